@@ -12,9 +12,12 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     reportCompressedSize: false,
     rollupOptions: {
+      onwarn: (warning, warn) => {
+        if (warning.code !== "MODULE_LEVEL_DIRECTIVE") warn(warning); // "use client" has no meaning here
+      },
       output: {
         manualChunks: (id) => {
-          if (/node_modules\/(react|react-dom|scheduler)\//.test(id)) return "react";
+          if (/node_modules\/(react|react-dom|scheduler|@tanstack|wouter|regexparam|use-sync-external-store)\//.test(id)) return "libraries";
           // The code shared by the views is one chunk: many small files cost more than they save.
           return /\/src\/(api|data|keyboard|routing|theme|ui)\/[^/]+\.tsx?$|\/src\/format\.ts$/.test(id) ? "shared" : undefined;
         },

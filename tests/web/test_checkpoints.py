@@ -114,7 +114,7 @@ def test_a_new_job_continues_from_a_checkpoint(
     line(page, 4).get_by_role("link", name="Restart from here").click()
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('init_from')")
     assert f"{job}/4" in page.locator("textarea").input_value()
-    page.locator(".verdict-head", has_text="ready to submit").wait_for()
+    page.locator(".validation-head", has_text="ready to submit").wait_for()
     page.get_by_role("button", name="Submit", exact=True).click()
     page.wait_for_url("**/jobs/*")
     restarted = client.get(page.url.rpartition("/")[2])

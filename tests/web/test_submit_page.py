@@ -18,7 +18,7 @@ BAD = GOOD.replace("tp: 2}", "tp: 3}").replace("steps: 5", "stepz: 5")
 
 
 def wait_for_verdict(page: Any, text: str) -> None:
-    page.locator(".verdict-head", has_text=text).wait_for()
+    page.locator(".validation-head", has_text=text).wait_for()
 
 
 def test_faults_appear_at_their_lines_while_typing(
@@ -35,7 +35,7 @@ def test_faults_appear_at_their_lines_while_typing(
     assert page.locator(".wrong").first.inner_text() == "stepz"
     assert page.get_by_role("button", name="Submit", exact=True).is_disabled()
     save_screenshot(page, "submit-faults")
-    page.locator(".verdict li button", has_text="parallel.tp").first.click()
+    page.locator(".validation li button", has_text="parallel.tp").first.click()
     selection = "field => field.value.slice(field.selectionStart, field.selectionEnd)"
     assert page.locator("textarea").evaluate(selection) == "tp"
     assert not httpx.get(f"{dashboard_server.address}/api/v1/jobs").json()[

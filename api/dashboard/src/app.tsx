@@ -1,10 +1,11 @@
 /** The root component: chooses the view of a path. Views are loaded on first use. */
 
-import { Component, lazy, Suspense, useEffect, type ReactNode } from "react";
+import { Component, lazy, Suspense, type ReactNode } from "react";
+import { Link, Redirect, Route, Switch, useLocation } from "wouter";
 import { DataProvider } from "./data/context";
 import type { Live } from "./data/live";
 import { KeysProvider } from "./keyboard/keys";
-import { Link, RouterProvider, useRouter } from "./routing/router";
+import { RouterProvider } from "./routing/router";
 import { Shell } from "./shell";
 import { ToastProvider } from "./ui/toasts";
 
@@ -31,36 +32,22 @@ export function App({ live }: { live: Live }) {
 }
 
 function View() {
-  const { path, go } = useRouter();
-  useEffect(() => {
-    if (path === "/") go("/jobs", { replace: true });
-  }, [path, go]);
+  const [path] = useLocation();
   return (
     <ErrorBoundary key={path}>
-      <Suspense fallback={<div className="page" aria-busy="true" />}>{viewOf(path)}</Suspense>
+      <Suspense fallback={<div className="page" aria-busy="true" />}>
+        <Switch>
+          <Route path="/"><Redirect to="/jobs" replace /></Route>
+          <Route path="/jobs" component={JobsPage} />
+          <Route path="/jobs/:id">{({ id }) => <JobPage id={id} />}</Route>
+          <Route path="/jobs/:id/checkpoints">{({ id }) => <CheckpointsPage id={id} />}</Route>
+          <Route path="/cluster" component={ClusterPage} />
+          <Route path="/submit" component={SubmitPage} />
+          <Route><NotFound /></Route>
+        </Switch>
+      </Suspense>
     </ErrorBoundary>
   );
-}
-
-function viewOf(path: string): ReactNode {
-  const [first, id, part, ...more] = path.split("/").filter(Boolean).map(decode);
-  if (more.length === 0 && first === "jobs") {
-    if (id === undefined) return <JobsPage />;
-    if (part === undefined) return <JobPage id={id} />;
-    if (part === "checkpoints") return <CheckpointsPage id={id} />;
-  }
-  if (id === undefined && first === undefined) return null;
-  if (id === undefined && first === "cluster") return <ClusterPage />;
-  if (id === undefined && first === "submit") return <SubmitPage />;
-  return <NotFound />;
-}
-
-function decode(part: string): string {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
 }
 
 function NotFound() {

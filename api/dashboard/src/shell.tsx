@@ -1,12 +1,11 @@
 /** The frame around every view: navigation, the state of the live connection, the colour theme. */
 
 import { useState, type ReactNode } from "react";
-import { useLiveStatus, useNow } from "./data";
-import { useShared } from "./data/context";
+import { Link, useLocation } from "wouter";
+import { useLiveStatus, useLiveStream, useNow } from "./data";
 import { roughly } from "./format";
 import { KeyboardHelp } from "./keyboard/help";
 import { useShortcuts } from "./keyboard/keys";
-import { Link, useRouter } from "./routing/router";
 import { useTheme } from "./theme/theme";
 import { Icon, type IconName } from "./ui/icons";
 
@@ -17,7 +16,7 @@ const VIEWS: { to: string; name: string; icon: IconName }[] = [
 ];
 
 export function Shell({ children }: { children: ReactNode }) {
-  const { path, go } = useRouter();
+  const [path, go] = useLocation();
   const { dark, toggle } = useTheme();
   const [help, setHelp] = useState(false);
   useShortcuts("All pages", [
@@ -46,7 +45,7 @@ export function Shell({ children }: { children: ReactNode }) {
           ))}
         </nav>
         <div className="foot">
-          <Freshness />
+          <LiveIndicator />
           <div className="line">
             <button type="button" className="button quiet icon" onClick={toggle} aria-label={dark ? "Light colours" : "Dark colours"} title={dark ? "Light colours (t)" : "Dark colours (t)"}>
               <Icon name={dark ? "sun" : "moon"} />
@@ -66,8 +65,8 @@ export function Shell({ children }: { children: ReactNode }) {
 }
 
 /** Whether the shown data is live; otherwise for how long it has not been updated. */
-function Freshness() {
-  const { live } = useShared();
+function LiveIndicator() {
+  const live = useLiveStream();
   const { state } = useLiveStatus();
   const { received_at } = live;
   const now = useNow();

@@ -1,10 +1,11 @@
 /** The actions on a job in its present state; each explains its effect before it is confirmed. */
 
 import { useState } from "react";
+import { Link } from "wouter";
 import { send } from "../api/client";
 import { ended, type JobView, type State } from "../api/types";
+import { jobPath } from "../data";
 import { count, plural } from "../format";
-import { Link } from "../routing/router";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { useAction } from "../ui/toasts";
@@ -60,18 +61,16 @@ export function JobActions({ job, faultInjection, onChanged }: JobActionsProps) 
   );
 }
 
-interface DialogProps {
+interface ActionDialogProps {
   job: ActionTarget;
   onClose: () => void;
   onChanged: (job: JobView) => void;
 }
 
-const path = (job: ActionTarget, verb: string) => `/jobs/${encodeURIComponent(job.id)}/${verb}`;
-
-function Pause({ job, onClose, onChanged }: DialogProps) {
+function Pause({ job, onClose, onChanged }: ActionDialogProps) {
   const { busy, run } = useAction();
   const pause = () =>
-    void run(async () => onChanged(await send<JobView>("POST", path(job, "pause"))), `${job.name} is pausing`).then(onClose);
+    void run(async () => onChanged(await send<JobView>("POST", jobPath(job.id, "/pause"))), `${job.name} is pausing`).then(onClose);
   return (
     <Confirm title={`Pause ${job.name}?`} action="Pause" busy={busy} onConfirm={pause} onClose={onClose}>
       <p className="second">
@@ -82,10 +81,10 @@ function Pause({ job, onClose, onChanged }: DialogProps) {
   );
 }
 
-function Resume({ job, onClose, onChanged }: DialogProps) {
+function Resume({ job, onClose, onChanged }: ActionDialogProps) {
   const { busy, run } = useAction();
   const resume = () =>
-    void run(async () => onChanged(await send<JobView>("POST", path(job, "resume"))), `${job.name} is queued again`).then(onClose);
+    void run(async () => onChanged(await send<JobView>("POST", jobPath(job.id, "/resume"))), `${job.name} is queued again`).then(onClose);
   return (
     <Confirm title={`Resume ${job.name}?`} action="Resume" busy={busy} onConfirm={resume} onClose={onClose}>
       <p className="second">
@@ -96,12 +95,12 @@ function Resume({ job, onClose, onChanged }: DialogProps) {
   );
 }
 
-function Cancel({ job, onClose, onChanged }: DialogProps) {
+function Cancel({ job, onClose, onChanged }: ActionDialogProps) {
   const { busy, run } = useAction();
   const [now, setNow] = useState(job.state === "CANCELLING");
   const left = job.progress.steps - job.progress.step;
   const cancel = () =>
-    void run(async () => onChanged(await send<JobView>("POST", path(job, "cancel"), { query: { now } })), `${job.name} is being cancelled`).then(onClose);
+    void run(async () => onChanged(await send<JobView>("POST", jobPath(job.id, "/cancel"), { query: { now } })), `${job.name} is being cancelled`).then(onClose);
   return (
     <Confirm title={`Cancel ${job.name}?`} action="Cancel the job" danger busy={busy} onConfirm={cancel} onClose={onClose}>
       <p className="second">

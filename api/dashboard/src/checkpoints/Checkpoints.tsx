@@ -1,11 +1,11 @@
 /** The checkpoints of a job by tier, with the actions on them. Part of the job page. */
 
 import { useState } from "react";
+import { Link } from "wouter";
 import { send, url } from "../api/client";
 import type { CheckpointView, VerificationView } from "../api/types";
 import { useCheckpoints, useNow } from "../data";
 import { ago, bytes, count, moment, number } from "../format";
-import { Link } from "../routing/router";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
@@ -64,7 +64,7 @@ export function Checkpoints({ id }: { id: string }) {
             </thead>
             <tbody>
               {shown.map((checkpoint) => (
-                <Line key={`${checkpoint.step} ${checkpoint.attempt}`} job={id} checkpoint={checkpoint} onChanged={() => void found.reload()} />
+                <CheckpointRow key={`${checkpoint.step} ${checkpoint.attempt}`} job={id} checkpoint={checkpoint} onChanged={() => void found.reload()} />
               ))}
             </tbody>
           </table>
@@ -74,13 +74,13 @@ export function Checkpoints({ id }: { id: string }) {
   );
 }
 
-interface LineProps {
+interface CheckpointRowProps {
   job: string;
   checkpoint: CheckpointView;
   onChanged: () => void;
 }
 
-function Line({ job, checkpoint, onChanged }: LineProps) {
+function CheckpointRow({ job, checkpoint, onChanged }: CheckpointRowProps) {
   const now = useNow();
   const { busy, run } = useAction();
   const [confirming, setConfirming] = useState(false);

@@ -1,6 +1,6 @@
 import { useEffect } from "react";
+import { Link } from "wouter";
 import { useJob, useWatchedJob } from "../data";
-import { Link } from "../routing/router";
 import { Failure } from "../ui/notice";
 import { StateLabel } from "../ui/state";
 import { Checkpoints } from "./Checkpoints";

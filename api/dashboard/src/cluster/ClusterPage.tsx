@@ -1,12 +1,13 @@
 /** The cluster page: capacity, the nodes with their jobs and health, and the queue. */
 
 import { useEffect, useRef } from "react";
+import { Link } from "wouter";
 import { get } from "../api/client";
 import type { ClusterView, JobRowPage, NodeView } from "../api/types";
-import { useCluster, useNow, useResource } from "../data";
+import { useNow, useResource } from "../data";
 import { count, number, plural, roughly } from "../format";
 import { useShortcuts } from "../keyboard/keys";
-import { Link, useFilters } from "../routing/router";
+import { useFilters } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
 import { Nodes } from "./Nodes";
@@ -15,7 +16,7 @@ import { standingOf, STANDINGS, type NodeStanding } from "./standing";
 import "./cluster.css";
 
 export default function ClusterPage() {
-  const { value: cluster, error, reload } = useCluster();
+  const { value: cluster, error, reload } = useResource("cluster", (signal) => get<ClusterView>("/cluster", {}, signal), { every_ms: 3000 });
   const names = useNames();
   const [params, change] = useFilters();
   const search = useRef<HTMLInputElement>(null);
@@ -25,7 +26,7 @@ export default function ClusterPage() {
     document.title = "Cluster · Holdfast";
   }, []);
   useShortcuts("Cluster", [{ keys: "/", label: "Search nodes", run: () => search.current?.focus() }]);
-  const nodes = (cluster?.nodes ?? []).filter((node) => matches(node, q, wanted, names));
+  const nodes = (cluster?.nodes ?? []).filter((node) => nodeMatches(node, q, wanted, names));
   return (
     <div className="page">
       <header>
@@ -64,7 +65,7 @@ function useNames(): ReadonlyMap<string, string> {
   return new Map(value?.rows.map((row) => [row.id, row.name]));
 }
 
-function matches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: ReadonlyMap<string, string>): boolean {
+function nodeMatches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: ReadonlyMap<string, string>): boolean {
   if (wanted.length > 0 && !wanted.includes(standingOf(node))) return false;
   const text = q.toLowerCase();
   return [node.id, node.host, ...node.jobs, ...node.jobs.map((id) => names.get(id) ?? "")].some((field) => field.toLowerCase().includes(text));

@@ -1,11 +1,11 @@
 /** The list of nodes: their health, jobs and incidents, with actions to cordon and uncordon. */
 
 import { useState } from "react";
+import { Link } from "wouter";
 import { json, send } from "../api/client";
 import type { NodeView } from "../api/types";
 import { useNow } from "../data";
 import { ago, duration, moment, number, plural } from "../format";
-import { Link } from "../routing/router";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { useAction } from "../ui/toasts";

@@ -1,36 +1,21 @@
-/** The state shared by all views: the live stream and a cache of loaded values. */
+/** The state shared by all views: the live stream and the loaded values. */
 
-import { createContext, useContext, useEffect, useRef, useSyncExternalStore, type ReactNode } from "react";
+import { QueryClientProvider } from "@tanstack/react-query";
+import { createContext, useContext, useEffect, useRef, useState, useSyncExternalStore, type ReactNode } from "react";
 import { Live, type LiveEvents, type LiveKind, type LiveStatus } from "./live";
+import { loadAgain, newClient } from "./loading";
 
-/** Values by key, limited to the most recently stored ones; going back shows a page at once. */
-export class Cache {
-  private readonly values = new Map<string, { value: unknown; at: number }>();
-
-  get(key: string): { value: unknown; at: number } | undefined {
-    return this.values.get(key);
-  }
-
-  set(key: string, value: unknown): void {
-    this.values.delete(key);
-    this.values.set(key, { value, at: Date.now() });
-    const oldest = this.values.keys().next().value;
-    if (this.values.size > 60 && oldest !== undefined) this.values.delete(oldest);
-  }
-}
-
-interface Shared {
-  live: Live;
-  cache: Cache;
-}
-
-const Context = createContext<Shared | null>(null);
+const LiveContext = createContext<Live | null>(null);
 
 /** `live`: already started, so that the stream does not wait for the first render. */
 export function DataProvider({ live, children }: { live: Live; children: ReactNode }) {
-  const shared = useRef<Shared | null>(null);
-  shared.current ??= { live, cache: new Cache() };
-  return <Context.Provider value={shared.current}>{children}</Context.Provider>;
+  const [client] = useState(newClient);
+  useEffect(() => live.on("begun", () => void loadAgain(client)), [live, client]);
+  return (
+    <LiveContext.Provider value={live}>
+      <QueryClientProvider client={client}>{children}</QueryClientProvider>
+    </LiveContext.Provider>
+  );
 }
 
 /** The id of the job in a path, or null. */
@@ -39,15 +24,15 @@ export function jobOf(path: string): string | null {
   return id === undefined ? null : id;
 }
 
-export function useShared(): Shared {
-  const shared = useContext(Context);
-  if (!shared) throw new Error("outside of DataProvider");
-  return shared;
+export function useLiveStream(): Live {
+  const live = useContext(LiveContext);
+  if (!live) throw new Error("outside of DataProvider");
+  return live;
 }
 
 /** Calls the newest `handler` with each message of a kind. */
 export function useLive<K extends LiveKind>(kind: K, handler: (value: LiveEvents[K]) => void): void {
-  const { live } = useShared();
+  const live = useLiveStream();
   const newest = useRef(handler);
   useEffect(() => {
     newest.current = handler;
@@ -56,13 +41,13 @@ export function useLive<K extends LiveKind>(kind: K, handler: (value: LiveEvents
 }
 
 export function useLiveStatus(): LiveStatus {
-  const { live } = useShared();
+  const live = useLiveStream();
   return useSyncExternalStore(live.onStatus, live.status);
 }
 
 /** While mounted, the tab's stream includes the messages of this job. */
 export function useWatchedJob(id: string): void {
-  const { live } = useShared();
+  const live = useLiveStream();
   useEffect(() => {
     live.watch(id);
     return () => live.watch(null);

@@ -1,115 +1,65 @@
 /** A value loaded from the API, shown while it is loaded again, and kept up to date. */
 
-import { useCallback, useEffect, useRef, useState } from "react";
-import { useLive, useLiveStatus, useShared } from "./context";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useCallback, useEffect, useRef } from "react";
+import { useLiveStatus, useLiveStream } from "./context";
+import { afterBegin, loadAgain, POLL_MS, type Load } from "./loading";
 
 export interface Resource<T> {
   value: T | undefined;
   error: Error | null;
   /** The first load is in progress. */
   loading: boolean;
-  /** The time at which `value` was loaded; milliseconds. */
-  at: number | null;
   reload: () => Promise<void>;
-  /** Changes the value by data from a stream or a response. */
+  /** Changes the value by data from a stream or a response; `undefined` changes nothing. */
   set: (change: (value: T | undefined) => T | undefined) => void;
 }
 
 export interface ResourceOptions {
   /** The reload interval in milliseconds; without it, reloads only while the live stream is down. */
   every_ms?: number;
+  /** How long an unused value is kept, in milliseconds; going back shows a kept value at once. */
+  kept_ms?: number;
 }
 
-const POLL_MS = 5_000;
-
-interface Held<T> {
-  key: string | null;
-  value: T | undefined;
-  error: Error | null;
-  at: number | null;
-}
+const KEPT_MS = 300_000;
 
 /** `key` names the value (null: load nothing); `load` loads it. */
-export function useResource<T>(
-  key: string | null,
-  load: (signal: AbortSignal) => Promise<T>,
-  options: ResourceOptions = {},
-): Resource<T> {
-  const { cache, live } = useShared();
+export function useResource<T>(key: string | null, load: Load<T>, options: ResourceOptions = {}): Resource<T> {
+  const client = useQueryClient();
+  const live = useLiveStream();
   const streaming = useLiveStatus().state === "live";
-  const [held, setHeld] = useState<Held<T>>(() => cached(cache.get(key ?? ""), key));
-  const newest = useRef({ key, load });
-  const inFlight = useRef<AbortController | null>(null);
-  /** Not requested yet: no reload is needed when the stream begins. */
-  const pending = useRef(true);
-  newest.current = { key, load };
-
-  const reload = useCallback(async () => {
-    const request = newest.current;
-    if (request.key === null) return;
-    inFlight.current?.abort();
-    const abort = (inFlight.current = new AbortController());
-    try {
-      const value = await request.load(abort.signal);
-      if (abort.signal.aborted) return;
-      cache.set(request.key, value);
-      setHeld({ key: request.key, value, error: null, at: Date.now() });
-    } catch (error) {
-      if (abort.signal.aborted) return;
-      setHeld((old) => ({
-        ...(old.key === request.key ? old : { key: request.key, value: undefined, at: null }),
-        error: error as Error,
-      }));
-    }
-  }, [cache]);
-
-  useEffect(() => {
-    setHeld((old) => (old.key === key ? old : cached(cache.get(key ?? ""), key)));
-    let unmounted = false;
-    pending.current = true;
-    void live.begun().then(() => {
-      if (unmounted) return;
-      pending.current = false;
-      void reload();
-    });
-    return () => {
-      unmounted = true;
-      inFlight.current?.abort();
-    };
-  }, [cache, live, key, reload]);
-
-  const every_ms = options.every_ms ?? (streaming ? null : POLL_MS);
-  useEffect(() => {
-    if (every_ms === null || key === null) return;
-    const timer = setInterval(() => {
-      if (!document.hidden) void reload();
-    }, every_ms);
-    return () => clearInterval(timer);
-  }, [every_ms, key, reload]);
-
-  useLive("begun", () => {
-    if (!pending.current) void reload();
+  const { data, error } = useQuery<T>({
+    queryKey: [key],
+    queryFn: afterBegin(live, load),
+    enabled: key !== null,
+    gcTime: options.kept_ms ?? KEPT_MS,
+    refetchInterval: options.every_ms ?? (streaming ? false : POLL_MS),
   });
-
-  const set = useCallback((change: (value: T | undefined) => T | undefined) => {
-    setHeld((old) => {
-      const value = change(old.value);
-      if (value !== undefined && old.key !== null) cache.set(old.key, value);
-      return { ...old, value, at: Date.now() };
-    });
-  }, [cache]);
-
-  const current = held.key === key ? held : cached<T>(cache.get(key ?? ""), key);
-  return {
-    value: current.value,
-    error: current.error,
-    loading: current.value === undefined && current.error === null && key !== null,
-    at: current.at,
-    reload,
-    set,
-  };
+  // An error stays while a value that was never loaded is requested again.
+  const failed = useRef<{ key: string | null; error: Error } | null>(null);
+  if (error) failed.current = { key, error };
+  const shownError = error ?? (data === undefined && failed.current?.key === key ? failed.current.error : null);
+  const reload = useCallback(() => loadAgain(client, { queryKey: [key], exact: true }), [client, key]);
+  const set = useCallback(
+    (change: (value: T | undefined) => T | undefined) => void (key !== null && client.setQueryData<T>([key], change)),
+    [client, key],
+  );
+  return { value: data, error: shownError, loading: data === undefined && !shownError && key !== null, reload, set };
 }
 
-function cached<T>(entry: { value: unknown; at: number } | undefined, key: string | null): Held<T> {
-  return { key, value: entry?.value as T | undefined, error: null, at: entry?.at ?? null };
+/** Loads a further page of a list while `key` is not null, and passes it to `add`. */
+export function useFurtherPage<T>(key: string | null, load: Load<T>, add: (page: T) => void): Resource<T> {
+  const page = useResource(key, load, { kept_ms: 0 });
+  useEffect(() => {
+    if (page.value !== undefined) add(page.value);
+  }, [page.value]);
+  return page;
+}
+
+/** The value, or the last known value while it is undefined. */
+export function useLast<T>(value: T | undefined): T | undefined {
+  const last = useRef(value);
+  if (value !== undefined) last.current = value;
+  return last.current;
 }

@@ -6,23 +6,23 @@
 import { useEffect, useMemo, useRef, useState } from "react";
 import uPlot from "uplot";
 
+import type { MetricPage } from "../api/types";
 import { colorOf, useTheme } from "../theme/theme";
 import type { Window } from "./axis";
 import { useCursor } from "./cursor";
-import { clock, compact, UNKNOWN, whole } from "./format";
+import { clock, compact, NONE, whole } from "./format";
 import { useWidth } from "./hooks";
 import { columns, metricLook, nearest, type Columns, type XAxis } from "./series";
-import type { Metrics } from "./views";
 
 export interface Moment {
   at: number;
   step: number;
 }
 
-interface Props {
+interface ChartProps {
   name: string;
   colour: string;
-  metrics: Metrics;
+  metrics: MetricPage;
   axis: XAxis;
   window: Window | null;
   /** The incidents, drawn as thin lines. */
@@ -32,7 +32,7 @@ interface Props {
 
 const HEIGHT = 150;
 
-export function Chart({ name, colour, metrics, axis, window, incidents, onBrush }: Props) {
+export function Chart({ name, colour, metrics, axis, window, incidents, onBrush }: ChartProps) {
   const [box, width] = useWidth<HTMLDivElement>();
   const { dark } = useTheme();
   const cursor = useCursor();
@@ -95,7 +95,7 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
       <figcaption>
         <span className="chart-name">{look.label}</span>
         <span className="chart-value">
-          {value === null ? UNKNOWN : compact(value, 4)}
+          {value === null ? NONE : compact(value, 4)}
           {look.unit && value !== null && <small> {look.unit}</small>}
         </span>
         <span className="chart-at">
@@ -134,7 +134,7 @@ interface Timed {
   axis: XAxis;
 }
 
-function timesOf(metrics: Metrics, axis: XAxis): Moment[] {
+function timesOf(metrics: MetricPage, axis: XAxis): Moment[] {
   return axis === "step" ? metrics.points.map(({ step, at }) => ({ step, at })) : [];
 }
 

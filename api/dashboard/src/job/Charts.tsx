@@ -2,14 +2,14 @@
 
 import { useEffect, useMemo, useState, type ReactNode } from "react";
 
+import type { IncidentView, MetricPage } from "../api/types";
 import type { Window } from "./axis";
 import { Chart, type Moment } from "./Chart";
 import { columns, shown, type XAxis } from "./series";
-import type { Incident, Metrics } from "./views";
 
-interface Props {
-  metrics: Metrics;
-  incidents: readonly Incident[];
+interface ChartGridProps {
+  metrics: MetricPage;
+  incidents: readonly IncidentView[];
   axis: XAxis;
   window: Window | null;
   onBrush: (brush: Window | null) => void;
@@ -18,7 +18,7 @@ interface Props {
 const COLOURS = ["--series-1", "--series-4", "--series-2", "--series-5", "--series-3", "--series-6"];
 const INITIAL_CHARTS = 6;
 
-export function Charts({ metrics, incidents, axis, window, onBrush }: Props) {
+export function Charts({ metrics, incidents, axis, window, onBrush }: ChartGridProps) {
   const [all, setAll] = useState(false);
   const names = useMemo(() => shown(metrics), [metrics]);
   const moments = useMemo<Moment[]>(

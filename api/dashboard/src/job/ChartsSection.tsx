@@ -1,5 +1,6 @@
 /** The charts of the whole run, or of the brushed interval in more detail. */
 
+import type { IncidentView } from "../api/types";
 import { Failure } from "../ui/notice";
 import type { Window } from "./axis";
 import { Charts } from "./Charts";
@@ -7,7 +8,6 @@ import type { Choices } from "./choices";
 import { useDebounced } from "./hooks";
 import { Placeholder, Section, Toggle } from "./Section";
 import { useMetricsOf } from "./useJobPage";
-import type { Incident } from "./views";
 
 interface ChartsProps {
   id: string;
@@ -15,7 +15,7 @@ interface ChartsProps {
   wanted: boolean;
   brush: Window | null;
   choices: Choices;
-  incidents: readonly Incident[];
+  incidents: readonly IncidentView[];
 }
 
 export function ChartsSection({ id, wanted, brush, choices, incidents }: ChartsProps) {

@@ -3,18 +3,18 @@
  * every other choice. */
 
 import { lazy, useCallback, useEffect, useMemo, useState } from "react";
+import { Link } from "wouter";
 
 import { JobActions } from "../actions/JobActions";
 import { get } from "../api/client";
-import type { VerdictView } from "../api/types";
+import { ended, type JobView, type TimelineView, type VerdictView } from "../api/types";
 import { useJob, useResource, useVerdict, useWatchedJob, type Resource } from "../data";
 import { shortId } from "../format";
 import { useShortcuts } from "../keyboard/keys";
-import { Link } from "../routing/router";
 import { Failure } from "../ui/notice";
 import { StateLabel } from "../ui/state";
 import { clipped, type Window } from "./axis";
-import { Bar, SECTIONS } from "./Bar";
+import { JobBar, SECTIONS } from "./JobBar";
 import { ChartsSection } from "./ChartsSection";
 import { useChoices, type Choices } from "./choices";
 import { CursorProvider, newCursor } from "./cursor";
@@ -28,7 +28,7 @@ import { Placeholder, Section, WhenNear } from "./Section";
 import { SpecView } from "./SpecView";
 import { useHistoryOf, useIncidentsOf, useTimelineOf } from "./useJobPage";
 import { VerdictCard } from "./VerdictCard";
-import { TERMINAL, type Job, type RankHistory, type Timeline } from "./views";
+import type { RankHistory } from "./views";
 import "uplot/dist/uPlot.min.css";
 import "./job.css";
 
@@ -48,7 +48,7 @@ export default function JobPage({ id }: { id: string }) {
     () => (choices.brush && whole ? clipped(choices.brush, whole) : null),
     [choices.brush, whole],
   );
-  const live = !job || !TERMINAL.has(job.state);
+  const live = !job || !ended(job.state);
   const shown = useDebounced(brush, 120);
   const placed = choices.brush === null || shown !== null;
   const history = useHistoryOf(id, choices.of, shown, placed, live);
@@ -78,10 +78,10 @@ export default function JobPage({ id }: { id: string }) {
 const FIRST_WAIT_MS = 2000;
 
 interface LoadedProps {
-  job: Job;
+  job: JobView;
   choices: Choices;
   verdict: Resource<VerdictView>;
-  timeline: Resource<Timeline>;
+  timeline: Resource<TimelineView>;
   history: Resource<RankHistory>;
   brush: Window | null;
   live: boolean;
@@ -138,7 +138,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
           </div>
         </header>
         <VerdictCard job={job} verdict={verdict.value} />
-        <Bar brush={brush} onClear={() => choices.setBrush(null)} />
+        <JobBar brush={brush} onClear={() => choices.setBrush(null)} />
         <Section id="time" name="Time" note="Drag to select an interval; the sections below follow.">
           {timeline.error && !whole && <Failure error={timeline.error} retry={() => void timeline.reload()} />}
           {whole ? (
@@ -148,7 +148,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
           )}
         </Section>
         <RanksSection job={job} history={history} brush={brush} choices={choices} openRank={openRank} live={live} onIncident={openIncident} />
-        <ChartsSection id={id} wanted={rest} brush={brush} choices={choices} incidents={incidents.value ?? NONE} />
+        <ChartsSection id={id} wanted={rest} brush={brush} choices={choices} incidents={incidents.value ?? NO_INCIDENTS} />
         <Section
           id="incidents"
           name="Incidents"
@@ -197,4 +197,4 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
   );
 }
 
-const NONE: never[] = [];
+const NO_INCIDENTS: never[] = [];

@@ -2,19 +2,20 @@
 
 import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 
+import type { RankDetailView, RankView } from "../api/types";
 import type { Window } from "./axis";
-import { bytes, clock, compact, duration, moment, whole } from "./format";
+import { bytes, clock, compact, fineDuration, moment, whole } from "./format";
 import { medians, rowOf, SLOW } from "./heatmap/heat";
 import { useWidth } from "./hooks";
 import { Frames } from "./incidents/IncidentCards";
 import { Logs, type LogChoice } from "./logs/Logs";
 import { useRankOf } from "./useJobPage";
-import type { RankDetail, RankHistory, RankNow } from "./views";
+import type { RankHistory } from "./views";
 
-interface Props {
+interface RankDrawerProps {
   jobId: string;
   rank: number;
-  now: RankNow | undefined;
+  now: RankView | undefined;
   history: RankHistory | undefined;
   window: Window | null;
   live: boolean;
@@ -23,7 +24,7 @@ interface Props {
   onIncident: (number: number) => void;
 }
 
-export function RankDrawer({ jobId, rank, now, history, window, live, onClose, onRank, onIncident }: Props) {
+export function RankDrawer({ jobId, rank, now, history, window, live, onClose, onRank, onIncident }: RankDrawerProps) {
   const dialog = useRef<HTMLDialogElement | null>(null);
   useEffect(() => {
     if (dialog.current && !dialog.current.open) dialog.current.showModal();
@@ -69,7 +70,7 @@ export function RankDrawer({ jobId, rank, now, history, window, live, onClose, o
         {history && <PeerComparison history={history} rank={rank} />}
         {detail && <Workers detail={detail} />}
         {detail && <LastStacks detail={detail} onIncident={onIncident} />}
-        <Section name="Log">
+        <DrawerPart name="Log">
           <Logs
             jobId={jobId}
             window={window}
@@ -80,13 +81,13 @@ export function RankDrawer({ jobId, rank, now, history, window, live, onClose, o
             height={260}
             live={live}
           />
-        </Section>
+        </DrawerPart>
       </div>
     </dialog>
   );
 }
 
-function Section({ name, children }: { name: string; children: ReactNode }) {
+function DrawerPart({ name, children }: { name: string; children: ReactNode }) {
   return (
     <section className="part">
       <h3>{name}</h3>
@@ -95,7 +96,7 @@ function Section({ name, children }: { name: string; children: ReactNode }) {
   );
 }
 
-function Facts({ here, memory }: { here: RankNow; memory: number | null }) {
+function Facts({ here, memory }: { here: RankView; memory: number | null }) {
   const place = Object.entries(here.coordinates)
     .map(([axis, at]) => `${axis} ${at}`)
     .join(", ");
@@ -103,8 +104,8 @@ function Facts({ here, memory }: { here: RankNow; memory: number | null }) {
     ["phase", here.phase ?? "unknown"],
     ["step", whole(here.step)],
     ["lag", here.lag_steps == null ? "–" : here.lag_steps === 1 ? "1 step" : `${here.lag_steps} steps`],
-    ["compute time", duration(here.step_time_s)],
-    ["last heartbeat", here.silent_s == null ? "–" : `${duration(here.silent_s)} ago`],
+    ["compute time", fineDuration(here.step_time_s)],
+    ["last heartbeat", here.silent_s == null ? "–" : `${fineDuration(here.silent_s)} ago`],
     ["memory", bytes(memory)],
     ["role", here.role],
     ["mesh coordinates", place || "–"],
@@ -146,7 +147,7 @@ function PeerComparison({ history, rank }: { history: RankHistory; rank: number 
     return text;
   };
   return (
-    <Section name="Compared with its peers">
+    <DrawerPart name="Compared with its peers">
       <div className="beside" ref={box}>
         <svg width={width} height={height + 16} role="img" aria-label={`Rank ${rank} and the median of all ranks over time`}>
           <line className="axis-line" x1="0" x2={width} y1={height + 0.5} y2={height + 0.5} />
@@ -161,17 +162,17 @@ function PeerComparison({ history, rank }: { history: RankHistory; rank: number 
         </svg>
         <p className="small dim">
           <span className="key-line own" aria-hidden="true" /> rank {rank}{" "}
-          <span className="key-line median" aria-hidden="true" /> median of all ranks, up to {duration(most)}
+          <span className="key-line median" aria-hidden="true" /> median of all ranks, up to {fineDuration(most)}
         </p>
       </div>
-    </Section>
+    </DrawerPart>
   );
 }
 
-function Workers({ detail }: { detail: RankDetail }) {
+function Workers({ detail }: { detail: RankDetailView }) {
   if (!detail.workers.length) return null;
   return (
-    <Section name="Workers">
+    <DrawerPart name="Workers">
       <div className="scroll-x drawer-table" tabIndex={0} role="region" aria-label="Workers of this rank">
         <table className="table">
           <thead>
@@ -202,7 +203,7 @@ function Workers({ detail }: { detail: RankDetail }) {
                     <time title={moment(worker.since)}>{clock(worker.since)}</time>
                   </td>
                   <td className="right nowrap">
-                    {worker.until === null ? <span className="tag good">now</span> : duration(worker.until - worker.since)}
+                    {worker.until === null ? <span className="tag good">now</span> : fineDuration(worker.until - worker.since)}
                   </td>
                 </tr>
               );
@@ -210,14 +211,14 @@ function Workers({ detail }: { detail: RankDetail }) {
           </tbody>
         </table>
       </div>
-    </Section>
+    </DrawerPart>
   );
 }
 
-function LastStacks({ detail, onIncident }: { detail: RankDetail; onIncident: (number: number) => void }) {
+function LastStacks({ detail, onIncident }: { detail: RankDetailView; onIncident: (number: number) => void }) {
   const last = detail.stacks[0];
   return (
-    <Section name="Last stacks">
+    <DrawerPart name="Last stacks">
       {last ? (
         detail.stacks.slice(0, 5).map((stack, index) => (
           <details key={`${stack.incident} ${index}`} open={index === 0}>
@@ -243,6 +244,6 @@ function LastStacks({ detail, onIncident }: { detail: RankDetail; onIncident: (n
           ))}
         </p>
       )}
-    </Section>
+    </DrawerPart>
   );
 }

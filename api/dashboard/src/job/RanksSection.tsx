@@ -1,8 +1,9 @@
 /** The heatmap with its options, and the drawer of the selected rank. */
 
-import { useCallback, useRef } from "react";
+import { useCallback } from "react";
 
-import type { Resource } from "../data";
+import type { JobView } from "../api/types";
+import { useLast, type Resource } from "../data";
 import { Failure } from "../ui/notice";
 import type { Window } from "./axis";
 import type { Choices } from "./choices";
@@ -10,10 +11,10 @@ import { Heatmap, LABELS } from "./heatmap/Heatmap";
 import { RankDrawer } from "./RankDrawer";
 import { Placeholder, Section, Toggle } from "./Section";
 import { useRanksOf } from "./useJobPage";
-import type { Job, RankHistory } from "./views";
+import type { RankHistory } from "./views";
 
 interface RanksProps {
-  job: Job;
+  job: JobView;
   history: Resource<RankHistory>;
   brush: Window | null;
   choices: Choices;
@@ -34,9 +35,7 @@ const ORDERS = [
 
 export function RanksSection({ job, history, brush, choices, live, openRank, onIncident }: RanksProps) {
   const ranks = useRanksOf(job.id, choices.rank !== null);
-  const last = useRef(history.value);
-  if (history.value) last.current = history.value;
-  const shown = history.value ?? last.current;
+  const shown = useLast(history.value);
   const close = useCallback(() => choices.set({ rank: null }), [choices]);
   return (
     <Section

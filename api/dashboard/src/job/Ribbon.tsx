@@ -6,13 +6,13 @@
 
 import { useEffect, useId, useMemo, useRef, useState, type KeyboardEvent, type PointerEvent } from "react";
 
+import type { SpanKind, TimelineView } from "../api/types";
 import { ticks, timeScale, type Window } from "./axis";
 import { useCursor } from "./cursor";
-import { clock, duration, moment, percent } from "./format";
+import { clock, fineDuration, moment, finePercent } from "./format";
 import { useWidth } from "./hooks";
 import { humanize, KIND_ORDER, KINDS, look, type KindLook } from "./incidents/kinds";
 import { attemptBands, bars, marks, secondsByKind, spanAt } from "./ribbonLayout";
-import type { SpanKind, Timeline } from "./views";
 
 const ATTEMPTS = 18;
 const BARS_AT = 22;
@@ -21,14 +21,14 @@ const INCIDENTS_AT = BARS_AT + BARS + 4;
 const CHECKPOINTS_AT = INCIDENTS_AT + 26;
 const HEIGHT = CHECKPOINTS_AT + 14 + 20;
 
-interface Props {
-  timeline: Timeline;
+interface RibbonProps {
+  timeline: TimelineView;
   brush: Window | null;
   onBrush: (brush: Window | null) => void;
   onIncident: (number: number) => void;
 }
 
-export function Ribbon({ timeline, brush, onBrush, onIncident }: Props) {
+export function Ribbon({ timeline, brush, onBrush, onIncident }: RibbonProps) {
   const [box, width] = useWidth<HTMLDivElement>();
   const whole = useMemo<Window>(
     () => ({ since: timeline.since, until: Math.max(timeline.until, timeline.since + 1e-3) }),
@@ -56,7 +56,7 @@ export function Ribbon({ timeline, brush, onBrush, onIncident }: Props) {
   );
 }
 
-function Legend({ timeline, window }: { timeline: Timeline; window: Window }) {
+function Legend({ timeline, window }: { timeline: TimelineView; window: Window }) {
   const sums = secondsByKind(timeline.spans, window);
   const all = [...sums.values()].reduce((sum, seconds) => sum + seconds, 0);
   return (
@@ -65,8 +65,8 @@ function Legend({ timeline, window }: { timeline: Timeline; window: Window }) {
         <li key={kind} title={KINDS[kind].means}>
           <Swatch look={KINDS[kind]} />
           <span className="legend-name">{KINDS[kind].label}</span>
-          <span className="legend-time">{duration(sums.get(kind))}</span>
-          <span className="legend-share">{percent((sums.get(kind) ?? 0) / all)}</span>
+          <span className="legend-time">{fineDuration(sums.get(kind))}</span>
+          <span className="legend-share">{finePercent((sums.get(kind) ?? 0) / all)}</span>
         </li>
       ))}
     </ul>
@@ -102,7 +102,7 @@ function Hatch({ id, hatch }: { id: string; hatch: KindLook["hatch"] }) {
 }
 
 interface Layer {
-  timeline: Timeline;
+  timeline: TimelineView;
   window: Window;
   width: number;
 }
@@ -352,7 +352,7 @@ function Hover({
   x,
   width,
 }: {
-  timeline: Timeline;
+  timeline: TimelineView;
   at: number;
   x: number;
   width: number;
@@ -368,7 +368,7 @@ function Hover({
           <>
             <span className="tip-line">
               <Swatch look={look(span.kind)} /> {KINDS[span.kind as SpanKind]?.label ?? span.kind} for{" "}
-              {duration(span.until - span.since)}
+              {fineDuration(span.until - span.since)}
             </span>
             <span className="tip-line quiet">
               {span.attempt ? `attempt ${span.attempt}` : "no attempt"}

@@ -3,12 +3,12 @@
 import { useMemo, useState } from "react";
 
 import { get } from "../api/client";
+import type { SpecDifferenceView } from "../api/types";
 import { useResource } from "../data";
 import { useDebounced, useSaveText } from "./hooks";
-import { direction, lines, matching, toYaml, yaml } from "./specTree";
-import type { SpecDifference } from "./views";
+import { direction, lines, matching, toYaml, specYaml } from "./specTree";
 
-interface Props {
+interface SpecViewProps {
   jobId: string;
   name: string;
   spec: Record<string, unknown>;
@@ -16,7 +16,7 @@ interface Props {
   onAgainst: (other: string) => void;
 }
 
-export function SpecView({ jobId, name, spec, against, onAgainst }: Props) {
+export function SpecView({ jobId, name, spec, against, onAgainst }: SpecViewProps) {
   const [filter, setFilter] = useState("");
   const all = useMemo(() => lines(spec), [spec]);
   const found = useMemo(() => matching(all, filter), [all, filter]);
@@ -34,7 +34,7 @@ export function SpecView({ jobId, name, spec, against, onAgainst }: Props) {
             onChange={(event) => setFilter(event.target.value)}
           />
           <span className="grow" />
-          <button type="button" className="button tiny" onClick={() => save(`${name}.yaml`, yaml(spec))}>
+          <button type="button" className="button tiny" onClick={() => save(`${name}.yaml`, specYaml(spec))}>
             Download YAML
           </button>
         </div>
@@ -58,13 +58,13 @@ interface Candidate {
   name: string;
 }
 
-function Difference({ jobId, against, onAgainst }: Pick<Props, "jobId" | "against" | "onAgainst">) {
+function Difference({ jobId, against, onAgainst }: Pick<SpecViewProps, "jobId" | "against" | "onAgainst">) {
   const [text, setText] = useState("");
   const search = useDebounced(text.trim(), 200);
   const candidates = useResource<{ rows: Candidate[] }>(`jobs like ${search}`, (signal) =>
     get("/jobs", { view: "row", q: search, limit: 8 }, signal),
   );
-  const difference = useResource<SpecDifference[]>(against ? `diff ${jobId} ${against}` : null, (signal) =>
+  const difference = useResource<SpecDifferenceView[]>(against ? `diff ${jobId} ${against}` : null, (signal) =>
     get(`/jobs/${encodeURIComponent(jobId)}/spec/diff`, { against }, signal),
   );
   const others = (candidates.value?.rows ?? []).filter((job) => job.id !== jobId);
@@ -113,7 +113,7 @@ function Difference({ jobId, against, onAgainst }: Pick<Props, "jobId" | "agains
   );
 }
 
-function Differences({ found }: { found: readonly SpecDifference[] }) {
+function Differences({ found }: { found: readonly SpecDifferenceView[] }) {
   if (!found.length) return <p className="nothing">The two specs are the same.</p>;
   return (
     <div className="scroll-x" tabIndex={0} role="region" aria-label="Differences">

@@ -2,15 +2,15 @@
 
 import type { ReactNode } from "react";
 
+import { ended, type JobView, type VerdictView } from "../api/types";
 import { useLiveStatus, useNow } from "../data";
 import { StateIcon, tone } from "../ui/state";
-import { ago, coarse, compact, duration, percent, whole } from "./format";
-import { TERMINAL, type Job, type Verdict } from "./views";
+import { ago, coarse, compact, fineDuration, finePercent, whole } from "./format";
 
-export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | undefined }) {
+export function VerdictCard({ job, verdict }: { job: JobView; verdict: VerdictView | undefined }) {
   const { progress } = job;
   const share = progress.steps ? progress.step / progress.steps : 0;
-  const over = TERMINAL.has(job.state);
+  const over = ended(job.state);
   return (
     <section className={`verdict card ${tone(job.state)}`} aria-labelledby="verdict">
       <div className="verdict-text">
@@ -60,11 +60,11 @@ export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | und
           </span>
         </Figure>
         {over ? (
-          <Figure name="from start to end" value={duration(elapsed_s(job))} />
+          <Figure name="from start to end" value={fineDuration(elapsed_s(job))} />
         ) : (
-          <Figure name="remaining" value={verdict?.eta_s == null ? "–" : duration(verdict.eta_s)} />
+          <Figure name="remaining" value={verdict?.eta_s == null ? "–" : fineDuration(verdict.eta_s)} />
         )}
-        <Figure name="goodput" value={percent(verdict?.goodput)} />
+        <Figure name="goodput" value={finePercent(verdict?.goodput)} />
         <Figure name="device-hours used" value={compact(verdict?.device_hours_used)} />
         <Figure name="device-hours lost" value={compact(verdict?.device_hours_lost)} />
         <Figure name="loss" value={compact(progress.loss, 4)} />
@@ -75,7 +75,7 @@ export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | und
   );
 }
 
-function elapsed_s(job: Job): number | null {
+function elapsed_s(job: JobView): number | null {
   return job.ended_at === null || job.started_at === null ? null : job.ended_at - job.started_at;
 }
 

@@ -2,12 +2,12 @@
 
 import { useCallback, useMemo } from "react";
 
+import type { RankMeasure } from "../api/types";
 import { useFilters } from "../routing/router";
 import type { Window } from "./axis";
 import type { Order } from "./heatmap/heat";
 import type { LogChoice } from "./logs/Logs";
 import type { XAxis } from "./series";
-import type { HeatQuantity } from "./views";
 
 export interface Choices {
   brush: Window | null;
@@ -15,7 +15,7 @@ export interface Choices {
   incident: number | null;
   rank: number | null;
   against: string;
-  of: HeatQuantity;
+  of: RankMeasure;
   order: Order;
   axis: XAxis;
   log: LogChoice;

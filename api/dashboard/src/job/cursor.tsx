@@ -28,6 +28,6 @@ export function newCursor(): Cursor {
   };
 }
 
-const Context = createContext<Cursor>(newCursor());
-export const CursorProvider = Context.Provider;
-export const useCursor = (): Cursor => useContext(Context);
+const CursorContext = createContext<Cursor>(newCursor());
+export const CursorProvider = CursorContext.Provider;
+export const useCursor = (): Cursor => useContext(CursorContext);

@@ -1,15 +1,12 @@
 /** Text formats of the job page, in addition to those of the whole dashboard. Pure. */
 
-import { clock as ofDay, count, duration as long, percent as share } from "../format";
+import { clock as ofDay, count, duration as long, NONE, percent as share } from "../format";
 
-export { ago, bytes, count as whole, moment, roughly as coarse } from "../format";
-
-/** Shown for a value that was not measured, instead of a zero. */
-export const UNKNOWN = "–";
+export { ago, bytes, count as whole, moment, NONE, roughly as coarse } from "../format";
 
 /** A duration, down to microseconds: a phase of a recovery may be that short. */
-export function duration(seconds: number | null | undefined): string {
-  if (seconds == null || !Number.isFinite(seconds)) return UNKNOWN;
+export function fineDuration(seconds: number | null | undefined): string {
+  if (seconds == null || !Number.isFinite(seconds)) return NONE;
   if (seconds === 0) return "0s";
   if (seconds < 0.000_95) return `${significant(seconds * 1e6, 2)}µs`;
   if (seconds < 0.995) return `${significant(seconds * 1e3, 3)}ms`;
@@ -19,7 +16,7 @@ export function duration(seconds: number | null | undefined): string {
 
 /** A number with about `digits` significant digits, with k, M, G, T: "12.4k", "0.0031", "3.1e−7". */
 export function compact(value: number | null | undefined, digits = 3): string {
-  if (value == null || !Number.isFinite(value)) return UNKNOWN;
+  if (value == null || !Number.isFinite(value)) return NONE;
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size < 1e-4) return value.toExponential(Math.max(0, digits - 2)).replace("e-", "e−");
@@ -40,7 +37,7 @@ function significant(value: number, digits: number): string {
   return String(Number(value.toPrecision(digits)));
 }
 
-export const percent = (value: number | null | undefined, digits = 1): string =>
+export const finePercent = (value: number | null | undefined, digits = 1): string =>
   value != null && value > 0 && value < 10 ** (-2 - digits) ? `<${10 ** -digits}%` : share(value, digits);
 
 /** Time of day in the browser's zone, optionally with milliseconds. */

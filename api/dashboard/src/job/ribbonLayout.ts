@@ -1,13 +1,13 @@
 /** The layout of the time ribbon. Pure: times and a width in, rectangles out. */
 
+import type { SpanView, TimelineView } from "../api/types";
 import { timeScale, type Window } from "./axis";
 import { look } from "./incidents/kinds";
-import type { Span, Timeline } from "./views";
 
 export interface Bar {
   x: number;
   width: number;
-  span: Span;
+  span: SpanView;
 }
 
 /** Pixels: a narrower loss would be invisible among hours of productive time. */
@@ -19,7 +19,7 @@ const LEAST_WIDTH = 2;
  * the bar of the greatest weight stays. The number of bars is therefore bounded by the width,
  * whatever the number of spans.
  */
-export function bars(spans: readonly Span[], window: Window, width: number): Bar[] {
+export function bars(spans: readonly SpanView[], window: Window, width: number): Bar[] {
   const scale = timeScale(window, width);
   const productive: Bar[] = [];
   const losses: Bar[] = [];
@@ -37,7 +37,7 @@ export function bars(spans: readonly Span[], window: Window, width: number): Bar
   return [...productive, ...losses];
 }
 
-function append(row: Bar[], x: number, width: number, span: Span): void {
+function append(row: Bar[], x: number, width: number, span: SpanView): void {
   const last = row[row.length - 1];
   if (last) {
     const end = last.x + last.width;
@@ -88,7 +88,7 @@ export interface AttemptBand {
 }
 
 /** From the first to the last span of each attempt. */
-export function attemptBands(spans: readonly Span[], window: Window, width: number): AttemptBand[] {
+export function attemptBands(spans: readonly SpanView[], window: Window, width: number): AttemptBand[] {
   const scale = timeScale(window, width);
   const bands = new Map<number, Window>();
   for (const span of spans) {
@@ -110,7 +110,7 @@ export function attemptBands(spans: readonly Span[], window: Window, width: numb
 }
 
 /** Seconds of each kind within the window. */
-export function secondsByKind(spans: readonly Span[], window: Window): Map<string, number> {
+export function secondsByKind(spans: readonly SpanView[], window: Window): Map<string, number> {
   const sums = new Map<string, number>();
   for (const span of spans) {
     const length = Math.min(span.until, window.until) - Math.max(span.since, window.since);
@@ -120,8 +120,8 @@ export function secondsByKind(spans: readonly Span[], window: Window): Map<strin
 }
 
 /** The span at a time; of several, the span of the greatest weight. */
-export function spanAt(timeline: Timeline, at: number): Span | null {
-  let found: Span | null = null;
+export function spanAt(timeline: TimelineView, at: number): SpanView | null {
+  let found: SpanView | null = null;
   for (const span of timeline.spans) {
     if (at < span.since || at > span.until) continue;
     if (!found || look(span.kind).weight > look(found.kind).weight) found = span;

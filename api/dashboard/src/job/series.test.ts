@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
+import type { MetricPage, MetricPoint } from "../api/types";
 import { columns, merged, nearest, shown, thin } from "./series";
-import type { MetricPoint, Metrics } from "./views";
 
 const point = (step: number, attempt = 1, loss: number | null = step): MetricPoint => ({
   step,
@@ -9,7 +9,7 @@ const point = (step: number, attempt = 1, loss: number | null = step): MetricPoi
   at: 1000 + step + (attempt - 1) * 100,
   values: { loss, samples: `s${step}` },
 });
-const metrics = (points: MetricPoint[]): Metrics => ({
+const metrics = (points: MetricPoint[]): MetricPage => ({
   names: ["samples", "loss", "grad_norm"],
   points,
   discarded: [],

@@ -1,7 +1,7 @@
 /** Turns metric points into the columns of a chart. Pure. */
 
+import type { MetricPage, MetricPoint } from "../api/types";
 import { within, type Window } from "./axis";
-import type { MetricPoint, Metrics } from "./views";
 
 export interface MetricLook {
   label: string;
@@ -39,7 +39,7 @@ export function metricLook(name: string): MetricLook {
 }
 
 /** The names of the series with at least one number, the most informative first. */
-export function shown(metrics: Metrics): string[] {
+export function shown(metrics: MetricPage): string[] {
   const found = metrics.names.filter(
     (name) =>
       !HIDDEN.has(name) && metrics.points.some((point) => typeof point.values[name] === "number"),
@@ -65,7 +65,7 @@ export interface Columns {
  * and null where the value was not measured (its line breaks), as uPlot expects.
  */
 export function columns(
-  metrics: Metrics,
+  metrics: MetricPage,
   name: string,
   axis: XAxis,
   window: Window | null,
@@ -132,7 +132,7 @@ export function thin(
  * The metrics with newer points: steps that a later attempt repeated replace the earlier steps, which
  * move to the discarded ones.
  */
-export function merged(metrics: Metrics, news: readonly MetricPoint[], most: number): Metrics {
+export function merged(metrics: MetricPage, news: readonly MetricPoint[], most: number): MetricPage {
   if (!news.length) return metrics;
   let points = metrics.points;
   let discarded = metrics.discarded ?? [];
@@ -159,9 +159,9 @@ export function merged(metrics: Metrics, news: readonly MetricPoint[], most: num
 }
 
 function withDiscarded(
-  discarded: NonNullable<Metrics["discarded"]>,
+  discarded: NonNullable<MetricPage["discarded"]>,
   points: readonly MetricPoint[],
-): NonNullable<Metrics["discarded"]> {
+): NonNullable<MetricPage["discarded"]> {
   const attempts = [...new Set(points.map((point) => point.attempt))];
   return [
     ...discarded,
@@ -177,7 +177,7 @@ function withDiscarded(
  * of them; null if it has them all.
  */
 export function stepsWithin(
-  metrics: Metrics,
+  metrics: MetricPage,
   window: Window,
 ): { after: number; until: number } | null {
   const { points } = metrics;

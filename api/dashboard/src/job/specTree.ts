@@ -1,6 +1,6 @@
 /** A spec as lines with paths, for display and comparison. Pure. */
 
-import type { SpecDifference } from "./views";
+import type { SpecDifferenceView } from "../api/types";
 
 export interface SpecLine {
   path: string;
@@ -46,7 +46,7 @@ export function toYaml(value: unknown): string {
 }
 
 /** The whole spec as YAML. */
-export function yaml(spec: unknown): string {
+export function specYaml(spec: unknown): string {
   return lines(spec)
     .map((line) => `${"  ".repeat(line.depth)}${line.key}:${line.value === null ? "" : ` ${line.value}`}\n`)
     .join("");
@@ -69,7 +69,7 @@ export function matching(all: readonly SpecLine[], text: string): SpecLine[] {
 }
 
 /** Whether a field exists in both specs (with other values) or in one of them only. */
-export function direction({ left, right }: SpecDifference): "changed" | "only here" | "only there" {
+export function direction({ left, right }: SpecDifferenceView): "changed" | "only here" | "only there" {
   if (left === undefined || (left === null && right !== null)) return "only there";
   if (right === undefined || (right === null && left !== null)) return "only here";
   return "changed";

@@ -1,21 +1,20 @@
 import { expect, test } from "vitest";
 
+import type { EventView, IncidentView, LogLineView } from "../api/types";
 import { eventText } from "./incidents/eventText";
 import { NodeIdShortener } from "./format";
 import { causeClause, costs, evidenceSentence, learnNodeIds, lostSentences, phaseBars, tiers } from "./incidents/incidentFacts";
-import { appended, EMPTY, level, MAX_LINES, pieces, prepended, query, NO_FILTER } from "./logs/logBuffer";
-import { atEnd, visible } from "./rows";
-import { lines, matching, toYaml, yaml } from "./specTree";
+import { appended, EMPTY_LOG, level, MAX_LINES, pieces, prepended, query, NO_FILTER } from "./logs/logBuffer";
+import { lines, matching, toYaml, specYaml } from "./specTree";
 import { joined } from "./incidents/useEvents";
-import type { Incident, JobEvent, LogLine } from "./views";
 
-const line = (number: number, text = "x"): LogLine => ({
+const line = (number: number, text = "x"): LogLineView => ({
   line: number, at: number, rank: 0, attempt: 1, agent: "n0", worker: "n0.a.1", stream: "stderr", text,
 });
 const some = (first: number, count: number) => Array.from({ length: count }, (_, index) => line(first + index));
 
 test("a log buffer stays within its limit, and reports the dropped lines", () => {
-  let buffer = appended(EMPTY, some(1, MAX_LINES), MAX_LINES, false);
+  let buffer = appended(EMPTY_LOG, some(1, MAX_LINES), MAX_LINES, false);
   buffer = appended(buffer, some(MAX_LINES + 1, 10), MAX_LINES + 10, false);
   expect([buffer.lines.length, buffer.lines[0]?.line, buffer.before]).toEqual([MAX_LINES, 11, 11]);
   const back = prepended(buffer, some(1, 10), null);
@@ -23,7 +22,7 @@ test("a log buffer stays within its limit, and reports the dropped lines", () =>
 });
 
 test("duplicate lines are held once", () => {
-  const buffer = appended(appended(EMPTY, some(1, 3), 3, false), some(2, 3), 4, false);
+  const buffer = appended(appended(EMPTY_LOG, some(1, 3), 3, false), some(2, 3), 4, false);
   expect(buffer.lines.map((held) => held.line)).toEqual([1, 2, 3, 4]);
 });
 
@@ -42,13 +41,7 @@ test("matches are marked, and an invalid pattern marks nothing", () => {
   expect(pieces("abc", "(")).toEqual([{ text: "abc", hit: false }]);
 });
 
-test("only the rows in view, and a few beyond, are drawn", () => {
-  expect(visible(1_000_000, 20, 400_000, 400)).toMatchObject({ first: 19_988, end: 20_032 });
-  expect(visible(3, 20, 0, 400)).toMatchObject({ first: 0, end: 3, total: 60 });
-  expect([atEnd(580, 400, 1000, 20), atEnd(100, 400, 1000, 20)]).toEqual([true, false]);
-});
-
-const event = (seq: number): JobEvent => ({ seq, at: seq, kind: "x", data: {} });
+const event = (seq: number): EventView => ({ seq, at: seq, kind: "x", data: {} });
 
 test("events join at either end without duplicates", () => {
   const found = joined(joined([event(5), event(6)], [event(3), event(4)]), [event(6), event(7)]);
@@ -68,7 +61,7 @@ const incident = {
   cause: "node_lost", evidence: [], suspects: [], refused: [], reason: null, resolution: null,
   lost: [{ cause: "node_lost", ranks: [2, 3], agent: "n1", on_notice: false }],
   steps_lost: 1, device_seconds_lost: 90, restored_step: 41, closed_at: 5, opened_at: 1, signalled_at: 1,
-} as unknown as Incident;
+} as unknown as IncidentView;
 
 test("phases fill the bar in their order, and the shortest stays visible", () => {
   const found = phaseBars(incident.phases_s);
@@ -86,7 +79,7 @@ test("losses are sentences, and the sources of the state have names", () => {
 test("a spec is read as lines, searched with its sections, and written as YAML", () => {
   const spec = { name: "a", train: { steps: 5, optimizer: { name: "adamw" } }, empty: {}, labels: null };
   expect(matching(lines(spec), "adam").map((found) => found.path)).toEqual(["train", "train.optimizer", "train.optimizer.name"]);
-  expect(yaml(spec)).toBe("name: a\nempty: {}\nlabels: null\ntrain:\n  steps: 5\n  optimizer:\n    name: adamw\n");
+  expect(specYaml(spec)).toBe("name: a\nempty: {}\nlabels: null\ntrain:\n  steps: 5\n  optimizer:\n    name: adamw\n");
   expect([toYaml("yes"), toYaml("1"), toYaml("a: b")]).toEqual(['"yes"', '"1"', '"a: b"']);
 });
 

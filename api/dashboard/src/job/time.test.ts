@@ -1,11 +1,11 @@
 import { expect, test } from "vitest";
 
+import type { SpanView } from "../api/types";
 import { clipped, ticks, timeScale } from "./axis";
-import { compact, duration, percent, ranges } from "./format";
+import { compact, fineDuration, finePercent, ranges } from "./format";
 import { attemptBands, bars, marks, secondsByKind, spanAt } from "./ribbonLayout";
-import type { Span } from "./views";
 
-const span = (kind: Span["kind"], since: number, until: number, attempt = 1): Span => ({
+const span = (kind: SpanView["kind"], since: number, until: number, attempt = 1): SpanView => ({
   kind,
   since,
   until,
@@ -14,18 +14,18 @@ const span = (kind: Span["kind"], since: number, until: number, attempt = 1): Sp
 });
 
 test("durations have at most two units", () => {
-  expect([0, 0.00004, 0.0417, 0.35, 4.2, 59.7, 3725].map(duration)).toEqual([
+  expect([0, 0.00004, 0.0417, 0.35, 4.2, 59.7, 3725].map(fineDuration)).toEqual([
     "0s", "40µs", "41.7ms", "350ms", "4.2s", "1m", "1h 2m",
   ]);
-  expect(duration(null)).toBe("–");
+  expect(fineDuration(null)).toBe("–");
 });
 
 test("numbers are short, and an unknown number is not shown as zero", () => {
   expect([0, 0.000031, 2.3456, 12_400, 4_194_304, null].map((value) => compact(value))).toEqual([
     "0", "3.1e−5", "2.35", "12.4k", "4.19M", "–",
   ]);
-  expect(percent(0.9999)).toBe("99.9%");
-  expect(percent(0.00001)).toBe("<0.1%");
+  expect(finePercent(0.9999)).toBe("99.9%");
+  expect(finePercent(0.00001)).toBe("<0.1%");
 });
 
 test("ranks are written as ranges", () => {

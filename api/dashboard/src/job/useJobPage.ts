@@ -3,69 +3,54 @@
 import { useMemo } from "react";
 
 import { get } from "../api/client";
-import { useLive, useResource, useThrottled, type Resource } from "../data";
-import { unpacked, type Packed } from "./heatmap/packed";
-import { merged, stepsWithin } from "./series";
 import {
-  TERMINAL,
-  type HeatQuantity,
-  type Incident,
-  type Metrics,
-  type RankDetail,
-  type RankHistory,
-  type Ranks,
-  type State,
-  type Timeline,
-} from "./views";
+  ended, type IncidentView, type MetricPage, type RankDetailView, type RankHeatView, type RankMeasure, type RanksView, type State, type TimelineView,
+} from "../api/types";
+import { jobPath, useLive, useReloadOn, useResource, type Resource } from "../data";
+import { unpacked } from "./heatmap/packed";
+import { merged, stepsWithin } from "./series";
+import type { RankHistory } from "./views";
 import type { Window } from "./axis";
 
 const POINTS = 800;
 const BUCKETS = 120;
-const path = (id: string, part: string) => `/jobs/${encodeURIComponent(id)}${part}`;
 
 /** Events after which the timeline of a job is loaded again. */
 const TIMELINE_EVENTS = /^(attempt|incident|job|checkpoint\.saved|ended|phase|guard|waiting)/;
 
-function useReloadOn(reload: () => void, interval_ms: number, kinds = TIMELINE_EVENTS): void {
-  const soon = useThrottled(reload, interval_ms);
-  useLive("event", (event) => {
-    if (kinds.test(event.kind)) soon();
-  });
-}
-
-export function useTimelineOf(id: string, state: State | undefined): Resource<Timeline> {
-  const over = state !== undefined && TERMINAL.has(state);
-  const found = useResource<Timeline>(
+export function useTimelineOf(id: string, state: State | undefined): Resource<TimelineView> {
+  const over = state !== undefined && ended(state);
+  const found = useResource<TimelineView>(
     `ribbon ${id}`,
-    (signal) => get(path(id, "/timeline"), {}, signal),
+    (signal) => get(jobPath(id, "/timeline"), {}, signal),
     over ? {} : { every_ms: 10_000 },
   );
-  useReloadOn(() => void found.reload(), 1000);
+  useReloadOn(found, 1000, TIMELINE_EVENTS);
   return found;
 }
 
 /** `wanted` false: the more urgent sections load first. */
-export function useIncidentsOf(id: string, wanted: boolean): Resource<Incident[]> {
-  const found = useResource<Incident[]>(wanted ? `cards ${id}` : null, (signal) => get(path(id, "/incidents"), {}, signal));
-  useReloadOn(() => void found.reload(), 700, /^incident/);
+export function useIncidentsOf(id: string, wanted: boolean): Resource<IncidentView[]> {
+  const found = useResource<IncidentView[]>(wanted ? `cards ${id}` : null, (signal) => get(jobPath(id, "/incidents"), {}, signal));
+  useReloadOn(found, 700, /^incident/);
   return found;
 }
 
 /** The metrics of the whole run, thinned, or of the steps in a window in more detail. */
-export function useMetricsOf(id: string, window: Window | null, wanted: boolean): Resource<Metrics> {
-  const found = useResource<Metrics>(wanted ? `charts ${id}` : null, (signal) =>
-    get(path(id, "/metrics"), { points: POINTS, discarded: true }, signal),
+export function useMetricsOf(id: string, window: Window | null, wanted: boolean): Resource<MetricPage> {
+  const found = useResource<MetricPage>(wanted ? `charts ${id}` : null, (signal) =>
+    get(jobPath(id, "/metrics"), { points: POINTS, discarded: true }, signal),
   );
   useLive("metrics", ({ points }) => {
     found.set((old) => old && merged(old, points, POINTS));
   });
-  useReloadOn(() => void found.reload(), 3000, /^(incident\.closed|attempt\.running|guard)/);
+  useReloadOn(found, 3000, /^(incident\.closed|attempt\.running|guard)/);
   const steps = window && found.value ? stepsWithin(found.value, window) : null;
-  const near = useResource<Metrics>(
+  const near = useResource<MetricPage>(
     steps ? `charts ${id} ${steps.after} ${steps.until}` : null,
     (signal) =>
       get(
-        path(id, "/metrics"),
+        jobPath(id, "/metrics"),
         { points: POINTS, discarded: true, after_step: steps?.after, until_step: steps?.until },
         signal,
       ),
@@ -74,16 +59,16 @@ export function useMetricsOf(id: string, window: Window | null, wanted: boolean)
 }
 
 /** `wanted`: the drawer of a rank is open. */
-export function useRanksOf(id: string, wanted: boolean): Resource<Ranks> {
-  const found = useResource<Ranks>(wanted ? `ranks ${id}` : null, (signal) => get(path(id, "/ranks"), {}, signal));
-  useLive("ranks", (value) => found.set(() => value as Ranks));
+export function useRanksOf(id: string, wanted: boolean): Resource<RanksView> {
+  const found = useResource<RanksView>(wanted ? `ranks ${id}` : null, (signal) => get(jobPath(id, "/ranks"), {}, signal));
+  useLive("ranks", (value) => found.set(() => value as RanksView));
   return found;
 }
 
 /** `window` null: the whole run of the job. `wanted` false: the window is not known yet. */
 export function useHistoryOf(
   id: string,
-  of: HeatQuantity,
+  of: RankMeasure,
   window: Window | null,
   wanted: boolean,
   live: boolean,
@@ -93,17 +78,17 @@ export function useHistoryOf(
     key,
     async (signal) => {
       const params = { of, buckets: BUCKETS, since: window?.since, until: window?.until };
-      return unpacked(await get<Packed>(path(id, "/ranks/heat"), params, signal));
+      return unpacked(await get<RankHeatView>(jobPath(id, "/ranks/heat"), params, signal));
     },
     live && !window ? { every_ms: 20_000 } : {},
   );
 }
 
-export function useRankOf(id: string, rank: number): Resource<RankDetail> {
-  const found = useResource<RankDetail>(`rank ${id} ${rank}`, (signal) =>
-    get(path(id, `/ranks/${rank}`), {}, signal),
+export function useRankOf(id: string, rank: number): Resource<RankDetailView> {
+  const found = useResource<RankDetailView>(`rank ${id} ${rank}`, (signal) =>
+    get(jobPath(id, `/ranks/${rank}`), {}, signal),
   );
-  useReloadOn(() => void found.reload(), 1000, /^(attempt|incident)/);
+  useReloadOn(found, 1000, /^(attempt|incident)/);
   return found;
 }
 

@@ -1,26 +1,4 @@
-/** The types of the API that the job page reads, by shorter names. */
-
-import type { components } from "../api/schema";
-
-type Schemas = components["schemas"];
-
-export type State = Schemas["State"];
-export type Job = Schemas["JobView"];
-export type Verdict = Schemas["VerdictView"];
-export type SpanKind = Schemas["SpanKind"];
-export type Span = Schemas["SpanView"];
-export type Timeline = Schemas["TimelineView"];
-export type RankNow = Schemas["RankView"];
-export type Ranks = Schemas["RanksView"];
-export type RankDetail = Schemas["RankDetailView"];
-export type HeatQuantity = Schemas["RankMeasure"];
-export type MetricPoint = Schemas["MetricPoint"];
-export type Metrics = Schemas["MetricPage"];
-export type Incident = Schemas["IncidentView"];
-export type JobEvent = Schemas["EventView"];
-export type LogLine = Schemas["LogLineView"];
-export type LogPage = Schemas["LogPage"];
-export type SpecDifference = Schemas["SpecDifferenceView"];
+/** What the job page holds beside the types of the API. */
 
 /** A quantity of each rank over time. */
 export interface RankHistory {
@@ -46,5 +24,3 @@ export interface Stack {
   ranks?: number[];
   frames?: string[];
 }
-
-export const TERMINAL: ReadonlySet<State> = new Set<State>(["CANCELLED", "SUCCEEDED", "FAILED"]);

@@ -1,10 +1,10 @@
 /** A job as a line of the list: its state, progress, loss, goodput, faults and age. */
 
 import { memo } from "react";
+import { Link, useLocation } from "wouter";
 import { ended, type JobRow } from "../api/types";
 import { useNow } from "../data";
 import { count, duration, figure, moment, percent, roughly, short, shortId } from "../format";
-import { Link, useRouter } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { StateLabel, tone } from "../ui/state";
 
@@ -31,7 +31,7 @@ interface JobLineProps {
 }
 
 export const JobLine = memo(function JobLine({ index, row, chosen, onChoose }: JobLineProps) {
-  const { go } = useRouter();
+  const [, go] = useLocation();
   if (!row) return <PlaceholderLine index={index} />;
   const to = `/jobs/${row.id}`;
   return (

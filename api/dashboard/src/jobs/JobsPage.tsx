@@ -1,15 +1,16 @@
 /** The list of all jobs, searched by text and filtered by state, updated live. */
 
 import { useCallback, useEffect, useRef, useState } from "react";
+import { Link, useLocation } from "wouter";
 import { STATES, type State } from "../api/types";
 import { count, plural } from "../format";
 import { useShortcuts } from "../keyboard/keys";
-import { Link, useFilters, useRouter } from "../routing/router";
+import { useFilters, type FilterChanges } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { useMedia } from "../ui/media";
 import { Failure } from "../ui/notice";
 import { StateIcon, tone, stateName } from "../ui/state";
-import { VirtualRows, type VirtualRowsHandle } from "../ui/VirtualRows";
+import { VirtualRows } from "../ui/VirtualRows";
 import { SORTS, filtersOf, type Filters, type Sort } from "./filters";
 import { JobLine, JobLineHead, COLUMNS } from "./JobLine";
 import { useJobs, type Jobs } from "./useJobs";
@@ -34,7 +35,7 @@ export default function JobsPage() {
         <span className="dim" aria-live="polite">{jobs.loading ? "" : plural(total, "job")}</span>
         <div className="actions">
           <Search filters={filters} change={change} search={search} />
-          <Order filters={filters} change={change} />
+          <SortChoice filters={filters} change={change} />
           <Link to="/submit" className="button primary">
             <Icon name="submit" /> Submit a job
           </Link>
@@ -50,7 +51,7 @@ export default function JobsPage() {
 interface FilterProps {
   filters: Filters;
   counts: Partial<Record<State, number>>;
-  change: (changes: Record<string, string | readonly string[] | null>) => void;
+  change: (changes: FilterChanges) => void;
   search: React.RefObject<HTMLInputElement | null>;
 }
 
@@ -83,7 +84,7 @@ function Search({ filters, change, search }: Pick<FilterProps, "filters" | "chan
   );
 }
 
-function Order({ filters, change }: Pick<FilterProps, "filters" | "change">) {
+function SortChoice({ filters, change }: Pick<FilterProps, "filters" | "change">) {
   return (
     <select className="input order only-wide" aria-label="Order" value={filters.sort} onChange={(event) => change({ sort: event.target.value === "created" ? null : event.target.value })}>
       {(Object.keys(SORTS) as Sort[]).map((sort) => (
@@ -129,25 +130,25 @@ interface LinesProps {
 
 function Lines({ jobs, filters, clear, search }: LinesProps) {
   const { rows, total } = jobs.list;
-  const { go } = useRouter();
+  const [, go] = useLocation();
   const narrow = useMedia("(max-width: 820px)");
-  const list = useRef<VirtualRowsHandle>(null);
   const [chosen, setChosen] = useState<number | null>(null);
   const moved = useRef(false);
   const { ensureRows } = jobs;
-  const onView = useCallback((_: number, last: number) => ensureRows(last + 100), [ensureRows]);
+  const onView = useCallback((last: number) => ensureRows(last + 100), [ensureRows]);
 
   const move = (by: number) => {
     if (rows.length === 0) return;
     const next = Math.max(0, Math.min(rows.length - 1, (chosen ?? (by > 0 ? -1 : 0)) + by));
     moved.current = true;
     setChosen(next);
-    list.current?.show(next);
   };
   useEffect(() => {
     if (!moved.current || chosen === null) return;
     moved.current = false;
-    document.querySelector<HTMLElement>(`[data-row-link="${chosen}"]`)?.focus({ preventScroll: true });
+    const link = document.querySelector<HTMLElement>(`[data-row-link="${chosen}"]`);
+    link?.focus({ preventScroll: true });
+    link?.closest(".rows-place")?.scrollIntoView({ block: "nearest" });
   }, [chosen]);
   useShortcuts("List", [
     { keys: "j", label: "Next job", run: () => move(1) },
@@ -172,7 +173,7 @@ function Lines({ jobs, filters, clear, search }: LinesProps) {
   return (
     <div className="card lines">
       <VirtualRows
-        ref={list} label="Jobs" count={shown} columns={COLUMNS.length} height_px={narrow ? 84 : 46} kept={chosen} onView={onView}
+        label="Jobs" count={shown} columns={COLUMNS.length} height_px={narrow ? 84 : 46} kept={chosen} onView={onView}
         head={<JobLineHead />}
         row={(index) => (
           <JobLine index={index} row={rows[index]} chosen={index === chosen} onChoose={setChosen} />

@@ -1,14 +1,14 @@
 import { expect, test } from "vitest";
 import type { JobRow } from "../api/types";
 import { filtersOf } from "./filters";
-import { appended, changed, first, type List } from "./list";
+import { changed, first, withPage, type JobList } from "./list";
 
 const row = (id: string, change: Partial<JobRow> = {}): JobRow => ({
   id, name: `job-${id}`, owner: null, state: "RUNNING", desired: "running", step: 10, steps: 100, attempt: 1, incidents: 0,
   loss: null, tokens_per_second: null, goodput: null, eta_s: null, waiting: null, outcome_code: null,
   created_at: Number(id), started_at: null, ended_at: null, event_seq: 5, ...change,
 });
-const list: List = first({ rows: [row("2"), row("1")], next_cursor: "c", total: 3, counts: { RUNNING: 3 } });
+const list: JobList = first({ rows: [row("2"), row("1")], next_cursor: "c", total: 3, counts: { RUNNING: 3 } });
 const all = filtersOf(new URLSearchParams());
 
 test("a row is changed in place, and the counts follow", () => {
@@ -31,7 +31,7 @@ test("a new job comes first if it matches the filters", () => {
 
 test("a page does not repeat rows that the stream added meanwhile", () => {
   const page = { rows: [row("1"), row("0")], next_cursor: null, total: 3, counts: {} };
-  expect(appended(list, page).rows.map(({ id }) => id)).toEqual(["2", "1", "0"]);
+  expect(withPage(list, page).rows.map(({ id }) => id)).toEqual(["2", "1", "0"]);
 });
 
 test("filters are read from the URL, and invalid values are ignored", () => {

@@ -3,19 +3,19 @@
 import type { JobRow, JobRowPage, State } from "../api/types";
 import { matches, type Filters } from "./filters";
 
-export interface List {
+export interface JobList {
   rows: readonly JobRow[];
   next_cursor: string | null;
   total: number;
   counts: Partial<Record<State, number>>;
 }
 
-export const EMPTY: List = { rows: [], next_cursor: null, total: 0, counts: {} };
+export const EMPTY_LIST: JobList = { rows: [], next_cursor: null, total: 0, counts: {} };
 
-export const first = (page: JobRowPage): List => ({ ...page });
+export const first = (page: JobRowPage): JobList => ({ ...page });
 
 /** Appends a page without duplicates: the stream may have added a row of that page already. */
-export function appended(list: List, page: JobRowPage): List {
+export function withPage(list: JobList, page: JobRowPage): JobList {
   const known = new Set(list.rows.map((row) => row.id));
   return { ...page, rows: [...list.rows, ...page.rows.filter((row) => !known.has(row.id))] };
 }
@@ -26,7 +26,7 @@ export const isNewer = (row: JobRow, other: JobRow): boolean =>
 
 /** Applies a changed row. A new job comes first in a list sorted by creation; in other orders its
  * place is unknown, and it appears when the list is loaded again. */
-export function changed(list: List, row: JobRow, filters: Filters): List {
+export function changed(list: JobList, row: JobRow, filters: Filters): JobList {
   const at = list.rows.findIndex((listed) => listed.id === row.id);
   const before = list.rows[at];
   if (before) {
@@ -41,7 +41,7 @@ export function changed(list: List, row: JobRow, filters: Filters): List {
   return { ...list, rows: [row, ...list.rows], total: list.total + 1, counts: movedCounts(list.counts, null, row.state) };
 }
 
-function movedCounts(counts: List["counts"], from: State | null, to: State): List["counts"] {
+function movedCounts(counts: JobList["counts"], from: State | null, to: State): JobList["counts"] {
   if (from === to) return counts;
   const left = from === null ? {} : { [from]: Math.max(0, (counts[from] ?? 1) - 1) };
   return { ...counts, ...left, [to]: (counts[to] ?? 0) + 1 };

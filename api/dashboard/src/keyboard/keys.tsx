@@ -39,7 +39,7 @@ function typing(target: EventTarget | null): boolean {
   return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
 }
 
-const Context = createContext<Keys | null>(null);
+const KeysContext = createContext<Keys | null>(null);
 
 export function KeysProvider({ children }: { children: ReactNode }) {
   const keys = useMemo(() => new Keys(), []);
@@ -47,11 +47,11 @@ export function KeysProvider({ children }: { children: ReactNode }) {
     addEventListener("keydown", keys.onKey);
     return () => removeEventListener("keydown", keys.onKey);
   }, [keys]);
-  return <Context.Provider value={keys}>{children}</Context.Provider>;
+  return <KeysContext.Provider value={keys}>{children}</KeysContext.Provider>;
 }
 
 function useKeys(): Keys {
-  const keys = useContext(Context);
+  const keys = useContext(KeysContext);
   if (!keys) throw new Error("outside of KeysProvider");
   return keys;
 }

@@ -3,7 +3,7 @@
 
 import { memo, useRef, type KeyboardEvent } from "react";
 import type { ProblemFault } from "../api/types";
-import { pieces } from "./highlight";
+import { tokens } from "./highlight";
 import type { Place } from "./locate";
 
 export interface LocatedFault extends ProblemFault {
@@ -37,7 +37,7 @@ export function Editor({ text, faults, onChange, onCursor, onSubmit, input }: Ed
     <div className="editor">
       <div className="editor-behind" ref={behind} aria-hidden="true">
         {lines.map((line, index) => (
-          <Line key={index} number={index + 1} text={line} faults={marked.get(index)} />
+          <EditorLine key={index} number={index + 1} text={line} faults={marked.get(index)} />
         ))}
       </div>
       <textarea
@@ -73,19 +73,19 @@ function onKey(event: KeyboardEvent<HTMLTextAreaElement>, onSubmit: () => void):
   document.execCommand("insertText", false, `\n${indent}`); // keeps the undo history
 }
 
-const Line = memo(function Line({ number, text, faults }: { number: number; text: string; faults: LocatedFault[] | undefined }) {
+const EditorLine = memo(function EditorLine({ number, text, faults }: { number: number; text: string; faults: LocatedFault[] | undefined }) {
   const spans = faults?.flatMap(({ place }) => (place ? [[place.start, place.end] as const] : [])) ?? [];
   let at = 0;
   return (
     <div className={`editor-line${faults ? " faulty" : ""}`}>
       <span className="editor-number">{number}</span>
-      {pieces(text).map((piece, index) => {
+      {tokens(text).map((token, index) => {
         const begins = at;
-        at += piece.text.length;
-        const wrong = spans.some(([start, end]) => begins < end && at > start) && piece.text.trim() !== "";
+        at += token.text.length;
+        const wrong = spans.some(([start, end]) => begins < end && at > start) && token.text.trim() !== "";
         return (
-          <span key={index} className={`tok-${piece.kind}${wrong ? " wrong" : ""}`}>
-            {piece.text}
+          <span key={index} className={`tok-${token.kind}${wrong ? " wrong" : ""}`}>
+            {token.text}
           </span>
         );
       })}

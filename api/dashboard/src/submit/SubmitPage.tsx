@@ -1,12 +1,13 @@
 /** The submit page: a spec as text, validated while it is typed. */
 
 import { useEffect, useMemo, useRef, useState } from "react";
-import { ApiError, BASE, get, idempotencyKey, send } from "../api/client";
+import { useLocation } from "wouter";
+import { ApiError, BASE, idempotencyKey, send } from "../api/client";
 import type { JobView, ProblemFault } from "../api/types";
-import { useResource } from "../data";
+import { useJob, useResource } from "../data";
 import { plural } from "../format";
 import { useShortcuts } from "../keyboard/keys";
-import { useRouter } from "../routing/router";
+import { useFilters } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
 import { useToasts } from "../ui/toasts";
@@ -22,24 +23,25 @@ import "./submit.css";
 const DRAFT = "holdfast.draft";
 
 export default function SubmitPage() {
-  const { params, go } = useRouter();
+  const [params] = useFilters();
+  const [, go] = useLocation();
   const from = params.get("from");
   const step = params.get("step");
   const [text, setText] = useState(() => (from ? "" : (sessionStorage.getItem(DRAFT) ?? TEMPLATES[0]?.text ?? "")));
   const schema = useResource("openapi", async (signal) => (await fetch(`${BASE}/openapi.json`, { signal })).json() as Promise<Document>);
-  const origin = useOrigin(from);
+  const origin = useJob(from);
   const input = useRef<HTMLTextAreaElement>(null);
 
   useEffect(() => {
     document.title = "Submit · Holdfast";
   }, []);
-  const copiedJob = useRef<JobView | null>(null);
+  const copied = useRef<string | null>(null);
   useEffect(() => {
-    // Only once: the schema may be loaded again, and the edits since then must not be lost.
-    if (!origin.job || !schema.value || copiedJob.current === origin.job) return;
-    copiedJob.current = origin.job;
-    setText(copyOf(origin.job, step, schema.value));
-  }, [origin.job, step, schema.value]);
+    // Only once: both may be loaded again, and the edits since then must not be lost.
+    if (!origin.value || !schema.value || copied.current === origin.value.id) return;
+    copied.current = origin.value.id;
+    setText(copyOf(origin.value, step, schema.value));
+  }, [origin.value, step, schema.value]);
   useEffect(() => {
     if (!from && text !== "") sessionStorage.setItem(DRAFT, text);
   }, [from, text]);
@@ -69,7 +71,7 @@ export default function SubmitPage() {
   return (
     <div className="page submit-page">
       <header>
-        <h1>{from ? `From ${origin.job?.name ?? "…"}` : "Submit a job"}</h1>
+        <h1>{from ? `From ${origin.value?.name ?? "…"}` : "Submit a job"}</h1>
         {from && step && <span className="tag accent">continues from step {step}</span>}
         <div className="actions">
           <label className="unseen" htmlFor="template">Start from an example</label>
@@ -110,7 +112,7 @@ export default function SubmitPage() {
           </footer>
         </section>
         <aside className="stack">
-          <section className="card verdict" id="spec-verdict" aria-live="polite" aria-label="Verdict">
+          <section className="card validation" id="spec-verdict" aria-live="polite" aria-label="Verdict">
             <VerdictHead verdict={shown} />
             {faults.length > 0 && (
               <ul>
@@ -136,15 +138,15 @@ export default function SubmitPage() {
 function VerdictHead({ verdict }: { verdict: Validation }) {
   switch (verdict.state) {
     case "valid":
-      return <p className="verdict-head is-running"><Icon name="check" /> Valid: ready to submit</p>;
+      return <p className="validation-head is-running"><Icon name="check" /> Valid: ready to submit</p>;
     case "faulty":
-      return <p className="verdict-head is-failed"><Icon name="warning" /> {plural(verdict.faults.length, "fault")}</p>;
+      return <p className="validation-head is-failed"><Icon name="warning" /> {plural(verdict.faults.length, "fault")}</p>;
     case "unreadable":
-      return <p className="verdict-head is-failed"><Icon name="warning" /> The text cannot be parsed</p>;
+      return <p className="validation-head is-failed"><Icon name="warning" /> The text cannot be parsed</p>;
     case "unchecked":
-      return <p className="verdict-head is-recovering"><Icon name="warning" /> Not checked: {verdict.why}</p>;
+      return <p className="validation-head is-recovering"><Icon name="warning" /> Not checked: {verdict.why}</p>;
     default:
-      return <p className="verdict-head dim">Write a spec, or start from an example</p>;
+      return <p className="validation-head dim">Write a spec, or start from an example</p>;
   }
 }
 
@@ -154,20 +156,6 @@ function locateFaults(verdict: Validation, places: ReturnType<typeof locate>): L
   const fault: ProblemFault = { path: "", message: verdict.why };
   const { line } = verdict;
   return [{ ...fault, place: line === null ? null : { path: "", line, start: 0, end: 999 } }];
-}
-
-/** The job that the text copies. */
-function useOrigin(from: string | null): { job: JobView | null; error: Error | null } {
-  const [held, setHeld] = useState<{ job: JobView | null; error: Error | null }>({ job: null, error: null });
-  useEffect(() => {
-    if (from === null) return;
-    const stop = new AbortController();
-    get<JobView>(`/jobs/${encodeURIComponent(from)}`, {}, stop.signal)
-      .then((job) => setHeld({ job, error: null }))
-      .catch((error: Error) => !stop.signal.aborted && setHeld({ job: null, error }));
-    return () => stop.abort();
-  }, [from]);
-  return held;
 }
 
 /** The non-default part of the job's spec; with `step`, a job that continues from that checkpoint. */

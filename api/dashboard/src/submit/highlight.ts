@@ -1,16 +1,16 @@
-/** Syntax highlighting of YAML and JSON: splits a line into pieces with their kinds. */
+/** Syntax highlighting of YAML and JSON: splits a line into tokens with their kinds. */
 
-export interface Piece {
+export interface Token {
   text: string;
   kind: "key" | "text" | "number" | "word" | "comment" | "mark" | "";
 }
 
 const TOKEN =
   /(#.*$)|("(?:[^"\\]|\\.)*"|'(?:[^']|'')*')(?=\s*:)|("(?:[^"\\]|\\.)*"|'(?:[^']|'')*')|([A-Za-z_][\w.-]*)(?=\s*:(?:\s|$))|(?<![\w.])(-?\d[\d_]*(?:\.\d*)?(?:e[-+]?\d+)?)(?![\w.])|\b(true|false|null|auto)\b|([{}[\],:]|(?<=^\s*)-(?=\s))/gi;
-const KINDS: readonly Piece["kind"][] = ["comment", "key", "text", "key", "number", "word", "mark"];
+const KINDS: readonly Token["kind"][] = ["comment", "key", "text", "key", "number", "word", "mark"];
 
-export function pieces(line: string): Piece[] {
-  const found: Piece[] = [];
+export function tokens(line: string): Token[] {
+  const found: Token[] = [];
   let last = 0;
   for (const match of line.matchAll(TOKEN)) {
     const before = line[match.index - 1];

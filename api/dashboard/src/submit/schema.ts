@@ -97,6 +97,6 @@ function typeOf(document: Document, schema: Schema): string {
   return [target.type ?? "any", ...limits].join(" ");
 }
 
-const isMapping = (value: unknown): value is Record<string, unknown> =>
+export const isMapping = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 const same = (left: unknown, right: unknown): boolean => JSON.stringify(left) === JSON.stringify(right);

@@ -1,5 +1,7 @@
 /** Writes a value as YAML that is easy to edit: sections as blocks, short sections in a line. */
 
+import { isMapping } from "./schema";
+
 const WIDTH = 78;
 const PLAIN = /^[A-Za-z_/][\w./+ -]*$/;
 const RESERVED = new Set(["null", "true", "false", "yes", "no", "on", "off", "y", "n", "~"]);
@@ -31,6 +33,4 @@ function scalar(value: unknown): string {
 /** YAML 1.1 reads `3e-7` as text; a number needs a decimal point. */
 const number = (value: number): string => String(value).replace(/^(-?\d+)e/, "$1.0e");
 
-const isMapping = (value: unknown): value is Record<string, unknown> =>
-  typeof value === "object" && value !== null && !Array.isArray(value);
 const isFlat = (value: Record<string, unknown>): boolean => !Object.values(value).some(isMapping);

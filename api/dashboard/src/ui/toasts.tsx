@@ -14,7 +14,7 @@ interface Toasts {
   fail: (error: unknown) => void;
 }
 
-const Context = createContext<Toasts | null>(null);
+const ToastContext = createContext<Toasts | null>(null);
 const SHOWN_MS = 5000;
 
 export function ToastProvider({ children }: { children: ReactNode }) {
@@ -30,7 +30,7 @@ export function ToastProvider({ children }: { children: ReactNode }) {
     fail: (error) => add(error instanceof Error ? error.message : String(error), true),
   }), [add]);
   return (
-    <Context.Provider value={value}>
+    <ToastContext.Provider value={value}>
       {children}
       <div className="toasts" role="status" aria-live="polite">
         {toasts.map((toast) => (
@@ -42,12 +42,12 @@ export function ToastProvider({ children }: { children: ReactNode }) {
           </div>
         ))}
       </div>
-    </Context.Provider>
+    </ToastContext.Provider>
   );
 }
 
 export function useToasts(): Toasts {
-  const toasts = useContext(Context);
+  const toasts = useContext(ToastContext);
   if (!toasts) throw new Error("outside of ToastProvider");
   return toasts;
 }

@@ -17,9 +17,10 @@ import {
   type RefObject,
 } from "react";
 
+import type { RankMeasure } from "../../api/types";
 import { colorOf, useTheme } from "../../theme/theme";
 import { useCursor } from "../cursor";
-import { clock, compact, duration, ranges } from "../format";
+import { clock, compact, fineDuration, ranges } from "../format";
 import {
   domain,
   layout,
@@ -36,11 +37,11 @@ import {
   type Row,
 } from "./heat";
 import { useWidth } from "../hooks";
-import type { HeatQuantity, RankHistory } from "../views";
+import type { RankHistory } from "../views";
 
-interface Props {
+interface HeatmapProps {
   history: RankHistory;
-  of: HeatQuantity;
+  of: RankMeasure;
   order: Order;
   only?: (rank: number, node: string) => boolean;
   onOpen: (rank: number) => void;
@@ -55,7 +56,7 @@ interface Cell {
 const MAX_HEIGHT = 430;
 const MAP_WIDTH = 40;
 
-export function Heatmap({ history, of, order, only, onOpen }: Props) {
+export function Heatmap({ history, of, order, only, onOpen }: HeatmapProps) {
   const [box, width] = useWidth<HTMLDivElement>();
   const { dark } = useTheme();
   const middle = useMemo(() => medians(history), [history]);
@@ -153,7 +154,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
   const shown = cell ? describeCell(history, plan, cell, of, middle) : null;
   return (
     <div className="heat" ref={box}>
-      <Scale scale={scale} of={of} table={colours.table} />
+      <HeatScale scale={scale} of={of} table={colours.table} />
       <div className="heat-frame" style={{ height }}>
         <div
           className="heat-scroll"
@@ -199,7 +200,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
         ) : (
           <span className="dim">
             {history.ranks.length} ranks on {new Set(history.ranks.map((rank) => rank.node)).size} nodes ·{" "}
-            a cell covers {duration(history.bucket_s)} · point at a cell, or use the arrow keys
+            a cell covers {fineDuration(history.bucket_s)} · point at a cell, or use the arrow keys
           </span>
         )}
       </p>
@@ -207,7 +208,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
   );
 }
 
-export const LABELS: Record<HeatQuantity, string> = {
+export const LABELS: Record<RankMeasure, string> = {
   compute_s: "compute time",
   step_s: "step time",
   lag: "lag behind the fastest rank",
@@ -234,7 +235,7 @@ function describeCell(
   history: RankHistory,
   plan: Layout,
   cell: Cell,
-  of: HeatQuantity,
+  of: RankMeasure,
   middle: Float64Array,
 ) {
   const row = plan.rows[plan.rankRows[cell.row]!];
@@ -243,7 +244,7 @@ function describeCell(
   const peers = known(middle[cell.bucket]);
   const ratio = of !== "lag" && value !== null && peers ? value / peers : null;
   const when = clock(history.since + cell.bucket * history.bucket_s);
-  const shown = value === null ? "not measured" : duration(value);
+  const shown = value === null ? "not measured" : fineDuration(value);
   const factor = ratio === null ? null : `${compact(ratio, 3)}× its peers`;
   return {
     rank: row.rank,
@@ -259,7 +260,7 @@ function describeCell(
 const known = (value: number | undefined) => (value === undefined || Number.isNaN(value) ? null : value);
 
 /** The legend of the colours. */
-function Scale({ scale, of, table }: { scale: Domain; of: HeatQuantity; table: Uint8ClampedArray }) {
+function HeatScale({ scale, of, table }: { scale: Domain; of: RankMeasure; table: Uint8ClampedArray }) {
   const bar = useRef<HTMLCanvasElement | null>(null);
   useEffect(() => {
     const context = bar.current?.getContext("2d");
@@ -272,9 +273,9 @@ function Scale({ scale, of, table }: { scale: Domain; of: HeatQuantity; table: U
   }, [table]);
   return (
     <div className="heat-scale">
-      <span>{duration(scale.low)}</span>
+      <span>{fineDuration(scale.low)}</span>
       <canvas ref={bar} width={128} height={8} aria-hidden="true" />
-      <span>{duration(scale.high)} and more</span>
+      <span>{fineDuration(scale.high)} and more</span>
       <span className="heat-none" aria-hidden="true" />
       <span>no step</span>
       <span className="unseen">colours show the {LABELS[of]}</span>
@@ -375,7 +376,7 @@ interface Scene {
   image: HTMLCanvasElement;
   colours: Palette;
   history: RankHistory;
-  of: HeatQuantity;
+  of: RankMeasure;
   cell: Cell | null;
   at: number | null;
 }

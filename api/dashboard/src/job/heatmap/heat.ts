@@ -1,6 +1,7 @@
 /** The rank × time heatmap: its order, grouping and colours. Pure. */
 
-import type { HeatQuantity, RankHistory } from "../views";
+import type { RankMeasure } from "../../api/types";
+import type { RankHistory } from "../views";
 
 export type Order = "stragglers" | "rank";
 
@@ -35,7 +36,7 @@ export interface Slowness {
   now: boolean[];
 }
 
-export function slowness(history: RankHistory, of: HeatQuantity, middle = medians(history)): Slowness {
+export function slowness(history: RankHistory, of: RankMeasure, middle = medians(history)): Slowness {
   const none = of === "lag" ? 0 : 1;
   const factor: number[] = [];
   const now: boolean[] = [];
@@ -169,7 +170,7 @@ export interface Domain {
  * 1.6 times the median, so that noise stays pale and a straggler at 1.5 stands out however even the
  * other ranks are.
  */
-export function domain({ values }: RankHistory, of: HeatQuantity): Domain {
+export function domain({ values }: RankHistory, of: RankMeasure): Domain {
   const all = sample(values, 20_000).sort();
   if (!all.length) return { low: 0, high: 1 };
   if (of === "lag") return { low: 0, high: Math.max(1, Math.ceil(quantile(all, 0.999))) };

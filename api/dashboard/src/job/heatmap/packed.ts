@@ -1,11 +1,9 @@
 /** Decodes the rank history of the API: half-precision floats in base64. Pure. */
 
-import type { components } from "../../api/schema";
+import type { RankHeatView } from "../../api/types";
 import type { RankHistory } from "../views";
 
-export type Packed = components["schemas"]["RankHeatView"];
-
-export function unpacked({ since, until, bucket_s, buckets, ranks, nodes, node_of, values }: Packed): RankHistory {
+export function unpacked({ since, until, bucket_s, buckets, ranks, nodes, node_of, values }: RankHeatView): RankHistory {
   return {
     since,
     until,

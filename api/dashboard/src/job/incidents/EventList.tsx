@@ -1,14 +1,14 @@
 /** The events of a job, the newest first. */
 
-import { useMemo, useRef, useState } from "react";
+import { useCallback, useMemo, useState } from "react";
 
+import type { EventView } from "../../api/types";
+import { VirtualList } from "../../ui/VirtualList";
 import { within, type Window } from "../axis";
 import { eventText, eventTone } from "./eventText";
 import { clock, moment, NodeIdShortener, whole } from "../format";
 import { ShortIds } from "./IncidentCards";
 import { useEvents } from "./useEvents";
-import { VirtualList, type ListHandle } from "../VirtualList";
-import type { JobEvent } from "../views";
 
 const ROW = 28;
 
@@ -17,8 +17,9 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
   const [filter, setFilter] = useState("");
   const [chosen, setChosen] = useState<number | null>(null);
   const [ids] = useState(() => new NodeIdShortener());
-  const list = useRef<ListHandle | null>(null);
-  const found = useMemo(() => matching(events, filter, window), [events, filter, window]);
+  const found = useMemo(() => matchingEvents(events, filter, window), [events, filter, window]);
+  const at = useCallback((index: number) => found[found.length - 1 - index]!, [found]);
+  const keyOf = useCallback((index: number) => at(index).seq, [at]);
   const shown = chosen === null ? null : events.find((event) => event.seq === chosen);
   return (
     <div className="events">
@@ -43,21 +44,20 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
       </div>
       {error && (
         <p className="notice bad" role="alert">
-          {error}
+          {error.message}
         </p>
       )}
       <VirtualList
-        ref={list}
         count={found.length}
+        keyOf={keyOf}
         rowHeight={ROW}
         height={Math.min(336, Math.max(1, found.length) * ROW)}
         label="Events, the newest first"
         onNearEnd={earlier}
         row={(index) => {
-          const event = found[found.length - 1 - index]!;
+          const event = at(index);
           return (
             <button
-              key={event.seq}
               type="button"
               className="event-line"
               style={{ height: ROW }}
@@ -83,7 +83,7 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
   );
 }
 
-function matching(events: readonly JobEvent[], filter: string, window: Window | null): readonly JobEvent[] {
+function matchingEvents(events: readonly EventView[], filter: string, window: Window | null): readonly EventView[] {
   const text = filter.trim().toLowerCase();
   if (!text && !window) return events;
   return events.filter(

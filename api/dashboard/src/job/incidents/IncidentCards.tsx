@@ -2,8 +2,9 @@
 
 import { useEffect, useId, useMemo, useState, type ReactNode } from "react";
 
+import type { IncidentView } from "../../api/types";
 import { within, type Window } from "../axis";
-import { clock, compact, duration, moment, NodeIdShortener, percent } from "../format";
+import { clock, compact, fineDuration, moment, NodeIdShortener, finePercent } from "../format";
 import {
   costs,
   evidenceSentence,
@@ -18,10 +19,10 @@ import {
 } from "./incidentFacts";
 import { KINDS } from "./kinds";
 import { Swatch } from "../Ribbon";
-import type { Incident, Stack, Suspect } from "../views";
+import type { Stack, Suspect } from "../views";
 
-interface Props {
-  incidents: readonly Incident[];
+interface IncidentCardsProps {
+  incidents: readonly IncidentView[];
   window: Window | null;
   /** The number of the incident to show open, as selected on the ribbon. */
   chosen: number | null;
@@ -30,7 +31,7 @@ interface Props {
 
 const INITIAL_CARDS = 8;
 
-export function IncidentCards({ incidents, window, chosen, onRank }: Props) {
+export function IncidentCards({ incidents, window, chosen, onRank }: IncidentCardsProps) {
   const [all, setAll] = useState(false);
   const found = useMemo(
     () =>
@@ -73,13 +74,13 @@ export function IncidentCards({ incidents, window, chosen, onRank }: Props) {
   );
 }
 
-function overlaps(incident: Incident, window: Window): boolean {
+function overlaps(incident: IncidentView, window: Window): boolean {
   const from = incident.signalled_at ?? incident.opened_at;
   return from <= window.until && (incident.closed_at ?? Infinity) >= window.since;
 }
 
 interface CardProps {
-  incident: Incident;
+  incident: IncidentView;
   open: boolean;
   ids: NodeIdShortener;
   onRank: (rank: number) => void;
@@ -116,20 +117,20 @@ function Card({ incident, open, ids, onRank }: CardProps) {
             </small>
           </span>
           <span className="incident-took">
-            {incident.closed_at === null ? <span className="tag warn">open</span> : duration(took)}
+            {incident.closed_at === null ? <span className="tag warn">open</span> : fineDuration(took)}
           </span>
           <PhaseStrip incident={incident} />
           <span className="chevron" aria-hidden="true" />
         </button>
       </h3>
       <div id={body} hidden={!shown}>
-        {shown && <Body incident={incident} ids={ids} onRank={onRank} />}
+        {shown && <IncidentBody incident={incident} ids={ids} onRank={onRank} />}
       </div>
     </article>
   );
 }
 
-function PhaseStrip({ incident }: { incident: Incident }) {
+function PhaseStrip({ incident }: { incident: IncidentView }) {
   return (
     <span className="phase-strip" aria-hidden="true">
       {phaseBars(incident.phases_s).map((bar) => (
@@ -142,7 +143,7 @@ function PhaseStrip({ incident }: { incident: Incident }) {
   );
 }
 
-function Body({ incident, ids, onRank }: Omit<CardProps, "open">) {
+function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
   return (
     <div className="incident-body">
       <dl className="costs">
@@ -212,7 +213,7 @@ function Sentences({ name, ids, texts }: { name: string; ids: NodeIdShortener; t
   );
 }
 
-function DecisionSentence({ incident, ids }: { incident: Incident; ids: NodeIdShortener }) {
+function DecisionSentence({ incident, ids }: { incident: IncidentView; ids: NodeIdShortener }) {
   const { decision, reason } = incident;
   if (!decision) return <p className="decision">No decision has been made yet.</p>;
   return (
@@ -230,7 +231,7 @@ function DecisionSentence({ incident, ids }: { incident: Incident; ids: NodeIdSh
 }
 
 /** "8 ranks (ranks 328–335) took their state from a partner's RAM." */
-function RestoreSources({ incident }: { incident: Incident }) {
+function RestoreSources({ incident }: { incident: IncidentView }) {
   return (
     <Part name="Restored state">
       <ul className="plain">
@@ -255,7 +256,7 @@ function Part({ name, children }: { name: string; children: ReactNode }) {
   );
 }
 
-function RefusedAlternatives({ incident, ids }: { incident: Incident; ids: NodeIdShortener }) {
+function RefusedAlternatives({ incident, ids }: { incident: IncidentView; ids: NodeIdShortener }) {
   const count = incident.refused.length;
   return (
     <details className="refused">
@@ -274,7 +275,7 @@ function RefusedAlternatives({ incident, ids }: { incident: Incident; ids: NodeI
   );
 }
 
-function Budget({ incident }: { incident: Incident }) {
+function Budget({ incident }: { incident: IncidentView }) {
   const budget = incident.budget!;
   const meters: [string, number, number][] = [
     ["failures", budget.failures, budget.max_failures],
@@ -282,7 +283,7 @@ function Budget({ incident }: { incident: Incident }) {
     ["attempts without a step", budget.without_progress, budget.max_without_progress],
   ];
   return (
-    <ul className="budget" aria-label={`Budget used within ${duration(budget.window_s)}`}>
+    <ul className="budget" aria-label={`Budget used within ${fineDuration(budget.window_s)}`}>
       {meters.map(([name, used, most]) => (
         <li key={name}>
           <span>
@@ -297,18 +298,18 @@ function Budget({ incident }: { incident: Incident }) {
   );
 }
 
-function Phases({ incident }: { incident: Incident }) {
+function Phases({ incident }: { incident: IncidentView }) {
   const bars = phaseBars(incident.phases_s);
   if (!bars.length) return null;
   const took = total(incident);
   const sum = bars.reduce((all, bar) => all + bar.seconds, 0);
   return (
-    <Part name={took === null ? "Phases" : `Phases, ${duration(took)} in total`}>
+    <Part name={took === null ? "Phases" : `Phases, ${fineDuration(took)} in total`}>
       <div className="phase-bar" aria-hidden="true">
         {bars.map((bar) => (
           <i
             key={bar.name}
-            title={`${bar.label} ${duration(bar.seconds)}`}
+            title={`${bar.label} ${fineDuration(bar.seconds)}`}
             style={{ width: `${bar.share * 100}%`, background: `var(${KINDS[bar.kind].colour})` }}
           />
         ))}
@@ -318,8 +319,8 @@ function Phases({ incident }: { incident: Incident }) {
           <li key={bar.name}>
             <Swatch look={KINDS[bar.kind]} />
             <span>{bar.label}</span>
-            <b>{duration(bar.seconds)}</b>
-            <span className="dim">{percent(bar.seconds / sum, 0)}</span>
+            <b>{fineDuration(bar.seconds)}</b>
+            <span className="dim">{finePercent(bar.seconds / sum, 0)}</span>
           </li>
         ))}
       </ul>
@@ -411,6 +412,6 @@ export function Frames({ frames }: { frames: readonly string[] }) {
 }
 
 /** The number of incidents in the interval. */
-export function incidentsWithin(incidents: readonly Incident[], window: Window | null): number {
+export function incidentsWithin(incidents: readonly IncidentView[], window: Window | null): number {
   return incidents.filter((incident) => within(incident.signalled_at ?? incident.opened_at, window)).length;
 }

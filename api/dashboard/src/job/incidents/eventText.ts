@@ -1,9 +1,9 @@
 /** An event as one line of text. Pure. */
 
-import { bytes, clock, compact, duration, ranges } from "../format";
+import type { EventView } from "../../api/types";
+import { bytes, clock, compact, fineDuration, ranges } from "../format";
 import { causeClause } from "./incidentFacts";
 import { humanize } from "./kinds";
-import type { JobEvent } from "../views";
 
 type Data = Record<string, unknown>;
 
@@ -42,14 +42,14 @@ const TEXTS: Record<string, (data: Data) => string> = {
 };
 
 /** A clause for an event of a known kind; the names and values of the data for any other kind. */
-export function eventText(event: JobEvent): string {
+export function eventText(event: EventView): string {
   const render = TEXTS[event.kind];
   if (render) return render(event.data).replace(/[:;,]\s*$/, "");
   return Object.entries(event.data)
     .filter(([, value]) => value !== null && value !== false && value !== "" && typeof value !== "object")
     .slice(0, 6)
     .map(([key, value]) =>
-      key.endsWith("_s") ? `${humanize(key.slice(0, -2))} ${duration(number(value))}` : `${humanize(key)} ${text(value)}`,
+      key.endsWith("_s") ? `${humanize(key.slice(0, -2))} ${fineDuration(number(value))}` : `${humanize(key)} ${text(value)}`,
     )
     .join(", ");
 }

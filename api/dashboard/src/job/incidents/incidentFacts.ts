@@ -3,9 +3,9 @@
  * version does not know is tolerated: a newer server may send it.
  */
 
-import { coarse, compact, duration, ranges, whole, type NodeIdShortener } from "../format";
+import type { IncidentView, SpanKind } from "../../api/types";
+import { coarse, compact, fineDuration, ranges, whole, type NodeIdShortener } from "../format";
 import { humanize, PHASES } from "./kinds";
-import type { Incident, SpanKind } from "../views";
 
 const CAUSES: Record<string, string> = {
   node_lost: "a node was lost",
@@ -45,7 +45,7 @@ export function causeClause(cause: string): string {
 }
 
 /** The heading of a card: "A node was lost". */
-export function title(incident: Incident): string {
+export function title(incident: IncidentView): string {
   return capitalized(causeClause(incident.cause));
 }
 
@@ -97,7 +97,7 @@ export function phaseBars(phases_s: Record<string, number | null>): PhaseBar[] {
 }
 
 /** Seconds from the first signal to the first new step; null while the incident is open. */
-export function total(incident: Incident): number | null {
+export function total(incident: IncidentView): number | null {
   const measured = incident.phases_s["total"];
   if (measured != null) return measured;
   if (incident.closed_at === null) return null;
@@ -105,10 +105,10 @@ export function total(incident: Incident): number | null {
 }
 
 /** The costs, each as a value and its label; no entry for a cost that is zero or unknown. */
-export function costs(incident: Incident): { label: string; value: string }[] {
+export function costs(incident: IncidentView): { label: string; value: string }[] {
   const found: { label: string; value: string }[] = [];
   const took = total(incident);
-  if (took !== null) found.push({ label: "until the next new step", value: duration(took) });
+  if (took !== null) found.push({ label: "until the next new step", value: fineDuration(took) });
   if (incident.steps_lost != null) {
     const steps = incident.steps_lost;
     found.push({ label: steps === 1 ? "step to repeat" : "steps to repeat", value: whole(steps) });
@@ -138,14 +138,14 @@ interface LostItem {
 }
 
 /** `Ranks 4–7 on agent n1 were lost.`: a sentence for each item of `lost`. */
-export function lostSentences(incident: Incident): string[] {
+export function lostSentences(incident: IncidentView): string[] {
   return incident.lost.map((item) => {
     if (typeof item !== "object" || item === null) return sentence(`lost: ${plainText(item)}`);
     return lostSentence(item as LostItem, incident);
   });
 }
 
-function lostSentence(item: LostItem, incident: Incident): string {
+function lostSentence(item: LostItem, incident: IncidentView): string {
   const cause = item.cause ? String(item.cause) : "";
   const listed = Array.isArray(item.ranks) ? (item.ranks as number[]) : [];
   const ranks = !listed.length && typeof item.rank === "number" ? [item.rank] : listed;
@@ -179,7 +179,7 @@ const TIERS: Record<string, string> = {
 };
 
 /** The source of the restored state with its ranks, the source of the most ranks first. */
-export function tiers(incident: Incident): { tier: string; ranks: number[] }[] {
+export function tiers(incident: IncidentView): { tier: string; ranks: number[] }[] {
   const found = new Map<string, number[]>();
   for (const [rank, tier] of Object.entries(incident.tiers)) {
     const name = TIERS[tier] ?? humanize(tier);
@@ -210,7 +210,7 @@ function isEmpty(value: unknown): boolean {
 }
 
 /** Registers the node ids in all texts of the incidents that the cards show. */
-export function learnNodeIds(ids: NodeIdShortener, incidents: readonly Incident[]): void {
+export function learnNodeIds(ids: NodeIdShortener, incidents: readonly IncidentView[]): void {
   for (const { evidence, lost, suspects, reason, resolution, refused } of incidents) {
     ids.learn(JSON.stringify([evidence, lost, suspects, reason, resolution, refused]));
   }

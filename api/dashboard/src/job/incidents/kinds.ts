@@ -1,6 +1,6 @@
 /** The kinds of time and the phases of an incident: their labels, colours and hatches. */
 
-import type { SpanKind } from "../views";
+import type { SpanKind } from "../../api/types";
 
 export interface KindLook {
   label: string;

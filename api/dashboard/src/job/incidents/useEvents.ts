@@ -1,78 +1,64 @@
 /** Loads the events of a job: the newest first, earlier events on request. */
 
-import { useCallback, useEffect, useRef, useState } from "react";
+import { useState } from "react";
 
 import { get } from "../../api/client";
-import { useLive } from "../../data";
-import type { JobEvent } from "../views";
+import type { EventPage, EventView } from "../../api/types";
+import { jobPath, useFurtherPage, useLive, useResource } from "../../data";
 
 const PAGE = 1000;
 
 export interface Events {
   /** Ascending, without gaps. */
-  events: readonly JobEvent[];
+  events: readonly EventView[];
   more: boolean;
   loading: boolean;
-  error: string | null;
+  error: Error | null;
   earlier: () => void;
 }
 
 /** `newest`: number of the job's newest event; `since`: the time back to which events load by
  * themselves. */
 export function useEvents(jobId: string, newest: number, since: number | null): Events {
-  const [events, setEvents] = useState<readonly JobEvent[]>([]);
-  const [loading, setLoading] = useState(false);
-  const [error, setError] = useState<string | null>(null);
-  const held = useRef(events);
-  held.current = events;
-  const busy = useRef(false);
-  const newestSeen = useRef(newest);
-  newestSeen.current = Math.max(newest, newestSeen.current);
-
-  const load = useCallback(
-    async (after: number, limit: number) => {
-      if (busy.current) return;
-      busy.current = true;
-      setLoading(true);
-      try {
-        const page = await get<{ events: JobEvent[] }>(
-          `/jobs/${encodeURIComponent(jobId)}/events`,
-          { after, limit },
-        );
-        setEvents((old) => joined(old, page.events));
-        setError(null);
-      } catch (problem) {
-        setError(problem instanceof Error ? problem.message : String(problem));
-      } finally {
-        busy.current = false;
-        setLoading(false);
-      }
-    },
-    [jobId],
-  );
-  useEffect(() => {
-    setEvents([]);
-    void load(Math.max(0, newestSeen.current - PAGE), PAGE);
-  }, [load]);
-  const more = (events[0]?.seq ?? 1) > 1;
-  const earlier = useCallback(() => {
-    const first = held.current[0]?.seq ?? 1;
-    if (first > 1) void load(Math.max(0, first - 1 - PAGE), Math.min(PAGE, first - 1));
-  }, [load]);
-  useEffect(() => {
-    const first = events[0];
-    if (since !== null && first && first.at > since && more && !loading) earlier();
-  }, [since, events, more, loading, earlier]);
-  useLive("event", (event) => {
-    const last = held.current[held.current.length - 1]?.seq ?? 0;
-    if (event.seq === last + 1) setEvents((old) => joined(old, [event as JobEvent]));
-    else if (event.seq > last && held.current.length) void load(last, PAGE);
+  const read = async (after: number, limit: number, signal: AbortSignal) =>
+    (await get<EventPage>(jobPath(jobId, "/events"), { after, limit }, signal)).events;
+  const found = useResource<readonly EventView[]>(`events ${jobId}`, async (signal, held) => {
+    const after = held()?.at(-1)?.seq ?? Math.max(0, newest - PAGE);
+    const page = await read(after, PAGE, signal);
+    return joined(held() ?? [], page); // the stream may have added events meanwhile
   });
-  return { events, more, loading, error, earlier };
+  const events = found.value ?? NO_EVENTS;
+  const first = events[0]?.seq ?? 1;
+  const [asked, setAsked] = useState(0);
+  const more = first > 1;
+  const wanted = more && (asked === first || (since !== null && events[0]!.at > since));
+  const further = useFurtherPage(
+    wanted ? `events ${jobId} ${first}` : null,
+    (signal) => read(Math.max(0, first - 1 - PAGE), Math.min(PAGE, first - 1), signal),
+    (page) => found.set((held) => held && joined(held, page)),
+  );
+  useLive("event", (event) => {
+    let gap = false;
+    found.set((held) => {
+      const last = held ? (held.at(-1)?.seq ?? 0) : Infinity;
+      gap = event.seq > last + 1;
+      return held && event.seq === last + 1 ? joined(held, [event]) : held;
+    });
+    if (gap) void found.reload();
+  });
+  return {
+    events,
+    more,
+    loading: found.loading || further.loading,
+    error: found.error ?? further.error,
+    earlier: () => setAsked(first),
+  };
 }
 
+const NO_EVENTS: readonly EventView[] = [];
+
 /** Both lists in order, without duplicates. */
-export function joined(old: readonly JobEvent[], news: readonly JobEvent[]): readonly JobEvent[] {
+export function joined(old: readonly EventView[], news: readonly EventView[]): readonly EventView[] {
   if (!news.length) return old;
   const first = old[0]?.seq ?? Infinity;
   const last = old[old.length - 1]?.seq ?? 0;

@@ -2,14 +2,14 @@
 
 import { useCallback } from "react";
 
+import type { JobView } from "../../api/types";
 import type { Window } from "../axis";
 import type { Choices } from "../choices";
 import { Logs, type LogChoice } from "./Logs";
 import { Section, WhenNear } from "../Section";
 import { useAttemptNumbers } from "../useJobPage";
-import type { Job } from "../views";
 
-export function LogSection({ job, brush, choices, live }: { job: Job; brush: Window | null; choices: Choices; live: boolean }) {
+export function LogSection({ job, brush, choices, live }: { job: JobView; brush: Window | null; choices: Choices; live: boolean }) {
   const attempts = useAttemptNumbers(job.progress.attempt);
   const choose = useCallback(
     (log: LogChoice) =>

@@ -1,15 +1,15 @@
 /** The log view: all ranks merged, or a rank or attempt; with search, follow, pause, download. */
 
-import { memo, useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { memo, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 
 import { url } from "../../api/client";
+import type { LogLineView } from "../../api/types";
+import { VirtualList, type ListHandle } from "../../ui/VirtualList";
 import type { Window } from "../axis";
 import { clock, moment, whole } from "../format";
 import { useDebounced } from "../hooks";
 import { level, NO_FILTER, pieces, query, type LogFilter } from "./logBuffer";
 import { useLogs } from "./useLogs";
-import { VirtualList, type ListHandle } from "../VirtualList";
-import type { LogLine } from "../views";
 
 const ROW = 20;
 /** Pixels: the width of the columns before the text of a line, with the padding. */
@@ -22,7 +22,7 @@ export interface LogChoice {
   grep: string;
 }
 
-interface Props {
+interface LogsProps {
   jobId: string;
   window: Window | null;
   choice: LogChoice;
@@ -35,7 +35,7 @@ interface Props {
   live: boolean;
 }
 
-export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false, height = 440, live }: Props) {
+export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false, height = 440, live }: LogsProps) {
   const [text, setText] = useState(choice.grep);
   const grep = useDebounced(text, 250);
   const chosen = useRef({ choice, onChoice });
@@ -52,24 +52,25 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
   const [paused, setPaused] = useState(false);
   const [atEnd, setAtEnd] = useState(true);
   const list = useRef<ListHandle | null>(null);
-  const following = useRef(true);
-  const shifted = useCallback((rows: number) => {
-    if (!following.current) requestAnimationFrame(() => list.current?.shift(rows));
-  }, []);
-  const { buffer, loading, error, missed, earlier, later, top, end } = useLogs(jobId, filter, paused, shifted);
+  const { buffer, loading, error, missed, earlier, later, top, end } = useLogs(jobId, filter, paused);
   const follow = !paused && atEnd && !buffer.moreAfter;
-  following.current = follow;
+  // Scrolled once the lines that were read for it are rendered.
+  const [target, setTarget] = useState<{ toTop: boolean } | null>(null);
+  useLayoutEffect(() => {
+    if (target) list.current?.[target.toTop ? "toTop" : "toEnd"]();
+  }, [target]);
   const scrollToTop = async () => {
     setAtEnd(false);
     await top();
-    requestAnimationFrame(() => list.current?.toTop());
+    setTarget({ toTop: true });
   };
   const scrollToEnd = async () => {
     setPaused(false);
     if (buffer.moreAfter) await end();
     setAtEnd(true);
-    requestAnimationFrame(() => list.current?.toEnd());
+    setTarget({ toTop: false });
   };
+  const lineNumber = useCallback((index: number) => buffer.lines[index]!.line, [buffer.lines]);
   // Computed from the number of characters: measuring the rows in the browser makes scrolling jerky.
   const longest = useMemo(() => buffer.lines.reduce((most, line) => Math.max(most, line.text.length), 0), [buffer.lines]);
   const unfiltered = !choice.grep && !choice.level && choice.rank === null && choice.attempt === null && !window;
@@ -161,6 +162,7 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
       <VirtualList
         ref={list}
         count={buffer.lines.length}
+        keyOf={lineNumber}
         rowHeight={ROW}
         height={height}
         width={`calc(${longest}ch + ${PREFIX_WIDTH}px)`}
@@ -170,7 +172,7 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
         onNearTop={earlier}
         onNearEnd={() => buffer.moreAfter && later()}
         onEnd={setAtEnd}
-        row={(index) => <Line key={buffer.lines[index]!.line} line={buffer.lines[index]!} grep={choice.grep} ofRank={ofRank} />}
+        row={(index) => <LogRow line={buffer.lines[index]!} grep={choice.grep} ofRank={ofRank} />}
       />
       <p className="small dim logs-foot" aria-live="polite">
         {buffer.lines.length === 0
@@ -192,7 +194,7 @@ function downloadUrl(jobId: string, params: URLSearchParams, until: number | nul
 
 const MARKS = { error: "E", warning: "W", info: "", debug: "D" } as const;
 
-const Line = memo(function Line({ line, grep, ofRank }: { line: LogLine; grep: string; ofRank: boolean }) {
+const LogRow = memo(function LogRow({ line, grep, ofRank }: { line: LogLineView; grep: string; ofRank: boolean }) {
   const found = level(line);
   return (
     <div className={`log-line ${found}`} style={{ height: ROW }}>

@@ -4,7 +4,7 @@
  * there. Pure.
  */
 
-import type { LogLine } from "../views";
+import type { LogLineView } from "../../api/types";
 
 export interface LogFilter {
   rank: number | null;
@@ -25,7 +25,7 @@ export const NO_FILTER: LogFilter = {
 };
 
 export interface LogBuffer {
-  lines: readonly LogLine[];
+  lines: readonly LogLineView[];
   /** Earlier lines may exist below this line number; null: there are none. */
   before: number | null;
   /** Whether later lines may exist. */
@@ -34,13 +34,13 @@ export interface LogBuffer {
   seen: number;
 }
 
-export const EMPTY: LogBuffer = { lines: [], before: null, moreAfter: false, seen: 0 };
+export const EMPTY_LOG: LogBuffer = { lines: [], before: null, moreAfter: false, seen: 0 };
 export const MAX_LINES = 6000;
 
 /** Appends later lines, without duplicates; drops the oldest lines beyond the limit. */
 export function appended(
   buffer: LogBuffer,
-  lines: readonly LogLine[],
+  lines: readonly LogLineView[],
   seen: number,
   more: boolean,
 ): LogBuffer {
@@ -60,7 +60,7 @@ export function appended(
 /** Prepends earlier lines; drops the newest beyond the limit. `before`: where to continue. */
 export function prepended(
   buffer: LogBuffer,
-  lines: readonly LogLine[],
+  lines: readonly LogLineView[],
   before: number | null,
 ): LogBuffer {
   const oldest = buffer.lines[0]?.line ?? Infinity;
@@ -103,7 +103,7 @@ const LEVELS: readonly (readonly [Level, RegExp])[] = [
 ];
 
 /** The level that the server reports, otherwise a level guessed from the text of the line. */
-export function level(line: LogLine): Level {
+export function level(line: LogLineView): Level {
   const reported = line.level?.toLowerCase();
   if (reported === "error" || reported === "warning" || reported === "info" || reported === "debug") return reported;
   const found = LEVELS.find(([, pattern]) => pattern.test(line.text));

@@ -3,16 +3,16 @@
 import { useCallback, useEffect, useRef, useState } from "react";
 
 import { get } from "../../api/client";
+import type { LogPage } from "../../api/types";
 import { useLive, useLiveStatus } from "../../data";
-import { appended, cut, EMPTY, prepended, query, type LogBuffer, type LogFilter } from "./logBuffer";
-import type { LogPage } from "../views";
+import { appended, cut, EMPTY_LOG, prepended, query, type LogBuffer, type LogFilter } from "./logBuffer";
 
 const PAGE = 500;
 /** A search reads further pages until it has found this many lines. */
 const MIN_FOUND = 100;
 const POLL_MS = 3000;
 
-export interface Logs {
+export interface LogReader {
   buffer: LogBuffer;
   loading: boolean;
   error: string | null;
@@ -24,14 +24,8 @@ export interface Logs {
   end: () => Promise<void>;
 }
 
-/** `shifted`: called with the number of rows added (negative: dropped) before the held rows. */
-export function useLogs(
-  jobId: string,
-  filter: LogFilter,
-  paused: boolean,
-  shifted: (rows: number) => void,
-): Logs {
-  const [buffer, setBuffer] = useState<LogBuffer>(EMPTY);
+export function useLogs(jobId: string, filter: LogFilter, paused: boolean): LogReader {
+  const [buffer, setBuffer] = useState<LogBuffer>(EMPTY_LOG);
   const [loading, setLoading] = useState(true);
   const [error, setError] = useState<string | null>(null);
   const [newest, setNewest] = useState(0);
@@ -129,20 +123,16 @@ export function useLogs(
     void single(async () => {
       const got = await readBackward(before);
       store(prepended(held.current, got.lines, got.before));
-      shifted(got.lines.length);
     });
-  }, [single, readBackward, store, shifted]);
+  }, [single, readBackward, store]);
   const later = useCallback(() => {
     if (busy.current) return;
     void single(async () => {
       const before = held.current;
       const got = await readForward(before.seen);
-      const after = appended(before, got.lines, got.seen, got.more);
-      store(after);
-      const left = before.lines.findIndex((line) => line.line === after.lines[0]?.line);
-      if (left > 0) shifted(-left);
+      store(appended(before, got.lines, got.seen, got.more));
     });
-  }, [single, readForward, store, shifted]);
+  }, [single, readForward, store]);
 
   useEffect(() => {
     stop.current = new AbortController();

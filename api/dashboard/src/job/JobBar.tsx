@@ -3,7 +3,7 @@
 import { useEffect, useState } from "react";
 
 import type { Window } from "./axis";
-import { clock, duration } from "./format";
+import { clock, fineDuration } from "./format";
 
 export const SECTIONS = [
   ["time", "Time"],
@@ -16,7 +16,7 @@ export const SECTIONS = [
   ["spec", "Spec"],
 ] as const;
 
-export function Bar({ brush, onClear }: { brush: Window | null; onClear: () => void }) {
+export function JobBar({ brush, onClear }: { brush: Window | null; onClear: () => void }) {
   const here = useSectionInView();
   return (
     <div className="job-bar">
@@ -34,7 +34,7 @@ export function Bar({ brush, onClear }: { brush: Window | null; onClear: () => v
       {brush && (
         <p className="brush-chip" role="status">
           <span>
-            {clock(brush.since)} – {clock(brush.until)} <small>{duration(brush.until - brush.since)}</small>
+            {clock(brush.since)} – {clock(brush.until)} <small>{fineDuration(brush.until - brush.since)}</small>
           </span>
           <button type="button" className="link" onClick={onClear}>
             Show all
