@@ -31,7 +31,7 @@ from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnava
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.settings import Settings
-from holdfast_service.store.engine import Store, UnsupportedDatabase
+from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
 from holdfast_service.store.migrate import UnknownSchema
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ async def serve(
             f"{settings.host} can be reached from other machines and there is no authentication: "
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
         )
+    try:
+        database_url(settings.resolved_database_url())
+    except UnsupportedDatabase as error:  # fail before a folder is made
+        raise ServeError(str(error)) from error
     stopping = asyncio.Event()
     _install_signal_handlers(stopping)
     with _bind(settings) as listener:
@@ -96,7 +100,7 @@ class _StoppedEarly(Exception):
 async def _store(settings: Settings) -> AsyncIterator[Store]:
     try:
         store = await Store.open(settings)
-    except (UnsupportedDatabase, UnknownSchema) as error:
+    except UnknownSchema as error:
         raise ServeError(str(error)) from error
     try:
         yield store
