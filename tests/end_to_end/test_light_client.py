@@ -122,7 +122,7 @@ def test_a_job_is_submitted_and_followed_from_a_light_installation(
     (stored,) = product.client.list(name="light")
     assert (stored.state, stored.progress.step) == ("SUCCEEDED", STEPS)
     described = light.run("holdfast", "describe", "light", "-o", "yaml", *at_server)
-    assert yaml.safe_load(described.stdout)["state"] == "SUCCEEDED", described.stderr
+    assert yaml.safe_load(described.stdout)["job"]["state"] == "SUCCEEDED", described.stderr
 
 
 def test_serve_says_what_to_install(light: LightInstallation) -> None:
