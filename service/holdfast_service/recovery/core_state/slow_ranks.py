@@ -61,7 +61,7 @@ class SlowRanks:
         self.ranks = {**self.ranks, rank: replace(self.ranks[rank], reported=True)}
 
     def restore(self, facts: Facts) -> None:
-        """Restore the ranks whose last STRAGGLER event in the journal says that they are slow."""
+        """Restore the ranks whose last event in the journal says that they are slow."""
         for rank, event in facts.slow.items():
             straggler = Straggler(rank, event.factor, event.since_step, event.step)
             self.peer_times.remember(straggler)
