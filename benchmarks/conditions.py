@@ -50,7 +50,8 @@ def machine() -> dict[str, Any]:
     """Current versions, cores and load."""
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "ray", "holdfast")},
+        **{name: version(name) for name in ("torch", "ray")},
+        "holdfast": version("holdfast-train"),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load": [round(load, 2) for load in os.getloadavg()],

@@ -23,7 +23,7 @@ def test_without_the_extra_the_error_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_cluster, "missing_for_metrics", lambda: "opencensus")
-    with pytest.raises(LocalClusterError, match=r"opencensus.*holdfast\[ray-metrics\]"):
+    with pytest.raises(LocalClusterError, match=r"opencensus.*holdfast-train\[ray-metrics\]"):
         local_cluster.ensure(tmp_path, 1, metrics_port=9300)
     assert not list(tmp_path.iterdir())
 

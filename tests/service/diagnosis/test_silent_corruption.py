@@ -104,7 +104,7 @@ def test_only_the_wrong_rank_is_named(replicas: int, wrong: int, corruption: str
 
 def test_a_restarted_supervisor_knows_what_is_corrupt() -> None:
     restore = {"step": 0, "attempt": 0}
-    formed = {"attempt": 1, "restore": restore, "members": []}
+    formed = {"attempt": 1, "restore": restore, "members": [], "mesh": {}, "world_size": 0}
     ran = {"attempt": 1, "members": [], "first_step": 1}
     bad = {
         "step": 9,
