@@ -68,7 +68,7 @@ class FleetReader:
         return self._store.reconcile_lag
 
     async def statistics(self, now: float) -> FleetStatistics:
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             states = await session.execute(
                 select(JobRecord.state, func.count()).group_by(JobRecord.state)
             )

@@ -75,7 +75,7 @@ class Reaper:
     async def _standing(self, present: Collection[str]) -> dict[str, StoredJobState]:
         ids = sorted(present)
         found: dict[str, StoredJobState] = {}
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             for start in range(0, len(ids), QUERY_CHUNK):
                 chunk = ids[start : start + QUERY_CHUNK]
                 rows = await session.execute(

@@ -97,6 +97,6 @@ class CodeService:
             return rows.first() is not None
 
     async def content(self, code: str) -> bytes | None:
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             stored = await session.get(CodePackage, code)
             return None if stored is None else stored.content

@@ -113,7 +113,8 @@ class Overview:
     ) -> JobRowPage:
         """Raises InvalidCursor."""
         filters = listing.Filters(q=q, owner=owner, states=frozenset(states))
-        async with self._store.read() as session:
+        scans_all = bool(q or owner) or sort is not Sort.CREATED  # the query scans all jobs
+        async with self._store.read(long=scans_all) as session:
             return await listing.page(session, filters, sort, limit, cursor)
 
     async def row(self, job_id: str) -> JobRow:
@@ -205,7 +206,7 @@ class Overview:
 
     async def _read_cluster(self) -> ClusterView:
         nodes = (await self._nodes.list()).nodes
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             waiting = (
                 await session.execute(
                     select(JobRecord.id, JobRecord.name, JobRecord.created_at, JobRecord.waiting)

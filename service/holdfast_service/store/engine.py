@@ -30,13 +30,14 @@ from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.settings import Settings
 from holdfast_service.store import sqlite
 from holdfast_service.store.change_numbers import RESET_FUTURE_NUMBERS
+from holdfast_service.store.group_commit import GroupCommit
 from holdfast_service.store.json_safe import to_json
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.migrate import migrate
 from holdfast_service.store.request_priority import ActiveRequests
 
 _DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
+    "sqlite": "sqlite+holdfast",
     "postgresql": "postgresql+asyncpg",
     "postgres": "postgresql+asyncpg",
 }
@@ -78,12 +79,11 @@ class Store:
         # By default each PostgreSQL statement sees a newer snapshot; SQLite keeps one anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
+        self._long_reader = engine.execution_options(**snapshot, **{sqlite.LONG: True})
         self._writer = engine.execution_options(**{sqlite.WRITING: True})
         # SQLite allows one writer at a time, and waiting writers poll the lock in no order: of
         # many, some would starve while they hold all connections. Here they queue without one.
-        self._writers: contextlib.AbstractAsyncContextManager[object] = (
-            contextlib.nullcontext() if self.postgres else asyncio.Lock()
-        )
+        self._group_commit = None if self.postgres else GroupCommit(self._writer)
         self._commands = asyncio.Semaphore(_MAX_COMMAND_TRANSACTIONS)
         self._polling = _AfterRequests(self.active_requests)
         self._gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
@@ -117,6 +117,8 @@ class Store:
         return store
 
     async def close(self) -> None:
+        if self._group_commit is not None:
+            await self._group_commit.close()
         await self._engine.dispose()
 
     async def ping(self) -> None:
@@ -134,19 +136,25 @@ class Store:
         return store
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
-        async with self._gate, AsyncSession(self._reader, expire_on_commit=False) as session:
+    async def read(self, *, long: bool = False) -> AsyncIterator[AsyncSession]:
+        """`long`: a statement may scan many rows or fetch megabytes."""
+        engine = self._long_reader if long else self._reader
+        async with self._gate, AsyncSession(engine, expire_on_commit=False) as session:
             yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """A transaction that commits when the block ends and rolls back when the block raises."""
-        async with (
-            self._gate,
-            self._writers,
-            AsyncSession(self._writer, expire_on_commit=False) as session,
-            session.begin(),
-        ):
+        async with self._gate, self._write_session() as session:
+            yield session
+
+    @asynccontextmanager
+    async def _write_session(self) -> AsyncIterator[AsyncSession]:
+        if self._group_commit is not None:
+            async with self._group_commit.transaction() as session:
+                yield session
+            return
+        async with AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
     @property
@@ -210,8 +218,7 @@ def database_url(given: str) -> URL:
     except (ArgumentError, ValueError) as error:  # for example, a port that is not a number
         raise UnsupportedDatabase(f"the database URL cannot be read: {forms}") from error
     driver = _DRIVERS.get(url.get_backend_name())
-    in_memory = url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}
-    if driver is None or in_memory:  # the connections would not share a database in memory
+    if driver is None:
         shown = url.render_as_string(hide_password=True)
         raise UnsupportedDatabase(f"database URL {shown!r}: {forms}")
     return url.set(drivername=driver)

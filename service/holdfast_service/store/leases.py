@@ -118,7 +118,7 @@ async def undriven(store: Store, owner: str, driven: Collection[str]) -> set[Job
     """The leases that `owner` holds without driving the job: the answer to its claim was lost, or a
     release failed."""
     mine = and_(JobRecord.cleaned == false(), JobRecord.lease_owner == owner)
-    async with store.read() as session:
+    async with store.read(long=True) as session:
         held = await session.scalar(select(func.count()).select_from(JobRecord).where(mine))
         if not held or held <= len(driven):
             return set()

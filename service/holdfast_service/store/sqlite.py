@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, event
+from sqlalchemy.dialects import registry
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from holdfast_service.store import sqlite_driver
 from holdfast_service.store.json_safe import to_json
 
 WRITING = "holdfast_writing"
-"""Execution option: the transaction will write."""
-
-
-class _File(sqlite3.Connection):
-    """A connection that releases its locks when closed. SQLite itself keeps the transaction of a
-    closed connection open while any reference to one of its cursors exists, for example in the
-    traceback of a cancelled task."""
-
-    def close(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # it may be closed already
-            self.rollback()
-        super().close()
+LONG = "holdfast_long"
+"""Execution options: WRITING, the transaction will write; LONG, a statement may take long."""
 
 
 def engine_for(url: URL, busy_s: float, pool: int) -> AsyncEngine:
     """The engine for the database file in `url`. `busy_s`: maximum wait for a lock."""
     if url.database:
         Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    registry.register("sqlite.holdfast", sqlite_driver.__name__, "Dialect")
+    commits = ThreadPoolExecutor(1, thread_name_prefix="commit")  # SQLite has one writer at a time
     engine = create_async_engine(
-        url,
-        # Without an isolation level the driver begins no transactions; `_begin` does.
-        connect_args={"timeout": busy_s, "isolation_level": None, "factory": _File},
+        url.set(drivername="sqlite+holdfast"),
+        creator=partial(sqlite_driver.Connection, url.database or ":memory:", busy_s, commits),
         pool_size=pool,
         max_overflow=0,
         pool_use_lifo=True,
@@ -56,5 +49,12 @@ def _prepare(connection: Any, _record: Any) -> None:
 def _begin(connection: Connection) -> None:
     """Begin a transaction. A deferred transaction that turns into a writer can fail because its
     snapshot is outdated; an immediate one waits for the write lock instead."""
-    writing = connection.get_execution_options().get(WRITING, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+    options = connection.get_execution_options()
+    file: Any = connection.connection.dbapi_connection
+    writing = bool(options.get(WRITING, False))
+    # Other writers wait for this transaction, so it does not yield the loop between statements.
+    file.begin_transaction(without_yielding=writing)
+    cursor = file.cursor()
+    cursor.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+    cursor.close()
+    file.in_threads = bool(options.get(LONG, False))

@@ -121,8 +121,6 @@ def test_an_invalid_address_is_a_usage_error(
     [
         ("--database-url", "mysql://u:secret@h/d", ExitCode.SERVER, "postgresql://"),
         ("--database-url", "secret", ExitCode.SERVER, "postgresql://"),
-        ("--database-url", "sqlite://", ExitCode.SERVER, "sqlite:///<path>"),
-        ("--database-url", "sqlite:///:memory:", ExitCode.SERVER, "sqlite:///<path>"),
         ("--port", "99999", ExitCode.USAGE, "port: "),
     ],
 )

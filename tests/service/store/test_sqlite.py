@@ -1,9 +1,10 @@
-"""The store on SQLite: an event loop that no statement blocks, and the order of waiting writers."""
+"""The store on SQLite: the threads that statements run in, and the order of waiting writers."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import text
 from tests.support.service.databases import fast_settings
 
+from holdfast_service.store import sqlite_driver
 from holdfast_service.store.engine import Store
 
 
@@ -40,23 +42,36 @@ async def test_a_writer_waiting_for_a_lock_does_not_block_the_loop(
     other.close()
 
 
-async def test_a_long_statement_does_not_block_the_loop(store: Store) -> None:
-    numbers = """
-        WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 500000)
-        SELECT count(*) FROM n
-    """
+async def threads_of(store: Store, *, long: bool) -> set[int]:
+    """The threads in which a statement of a read runs."""
+    threads: set[int] = set()
+    async with store.read(long=long) as session:
+        connection = (await (await session.connection()).get_raw_connection()).driver_connection
+        assert connection is not None
+        connection.create_function("thread", 0, lambda: threads.add(threading.get_ident()))
+        await session.execute(text("SELECT thread()"))
+    return threads
 
-    async def read() -> None:
-        async with store.read() as session:
-            assert await session.scalar(text(numbers)) == 500_000
 
-    reading = asyncio.create_task(read())
-    iterations = 0
-    while not reading.done():
-        await asyncio.sleep(0)
-        iterations += 1
-    await reading
-    assert iterations > 100  # a statement in the loop's thread leaves a handful
+async def test_only_long_reads_run_in_a_thread(store: Store) -> None:
+    assert await threads_of(store, long=False) == {threading.get_ident()}
+    assert threading.get_ident() not in await threads_of(store, long=True)
+
+
+async def test_commits_do_not_run_in_the_loop_thread(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+    commit = sqlite_driver._File.commit
+
+    def watched(file: sqlite_driver._File) -> None:
+        threads.add(threading.get_ident())
+        commit(file)
+
+    monkeypatch.setattr(sqlite_driver._File, "commit", watched)
+    async with store.write() as session:
+        await session.execute(text("UPDATE jobs SET name = 'x'"))
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_a_long_series_of_statements_yields_the_loop(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Several writers of an SQLite database wait in a queue."""
+"""Several writers of an SQLite database share a COMMIT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from tests.support.service.databases import fast_settings
 
-from holdfast_service.store import sqlite
+from holdfast_service.store import sqlite_driver
 from holdfast_service.store.engine import Store
 
 ADD = text("INSERT INTO code_packages (id, content, used_at) VALUES (:id, x'00', 0)")
@@ -41,16 +41,24 @@ async def stored(store: Store) -> list[str]:
         return list(await session.scalars(text("SELECT id FROM code_packages ORDER BY id")))
 
 
-async def test_writers_are_served_in_the_order_of_their_arrival(store: Store) -> None:
-    order: list[int] = []
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry per COMMIT."""
+    done: list[None] = []
+    commit = sqlite_driver._File.commit
 
-    async def in_turn(number: int) -> None:
-        async with store.write() as session:
-            await session.execute(ADD, {"id": f"{number}"})
-            order.append(number)
+    def counted(file: sqlite3.Connection) -> None:
+        done.append(None)
+        commit(file)
 
-    await asyncio.gather(*(in_turn(number) for number in range(40)))
-    assert order == list(range(40))
+    monkeypatch.setattr(sqlite_driver._File, "commit", counted)
+    return done
+
+
+async def test_queued_writers_share_a_commit(store: Store, commits: list[None]) -> None:
+    await asyncio.gather(*(write(store, f"{n}") for n in range(6)))
+    assert await stored(store) == [f"{n}" for n in range(6)]
+    assert len(commits) <= 2
 
 
 @pytest.mark.parametrize("bad", [0, 2, 5])
@@ -77,14 +85,14 @@ async def test_a_cancelled_writer_does_not_affect_other_writers(store: Store, go
     assert "later" in await stored(store)
 
 
-async def test_a_failed_commit_fails_its_writer_and_stores_nothing(
+async def test_a_failed_commit_fails_every_writer_of_the_group(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: sqlite3.Connection) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as now:
-        now.setattr(sqlite._File, "commit", full)
+        now.setattr(sqlite_driver._File, "commit", full)
         ends = await asyncio.gather(
             *(write(store, f"{n}") for n in range(3)), return_exceptions=True
         )
