@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.conditions import environment
 from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
 from holdfast.client.synchronous.client import Client
 from holdfast.demo.child_server import child_server
@@ -66,7 +67,11 @@ class RunningJob:
 
 @contextlib.contextmanager
 def serving(nodes: int) -> Iterator[RunningServer]:
-    """Serve with a cluster of `nodes`; at the end stop the server and all its processes."""
+    """Serve with a cluster of `nodes`; at the end stop the server and all its processes.
+
+    Every process of the cluster can import the benchmarks' own recipes.
+    """
+    os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
     with child_server(nodes) as server, Client(server.address, retry_s=READY_S) as client:
         client.ready()
         yield RunningServer(client, server.data_dir)

@@ -34,7 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.conditions import ROOT, environment, load_job, machine, print_json, report
+from benchmarks.conditions import ROOT, load_job, machine, print_json, report
 from benchmarks.figures import StormFigure, storm_limit, storm_summary
 from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.recipes.storm_recipe import STEP_S
@@ -80,7 +80,6 @@ def job(step_s: float = STEP_S) -> dict[str, Any]:
 def _holdfast(options: argparse.Namespace, mtbf_s: Mapping[str, float]) -> dict[str, StormFigure]:
     """Run one job through a calm and then all storms."""
     os.environ |= {
-        "PYTHONPATH": environment()["PYTHONPATH"],
         "HOLDFAST_ALLOW_FAULT_INJECTION": "true",
         "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # repeated kills on a node are expected here
     }

@@ -86,6 +86,7 @@ def small_job(tmp_path: Path) -> Path:
     """The recovery benchmark's job on two ranks of one node, with little data."""
     job = load_job(FOLDER / "recovery.yaml")
     job["data"]["source"] = str(ROOT / "docs")
+    job["train"]["schedule"]["warmup_steps"] = 1  # at most the number of steps
     job["parallel"] = {"dp_shard": 2}
     job["resources"]["standby_nodes"] = 0
     path = tmp_path / "job.yaml"
