@@ -171,7 +171,7 @@ class _ReportingHooks:
             print(rank_log.format_step(row), flush=True)
 
     def tripped(self, report: TripReport) -> None:
-        self._write({"tripped": report.data()})
+        self._write({"tripped": asdict(report)})
         if self._world.rank == 0:
             print(f"{report.decision}: {describe_trip(report)}", flush=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -59,7 +60,7 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     job = nodes.submit(SPEC)
     supervisor = server.run_job(job.id, end=False)
     where: dict[str, Any] = {"agent": "n0", "node_id": "node0", "host": "127.0.0.1"}
-    supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
+    supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[asdict(HOT)])
     lost = [{"cause": "hang", "rank": 0, "agent": "n0", "attempt": 1}]
     fault: dict[str, Any] = {
         "incident": 1,
@@ -99,7 +100,7 @@ def test_a_job_shows_its_slow_ranks_and_the_findings_of_its_nodes(
     supervisor = server.run_job(job.id, end=False)
     for agent in ("n1", "n2"):
         where: dict[str, Any] = {"agent": agent, "node_id": f"node{agent[1]}", "host": "127.0.0.1"}
-        supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
+        supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[asdict(HOT)])
     slow: dict[str, Any] = {"agent": "n1", "node_id": "node1", "host": "127.0.0.1"}
     slow |= {"factor": 2.5, "since": 99.0}
     slow |= {"since_step": 3, "step": 5, "attempt": 1, "why": ""}

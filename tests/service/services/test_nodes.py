@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -48,7 +48,7 @@ def incident(number: int, agent: str = "n0", attempt: int = 1, **changes: Any) -
 
 def unfit(node_id: str) -> dict[str, Any]:
     found = HealthFinding("accelerator", "xid", Level.UNFIT, "XID 48 of GPU-1", "GPU-1", 48)
-    return {"agent": "n", "node_id": node_id, "host": "127.0.0.1", "findings": [found.data()]}
+    return {"agent": "n", "node_id": node_id, "host": "127.0.0.1", "findings": [asdict(found)]}
 
 
 @pytest.fixture

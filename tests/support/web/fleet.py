@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import select
@@ -89,7 +90,7 @@ def _node(number: int) -> NodeRow:
         gpus=float(GPUS),
         first_seen=now - 86400 * 12,
         last_seen=now - (7200 if number == MACHINES - 1 else 0),
-        findings=[finding.data() for finding in findings],
+        findings=[asdict(finding) for finding in findings],
         measured={f"gpu{device}": 2890.0 + device for device in range(2)},
         **row,
     )

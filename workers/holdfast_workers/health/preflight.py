@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast_workers.ipc import control_channel
+from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.findings import HealthFinding, Level
 from holdfast_workers.state.digest import payload_digest
 
@@ -40,8 +41,7 @@ class PreflightResult:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> PreflightResult:
-        found = tuple(HealthFinding.from_data(item) for item in message["findings"])
-        return cls(found, dict(message["measured"]))
+        return codec.restore(cls, message)
 
 
 def run(end: socket.socket, request: dict[str, Any]) -> int:
@@ -52,7 +52,7 @@ def run(end: socket.socket, request: dict[str, Any]) -> int:
         found += findings
         measured[device] = copied
     with contextlib.suppress(control_channel.ControlClosed):  # the agent has given up waiting
-        message = {"findings": [finding.data() for finding in found], "measured": measured}
+        message = {"findings": [asdict(finding) for finding in found], "measured": measured}
         control_channel.send(end, {"op": "checked", **message})
     return 0
 

@@ -5,10 +5,9 @@ Values only; the rooms `health/`, `state/` and `training/` decide what counts as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 
 class Level(StrEnum):
@@ -33,13 +32,6 @@ class HealthFinding:
     def key(self) -> tuple[str, str, str, str, int | None]:
         """The identity of a finding, whatever its numbers are."""
         return (self.probe, self.kind, self.level, self.where, self.code)
-
-    def data(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> HealthFinding:
-        return cls(**{**data, "level": Level(data["level"])})
 
 
 def is_unfit(findings: Iterable[HealthFinding]) -> bool:
@@ -122,8 +114,3 @@ class TripReport:
     what: str | None = None
     """ "output", "gradient", "loss", or "state"."""
     micro_batch: int | None = None
-
-    def data(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        skipped = None if self.skipped is None else list(self.skipped)
-        return {**asdict(self), "skipped": skipped, "ranks": list(self.ranks)}

@@ -7,6 +7,8 @@ attempt received the ledger without it, and may have read the data that this tri
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.codec import read
 from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
@@ -25,7 +27,7 @@ def apply_guard_trip(state: CoreState, attempt: int, report: TripReport) -> None
         state.progress.skip_window(report.skipped)
     if report.back_to is not None:
         roll_back(state, attempt, report.back_to, report.kind.value)
-    tripped = read(GuardTrip, report.data())
+    tripped = read(GuardTrip, asdict(report))
     ledger = state.progress.ledger.ranges
     state.emit(GuardTrippedEvent(attempt=attempt, trip=tripped, ledger=ledger))
 
