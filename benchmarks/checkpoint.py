@@ -131,7 +131,7 @@ def measure(ranks: int, options: argparse.Namespace) -> CheckpointFigures:
             document = job(ranks, state_mb, steps, work, memory, per_node)
             found[name] = under_holdfast(document, server)
             _report_steps(name, found[name])
-        grown_mb = growth(server, ranks, options.saves)
+        grown_mb = growth(server, ranks, options.saves, min(work, SMALL_WORK))
     report(f"{options.saves} saves added {grown_mb} MB to the process with the largest growth")
     floors = {
         "own": floor(ranks, state_mb << 20, partner=False),
@@ -207,10 +207,10 @@ def under_holdfast(
     return MeasuredSteps(times, waits, (protected[-1] - protected[0]) / saves if saves else 1.0)
 
 
-def growth(server: holdfast_side.RunningServer, ranks: int, saves: int) -> float:
+def growth(server: holdfast_side.RunningServer, ranks: int, saves: int, work: int) -> float:
     """Largest growth in resident memory of one process over `saves` saves, in MB."""
     warm_up = saves // WARM_UP_SHARE
-    document = job(ranks, SMALL_MB, NO_END, SMALL_WORK, memory=1)
+    document = job(ranks, SMALL_MB, NO_END, work, memory=1)
     with holdfast_side.submitted(server, document) as running:
         running.wait_step(warm_up, RUN_S)
         rank_processes = [psutil.Process(pid) for pid in running.pids().values()]

@@ -24,7 +24,7 @@ from holdfast_workers.recipes.lookup import resolve
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
-from holdfast_workers.training.step_loop import DigestSource, train
+from holdfast_workers.training.step_loop import DigestSource, Hooks, train
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _restore(recipe: Recipe, rank: int) -> int:
     return recipe.read_state(memoryview(payload))
 
 
-class _RayTrainHooks:
+class _RayTrainHooks(Hooks):
     """Hooks of the step loop that save through Ray Train."""
 
     def __init__(self, config: LoopConfig, rank: int, out: TextIO) -> None:
@@ -92,29 +92,17 @@ class _RayTrainHooks:
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
         pass
 
-    def blocked_s(self) -> float:
-        return 0.0
-
     def commit_gate(self, step: int) -> None:
         pass
 
     def tripped(self, report: TripReport) -> None:
         pass
 
-    def replicated_step(self) -> int:
-        return -1
-
-    def committed(self, row: StepRow) -> None:
-        _write(self._out, {"step": row.step, "at": row.at})
-
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         pass
 
-    def stop_wanted(self) -> bool:
-        return False
-
-    def intervals(self) -> tuple[int, int]:
-        return 0, 0
+    def committed(self, row: StepRow) -> None:
+        _write(self._out, {"step": row.step, "at": row.at})
 
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool

@@ -33,7 +33,7 @@ from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.standalone import load_spec
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
-from holdfast_workers.training.step_loop import DigestSource, train
+from holdfast_workers.training.step_loop import DigestSource, Hooks, train
 
 KEPT = 2
 COLLECTIVE_S = 60.0
@@ -56,7 +56,7 @@ def main() -> None:
     process_groups.leave()
 
 
-class _SavingHooks:
+class _SavingHooks(Hooks):
     """Hooks that save after every step."""
 
     def __init__(self, saver: str, recipe: BigState, rank: int, folder: Path, out: TextIO) -> None:
@@ -83,14 +83,8 @@ class _SavingHooks:
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
         pass
 
-    def blocked_s(self) -> float:
-        return 0.0
-
     def tripped(self, report: TripReport) -> None:
         pass
-
-    def replicated_step(self) -> int:
-        return -1
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         pass
@@ -100,12 +94,6 @@ class _SavingHooks:
             began = time.monotonic()
             self._staging.result()
             self._stall_s += time.monotonic() - began
-
-    def stop_wanted(self) -> bool:
-        return False
-
-    def intervals(self) -> tuple[int, int]:
-        return 0, 0
 
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool

@@ -24,5 +24,5 @@ export default defineConfig({
       },
     },
   },
-  server: { proxy: { "/api": { target: server, changeOrigin: true } } },
+  server: { proxy: { "/api": { target: server, changeOrigin: true, headers: { origin: server } } } },
 });

@@ -168,6 +168,12 @@ class NodeNotFound(NotFound):
     code = "node_not_found"
 
 
+class CodeNotFound(NotFound):
+    """The server has no code of that digest."""
+
+    code = "code_not_found"
+
+
 class CheckpointNotFound(NotFound):
     """The job has no such checkpoint."""
 
@@ -211,6 +217,12 @@ class CheckpointPinned(Conflict):
     """The checkpoint is pinned and cannot be removed."""
 
     code = "checkpoint_pinned"
+
+
+class CheckpointElsewhere(Conflict):
+    """The checkpoint is not in its job's own folder of the remote tier, and is never removed."""
+
+    code = "checkpoint_elsewhere"
 
 
 class CheckpointNeeded(Conflict):

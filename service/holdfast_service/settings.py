@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from holdfast_service.policy.quarantine import QuarantineRules
 
@@ -17,7 +17,12 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 SECRETS = "secrets"
-"""Folder for named secrets, inside the data directory."""
+"""Folder for named secrets, inside the folder of keys."""
+JOB_KEY = "job-secrets.key"
+
+
+def _listed(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -27,9 +32,19 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8642
+    allowed_host: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        default=(),
+        description="Names under which browsers reach the server through a proxy: HOST or "
+        "HOST:PORT behind https, or a URL; several are separated by commas.",
+    )
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".holdfast",
         description="Database, job folders and secrets of an embedded control plane.",
+    )
+    keys_dir: Path | None = Field(
+        default=None,
+        description="Folder of the key of all jobs and of named secrets; null: the data "
+        "directory. Only the server needs it: nodes need not see it.",
     )
     database_url: str | None = Field(
         default=None,
@@ -56,6 +71,9 @@ class Settings(BaseSettings):
         default=True,
         description="Refuse a spec whose data path does not exist on the server; turn this off "
         "where the nodes have folders that the server does not have.",
+    )
+    data_path_check_s: Seconds = Field(
+        default=5.0, description="Deadline of the search for a job's data at submission."
     )
     storage_probe_s: Seconds = Field(
         default=10.0, description="Deadline of the test of a job's remote storage at submission."
@@ -144,6 +162,11 @@ class Settings(BaseSettings):
         default=30.0,
         description="Interval between two searches for remains of ended jobs on the cluster.",
     )
+    release_unknown_jobs: bool = Field(
+        default=False,
+        description="Whether jobs of this installation on the cluster that its database does not "
+        "know are ended; for a start after the database was restored from a backup.",
+    )
     stop_deadline_s: Seconds = Field(
         default=10.0, description="Deadline of an orderly shutdown of the server."
     )
@@ -172,6 +195,11 @@ class Settings(BaseSettings):
         description="Deadline for an answer of the checkpoint storage: a listing, a mark, the "
         "next bytes.",
     )
+    allow_local_storage: bool = Field(
+        default=False,
+        description="Accept a bucket's endpoint at a loopback or link-local address: a storage "
+        "service on the server's own machine.",
+    )
     export_deadline_s: Seconds = Field(
         default=3600.0, description="Deadline for reading a whole checkpoint for an export."
     )
@@ -190,6 +218,10 @@ class Settings(BaseSettings):
     )
     max_code_bytes: Annotated[int, Field(ge=1, le=256 << 20)] = Field(
         default=32 << 20, description="Largest size of a user's code folder, when packed."
+    )
+    max_code_total_bytes: Annotated[int, Field(ge=1)] = Field(
+        default=1 << 30,
+        description="Largest size of all stored code; the longest unused of ended jobs goes first.",
     )
     allow_fault_injection: bool = Field(
         default=False,
@@ -217,7 +249,16 @@ class Settings(BaseSettings):
     @property
     def secrets_dir(self) -> Path:
         """Folder with one file per named secret."""
-        return self.data_dir.absolute() / SECRETS
+        return self._keys / SECRETS
+
+    @property
+    def job_key_file(self) -> Path:
+        """The file with the key from which every job's secret is derived."""
+        return self._keys / JOB_KEY
+
+    @property
+    def _keys(self) -> Path:
+        return (self.keys_dir or self.data_dir).absolute()
 
     def job_dir(self, job_id: str) -> Path:
         """The job's folder: its supervisor's journal, and its remote checkpoints by default."""

@@ -86,7 +86,9 @@ def partitioned(folder: Path, layout: Layout) -> Iterator[SupervisedRun]:
             standbys=layout.standbys,
             workers_per_node=layout.workers_per_node,
             agents=RemoteAgents,
-            times=SupervisorTimes(poll_s=0.1, heartbeat_timeout_s=HEARTBEAT_S),
+            times=SupervisorTimes(
+                poll_s=0.1, heartbeat_timeout_s=HEARTBEAT_S, refresh_s=MARGIN_S / 5
+            ),
             config=config,
             heartbeat_s=HEARTBEAT_S / 8,
         ) as run,

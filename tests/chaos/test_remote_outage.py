@@ -1,12 +1,18 @@
 """A remote tier fails in the middle of a run: training goes on, one incident reports the outage,
-and missed saves are made up for when the tier answers again. Uses a real S3 server."""
+and missed saves are made up for when the tier answers again. Uses a real S3 server.
+
+The fence fails with it, and no recovery waits for it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
@@ -14,9 +20,9 @@ from tests.support.faults.flaky_proxy import FlakyProxy
 from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
-from holdfast_workers.checkpoint.storage import StorageOptions
+from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
@@ -171,3 +177,87 @@ def test_a_restore_waits_for_unavailable_storage_instead_of_starting_over(
         forming = run.of(EventKind.ATTEMPT_FORMING)[-1]
         assert forming["restore"]["step"] >= 20
         assert run.digests[STEPS] == undisturbed.digests[STEPS]
+
+
+def test_a_run_resumes_from_a_bucket_whose_key_is_in_no_process_with_users_code(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
+    """The kernel shows the memory of every child of the agents: the key is in none but those that
+    reach the storage."""
+    key = f"key-{os.urandom(16).hex()}"
+    credentials = {**CREDENTIALS, "secret_access_key": key}
+    run = {
+        "remote": f"s3://{s3_server.new_bucket()}/runs/job",
+        "storage": StorageOptions(endpoint=s3_server.endpoint, credentials=credentials),
+        "standbys": 0,
+    }
+    with supervised(tmp_path, small_training(4000), **run) as first:
+        first.wait_step(5)
+        first.stop(StopKind.PAUSE)
+        paused = first.wait_end()
+        assert paused["outcome"] == "PAUSED", first.story()
+    with supervised(tmp_path, small_training(4000), **run, resumes=first) as second:
+        second.wait_step(paused["step"] + 1)
+        formed = second.of(EventKind.ATTEMPT_FORMING)[-1]
+        assert set(formed["restore"]["tiers"].values()) == {"remote"}, second.story()
+        agents = [agent.process.pid for agent in second.agents.agents.values() if agent.process]
+        children = [child for pid in agents for child in psutil.Process(pid).children()]
+        with_key = {child.name() for child in children if _has_in_memory(child.pid, key.encode())}
+        assert {"hf-zygote", "hf-worker", "hf-storage"} <= {child.name() for child in children}
+        assert with_key == {"hf-storage"}
+
+
+def _has_in_memory(pid: int, word: bytes) -> bool:
+    """Whether a process has `word` in memory that it may write to."""
+    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            extent, access, *_ = line.split()
+            if access.startswith("rw"):
+                start, end = (int(number, 16) for number in extent.split("-"))
+                memory.seek(start)
+                with contextlib.suppress(OSError):  # unmapped meanwhile
+                    if word in memory.read(end - start):
+                        return True
+    return False
+
+
+@contextmanager
+def _fence_away(run: SupervisedRun) -> Iterator[None]:
+    """Every access to the fence is an I/O error, in its folder and in the file of version 0.1.0."""
+    fence, former = run.remote_root / "fence", run.folder / "job" / "fence.json"
+    kept = fence.rename(fence.with_name("fence-kept"))
+    fence.touch()
+    former.mkdir()
+    yield
+    former.rmdir()
+    fence.unlink()
+    kept.rename(fence)
+
+
+def test_an_error_of_the_fence_ends_no_job(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
+        run.wait_step(3)
+        with _fence_away(run):
+            run.kill(1)
+            run.wait(lambda: any(row.attempt == 2 for row in run.all_rows))
+            run.lose_supervisor()  # its successor starts without the fence
+            assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        assert {row.attempt for row in run.all_rows} == {1, 2}
+
+
+def test_ranks_hold_while_neither_fence_nor_cluster_rules_out_a_second_supervisor(
+    tmp_path: Path,
+) -> None:
+    steps = 2_000
+    with supervised(tmp_path, small_training(steps), standbys=0) as run:
+        run.wait_step(3)
+        run.cluster_answers = False
+        with _fence_away(run):
+            run.wait(lambda: "hold" in run.phases())  # its peers wait for it in a collective
+        seen = run.newest_step()
+        assert seen < steps
+        run.wait_step(seen + 20)
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
+        assert {row.attempt for row in run.all_rows} == {1}

@@ -26,6 +26,9 @@ REPOSITORY = Path(__file__).parents[2]
 STEPS = 60
 START_S = 180.0
 WITHOUT_STANDBY = {"cpus_per_worker": 0.5, "workers_per_node": 2, "standby_nodes": 0}
+PLANTED = "planted-word"
+SERVERS_SECRETS = ("HOLDFAST_WEBHOOK_SECRET", "DATABASE_PASSWORD", "HF_TOKEN")
+"""Variables of the server with the value PLANTED, which its nodes and jobs must not get."""
 ONE_NODE: dict[str, Any] = {"parallel": {"dp_shard": 2}, "resources": WITHOUT_STANDBY}
 """For tests that depend on neither mesh nor standby: fewer processes."""
 
@@ -53,8 +56,13 @@ def spec(**changes: Any) -> dict[str, Any]:
 class Product:
     """A server that tests can kill and restart, and its jobs' resources on this machine."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(
+        self, data_dir: Path, beside: local_cluster.LocalCluster | None = None, **env: str
+    ) -> None:
+        """`beside`: the server uses this cluster of another server. `env`: its settings."""
         self.data_dir = data_dir
+        self._beside = beside
+        self._env = env if beside is None else {**beside.environment(), **env}
         self.log = data_dir / "server.log"
         self.process: subprocess.Popen[str] | None = None
         self.client: Client
@@ -65,6 +73,7 @@ class Product:
                 [
                     *(sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0"),
                     *("--data-dir", str(self.data_dir), "--local-nodes", "3"),
+                    *(("--ray-address", self._beside.address) if self._beside else ()),
                     "--allow-fault-injection",
                 ],
                 stdin=subprocess.DEVNULL,
@@ -76,6 +85,10 @@ class Product:
                     "PYTHONPATH": _python_path(),
                     "OMP_NUM_THREADS": "1",
                     "HOLDFAST_NODE_LOGS": "json",
+                    **dict.fromkeys(SERVERS_SECRETS, PLANTED),
+                    "HOLDFAST_WORKER_ENV": "NAMED_*",
+                    "NAMED_BY_OPERATOR": "yes",
+                    **self._env,
                 },
                 start_new_session=True,
             )
@@ -145,7 +158,7 @@ class Product:
 
     def left_of(self, job_id: str) -> list[str]:
         """The remaining segments and worker processes of a job."""
-        segments = [str(path) for path in Path(self.cluster.shm_root).glob(f"{job_id}*")]
+        segments = [str(path) for path in Path(self.cluster.shm_root).glob(f"*{job_id}")]
         workers = [str(pid) for pid in self.actor_pids("AgentActor")]
         return [*segments, *workers, *map(str, self.actor_pids("SupervisorActor"))]
 

@@ -16,6 +16,7 @@ import yaml
 from safetensors.numpy import load_file
 from tests.end_to_end.conftest import (
     ONE_NODE,
+    PLANTED,
     REPOSITORY,
     STEPS,
     WITHOUT_STANDBY,
@@ -23,7 +24,7 @@ from tests.end_to_end.conftest import (
     spec,
 )
 
-from holdfast_service.embedded_cluster import local_cluster
+from holdfast_service.embedded_cluster import local_cluster, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(240)]
 FUNCTION_STEPS = 110
@@ -68,6 +69,24 @@ def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothi
     }
 
 
+def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(
+    product: Product, undisturbed: dict[int, str], tmp_path: Path
+) -> None:
+    """The second server has an empty database, and looks for remains all the time."""
+    second = Product(tmp_path, beside=product.cluster, HOLDFAST_REAP_INTERVAL_S="0.2")
+    second.start()
+    try:
+        mine = product.client.submit(spec(resources=WITHOUT_STANDBY))
+        product.wait_step(mine.id, 5)
+        other = second.client.submit(spec(name="beside", **ONE_NODE))
+        assert_same(product, mine.id, undisturbed)
+        assert second.finish(other.id).state == "SUCCEEDED"
+        assert len(product.client.attempts(mine.id)) == 1
+        assert len(second.client.attempts(other.id)) == 1
+    finally:
+        second.stop()
+
+
 def test_a_killed_agent_is_replaced_by_the_standby_node(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
@@ -89,6 +108,29 @@ def test_a_user_error_ends_the_job_with_its_traceback(product: Product) -> None:
     assert ended.state == "FAILED" and ended.outcome is not None
     assert ended.outcome.code == "user_error"
     assert "the user's own mistake" in (ended.outcome.traceback or "")
+    product.wait(lambda: not product.left_of(job.id), 30)
+
+
+def test_no_process_of_the_cluster_has_the_servers_secrets(product: Product) -> None:
+    """What a function sees in its own environment, and what the kernel shows of all others."""
+    function = {"recipe": "pretrain", "function": "tests.support.ranks.functions:shows_environment"}
+    train = {"steps": 20, "global_batch": 8, "micro_batch": 4}
+    variables = {"GREETING": "hello", "RANDOM_SECRET": ""}
+    job = product.client.submit(spec(**function, **ONE_NODE, train=train, env=variables))
+    product.wait_step(job.id, 1)
+    seen = [
+        Path(f"/proc/{pid}/environ").read_bytes()
+        for pid in processes.of_cluster(product.cluster.cluster_id)
+        if Path(f"/proc/{pid}").exists()
+    ]
+    ended = product.finish(job.id)
+    assert ended.state == "SUCCEEDED", ended.outcome
+    lines = [line.text for line in product.client.logs(job.id, limit=1000).lines]
+    assert {"variable GREETING=hello", "variable RANDOM_SECRET="} <= {*lines}
+    assert "variable NAMED_BY_OPERATOR=yes" in lines
+    assert not [line for line in lines if PLANTED in line or line.startswith("variable RAY_")]
+    assert not [environ for environ in seen if PLANTED.encode() in environ]
+    assert product.client.get(job.id).spec["env"] == variables
     product.wait(lambda: not product.left_of(job.id), 30)
 
 
@@ -118,7 +160,7 @@ def test_a_paused_job_releases_the_cluster_and_resumes_with_the_same_bits(
     assert_same(product, job.id, undisturbed)
     first, second = product.client.attempts(job.id)
     assert (first.state, second.number) == ("ended", 2)
-    assert second.restore["step"] == paused
+    assert second.restore.step == paused
     assert product.client.incidents(job.id) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticUndefined
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import build
@@ -180,10 +182,27 @@ def test_the_commands_that_are_shown_are_found() -> None:
     assert len(SHOWN) > 50
 
 
-def test_every_setting_is_explained() -> None:
-    text = (ROOT / "docs/operations.md").read_text()
+def test_every_setting_is_explained_with_its_default() -> None:
+    """HOLDFAST_WRITE_DEFAULTS=1 writes the defaults of the settings into the page."""
+    page = ROOT / "docs/operations.md"
+    text = page.read_text()
     settings = [f"HOLDFAST_{name.upper()}" for name in Settings.model_fields]
     assert not [name for name in settings if f"| `{name}`" not in text]
+    generated = re.sub(
+        r"^(\| `HOLDFAST_(\w+)`\*? \| )`[^|]*`( \|)", _with_default, text, flags=re.M
+    )
+    if os.environ.get("HOLDFAST_WRITE_DEFAULTS"):
+        page.write_text(generated)
+    assert generated == text
+
+
+def _with_default(row: re.Match[str]) -> str:
+    field = Settings.model_fields.get(row[2].lower())
+    if field is None or field.default is None or field.default is PydanticUndefined:
+        return row[0]  # in words, or read elsewhere
+    value = field.default
+    shown = f"{value:.12g}" if isinstance(value, float) else str(value)
+    return f"{row[1]}`{shown.lower() if isinstance(value, bool) else shown}`{row[3]}"
 
 
 def test_every_exit_code_cause_and_transition_is_documented() -> None:

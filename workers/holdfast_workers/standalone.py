@@ -33,8 +33,7 @@ from holdfast_workers.training import rank_log
 from holdfast_workers.training.guards import describe_trip
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 from holdfast_workers.training.recipe import Recipe, World
-from holdfast_workers.training.step_agreement import Agreed
-from holdfast_workers.training.step_loop import DigestSource, Hooks, Steps
+from holdfast_workers.training.step_loop import Hooks, Steps
 
 _WARM_UP_STEPS = 5
 """Steps that the summary's medians leave out: they compile, allocate and fill caches."""
@@ -127,7 +126,7 @@ def load_spec(path: Path, *, steps: int | None, world_size: int) -> TrainingSpec
     return spec
 
 
-class _ReportingHooks:
+class _ReportingHooks(Hooks):
     """Hooks of the step loop that only report: they print rows and write the JSON lines."""
 
     def __init__(
@@ -144,25 +143,8 @@ class _ReportingHooks:
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
         pass
 
-    def blocked_s(self) -> float:
-        return 0.0
-
     def commit_gate(self, step: int) -> None:
         pass
-
-    def replicated_step(self) -> int:
-        return -1
-
-    def stop_wanted(self) -> bool:
-        return False
-
-    def intervals(self) -> tuple[int, int]:
-        return 0, 0
-
-    def checkpoint(
-        self, step: int, recipe: Recipe, agreed: Agreed, last: bool
-    ) -> DigestSource | None:
-        return None
 
     def committed(self, row: StepRow) -> None:
         self._rows.append(row)

@@ -24,6 +24,7 @@ from holdfast.cli.common import Options
 from holdfast.client import address, config
 from holdfast.errors import HoldfastError, ServerError, ServerUnreachable
 from holdfast_service import extras
+from holdfast_workers.memory.node_folder import OrphanFolder, find_orphans, memory_bases
 
 GIB = 1 << 30
 DISK_BAD_GIB, DISK_LOW_GIB = 2, 10
@@ -143,6 +144,17 @@ def _shared_memory() -> Iterator[CheckResult]:
     grade = Grade.GOOD if free >= SHM_LOW_GIB else Grade.ODD
     advice = "" if grade is Grade.GOOD else LARGER_SHM
     yield CheckResult("shm", grade, f"{free:.1f} GiB free in /dev/shm", advice)
+    orphans = orphan_memory()
+    if orphans:
+        size = sum(orphan.nbytes() for orphan in orphans) / GIB
+        seen = f"{size:.1f} GiB in {len(orphans)} folders of nodes that are gone"
+        yield CheckResult("shm", Grade.ODD, seen, "free it: holdfast doctor --clean")
+
+
+def orphan_memory() -> list[OrphanFolder]:
+    """Folders of memory checkpoints of this user that no agent will ever use again."""
+    bases = memory_bases(os.environ)
+    return [orphan for base in bases for orphan in find_orphans(base) if orphan.certain]
 
 
 def _gpus() -> Iterator[CheckResult]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -225,12 +224,11 @@ def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -
             (f"Attempt {attempt.number}", "bold"), f": {attempt.state}, {mesh}, {steps}{ended}"
         )
     )
-    restored = attempt.restore.get("step")
-    if restored:
-        newest = attempt.restore.get("newest", {})
-        newest_steps = ", ".join(f"{tier} {step}" for tier, step in newest.items())
+    restore = attempt.restore
+    if restore.step:
+        newest_steps = ", ".join(f"{tier} {step}" for tier, step in restore.newest.items())
         console.print(
-            f"  restored step {restored} from {tiers_text(attempt.restore.get('tiers', {}))}"
+            f"  restored step {restore.step} from {tiers_text(restore.tiers)}"
             f" (newest in {newest_steps})"
         )
     members = [_member_row(member, shorten) for member in attempt.members]
@@ -239,8 +237,8 @@ def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -
         for line in protection_lines(attempt.memory_protection):
             console.print(output.fold(line, 10))
     if attempt.standbys:
-        counted = Counter(str(standby.get("agent", "?")) for standby in attempt.standbys)
-        console.print(f"  standby: {', '.join(counted)}")
+        names = dict.fromkeys(standby.agent for standby in attempt.standbys)
+        console.print(f"  standby: {', '.join(names)}")
 
 
 def _member_row(member: MemberView, shorten: Shortener) -> list[str | Text]:

@@ -1,4 +1,4 @@
-"""`doctor`: checks this machine and the server, and prints advice."""
+"""`doctor`: checks this machine and the server, prints advice, and frees orphaned memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 from holdfast.cli import checks, output
 from holdfast.cli.common import OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
+from holdfast_workers.memory.node_folder import free
 
 MARKS = {
     checks.Grade.GOOD: ("ok  ", "green"),
@@ -25,9 +26,14 @@ def doctor(
         Path | None, Parameter(help="Data directory of the server on this machine.")
     ] = None,
     port: Annotated[int, Parameter(help="Port of the server on this machine.")] = 8642,
+    clean: Annotated[
+        bool, Parameter(negative="", help="Free shared memory of nodes that are gone.")
+    ] = False,
     options: Options = OPTIONS,
 ) -> ExitCode:
     """Check machine, ports, Ray, GPUs, disk and server. The exit code is 8 if a check failed."""
+    if clean:
+        _clean()
     results = []
     for result in checks.run_all(data_dir, port, options):
         results.append(result)
@@ -37,6 +43,13 @@ def doctor(
             _print(result)
     bad = any(result.grade is checks.Grade.BAD for result in results)
     return ExitCode.SERVER if bad else ExitCode.OK
+
+
+def _clean() -> None:
+    for orphan in checks.orphan_memory():
+        size = orphan.nbytes()
+        if free(orphan):
+            output.progress(f"freed {orphan.path} ({size / checks.GIB:.1f} GiB)")
 
 
 def _print(result: checks.CheckResult) -> None:

@@ -10,10 +10,9 @@ are counted, and listed only on request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from holdfast.cli import output
-from holdfast_service.views.jobs import BudgetView, IncidentView
+from holdfast_service.views.jobs import BudgetView, IncidentView, LostView, StackView, SuspectView
 
 CAUSE_SENTENCES = {
     "node_lost": "a node was lost",
@@ -56,8 +55,9 @@ PHASES = {
     "form": "forming the next attempt",
     "restore": "the restore",
     "first_step": "the first step",
+    "outage": "the outage",
 }
-"""The phases of a recovery in their order; `total` is their sum, with the pauses between them."""
+"""The phases of an incident in their order; `total` is their sum."""
 SHOWN_FRAMES = 6
 SHOWN_RANGES = 8
 
@@ -80,7 +80,7 @@ def incident_sentences(
     """The incident after its heading, a paragraph an item. `alternatives`: list the refused."""
     paragraphs = [
         *(lost_sentence(item, incident) for item in incident.lost),
-        *(sentence(f"Evidence: {_plain_text(item)}") for item in incident.evidence),
+        *(sentence(f"Evidence: {item}") for item in incident.evidence),
         *map(suspect_sentence, incident.suspects),
         *map(stack_sentence, incident.stacks),
         *_decision_sentences(incident),
@@ -106,58 +106,49 @@ def cause_sentence(cause: str) -> str:
     return CAUSE_SENTENCES.get(cause, cause.replace("_", " ") or "an unknown fault occurred")
 
 
-def lost_sentence(item: Any, incident: IncidentView) -> str:
+def lost_sentence(item: LostView, incident: IncidentView) -> str:
     """`Ranks 4 to 7 on agent n1 were lost.`, from one item of `lost`."""
-    if not isinstance(item, Mapping):
-        return sentence(f"Lost: {_plain_text(item)}")
-    cause = str(item.get("cause") or "")
     ranks = ranks_of(item)
-    process, agent = item.get("worker"), item.get("agent")
-    where = f" on agent {agent}" if agent else ""
+    where = f" on agent {item.agent}" if item.agent else ""
     if ranks:
         subject, plural = f"{ranks_text(ranks)}{where}", len(ranks) > 1
-        if process:
-            subject += f" (process {process})"
-    elif process:
-        subject, plural = f"process {process}{where}", False
-    elif agent:
-        subject, plural = f"agent {agent}", False
+        if item.worker:
+            subject += f" (process {item.worker})"
+    elif item.worker:
+        subject, plural = f"process {item.worker}{where}", False
+    elif item.agent:
+        subject, plural = f"agent {item.agent}", False
     else:
         subject, plural = "no particular rank", False
-    verb = "lost" if cause in PROCESS_LOSING else "affected"
+    verb = "lost" if item.cause in PROCESS_LOSING else "affected"
     text = f"{subject} {'were' if plural else 'was'} {verb}"
-    if (attempt := item.get("attempt")) not in (None, incident.attempt):
-        text += f" in attempt {attempt}"
-    if item.get("on_notice") is True:
+    if item.attempt not in (None, incident.attempt):
+        text += f" in attempt {item.attempt}"
+    if item.on_notice:
         text += ", after the cluster had announced the removal of the node"
-    if cause and cause != incident.cause:
-        text += f": {cause_sentence(cause)}"
+    if item.cause and item.cause != incident.cause:
+        text += f": {cause_sentence(item.cause)}"
     return sentence(text)
 
 
-def suspect_sentence(suspect: Mapping[str, Any]) -> str:
+def suspect_sentence(suspect: SuspectView) -> str:
     """`Rank 3 on agent n1 is suspected with a score of 0.90: 3 ranks wait for it.`"""
-    rank, agent, node = (suspect.get(name) for name in ("rank", "agent", "node_id"))
-    subject = "an unknown rank" if rank is None else f"rank {rank}"
-    where = f" on agent {agent}" if agent else ""
-    where += f" (node {node})" if node else ""
-    score = suspect.get("score")
-    how = f" with a score of {score:.2f}" if isinstance(score, int | float) else ""
-    reasons = "; ".join(map(str, suspect.get("reasons") or ()))
-    return sentence(f"{subject}{where} is suspected{how}" + (f": {reasons}" if reasons else ""))
+    where = f" on agent {suspect.agent}" if suspect.agent else ""
+    where += f" (node {suspect.node_id})" if suspect.node_id else ""
+    how = f"rank {suspect.rank}{where} is suspected with a score of {suspect.score:.2f}"
+    return sentence(": ".join([how, *(["; ".join(suspect.reasons)] if suspect.reasons else [])]))
 
 
-def stack_sentence(stack: Mapping[str, Any]) -> str:
+def stack_sentence(stack: StackView) -> str:
     """`Ranks 0 and 1 were in all_reduce (...), called from forward (...).`; all frames over
     REST."""
-    ranks = stack.get("ranks") or ()
-    frames = [str(frame) for frame in stack.get("frames") or ()]
-    subject = ranks_text(ranks) if ranks else "an unknown rank"
-    verb = "were" if len(ranks) > 1 else "was"
-    if not frames:
+    subject, verb = ranks_text(stack.ranks), "were" if len(stack.ranks) > 1 else "was"
+    hidden = len(stack.frames) - SHOWN_FRAMES
+    if not stack.frames:
         return sentence(f"{subject} {verb} at an unknown place")
-    more = f", and {len(frames) - SHOWN_FRAMES} more" if len(frames) > SHOWN_FRAMES else ""
-    return sentence(f"{subject} {verb} in {', called from '.join(frames[:SHOWN_FRAMES])}{more}")
+    more = f", and {hidden} more" if hidden > 0 else ""
+    shown = ", called from ".join(stack.frames[:SHOWN_FRAMES])
+    return sentence(f"{subject} {verb} in {shown}{more}")
 
 
 def budget_sentence(budget: BudgetView) -> str:
@@ -201,14 +192,9 @@ def tiers_text(of_rank: Mapping[str, str]) -> str:
     return "; ".join(f"{TIER_NAMES.get(tier, tier)} ({ranks_text(held)})" for tier, held in ordered)
 
 
-def ranks_of(lost_item: Any) -> Sequence[int]:
+def ranks_of(item: LostView) -> Sequence[int]:
     """The ranks of one item of `lost`; none if it has none."""
-    if not isinstance(lost_item, Mapping):
-        return ()
-    ranks = lost_item.get("ranks") or ()
-    if not ranks and lost_item.get("rank") is not None:
-        ranks = (lost_item["rank"],)
-    return [int(rank) for rank in ranks]
+    return item.ranks or (() if item.rank is None else (item.rank,))
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -269,20 +255,6 @@ def _restore_sentence(incident: IncidentView) -> str:
         f"Training continued from step {incident.restored_step}; "
         f"the incident cost {none_lost}{' and '.join(costs)}."
     )
-
-
-def _plain_text(value: Any) -> str:
-    """A text as it is; the values of anything else, without those that are empty or false."""
-    if isinstance(value, Mapping):
-        shown = (
-            f"the {key.replace('_', ' ')} is {_plain_text(part)}"
-            for key, part in value.items()
-            if part not in (None, "", [], {}, False)
-        )
-        return ", ".join(shown)
-    if isinstance(value, list | tuple):
-        return _enumeration([_plain_text(part) for part in value])
-    return "true" if value is True else str(value)
 
 
 def _enumeration(parts: Sequence[str]) -> str:

@@ -89,9 +89,9 @@ def print_json(value: Any) -> None:
 
 def print_yaml(value: Any) -> None:
     """Print one YAML document, separated from the previous one."""
-    import yaml  # late: few commands need it
+    from holdfast.formats import documents  # late: few commands need it
 
-    sys.stdout.write("---\n" + yaml.safe_dump(_plain(value), sort_keys=False, allow_unicode=True))
+    sys.stdout.write("---\n" + documents.write_yaml(_plain(value)))
     sys.stdout.flush()
 
 

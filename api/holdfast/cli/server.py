@@ -35,8 +35,15 @@ def serve(
     expose_without_authentication: Annotated[
         bool, Parameter(negative="", help="Allow a host that other machines can reach.")
     ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A proxy's name, if browsers use one; may be repeated."),
+    ] = None,
     allow_fault_injection: Annotated[
         bool, Parameter(negative="", help="Allow `holdfast inject`.")
+    ] = False,
+    release_unknown_jobs: Annotated[
+        bool, Parameter(negative="", help="After a restored backup: end jobs unknown to it.")
     ] = False,
     json: Annotated[bool, Parameter(name="--json", negative="", help="JSON on stdout.")] = False,
 ) -> ExitCode:
@@ -56,7 +63,9 @@ def serve(
         "database_url": database_url,
         "ray_address": ray_address,
         "local_nodes": local_nodes,
+        "allowed_host": allowed_host,
         "allow_fault_injection": allow_fault_injection or None,
+        "release_unknown_jobs": release_unknown_jobs or None,
     }
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})

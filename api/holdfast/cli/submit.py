@@ -17,7 +17,7 @@ from holdfast.cli.jobs import print_outcome
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code
-from holdfast.formats import yaml_documents
+from holdfast.formats import documents
 from holdfast_service.views.jobs import JobView
 
 
@@ -89,13 +89,13 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
     """The document of a file or of standard input, with `--set` applied."""
     try:
         text = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        document = yaml_documents.read(text)
+        document = documents.read(text)
         for assignment in assignments:
-            yaml_documents.set_path(document, assignment)
+            documents.set_path(document, assignment)
         folder = code.folder_of_spec(document)
         if folder is not None and source != "-":  # a path in a file is relative to the file
             document["code"] = str(Path(source).parent / folder)
-    except (OSError, yaml_documents.DocumentError) as error:
+    except (OSError, documents.DocumentError) as error:
         shown = "standard input" if source == "-" else source
         message = error.strerror if isinstance(error, OSError) else str(error)
         raise UnreadableSpec(f"{shown}: {message}") from error

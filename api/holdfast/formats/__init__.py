@@ -1,1 +1,1 @@
-"""Files that cross the API: YAML documents, code archives, exported metric series."""
+"""Files that cross the API: JSON and YAML documents, code archives, exported metric series."""

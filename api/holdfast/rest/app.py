@@ -79,7 +79,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(dashboard.router())
     problems.install(app)
     app.state.registry = CollectorRegistry()
-    app.add_middleware(prometheus.RequestMetrics, registry=app.state.registry, services=services)
+    app.add_middleware(prometheus.RequestMetrics, registry=app.state.registry)
     app.add_middleware(RequestGuard, services=services)
     _add_extra_schemas(app)
     return app

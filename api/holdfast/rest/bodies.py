@@ -7,16 +7,17 @@ from typing import Any
 
 from fastapi import Request
 
-from holdfast.formats import yaml_documents
+from holdfast.formats import documents
 from holdfast.rest.problems import ProblemError, too_large
+from holdfast.rest.services import Services
 
 JSON = "application/json"
 ZIP = "application/zip"
 YAML = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
 
 
-async def document(request: Request, limit: int) -> dict[str, Any]:
-    """The body, of `limit` bytes at most, as a mapping. Raises ProblemError (400, 413, 415)."""
+async def document(request: Request, services: Services) -> dict[str, Any]:
+    """The body, within the server's limit, as a mapping. Raises ProblemError (400, 413, 415)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Also a protection: a web page may send `text/plain` to any origin without a preflight request,
     # but not these types.
@@ -28,10 +29,12 @@ async def document(request: Request, limit: int) -> dict[str, Any]:
             f"send application/json or application/yaml, {given}",
             headers={"Accept": "application/json, application/yaml"},
         )
+    read = documents.read_json if media_type == JSON else documents.read_yaml
     try:
         # In a thread: parsing a large invalid text takes long, and must not block other requests.
-        return await asyncio.to_thread(yaml_documents.read, await _limited(request, limit))
-    except yaml_documents.DocumentError as error:
+        body = await _limited(request, services.max_body_bytes)
+        return await asyncio.wrap_future(services.document_threads.submit(read, body))
+    except documents.DocumentError as error:
         raise ProblemError(400, "malformed_body", str(error)) from error
 
 

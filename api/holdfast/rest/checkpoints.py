@@ -38,12 +38,7 @@ _EXPORTED: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get(
-    "",
-    response_model=CheckpointsView,
-    summary="The checkpoints of a job, by tier",
-    responses=documented(404, 422),
-)
+@router.get("", summary="The checkpoints of a job, by tier", responses=documented(404, 422))
 async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> CheckpointsView:
     return await checkpoints.list(job_id)
 
@@ -61,7 +56,6 @@ async def verify(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Resp
 
 @router.put(
     "/{step}/pin",
-    response_model=CheckpointView,
     summary="Pin a checkpoint against removal; idempotent",
     responses=documented(404, 409, 422, 503),
 )
@@ -71,7 +65,6 @@ async def pin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Checkpo
 
 @router.delete(
     "/{step}/pin",
-    response_model=CheckpointView,
     summary="Unpin a checkpoint; idempotent",
     responses=documented(404, 422, 503),
 )

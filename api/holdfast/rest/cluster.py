@@ -10,8 +10,6 @@ from holdfast_service.views.lists import ClusterView
 router = APIRouter(prefix="/api/v1/cluster", tags=["nodes"])
 
 
-@router.get(
-    "", response_model=ClusterView, summary="Nodes, queue and capacity, a few seconds old at most"
-)
+@router.get("", summary="Nodes, queue and capacity, a few seconds old at most")
 async def cluster(overview: OverviewDep) -> ClusterView:
     return await overview.cluster()

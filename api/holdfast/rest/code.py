@@ -1,13 +1,19 @@
-"""`/code`: stores a user's folder of code, which specs name by its digest."""
+"""`/code`: stores users' folders of code, which specs name by their digests."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
 
 from holdfast.rest import bodies
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.views.jobs import CodeView
+
+Digest = Annotated[
+    str, Path(pattern="^sha256:[0-9a-f]{64}$", description="The `code` of the upload's answer.")
+]
 
 router = APIRouter(prefix="/api/v1/code", tags=["code"])
 
@@ -15,7 +21,6 @@ router = APIRouter(prefix="/api/v1/code", tags=["code"])
 @router.post(
     "",
     status_code=201,
-    response_model=CodeView,
     summary="Upload a folder of code as a zip file; idempotent",
     responses=documented(413, 415, 422),
     openapi_extra={
@@ -27,3 +32,28 @@ router = APIRouter(prefix="/api/v1/code", tags=["code"])
 )
 async def send(request: Request, services: ServicesDep) -> CodeView:
     return await services.code.put(await bodies.package(request, services.max_code_bytes))
+
+
+@router.get(
+    "/{digest}",
+    response_class=Response,
+    summary="A stored folder of code as the zip file that was uploaded",
+    responses={
+        200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
+        **documented(404, 422),
+    },
+)
+async def fetch(digest: Digest, services: ServicesDep) -> Response:
+    return Response(await services.code.get(digest), media_type="application/zip")
+
+
+@router.head(
+    "/{digest}",
+    status_code=200,
+    response_class=Response,
+    summary="Whether a folder of code is stored",
+    responses=documented(404, 422),
+)
+async def probe(digest: Digest, services: ServicesDep) -> Response:
+    await services.code.require(digest)
+    return Response(media_type="application/zip")

@@ -22,7 +22,6 @@ _BODY = {"schema": {"$ref": "#/components/schemas/Injection"}, "example": EXAMPL
 @router.post(
     "",
     status_code=202,
-    response_model=FaultView,
     summary="Inject a fault, if the server allows it",
     responses={
         200: {"model": FaultView, "description": "The first fault of this Idempotency-Key."},
@@ -46,17 +45,12 @@ async def inject(
         Header(description="the same key and document give the same fault", max_length=200),
     ] = None,
 ) -> FaultView:
-    document = await bodies.document(request, services.max_body_bytes)
+    document = await bodies.document(request, services)
     fault, created = await services.injections.inject(job_id, document, idempotency_key)
     response.status_code = 202 if created else 200
     return fault
 
 
-@router.get(
-    "",
-    response_model=list[FaultView],
-    summary="The requested faults, oldest first",
-    responses=documented(404, 422),
-)
+@router.get("", summary="The requested faults, oldest first", responses=documented(404, 422))
 async def list_faults(services: ServicesDep, job_id: JobId) -> Sequence[FaultView]:
     return await services.injections.list(job_id)

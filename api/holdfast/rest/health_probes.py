@@ -15,17 +15,12 @@ router = APIRouter(tags=["health"])
 OK = "ok"
 
 
-@router.get("/healthz", response_model=Health, summary="The process is alive")
+@router.get("/healthz", summary="The process is alive")
 async def healthz() -> Health:
     return Health(status=OK)
 
 
-@router.get(
-    "/readyz",
-    response_model=Readiness,
-    summary="Database, cluster and reconciler answer",
-    responses=documented(503),
-)
+@router.get("/readyz", summary="Database, cluster and reconciler answer", responses=documented(503))
 async def readyz(services: ServicesDep) -> Readiness:
     names = list(services.probes)
     problems = await asyncio.gather(

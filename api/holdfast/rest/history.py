@@ -22,41 +22,34 @@ Time = Annotated[
 AfterStep = Annotated[int, Query(ge=0, le=2**53, description="only steps above this one")]
 
 
-@router.get("/attempts", response_model=list[AttemptView], summary="All attempts of the job")
+@router.get("/attempts", summary="All attempts of the job")
 async def attempts(jobs: JobsDep, job_id: JobId) -> Sequence[AttemptView]:
     return await jobs.attempts(job_id)
 
 
-@router.get("/incidents", response_model=list[IncidentView], summary="All faults and recoveries")
+@router.get("/incidents", summary="All faults and recoveries")
 async def incidents(jobs: JobsDep, job_id: JobId) -> Sequence[IncidentView]:
     return await jobs.incidents(job_id)
 
 
-@router.get(
-    "/goodput",
-    response_model=GoodputView,
-    summary="Goodput: the time of the job, by use",
-    responses=documented(409),
-)
+@router.get("/goodput", summary="Goodput: the time of the job, by use", responses=documented(409))
 async def goodput(jobs: JobsDep, job_id: JobId) -> GoodputView:
     return await jobs.goodput(job_id)
 
 
-@router.get("/verdict", response_model=VerdictView, summary="The state of the job in sentences")
+@router.get("/verdict", summary="The state of the job in sentences")
 async def verdict(overview: OverviewDep, job_id: JobId) -> VerdictView:
     return await overview.verdict(job_id)
 
 
-@router.get(
-    "/timeline", response_model=TimelineView, summary="The run of the job as spans of time, by kind"
-)
+@router.get("/timeline", summary="The run of the job as spans of time, by kind")
 async def timeline(
     overview: OverviewDep, job_id: JobId, since: Time = None, until: Time = None
 ) -> TimelineView:
     return await overview.timeline(job_id, since, until)
 
 
-@router.get("/metrics", response_model=MetricPage, summary="The committed history, per step")
+@router.get("/metrics", summary="The committed history, per step")
 async def metrics(
     jobs: JobsDep,
     job_id: JobId,
@@ -97,7 +90,7 @@ async def metrics(
     )
 
 
-@router.get("/digests", response_model=DigestPage, summary="Digest of the whole state, per step")
+@router.get("/digests", summary="Digest of the whole state, per step")
 async def digests(
     jobs: JobsDep,
     job_id: JobId,

@@ -13,11 +13,7 @@ from holdfast_service.views.timeline import GlanceView
 router = APIRouter(prefix="/api/v1/jobs", tags=["history"], responses=documented(404, 422))
 
 
-@router.get(
-    "/{job_id}/glance",
-    response_model=GlanceView,
-    summary="The job, its verdict, timeline and ranks, in one response",
-)
+@router.get("/{job_id}/glance", summary="The job, its verdict, timeline and ranks, in one response")
 async def glance(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> GlanceView:
     """Each part equals the response of its own path; the parameters apply to the ranks."""
     return await overview.glance(job_id, query)

@@ -49,7 +49,6 @@ class ListView(StrEnum):
 @router.post(
     "",
     status_code=201,
-    response_model=JobView,
     summary="Submit a job",
     responses={
         200: {"model": JobView, "description": "The first job of this Idempotency-Key."},
@@ -72,7 +71,7 @@ async def submit(
         Header(description="the same key and document give the same job", max_length=200),
     ] = None,
 ) -> JobView:
-    document = await bodies.document(request, services.max_body_bytes)
+    document = await bodies.document(request, services)
     job, created = await services.jobs.submit(document, idempotency_key)
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
@@ -81,7 +80,6 @@ async def submit(
 
 @router.get(
     "",
-    response_model=JobPage | JobRowPage,
     summary="List jobs: in full, newest first; or as rows, in any order",
     responses=documented(400, 422),
 )
@@ -118,20 +116,17 @@ async def list_jobs(
 
 @router.post(
     "/validate",
-    response_model=ValidSpecView,
     summary="Validate a spec: return its resolved form or its faults; creates nothing",
     responses=documented(400, 413, 415, 422),
     openapi_extra=_SPEC_BODY,
 )
 async def validate(request: Request, services: ServicesDep) -> ValidSpecView:
-    document = await bodies.document(request, services.max_body_bytes)
+    document = await bodies.document(request, services)
     spec = await services.jobs.validate(document)
     return ValidSpecView(spec=spec.model_dump(mode="json"))
 
 
-@router.get(
-    "/{job_id}", response_model=JobView, summary="Show a job", responses=documented(404, 422)
-)
+@router.get("/{job_id}", summary="Show a job", responses=documented(404, 422))
 async def get(jobs: JobsDep, job_id: JobId) -> JobView:
     return await jobs.get(job_id)
 
@@ -139,7 +134,6 @@ async def get(jobs: JobsDep, job_id: JobId) -> JobView:
 @router.post(
     "/{job_id}/cancel",
     status_code=202,
-    response_model=JobView,
     summary="Cancel a job; idempotent",
     responses=documented(404, 409, 422),
 )
@@ -154,7 +148,6 @@ async def cancel(
 @router.post(
     "/{job_id}/pause",
     status_code=202,
-    response_model=JobView,
     summary="Pause a job: it saves its state and leaves the cluster; idempotent",
     responses=documented(404, 409, 422),
 )
@@ -165,7 +158,6 @@ async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
 @router.post(
     "/{job_id}/resume",
     status_code=202,
-    response_model=JobView,
     summary="Resume a paused job from its newest checkpoint; idempotent",
     responses=documented(404, 409, 422),
 )
@@ -175,7 +167,6 @@ async def resume(jobs: JobsDep, job_id: JobId) -> JobView:
 
 @router.get(
     "/{job_id}/spec/diff",
-    response_model=list[SpecDifferenceView],
     summary="Where the resolved specs of two jobs differ",
     responses=documented(404, 422),
 )

@@ -16,18 +16,13 @@ router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 NodeId = Annotated[str, Path(description="name of the node, or its start", max_length=255)]
 
 
-@router.get(
-    "",
-    response_model=NodePage,
-    summary="The nodes of the cluster, with cordoned and quarantined nodes",
-)
+@router.get("", summary="The nodes of the cluster, with cordoned and quarantined nodes")
 async def list_nodes(nodes: NodesDep) -> NodePage:
     return await nodes.list()
 
 
 @router.get(
     "/{node_id}",
-    response_model=NodeView,
     summary="A node: its health, its incidents and its jobs",
     responses=documented(404, 422),
 )
@@ -37,7 +32,6 @@ async def get_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
 
 @router.post(
     "/{node_id}/cordon",
-    response_model=NodeView,
     summary="Place no new ranks on a node; its ranks move to a standby",
     responses=documented(400, 404, 422),
 )
@@ -47,7 +41,6 @@ async def cordon(nodes: NodesDep, node_id: NodeId, request: Cordon) -> NodeView:
 
 @router.post(
     "/{node_id}/uncordon",
-    response_model=NodeView,
     summary="End a cordon or a quarantine of a node; idempotent",
     responses=documented(404, 422),
 )

@@ -4,7 +4,6 @@ enabled in the settings, metrics of each live job."""
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,7 +13,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.rest.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
-from holdfast.rest.services import Services, ServicesDep
+from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.services.jobs import JobService
@@ -37,12 +36,10 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 class RequestMetrics:
     """ASGI middleware that counts and times requests by route, not by path: ids in paths would make
-    the number of series unbounded. It also registers each request in `active_requests` until its
-    response begins, so that background work yields to it."""
+    the number of series unbounded."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry, services: Services) -> None:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
-        self._services = services
         count, seconds = HTTP_SERIES
         self._count = Counter(count.name, count.help, count.labels, registry=registry)
         self._seconds = Histogram(seconds.name, seconds.help, seconds.labels, registry=registry)
@@ -53,20 +50,16 @@ class RequestMetrics:
             return
         started = time.perf_counter()
 
-        with ExitStack() as answered:
-            answered.enter_context(self._services.active_requests.request())
+        async def send_measured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._observe(scope, message["status"], started)
+            await send(message)
 
-            async def send_measured(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    self._observe(scope, message["status"], started)
-                    answered.close()
-                await send(message)
-
-            try:
-                await self._app(scope, receive, send_measured)
-            except Exception:
-                self._observe(scope, 500, started)
-                raise
+        try:
+            await self._app(scope, receive, send_measured)
+        except Exception:
+            self._observe(scope, 500, started)
+            raise
 
     def _observe(self, scope: Scope, status: int, started: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
@@ -81,7 +74,7 @@ async def _fleet(fleet: FleetReader, now: float) -> CollectorRegistry:
     families = {series.name: series.family() for series in FLEET_SERIES}
     for state in State:
         families["holdfast_jobs"].add_metric([state.value], statistics.jobs.get(state.value, 0))
-    for edge, count in sorted(fleet.transitions.items()):
+    for edge, count in sorted(fleet.store.transitions.items()):
         families["holdfast_job_transitions_total"].add_metric(list(edge), count)
     for (cause, decision), count in sorted(statistics.incidents.items()):
         families["holdfast_incidents_total"].add_metric([cause, decision], count)
@@ -89,11 +82,11 @@ async def _fleet(fleet: FleetReader, now: float) -> CollectorRegistry:
         families["holdfast_recovery_seconds"].add_metric(
             [phase], histogram.buckets(), histogram.total_s
         )
-    for (tier, operation), histogram in sorted(fleet.checkpoints.items()):
+    for (tier, operation), histogram in sorted(fleet.store.checkpoints.items()):
         families["holdfast_checkpoint_seconds"].add_metric(
             [tier, operation], histogram.buckets(), histogram.total_s
         )
-    lag = fleet.reconcile_lag
+    lag = fleet.store.reconcile_lag
     families["holdfast_reconcile_lag_seconds"].add_metric([], lag.buckets(), lag.total_s)
     families["holdfast_lost_steps_total"].add_metric([], statistics.lost_steps)
     families["holdfast_effective_training_seconds_total"].add_metric([], statistics.effective_s)

@@ -37,32 +37,22 @@ def rank_history_query(
 RankHistoryDep = Annotated[RankHistoryQuery, Depends(rank_history_query)]
 
 
-@router.get(
-    "", response_model=RanksView, summary="The ranks of the newest attempt, as last reported"
-)
+@router.get("", summary="The ranks of the newest attempt, as last reported")
 async def ranks(overview: OverviewDep, job_id: JobId) -> RanksView:
     return await overview.ranks(job_id)
 
 
-@router.get(
-    "/history",
-    response_model=RankHistoryView,
-    summary="A quantity of each rank over time, as numbers",
-)
+@router.get("/history", summary="A quantity of each rank over time, as numbers")
 async def history(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> RankHistoryView:
     return await overview.rank_history(job_id, query)
 
 
-@router.get(
-    "/heat",
-    response_model=RankHeatView,
-    summary="A quantity of each rank over time, packed for a heatmap",
-)
+@router.get("/heat", summary="A quantity of each rank over time, packed for a heatmap")
 async def heat(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> RankHeatView:
     return await overview.heat(job_id, query)
 
 
-@router.get("/{rank}", response_model=RankDetailView, summary="A rank: its workers and its stacks")
+@router.get("/{rank}", summary="A rank: its workers and its stacks")
 async def rank(
     overview: OverviewDep, job_id: JobId, rank: Annotated[int, Path(ge=0, le=2**31 - 1)]
 ) -> RankDetailView:

@@ -1,8 +1,9 @@
-"""Refuses requests from foreign hosts and foreign origins, and oversized bodies.
+"""Refuses requests from foreign hosts and foreign web pages, and oversized bodies.
 
 A server on loopback has no authentication: it trusts every client that reaches it. A web page in
 the user's browser reaches it, too: by a name that resolves to 127.0.0.1 (DNS rebinding), or by a
-plain form post. The first request carries a foreign `Host`, the second a foreign `Origin`.
+plain form post, also from another port of this machine. The first request carries a foreign `Host`;
+of the second, the browser says where it comes from, in `Origin` and `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.rest.origins import origin_of
 from holdfast.rest.problems import ProblemError, problem_response, too_large
 from holdfast.rest.services import Services
+
+_OWN_SITES = ("same-origin", "none")  # none: the user typed the address
 
 
 class RequestGuard:
@@ -28,7 +32,7 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refusal(headers, self._max_bytes(scope["path"]))
+        refusal = self._refusal(scope, headers, self._max_bytes(scope["path"]))
         if refusal is not None:
             response = problem_response(
                 refusal.status, refusal.code, refusal.detail, instance=scope["path"]
@@ -41,14 +45,20 @@ class RequestGuard:
         code = path == "/api/v1/code"
         return self._services.max_code_bytes if code else self._services.max_body_bytes
 
-    def _refusal(self, headers: Headers, max_bytes: int) -> ProblemError | None:
-        allowed = self._services.allowed_hosts
-        host = _name(f"//{headers.get('host', '')}")
-        if allowed is not None and host not in allowed:
-            return ProblemError(421, "untrusted_host", f"this server is not {host!r}")
+    def _refusal(self, scope: Scope, headers: Headers, max_bytes: int) -> ProblemError | None:
+        allowed, host = self._services.allowed_hosts, headers.get("host", "")
+        name = _name(f"//{host}")
+        if allowed is not None and name not in allowed:
+            why = f"this server is not {name!r}: if that is the name of a proxy, start the server "
+            return ProblemError(421, "untrusted_host", f"{why}with --allowed-host {name}")
         origin = headers.get("origin")
-        if origin is not None and _name(origin) not in (allowed or {host}):
-            return ProblemError(403, "foreign_origin", f"requests from {origin!r} are refused")
+        if origin is not None:
+            known = {origin_of(f"{scope['scheme']}://{host}"), *self._services.allowed_origins}
+            if origin_of(origin) not in known - {None}:
+                return _foreign(f"a page of {origin!r}")
+        site = headers.get("sec-fetch-site")
+        if site is not None and site not in _OWN_SITES and not _follows_link(scope, headers):
+            return _foreign("a page of another site or port")
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy and this server may disagree about the end of such a request.
             return ProblemError(
@@ -60,6 +70,21 @@ class RequestGuard:
         if length.isdigit() and int(length) > max_bytes:
             return too_large(max_bytes)
         return None
+
+
+def _follows_link(scope: Scope, headers: Headers) -> bool:
+    """Whether the user follows a link to this server, which opens in a page of its own."""
+    opens = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+    return scope["method"] in ("GET", "HEAD") and opens == ("navigate", "document")
+
+
+def _foreign(page: str) -> ProblemError:
+    return ProblemError(
+        403,
+        "foreign_origin",
+        f"requests from {page} are refused: if that is a proxy of this server, start it with "
+        "--allowed-host and the address of the proxy",
+    )
 
 
 def _name(url: str) -> str | None:

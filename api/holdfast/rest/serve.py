@@ -13,6 +13,7 @@ import ipaddress
 import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ import uvicorn
 
 from holdfast.rest import tracing
 from holdfast.rest.app import create_app
+from holdfast.rest.origins import Origin, proxy_origin
 from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.embedded_cluster import local_cluster, process_priority
@@ -31,14 +33,20 @@ from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnava
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.settings import Settings
+from holdfast_service.store import installation
 from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
 from holdfast_service.store.migrate import UnknownSchema
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+    from holdfast_service.cluster.ray_cluster import RayCluster
+
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 STREAM_SHUTDOWN_S = 3
+
+Connect = Callable[[str], "RayCluster"]
+"""Connects to the Ray cluster at an address. Raises ClusterUnavailable."""
 
 _log = structlog.get_logger()
 
@@ -63,6 +71,26 @@ def is_loopback(host: str) -> bool:
     return False
 
 
+def trusted_addresses(
+    settings: Settings, exposed: bool
+) -> tuple[frozenset[str] | None, frozenset[Origin]]:
+    """The host names that requests may use (None: any), and the origins of pages that may send
+    them, beside the server's own. Raises ServeError."""
+    proxies = set()
+    for text in settings.allowed_host:
+        origin = proxy_origin(text)
+        if origin is None:
+            raise ServeError(
+                f"--allowed-host {text!r} is not an address: write the proxy's HOST or HOST:PORT "
+                "if browsers reach it by https, or else http://HOST:PORT"
+            )
+        proxies.add(origin)
+    if exposed and not proxies:
+        return None, frozenset()
+    own = LOOPBACK_NAMES if exposed else LOOPBACK_NAMES | {settings.host}
+    return own | {host for _, host, _ in proxies}, frozenset(proxies)
+
+
 async def serve(
     settings: Settings, *, exposed: bool = False, on_ready: Callable[[ServerFile], None]
 ) -> None:
@@ -75,6 +103,7 @@ async def serve(
             f"{settings.host} can be reached from other machines and there is no authentication: "
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
         )
+    trusted_addresses(settings, exposed)
     try:
         database_url(settings.resolved_database_url())
     except UnsupportedDatabase as error:  # fail before a folder is made
@@ -82,12 +111,14 @@ async def serve(
     stopping = asyncio.Event()
     _install_signal_handlers(stopping)
     with _bind(settings) as listener:
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(settings.data_dir)
         try:
             # The store first: an unusable database is refused before a cluster is started.
-            async with _store(settings) as store, _cluster(settings, stopping) as cluster:
-                _install_signal_handlers(stopping)  # Ray has replaced the handlers
-                await _run(settings, store, cluster, listener, stopping, exposed, on_ready)
+            async with _store(settings) as store:
+                connect = await _connection(settings, store)
+                async with _cluster(settings, connect, stopping) as cluster:
+                    _install_signal_handlers(stopping)  # Ray has replaced the handlers
+                    await _run(settings, store, cluster, listener, stopping, exposed, on_ready)
         except _StoppedEarly:
             return
 
@@ -100,12 +131,30 @@ class _StoppedEarly(Exception):
 async def _store(settings: Settings) -> AsyncIterator[Store]:
     try:
         store = await Store.open(settings)
-    except UnknownSchema as error:
+    except (UnknownSchema, UnsupportedDatabase) as error:
         raise ServeError(str(error)) from error
     try:
         yield store
     finally:
         await store.close()
+
+
+async def _connection(settings: Settings, store: Store) -> Connect:
+    """How this installation connects to a Ray cluster. Raises ServeError."""
+    path = settings.job_key_file
+    try:
+        key = await asyncio.to_thread(installation.load_or_create_key, path)
+        async with store.write() as session:
+            await installation.check_key(session, key, path)
+    except installation.WrongKey as error:
+        raise ServeError(str(error)) from error
+
+    def connect(address: str) -> RayCluster:
+        from holdfast_service.cluster.ray_cluster import RayCluster  # late: Ray reads its settings
+
+        return RayCluster.connect(address, store.installation, key, settings.secrets_dir)
+
+    return connect
 
 
 async def _run(
@@ -121,11 +170,13 @@ async def _run(
     if sender is not None:
         store.on_incident_closed = tracing.incident_tracer(sender)
     reconciler = Reconciler(store, cluster, settings)
+    names, origins = trusted_addresses(settings, exposed)
     services = replace(
         services_over(store, cluster, settings, reconciler.wake, reconciler.wake_for_nodes),
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,
-        allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
+        allowed_hosts=names,
+        allowed_origins=origins,
     )
     process_priority.collect_garbage_rarely()
     reconciling = asyncio.create_task(reconciler.run(stopping), name="reconciler")
@@ -185,10 +236,12 @@ async def _await_reconciler(reconciling: asyncio.Task[None], deadline_s: float) 
 
 
 @contextlib.asynccontextmanager
-async def _cluster(settings: Settings, stopping: asyncio.Event) -> AsyncIterator[Cluster]:
+async def _cluster(
+    settings: Settings, connect: Connect, stopping: asyncio.Event
+) -> AsyncIterator[Cluster]:
     """The Ray cluster of the settings; an embedded cluster is started or adopted, and ended."""
     if settings.ray_address is not None:
-        async with _connected(settings, settings.ray_address) as cluster:
+        async with _connected(connect, settings.ray_address) as cluster:
             yield cluster
         return
     try:
@@ -196,7 +249,7 @@ async def _cluster(settings: Settings, stopping: asyncio.Event) -> AsyncIterator
             embedded = await _embedded(settings, stopping)
             process_priority.lower_session_priority()
             os.environ |= embedded.environment()  # before the import of Ray, which reads it once
-            async with _connected(settings, embedded.address) as cluster:
+            async with _connected(connect, embedded.address) as cluster:
                 yield cluster
     finally:
         if not local_cluster.server_attached(settings.data_dir):
@@ -231,15 +284,10 @@ async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluste
 
 
 @contextlib.asynccontextmanager
-async def _connected(settings: Settings, address: str) -> AsyncIterator[Cluster]:
-    from holdfast_service.cluster.ray_cluster import RayCluster
-
+async def _connected(connect: Connect, address: str) -> AsyncIterator[Cluster]:
     # In a thread: the call blocks, and in the main thread Ray would replace the SIGTERM handler.
-    key_path = settings.data_dir / "job-secrets.key"
     try:
-        cluster = await asyncio.to_thread(
-            RayCluster.connect, address, key_path, settings.secrets_dir
-        )
+        cluster = await asyncio.to_thread(connect, address)
     except ClusterUnavailable as error:
         raise ServeError(str(error)) from error
     try:
@@ -266,6 +314,22 @@ def _probes(
         return "claimed no jobs yet" if since is None else f"claimed no jobs for {since:.1f} s"
 
     return {"database": database, "cluster": nodes, "reconciler": reconciling}
+
+
+def _make_private(folder: Path) -> None:
+    """Create the data directory, or take the other users' access to it away. Raises ServeError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    try:
+        if mode & stat.S_ISVTX:
+            raise ServeError(f"{folder} belongs to all users: choose a --data-dir of its own")
+        if mode & 0o077:
+            folder.chmod(0o700)
+    except PermissionError as error:
+        raise ServeError(
+            f"other users have access to {folder}, which belongs to another user: choose a "
+            "--data-dir of this server's user"
+        ) from error
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from holdfast.rest.origins import Origin
+from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.live.hub import LiveHub
 from holdfast_service.readers.fleet_metrics import FleetReader
@@ -21,7 +24,6 @@ from holdfast_service.services.nodes import NodeService
 from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.request_priority import ActiveRequests
 
 Probe = Callable[[], Awaitable[str | None]]
 """Checks a part of the control plane: returns None if it is ready, otherwise the problem."""
@@ -38,12 +40,14 @@ class Services:
     code: CodeService
     fleet: FleetReader
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    active_requests: ActiveRequests = field(default_factory=ActiveRequests)
-    """Registers every request until its response begins."""
+    document_threads: Executor = field(default_factory=lambda: DaemonThreads(2, "document"))
+    """Parse the bodies of requests, which takes up to seconds of processor time each."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server shuts down: streams end, and clients resume elsewhere or later."""
     allowed_hosts: frozenset[str] | None = None
     """Host names that requests may use; None: any (the server was exposed on purpose)."""
+    allowed_origins: frozenset[Origin] = frozenset()
+    """Origins of web pages that may send requests, beside the server's own."""
     max_body_bytes: int = 2**20
     max_code_bytes: int = 2**25
     metrics_of_jobs: bool = False
@@ -74,7 +78,6 @@ def services_over(
         live=LiveHub(store, settings),
         code=CodeService(store, settings),
         fleet=FleetReader(store),
-        active_requests=store.active_requests,
         max_code_bytes=settings.max_code_bytes,
         metrics_of_jobs=settings.metrics_of_jobs,
         poll_s=settings.event_poll_s,

@@ -1,8 +1,15 @@
-"""Deterministic names of a job's actors and placement group: an existing name is adopted."""
+"""Names on the Ray cluster: deterministic, so that what exists is adopted, and of one installation.
+
+Several installations, each with a database of its own, may use one Ray cluster. An installation
+looks only into its namespace, and at placement groups and memory folders with its id. The id ""
+stands for jobs that were started before installations had ids.
+"""
 
 from __future__ import annotations
 
-NAMESPACE = "holdfast"
+
+def namespace(installation: str) -> str:
+    return f"holdfast-{installation}" if installation else "holdfast"
 
 
 def supervisor(job_id: str) -> str:
@@ -13,13 +20,25 @@ def agent(job_id: str, seat: str) -> str:
     return f"agent:{job_id}:{seat}"
 
 
-def placement_group(job_id: str) -> str:
-    return f"nodes:{job_id}"
+def placement_group(installation: str, job_id: str) -> str:
+    """Ray's table of placement groups shows no namespace, so the name has the id too."""
+    return f"nodes:{installation}:{job_id}" if installation else f"nodes:{job_id}"
+
+
+def memory_folder(installation: str, job_id: str) -> str:
+    """The job's folder in the shared memory of a node."""
+    return f"{installation}.{job_id}" if installation else job_id
 
 
 def job_of(name: str) -> str | None:
-    """The job that owns the actor or placement group of this name; None: not Holdfast's."""
+    """The job that owns the actor of this name; None: not Holdfast's."""
     kind, _, rest = name.partition(":")
-    if kind not in ("supervisor", "agent", "nodes") or not rest:
+    if kind not in ("supervisor", "agent") or not rest:
         return None
     return rest.partition(":")[0]
+
+
+def job_of_group(name: str, installation: str) -> str | None:
+    """The job that owns the placement group of this name; None: not this installation's."""
+    prefix = placement_group(installation, "")
+    return name.removeprefix(prefix) if name.startswith(prefix) else None

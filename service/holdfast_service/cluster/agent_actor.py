@@ -10,11 +10,9 @@ import contextlib
 import hashlib
 import os
 import signal
-import stat
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,19 +20,21 @@ import structlog
 
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.rank_metrics import RankMetrics
+from holdfast_service.cluster.ray_state import has_ended
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
 from holdfast_workers import log_setup
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.node_agent import NodeAgent
-from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.fault_injection.link_cut import link_cutter
+from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.commands import Hello, Request
+from holdfast_workers.protocol.process_identity import ProcessIdentity
+from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.protocol.signals import Signal
 
 _log = structlog.get_logger()
 
-SHM_ROOT_VARIABLE = "HOLDFAST_SHM_ROOT"
 MEMORY_FLOOR_VARIABLE = "HOLDFAST_MEMORY_FLOOR_GB_PER_S"
 """Environment variable of a node: the minimum memory copy rate of a fit node."""
 LOGS_VARIABLE = "HOLDFAST_NODE_LOGS"
@@ -61,27 +61,33 @@ class AgentSeat:
     storage: StorageOptions
     cache_dir: str
     heartbeat_s: float
-
-
-def memory_base() -> Path:
-    """Folder in shared memory under which all jobs of this user keep their segments."""
-    return Path(os.environ.get(SHM_ROOT_VARIABLE, f"/dev/shm/holdfast-{os.getuid()}"))
+    env: dict[str, str] = field(default_factory=dict)
+    """The job's own environment variables."""
+    installation: str = ""
 
 
 class AgentActor:
-    """Runs a `NodeAgent`. Its calls carry documents of `protocol/codec.py`."""
+    """Runs a `NodeAgent`. Its calls carry documents of `protocol/codec.py`.
+
+    Its constructor must not raise: Ray never restarts such an actor, and the seat would be lost.
+    """
 
     def __init__(self, document: bytes) -> None:
         """`document`: its `AgentSeat`."""
         seat = codec.decode(document, AgentSeat)
         context = ray.get_runtime_context()
         self._supervisor_name = actor_names.supervisor(seat.job_id)
+        self._namespace = actor_names.namespace(seat.installation)
         self._supervisor: Any = None
         node_id = context.get_node_id()
         config = _config(seat, node_id)
         log_setup.configure(timestamps=True, json_fields=config.log_fields)
         self._agent = NodeAgent(
-            config, self._signal_supervisor, _node_killer(), cut_links=link_cutter()
+            config,
+            self._signal_supervisor,
+            _node_killer(),
+            cut_links=link_cutter(),
+            has_ended=self._supervisor_has_ended,
         )
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()
         self._metrics = RankMetrics(seat.job_id, self._agent.figures)
@@ -92,7 +98,7 @@ class AgentActor:
         request = codec.decode(document, Request)
         if isinstance(request.command, Hello):
             self._find_supervisor()  # the caller may be a new supervisor
-        return codec.encode(self._agent.execute(request))
+        return codec.encode(self._agent.answer(request))
 
     def release(self) -> None:
         self._metrics.stop()
@@ -106,7 +112,10 @@ class AgentActor:
 
     def _find_supervisor(self) -> None:
         with contextlib.suppress(ValueError):  # between two incarnations; the next sends `hello`
-            self._supervisor = ray.get_actor(self._supervisor_name, actor_names.NAMESPACE)
+            self._supervisor = ray.get_actor(self._supervisor_name, self._namespace)
+
+    def _supervisor_has_ended(self, process: ProcessIdentity) -> bool:
+        return self._supervisor is not None and has_ended(self._supervisor, process)
 
     def _signal_supervisor(self, signal_: Signal) -> None:
         """Best effort, never blocking: a new supervisor queries the full state anyway."""
@@ -134,43 +143,36 @@ def _node_killer() -> Callable[[], None] | None:
     return kill_node
 
 
-def _private_folder(folder: Path) -> Path:
-    """The folder, created if necessary, accessible to this user only.
-
-    Raises PermissionError if another user created it: its name can be guessed, and every user may
-    write to /dev/shm.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} is not a folder of this user: remove it")
-    folder.chmod(0o700)
-    return folder
-
-
 def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
-    folder = hashlib.sha256(node_id.encode()).hexdigest()[:12]
+    node = hashlib.sha256(node_id.encode()).hexdigest()[:12]
+    base, host = memory_base(os.environ), ray.util.get_node_ip_address()
+    memory = base / actor_names.memory_folder(seat.installation, seat.job_id)
+    interface = _interface_of(host)
+    floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
     return AgentConfig(
         job_id=seat.job_id,
         agent=seat.seat,
         node_id=node_id,
-        host=ray.util.get_node_ip_address(),
+        host=host,
         training=seat.training,
         mesh=seat.mesh,
         capacity=seat.capacity,
         secret=seat.secret,
-        memory_root=str(_private_folder(memory_base()) / seat.job_id / f"{seat.seat}-{folder}"),
+        memory_root=str(memory / f"{seat.seat}-{node}"),
+        memory_base=str(base),
+        problem=problem,
         cache_dir=seat.cache_dir,
         heartbeat_s=seat.heartbeat_s,
         remote_root=seat.remote_root,
         storage=seat.storage,
         gpus_per_worker=seat.gpus_per_worker,
-        memory_floor_gb_per_s=float(os.environ.get(MEMORY_FLOOR_VARIABLE, "0")),
+        memory_floor_gb_per_s=floor,
         domain=domain_of(ray.get_runtime_context().get_node_labels()),
         reform=os.environ.get("HOLDFAST_REFORM", "in_place"),
         json_logs=os.environ.get(LOGS_VARIABLE, "") == "json",
+        job_env=seat.env,
         env={
-            "GLOO_SOCKET_IFNAME": _interface_of(ray.util.get_node_ip_address()),
+            **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         },
@@ -182,11 +184,20 @@ def domain_of(labels: Mapping[str, str]) -> str:
     return next((labels[name] for name in DOMAIN_LABELS if labels.get(name)), "")
 
 
+def _memory_floor(setting: str) -> tuple[float, str]:
+    """The value of the setting, and what is wrong with it."""
+    try:
+        return float(setting), ""
+    except ValueError:
+        return 0.0, f"{MEMORY_FLOOR_VARIABLE}={setting!r} is not a number"
+
+
 def _interface_of(host: str) -> str:
-    """The network interface with this address; gloo binds to this interface only."""
+    """The network interface with this address, to which alone gloo binds; "": no interface has it,
+    and the agent's own attempt to listen on it says so."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == host for address in addresses):
+        if any(address.address.partition("%")[0] == host for address in addresses):
             return str(name)
-    return "lo"
+    return ""

@@ -12,19 +12,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import ray
+import structlog
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from holdfast_service.cluster import actor_names as names
 from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
-from holdfast_service.cluster.ray_state import draining_nodes
+from holdfast_service.cluster.ray_state import draining_nodes, has_ended, runs
 from holdfast_service.cluster.runtime_env import with_code
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
-from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.answers import accepted
 from holdfast_workers.protocol.commands import Request
+from holdfast_workers.protocol.process_identity import ProcessIdentity
+from holdfast_workers.protocol.processes import StorageOptions
+
+_log = structlog.get_logger()
 
 Expected = TypeVar("Expected")
 
@@ -40,6 +45,7 @@ class RayAgents:
 
     def __init__(
         self,
+        installation: str,
         job_id: str,
         spec: JobSpec,
         secret: bytes,
@@ -50,6 +56,7 @@ class RayAgents:
     ) -> None:
         """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none is placed
         on a node in quarantine if there is room elsewhere."""
+        self._installation = installation
         self._job_id = job_id
         self._spec = spec
         self._secret = secret
@@ -75,12 +82,17 @@ class RayAgents:
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
     ) -> Future[Expected]:
-        """Send a request to an agent; the future raises errors of Ray or of the agent."""
+        """Send a request to an agent; the future raises errors of Ray, or RequestRefused."""
         return self._pool.submit(self._call, seat, request, answer, timeout_s)
 
-    def restart(self, seat: str) -> None:
-        """Kill the agent's process; Ray starts it again."""
-        ray.kill(self._handles[seat], no_restart=False)
+    def restart(self, seat: str, process: ProcessIdentity) -> None:
+        """Kill this process of the agent, if it still lives; Ray starts the agent again. Returns at
+        once."""
+        self._pool.submit(self._restart, seat, process)
+
+    def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
+        """Whether Ray knows that this process of the agent has ended; blocks for the GCS."""
+        return has_ended(self._handles[seat], process)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -104,10 +116,17 @@ class RayAgents:
         self, seat: str, request: Request, answer: type[Expected], timeout_s: float
     ) -> Expected:
         reference = self._handles[seat].execute.remote(codec.encode(request))
-        return codec.decode(ray.get(reference, timeout=timeout_s), answer)
+        return accepted(ray.get(reference, timeout=timeout_s), answer)
+
+    def _restart(self, seat: str, process: ProcessIdentity) -> None:
+        try:
+            if runs(self._handles[seat], process):
+                ray.kill(self._handles[seat], no_restart=False)
+        except Exception:  # Ray cannot be asked, or the actor is already gone
+            _log.exception("cannot restart an agent", agent=seat)
 
     def _placement_group(self) -> Any:
-        name = names.placement_group(self._job_id)
+        name = names.placement_group(self._installation, self._job_id)
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
@@ -149,7 +168,7 @@ class RayAgents:
         bundle = self._bundle()
         actor = ray.remote(AgentActor).options(
             name=names.agent(self._job_id, seat),
-            namespace=names.NAMESPACE,
+            namespace=names.namespace(self._installation),
             lifetime="detached",
             get_if_exists=True,
             max_restarts=-1,
@@ -175,5 +194,7 @@ class RayAgents:
             storage=self._storage,
             cache_dir=self._cache_dir,
             heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
+            env=self._spec.env,
+            installation=self._installation,
         )
         return actor.remote(codec.encode(arguments))

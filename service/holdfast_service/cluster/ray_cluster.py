@@ -1,7 +1,8 @@
 """The reconciler's access to the Ray cluster; implements `supervisor_protocol.Cluster`.
 
-Every call has a deadline and runs Ray's blocking client in a thread. An unreachable cluster raises
-ClusterUnavailable, a supervisor that does not answer SupervisorUnavailable.
+Every call has a deadline and runs Ray's blocking client in a thread that serves nothing else. An
+unreachable cluster raises ClusterUnavailable, a supervisor that does not answer
+SupervisorUnavailable.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import hmac
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+from ray._raylet import PlacementGroupID
 from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import actor_names
-from holdfast_service.cluster.agent_actor import memory_base
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.runtime_env import publish
 from holdfast_service.cluster.supervisor_actor import SupervisorActor
+from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
     Capacity,
@@ -40,15 +42,17 @@ from holdfast_service.job_model.supervisor_protocol import (
     SupervisorUnavailable,
 )
 from holdfast_service.policy.quarantine import Avoided
-from holdfast_service.remote_tier.location import SecretUnusable, credentials_of
+from holdfast_service.remote_tier.location import SecretUnusable, credentials_for
+from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
+from holdfast_workers.spec import RemoteTierSpec
 
 Result = TypeVar("Result")
 
 CALL_S = 10.0
+CALL_THREADS = 16
 POLL_S = 5.0
 RELEASE_S = 5.0
-KEY_BYTES = 32
 
 
 HEAD_RESOURCE = "node:__internal_head__"
@@ -62,34 +66,43 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 class RayCluster:
     """One connection of this process to one Ray cluster."""
 
-    def __init__(self, key: bytes, secrets_dir: Path, can_grow: bool) -> None:
+    def __init__(self, installation: str, key: bytes, secrets_dir: Path, can_grow: bool) -> None:
+        self._installation = installation
+        self._namespace = actor_names.namespace(installation)
         self._key = key
         self._secrets = secrets_dir
         self._can_grow = can_grow
         self._supervisors: dict[str, Any] = {}
         self._sweeps: dict[str, dict[str, Any]] = {}
+        self._threads = DaemonThreads(CALL_THREADS, "ray-call")
 
     @classmethod
     def connect(
-        cls, address: str, key_path: Path, secrets_dir: Path, can_grow: bool = False
+        cls,
+        address: str,
+        installation: str,
+        key: bytes,
+        secrets_dir: Path,
+        can_grow: bool = False,
     ) -> RayCluster:
         """Connect this process as a driver. Authentication comes from the environment.
 
-        `key_path`: the control plane's secret, created if missing (0600); every job's secret is
-        derived from it. `secrets_dir`: named secrets. Raises ClusterUnavailable.
+        `installation`: the id in the database; jobs of other installations are never touched.
+        `key`: its secret, from which every job's secret is derived. `secrets_dir`: named secrets.
+        Raises ClusterUnavailable.
         """
         logging.getLogger("ray._private.worker").addFilter(_is_relevant)
         try:
             ray.init(
                 address=address,
-                namespace=actor_names.NAMESPACE,
+                namespace=actor_names.namespace(installation),
                 log_to_driver=False,
                 logging_level=logging.WARNING,
                 ignore_reinit_error=True,
             )
         except (RayError, ConnectionError, RuntimeError) as error:
             raise ClusterUnavailable(f"cannot connect to Ray at {address}: {error}") from error
-        return cls(_load_or_create_key(key_path), secrets_dir, can_grow)
+        return cls(installation, key, secrets_dir, can_grow)
 
     def close(self) -> None:
         """Disconnect from the cluster; its actors keep running."""
@@ -121,7 +134,7 @@ class RayCluster:
         return await self._call(lambda: self._release(job_id))
 
     async def jobs_present(self) -> set[str]:
-        return await self._call(_jobs_present)
+        return await self._call(self._jobs_present)
 
     async def _order(self, job_id: str, order: StopOrder | FaultOrder | AvoidOrder) -> None:
         def call() -> None:
@@ -147,16 +160,16 @@ class RayCluster:
         return Capacity(nodes=nodes, can_grow=self._can_grow)
 
     def _ensure_supervisor(self, launch: JobLaunch) -> bool:
-        name = actor_names.supervisor(launch.job_id)
-        with contextlib.suppress(ValueError):
-            self._supervisors[launch.job_id] = ray.get_actor(name, actor_names.NAMESPACE)
+        with contextlib.suppress(SupervisorUnavailable):
+            self._supervisor(launch.job_id)
             return False
         if launch.package is not None:
             publish(launch.spec["code"], launch.package)
-            launch = replace(launch, package=None)  # Ray keeps what an actor is made with
+        # Ray keeps what an actor is made with.
+        launch = replace(launch, package=None, installation=self._installation)
         actor = ray.remote(SupervisorActor).options(
-            name=name,
-            namespace=actor_names.NAMESPACE,
+            name=actor_names.supervisor(launch.job_id),
+            namespace=self._namespace,
             lifetime="detached",
             get_if_exists=True,
             max_restarts=-1,
@@ -171,17 +184,24 @@ class RayCluster:
         return True
 
     def _supervisor(self, job_id: str) -> Any:
-        if job_id not in self._supervisors:
-            try:
-                handle = ray.get_actor(actor_names.supervisor(job_id), actor_names.NAMESPACE)
-            except ValueError as error:
-                raise SupervisorUnavailable(f"job {job_id} has no supervisor") from error
-            self._supervisors[job_id] = handle
-        return self._supervisors[job_id]
+        if job_id in self._supervisors:
+            return self._supervisors[job_id]
+        name = actor_names.supervisor(job_id)
+        for namespace in (self._namespace, actor_names.namespace("")):
+            with contextlib.suppress(ValueError):
+                self._supervisors[job_id] = ray.get_actor(name, namespace)
+                return self._supervisors[job_id]
+        raise SupervisorUnavailable(f"job {job_id} has no supervisor")
+
+    def _jobs_present(self) -> set[str]:
+        actors = {actor_names.job_of(name) for space, name in _actors() if space == self._namespace}
+        groups = {actor_names.job_of_group(name, self._installation) for name, _ in _groups()}
+        return {job for job in actors | groups if job is not None}
 
     def _credentials(self, launch: JobLaunch) -> dict[str, str] | None:
+        remote = RemoteTierSpec.model_validate(launch.spec["checkpoint"]["remote"])
         try:
-            return credentials_of(launch.spec, self._secrets)
+            return credentials_for(remote.uri, remote, self._secrets)
         except SecretUnusable as error:  # the secret existed when the job was accepted
             raise ClusterUnavailable(f"checkpoint.remote.secret: {error}") from error
 
@@ -191,13 +211,20 @@ class RayCluster:
     def _release(self, job_id: str) -> bool:
         """One pass: free memory, kill actors, remove the placement group, sweep segments."""
         self._supervisors.pop(job_id, None)
-        mine = [name for name in _actor_names() if actor_names.job_of(name) == job_id]
-        _kill_actors([name for name in mine if name == actor_names.supervisor(job_id)])
-        _kill_actors([name for name in mine if name != actor_names.supervisor(job_id)])
-        group = _group_named(actor_names.placement_group(job_id))
-        if group is not None:
+        installations = (self._installation, "")
+        spaces = {actor_names.namespace(installation) for installation in installations}
+        mine = [
+            (space, name)
+            for space, name in _actors()
+            if space in spaces and actor_names.job_of(name) == job_id
+        ]
+        _kill_actors([actor for actor in mine if actor[1] == actor_names.supervisor(job_id)])
+        _kill_actors([actor for actor in mine if actor[1] != actor_names.supervisor(job_id)])
+        names = {actor_names.placement_group(each, job_id) for each in installations}
+        groups = [group for name, group in _groups() if name in names]
+        for group in groups:
             ray.util.remove_placement_group(group)
-        if mine or group is not None:
+        if mine or groups:
             self._sweeps.pop(job_id, None)
             return False  # a later pass must find nothing
         return self._sweep(job_id)
@@ -212,6 +239,7 @@ class RayCluster:
         sweeps = {
             node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
         }
+        folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
         for node in alive - sweeps.keys():
             sweeps[node] = (
                 ray.remote(_sweep_this_node)
@@ -220,7 +248,7 @@ class RayCluster:
                     max_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 )
-                .remote(job_id)
+                .remote(folders)
             )
         calls = [*sweeps.values()]
         late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)[1] if calls else []
@@ -237,17 +265,20 @@ class RayCluster:
         self._sweeps.pop(job_id, None)
         return True
 
+    def _in_thread(self, body: Callable[[], Result]) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, body)
+
     # --- translation of errors ---------------------------------------------------------------
 
     async def _call(self, body: Callable[[], Result]) -> Result:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(body), CALL_S + RELEASE_S)
+            return await asyncio.wait_for(self._in_thread(body), CALL_S + RELEASE_S)
         except (RayError, ConnectionError, TimeoutError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def _call_supervisor(self, job_id: str, body: Callable[[], Result]) -> Result:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(body), CALL_S)
+            return await asyncio.wait_for(self._in_thread(body), CALL_S)
         except (RayError, ConnectionError, TimeoutError, codec.UnreadableDocument) as error:
             self._supervisors.pop(job_id, None)
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
@@ -264,60 +295,25 @@ def _head_resource() -> dict[str, float]:
     return {}
 
 
-def _load_or_create_key(path: Path) -> bytes:
-    """The secret in `path`, created if missing.
-
-    The creation is atomic: the file is complete when it gets its name, even if several servers
-    create it at the same time or one dies meanwhile.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not path.exists():
-        fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-        try:
-            path.hardlink_to(fresh)
-        except FileExistsError:
-            pass  # another server was faster: use its key
-        finally:
-            fresh.unlink()
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
-        raise ClusterUnavailable(f"{path} does not hold a key of {KEY_BYTES} bytes: remove it")
-    return key
-
-
-def _actor_names() -> list[str]:
+def _actors() -> list[tuple[str, str]]:
+    """(namespace, name) of the named actors."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    return [actor["name"] for actor in actors if actor["namespace"] == actor_names.NAMESPACE]
+    return [(actor["namespace"], actor["name"]) for actor in actors]
 
 
-def _groups() -> Iterator[tuple[str, str]]:
-    """(name, id) of the existing placement groups."""
+def _groups() -> Iterator[tuple[str, PlacementGroup]]:
+    """(name, group) of the existing placement groups, in all namespaces."""
     for group_id, group in ray.util.placement_group_table().items():
         if group["state"] != "REMOVED":
-            yield group["name"], group_id
+            yield group["name"], PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))
 
 
-def _group_named(name: str) -> Any:
-    if any(found == name for found, _ in _groups()):
-        with contextlib.suppress(ValueError):
-            return ray.util.get_placement_group(name)
-    return None
-
-
-def _jobs_present() -> set[str]:
-    everything = [*_actor_names(), *(name for name, _ in _groups())]
-    return {job for name in everything if (job := actor_names.job_of(name)) is not None}
-
-
-def _kill_actors(named: list[str]) -> None:
+def _kill_actors(named: list[tuple[str, str]]) -> None:
     """Let all agents release their resources concurrently, then kill all named actors."""
     handles = {}
-    for name in named:
+    for space, name in named:
         with contextlib.suppress(ValueError):  # already gone
-            handles[name] = ray.get_actor(name, actor_names.NAMESPACE)
+            handles[name] = ray.get_actor(name, space)
     freed = [handle.release.remote() for name, handle in handles.items() if "agent:" in name]
     if freed:
         ray.wait(freed, num_returns=len(freed), timeout=RELEASE_S)
@@ -325,6 +321,7 @@ def _kill_actors(named: list[str]) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _sweep_this_node(job_id: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(memory_base() / job_id)
+def _sweep_this_node(folders: list[str]) -> None:
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(memory_base(os.environ) / folder)

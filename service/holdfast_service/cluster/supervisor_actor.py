@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
+import ray
+
 from holdfast_service.cluster.agents import RayAgents
+from holdfast_service.cluster.ray_state import is_latest_process_of_actor
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
@@ -18,10 +22,12 @@ from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.remote_tier.location import remote_uri, storage_options
+from holdfast_service.supervisor.fence_record import open_fence
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
 from holdfast_workers import log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.fault_injection.kinds import Injection
+from holdfast_workers.ipc.linux_processes import identify
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.signals import Signal
 
@@ -39,14 +45,26 @@ class SupervisorActor:
         remote_root = remote_uri(spec, job_dir)
         cache = str(job_dir.parent.parent / "cache")
         storage = storage_options(spec.checkpoint.remote, credentials)
-        agents = RayAgents(launch.job_id, spec, secret, remote_root, storage, cache, launch.avoid)
+        agents = RayAgents(
+            launch.installation,
+            launch.job_id,
+            spec,
+            secret,
+            remote_root,
+            storage,
+            cache,
+            launch.avoid,
+        )
         self._supervisor = Supervisor(
             launch,
             recovery_config(spec, launch.origin, launch.skipped),
             agents,
             secret,
             open_storage(remote_root, storage),
+            open_fence(remote_root, storage),
+            is_latest_process_of_actor,
             SupervisorTimes(heartbeat_timeout_s=spec.recovery.heartbeat_timeout_s),
+            process=identify(os.getpid(), ray.get_runtime_context().get_node_id()),
         )
         threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True).start()
 

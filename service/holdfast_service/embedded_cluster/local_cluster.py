@@ -31,6 +31,7 @@ import psutil
 
 from holdfast_service.embedded_cluster import processes
 from holdfast_service.extras import Extra, install_command
+from holdfast_workers.ipc import environment
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
@@ -311,7 +312,7 @@ def _start_keeper(
         *("--health-failures", str(health.failures)),
         *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
     ]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    inherited = environment.for_nodes(os.environ)
     with files.log.open("ab") as log:
         return subprocess.Popen(
             command,

@@ -1,26 +1,28 @@
 """The job spec as users write it: the training run, and the settings of the control plane for it.
 
 :func:`parse` is the only entry: a spec that it returns can be started. A document that it refuses
-is refused with all faults and their paths, before anything is written or started.
+is refused with all faults and their paths, before anything is written or started. It does no I/O: a
+caller that has looked for the spec's data between :func:`read` and :func:`check` adds its faults.
 """
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from math import ceil
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from holdfast_service.errors import InvalidSpec
-from holdfast_service.job_model.spec_document import validate_document
+from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
 from holdfast_service.job_model.supervisor_protocol import Capacity
 from holdfast_workers import spec as training_spec
 from holdfast_workers.checkpoint.storage import uri_fault
+from holdfast_workers.ipc import environment
 from holdfast_workers.protocol.messages import InitPart
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
@@ -31,7 +33,11 @@ from holdfast_workers.spec import (
     TrainingSpec,
 )
 
-_BUNDLED_SOURCES = ("python-stdlib",)
+MAX_SPEC_BYTES = 2**16
+"""Size of a resolved spec as JSON. As YAML, however it is written, it fits into a request too."""
+# What the S3 client accepts; it raises ValueError for any other.
+_REGION = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+_HOST = re.compile(r"((?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.?")
 _MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -42,7 +48,7 @@ class ResourcesSpec(Section):
         default=0.5, description="CPUs that each worker reserves."
     )
     gpus_per_worker: Annotated[float, Field(ge=0)] = Field(
-        default=0, description="GPUs that each worker reserves."
+        default=0, description="GPUs that each worker reserves, a whole number."
     )
     workers_per_node: Positive = Field(default=1, description="Ranks that run on each node.")
     standby_nodes: NonNegative = Field(
@@ -113,6 +119,10 @@ InitFrom = Annotated[
 
 LabelName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,31}$")]
 LabelText = Annotated[str, Field(max_length=64)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+VariableText = Annotated[str, Field(max_length=4096)]
+_ENV_BYTES = 32 * 1024
+"""Longest `env` of a job, names and values together."""
 
 
 class JobSpec(TrainingSpec):
@@ -137,6 +147,12 @@ class JobSpec(TrainingSpec):
     init_from: InitFrom | None = Field(
         default=None,
         description="The checkpoint to start from; a string is short for the key `from`.",
+    )
+    env: dict[VariableName, VariableText] = Field(
+        default_factory=dict,
+        max_length=128,
+        description="Environment variables of the ranks' processes. Not for secrets: everybody who "
+        "can read the job can read them.",
     )
     resources: ResourcesSpec = ResourcesSpec()
     recovery: RecoverySpec = RecoverySpec()
@@ -164,25 +180,37 @@ class JobSpec(TrainingSpec):
         return self.resources.workers_per_node * self.resources.gpus_per_worker
 
 
-def parse(
-    document: Mapping[str, Any], capacity: Capacity | None, *, check_paths: bool = True
+def parse(document: Mapping[str, Any], capacity: Capacity | None) -> JobSpec:
+    """:func:`read` and :func:`check` together."""
+    return check(read(document), capacity)
+
+
+def read(document: Mapping[str, Any]) -> SpecReading[JobSpec]:
+    """The document's form: a spec, whose invalid fields have their defaults, and the faults."""
+    return validate_document(JobSpec, document, stand_ins={"name": "unnamed"})
+
+
+def check(
+    reading: SpecReading[JobSpec], capacity: Capacity | None, found: Iterable[SpecFault] = ()
 ) -> JobSpec:
-    """The spec that `document` describes. Raises :class:`InvalidSpec` with all faults.
+    """The spec that was read. Raises :class:`InvalidSpec` with all faults, those `found` elsewhere
+    included.
 
     `capacity` None: the cluster does not answer at present. A spec that is too large for it is then
     accepted, and waits in the queue with a named reason.
     """
-    reading = validate_document(JobSpec, document, stand_ins={"name": "unnamed"})
     spec, faults = reading.spec, list(reading.faults)
     if spec is not None:
         relations = [
             *training_spec.find_faults(spec),
             *_recipe_faults(spec),
-            *(_source_faults(spec) if check_paths else ()),
+            *found,
             *_checkpoint_faults(spec),
+            *_env_faults(spec),
             *_resource_faults(spec),
             *_lease_faults(spec),
             *(_capacity_faults(spec, capacity) if capacity else ()),
+            *_size_faults(spec),
         ]
         # A relation with a default that replaced an invalid field is not a fault of the user.
         faults += [fault for fault in relations if not _depends_on(fault, reading.defaulted)]
@@ -230,24 +258,6 @@ def _function_faults(spec: JobSpec) -> list[SpecFault]:
     return found
 
 
-def _source_faults(spec: JobSpec) -> list[SpecFault]:
-    if spec.function is not None:
-        return []
-    source = spec.data.source
-    if source in _BUNDLED_SOURCES:
-        return []
-    # Path.glob takes relative patterns only, and a user writes absolute ones.
-    if source and (Path(source).exists() or any(glob.iglob(source, recursive=True))):  # noqa: PTH207
-        return []
-    return [
-        SpecFault(
-            path="data.source",
-            message=f"{source!r} does not exist: give the path or glob of text files that every "
-            f"node can read, or {_BUNDLED_SOURCES[0]!r}",
-        )
-    ]
-
-
 def _checkpoint_faults(spec: JobSpec) -> list[SpecFault]:
     remote = spec.checkpoint.remote
     found: list[SpecFault] = []
@@ -264,15 +274,68 @@ def _checkpoint_faults(spec: JobSpec) -> list[SpecFault]:
             for name in ("endpoint", "region", "secret")
             if getattr(remote, name) is not None
         ]
-    if remote.endpoint is not None:
-        parts = urlsplit(remote.endpoint)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            message = f"{remote.endpoint!r} is not a URL: write https://host or http://host:port"
-            found.append(SpecFault(path="checkpoint.remote.endpoint", message=message))
-        elif parts.username is not None:
-            message = "an endpoint must not contain credentials: set secret instead"
-            found.append(SpecFault(path="checkpoint.remote.endpoint", message=message))
+    elif remote.region is not None and not _REGION.fullmatch(remote.region):
+        message = f"{remote.region!r} is not a region: write its name, such as us-east-1"
+        found.append(SpecFault(path="checkpoint.remote.region", message=message))
+    problem = _endpoint_fault(remote.endpoint) if remote.endpoint is not None else None
+    if problem is not None:
+        found.append(SpecFault(path="checkpoint.remote.endpoint", message=problem))
+    if (
+        remote.endpoint is not None
+        and remote.secret is None
+        and (remote.uri or "").startswith("s3://")
+    ):
+        message = "an endpoint needs a secret: the server's own credentials are for AWS only"
+        found.append(SpecFault(path="checkpoint.remote.secret", message=message))
     return found
+
+
+def _env_faults(spec: JobSpec) -> list[SpecFault]:
+    found = [
+        SpecFault(path=f"env.{name}", message=f"{name} is set by Holdfast itself: remove it")
+        for name in spec.env
+        if environment.is_reserved(name)
+    ]
+    length = sum(len(f"{name}={value}".encode()) for name, value in spec.env.items())
+    if length > _ENV_BYTES:
+        message = f"it has {length:,} bytes, {_ENV_BYTES:,} are allowed: put the rest into a file"
+        found.append(SpecFault(path="env", message=message))
+    return found
+
+
+def _endpoint_fault(endpoint: str) -> str | None:
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and parts.port != 0 and _is_host(parts.hostname)
+    except ValueError:  # half an address in brackets, a port that is not a number
+        usable = False
+    if not usable or not endpoint.isprintable() or " " in endpoint:
+        return f"{endpoint!r} is not a URL: write https://host or http://host:port"
+    if parts.username is not None:
+        return "an endpoint must not contain credentials: set secret instead"
+    if parts.query or parts.fragment:
+        return f"{endpoint!r} has a query or fragment: write https://host or http://host:port"
+    return None
+
+
+def _is_host(host: str | None) -> bool:
+    if host is None or len(host) > 255:
+        return False
+    with contextlib.suppress(ValueError):
+        return bool(ip_address(host))
+    return _HOST.fullmatch(host) is not None
+
+
+def _size_faults(spec: JobSpec) -> list[SpecFault]:
+    """A resolved spec must be accepted again, as JSON and as YAML."""
+    nbytes = len(spec.model_dump_json())
+    fault = size_fault(spec.model_dump(mode="json"))
+    if nbytes > MAX_SPEC_BYTES:
+        fault = f"{nbytes:,} bytes, and {MAX_SPEC_BYTES:,} are allowed"
+    if fault is None:
+        return []
+    message = f"the spec with its defaults has {fault}: keep large settings in a file of the code"
+    return [SpecFault(path="", message=message)]
 
 
 def _resource_faults(spec: JobSpec) -> list[SpecFault]:
@@ -295,11 +358,11 @@ def _resource_faults(spec: JobSpec) -> list[SpecFault]:
                 f"workers_per_node {per_node}",
             )
         )
-    if gpus > 1 and gpus != int(gpus):
+    if not float(gpus).is_integer():
         found.append(
             SpecFault(
                 path="resources.gpus_per_worker",
-                message=f"gpus_per_worker {gpus} must be a whole number if it is above 1",
+                message=f"gpus_per_worker {_g(gpus)} is not a whole number: ranks share no device",
             )
         )
     return found

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,9 @@ from holdfast_workers.spec import SpecFault
 Spec = TypeVar("Spec", bound=BaseModel)
 Path = tuple[str | int, ...]  # location of an error, as pydantic gives it
 
+MAX_DEPTH = 20
+MAX_VALUES = 4000
+"""Number of keys and values of a document; a spec with every option has a few hundred."""
 MAX_FAULTS = 50
 """Most faults that are reported for one document."""
 _MAX_INTEGER = 2**53 - 1  # JSON readers differ beyond it
@@ -46,8 +50,11 @@ def validate_document(
         return SpecReading(
             None, (SpecFault(path="", message="a job spec must be a mapping of sections"),)
         )
-    faults = [SpecFault(path=_dotted(path), message=why) for path, why in _unstorable(document)]
-    bad: set[Path] = {path for path, _ in _unstorable(document)}
+    unstorable = [*islice(_unstorable(document), MAX_FAULTS + 1)]
+    faults = [SpecFault(path=_dotted(path), message=why) for path, why in unstorable]
+    if len(faults) > MAX_FAULTS:
+        return SpecReading(None, (*faults[:MAX_FAULTS], SpecFault(path="", message="more faults")))
+    bad: set[Path] = {path for path, _ in unstorable}
     unknown: set[Path] = set()
     # Removing an invalid field can only reveal a missing field, so that two rounds are enough; this
     # bound follows from the input and needs no such argument.
@@ -79,6 +86,24 @@ def validate_document(
     return SpecReading(None, tuple(faults))
 
 
+def size_fault(document: object) -> str | None:
+    """The limit that a document of plain values exceeds, or None."""
+    level, values = [document], 0
+    for _ in range(MAX_DEPTH):
+        values += len(level)
+        inner: list[object] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                values += len(value)
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        if values > MAX_VALUES:
+            return f"more than {MAX_VALUES} keys and values"
+        level = inner
+    return f"nested deeper than {MAX_DEPTH} levels" if level else None
+
+
 def _existing_prefix(document: Mapping[Any, Any], path: Path) -> Path:
     """The longest prefix of `path` that the document has: removing it removes the fault."""
     value: Any = document
@@ -108,6 +133,11 @@ def _unstorable(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
     """Values that the sections allow, but that JSON or a database cannot store."""
     if isinstance(value, Mapping):
         for key, item in value.items():
+            if not _encodable(str(key)):
+                yield (
+                    (*path, str(key)),
+                    "the key contains a NUL or half a surrogate pair: remove it",
+                )
             yield from _unstorable(item, (*path, str(key)))
     elif isinstance(value, list):
         for index, item in enumerate(value):
@@ -116,7 +146,7 @@ def _unstorable(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
     elif isinstance(value, float) and not math.isfinite(value):
         yield path, f"{value} is not a finite number"
     elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        yield path, f"{value} is outside of ±{_MAX_INTEGER}"
+        yield path, f"{_short(value)} is outside of ±{_MAX_INTEGER}"
     elif isinstance(value, str) and not _encodable(value):
         yield path, "the text contains a NUL or half a surrogate pair: remove it"
 
@@ -133,7 +163,7 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> SpecFault:
         return SpecFault(path=_dotted(path), message="is missing")
     given = error["input"]
     if isinstance(given, str) and error["type"] in ("float_type", "int_type"):
-        message = f"{given!r} is text, but a number is required"
+        message = f"{_short(given)} is text, but a number is required"
         if _YAML_TEXT_NUMBER.fullmatch(given):
             mantissa, exponent = re.split("[eE]", given)
             point = "" if "." in mantissa else ".0"
@@ -187,7 +217,8 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _dotted(path: Path) -> str:
-    return ".".join(str(part) for part in path)
+    text = ".".join(str(part) for part in path)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _lowered(message: str) -> str:

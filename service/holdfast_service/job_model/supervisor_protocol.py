@@ -71,7 +71,7 @@ class SupervisorEvent:
 
     @cached_property
     def content(self) -> AnyEvent:
-        """The decoded event. Raises UnreadableEvent."""
+        """The decoded event. Raises UnreadableDocument."""
         return decode(self.kind, self.data)
 
 
@@ -135,6 +135,7 @@ class JobLaunch:
     package: bytes | None = field(
         default=None, repr=False
     )  # the zip file that `spec.code` refers to
+    installation: str = ""  # the installation's id; the cluster sets it
 
 
 class ClusterUnavailable(Exception):
@@ -174,5 +175,5 @@ class Cluster(Protocol):
         ...
 
     async def jobs_present(self) -> set[str]:
-        """Ids of jobs that have anything on the cluster (for the reaper)."""
+        """Ids of this installation's jobs that have anything on the cluster (for the reaper)."""
         ...

@@ -51,17 +51,13 @@ class LiveHub:
         self._id = uuid4().hex[:12]
         self._job_rows = JobRowFeed(self._id, store.postgres, settings)
         self._channels: dict[str, Channel] = {}
-        self._listeners = 0
+        self.listeners = 0
         self._poll_task: asyncio.Task[None] | None = None
         self._start_lock = asyncio.Lock()
         self._wake_events = [asyncio.Event() for _ in range(_WAKE_GROUPS)]
         self._next_group = 0
         self._woken_at = 0.0
         self._woken_for_number = 0
-
-    @property
-    def listeners(self) -> int:
-        return self._listeners
 
     async def listen(
         self, job_id: str | None, cursor: Position | None, stop: asyncio.Event, pause_s: float
@@ -76,7 +72,7 @@ class LiveHub:
     async def _listen(
         self, job_id: str | None, cursor: Position | None, stop: asyncio.Event, pause_s: float
     ) -> AsyncIterator[Batch]:
-        self._listeners += 1
+        self.listeners += 1
         self._next_group += 1
         group = self._next_group % len(self._wake_events)
         channel = self._join(job_id)
@@ -106,19 +102,19 @@ class LiveHub:
             return None
         if job_id not in self._channels:
             self._channels[job_id] = Channel(job_id)
-            self._store.active_requests.start_watching(job_id)
+            self._store.watched_jobs.start_watching(job_id)
         channel = self._channels[job_id]
         channel.listeners += 1
         return channel
 
     def _leave(self, channel: Channel | None) -> None:
-        self._listeners -= 1
+        self.listeners -= 1
         if channel is not None:
             channel.listeners -= 1
             if not channel.listeners:
                 del self._channels[channel.job_id]
-                self._store.active_requests.stop_watching(channel.job_id)
-        if not self._listeners and self._poll_task is not None:
+                self._store.watched_jobs.stop_watching(channel.job_id)
+        if not self.listeners and self._poll_task is not None:
             self._poll_task.cancel()
             self._poll_task = None
 
@@ -195,7 +191,7 @@ class LiveHub:
             written = await self._job_rows.poll(session)
         for job_id in self._channels.keys() & set(written):
             self._channels[job_id].dirty = True
-        self._job_rows.send_pending(self._listeners)
+        self._job_rows.send_pending(self.listeners)
         await self._read_dirty()
 
     async def _wake_listeners(self) -> None:
@@ -203,14 +199,14 @@ class LiveHub:
         run in between. The interval grows with the number of listeners."""
         now = time.monotonic()
         newest = self._job_rows.number + sum(channel.number for channel in self._channels.values())
-        interval_s = min(self._listeners * _WAKE_INTERVAL_S, _WAKE_S)
+        interval_s = min(self.listeners * _WAKE_INTERVAL_S, _WAKE_S)
         if now - self._woken_at < (_WAKE_S if newest == self._woken_for_number else interval_s):
             return
         self._woken_at, self._woken_for_number = now, newest
         for group, wake in enumerate(self._wake_events):
             self._wake_events[group] = asyncio.Event()
             wake.set()
-            if self._listeners > len(self._wake_events):
+            if self.listeners > len(self._wake_events):
                 await asyncio.sleep(_WAKING_SHARE * interval_s / len(self._wake_events))
 
     async def _read_dirty(self) -> None:

@@ -183,7 +183,7 @@ class JobRowFeed:
     def _record_row(self, row: JobRow, changed: int) -> None:
         """Send the row of a job written at `changed` or later: at once if its state changed,
         otherwise with the pending progress rows."""
-        urgent = _urgent_fields(row)
+        urgent = _urgent_fields(row, row.waiting.resource if row.waiting else None)
         known = self.known.get(row.id)
         if known is not None and known.row == row:
             return
@@ -260,18 +260,7 @@ async def _known_jobs(session: AsyncSession) -> dict[str, _Known]:
         ).where(JobRecord.state.in_(live))
     )
     return {
-        job.id: _Known(
-            (
-                job.state,
-                job.desired,
-                job.attempt,
-                job.incidents,
-                job.waiting["resource"] if job.waiting else None,
-                job.outcome_code,
-                job.ended_at,
-                job.name,
-            )
-        )
+        job.id: _Known(_urgent_fields(job, job.waiting["resource"] if job.waiting else None))
         for job in found
     }
 
@@ -285,16 +274,16 @@ def _row_or_none(written: Any) -> JobRow | None:
         return None
 
 
-def _urgent_fields(row: JobRow) -> tuple[object, ...]:
-    """The fields of a row whose changes are sent at once; all other fields are progress."""
-    waits = row.waiting.resource if row.waiting else None
+def _urgent_fields(job: Any, waits_for: str | None) -> tuple[object, ...]:
+    """The fields whose changes are sent at once, of a list row or of a job's stored columns; all
+    other fields are progress."""
     return (
-        row.state,
-        row.desired,
-        row.attempt,
-        row.incidents,
-        waits,
-        row.outcome_code,
-        row.ended_at,
-        row.name,
+        job.state,
+        job.desired,
+        job.attempt,
+        job.incidents,
+        waits_for,
+        job.outcome_code,
+        job.ended_at,
+        job.name,
     )

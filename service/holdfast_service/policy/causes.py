@@ -108,11 +108,20 @@ SELF_INFLICTED_SIGNALS = frozenset(
 """Signals caused by the process itself or by its node. Other signals are sent from outside on
 purpose, and say nothing about the node."""
 
+_NODE_BLAMING_SIGNALS = SELF_INFLICTED_SIGNALS - {"SIGABRT"}
+"""A program aborts by its own decision: most often a communicator's watchdog that waited in vain
+for another rank, perhaps on another node."""
+
 NODE_BLAMING_CAUSES = MOVE_AT_ONCE | {Cause.HANG, Cause.AGENT_LOST, Cause.NODE_LOST}
 """Causes that always blame the node. An error or a crash of the program may be the same on every
 node."""
 
 _EXTERNAL_CAUSES = frozenset({Cause.NODE_LOST, Cause.PREEMPTED, Cause.AGENT_LOST})
+
+_OTHER_STATE = frozenset({Cause.BAD_STATE, Cause.NOT_FINITE, Cause.RESTORE_UNAVAILABLE})
+"""Causes after which the next attempt starts from another state. These end by themselves when no
+state is left."""
+
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -137,7 +146,7 @@ def blames_node(fault: Fault) -> bool:
     if fault.agent is None or fault.on_notice:
         return False
     if fault.cause is Cause.WORKER_CRASH:
-        return fault.ended_by in SELF_INFLICTED_SIGNALS
+        return fault.ended_by in _NODE_BLAMING_SIGNALS
     return fault.cause in NODE_BLAMING_CAUSES
 
 
@@ -147,6 +156,20 @@ def is_external(fault: Fault) -> bool:
     if fault.cause is Cause.WORKER_CRASH:
         return fault.ended_by.startswith("SIG") and fault.ended_by not in SELF_INFLICTED_SIGNALS
     return fault.cause in _EXTERNAL_CAUSES
+
+
+def is_preemption(batch: Sequence[Fault]) -> bool:
+    """Whether the loss was announced (a preemption), and so is no failure."""
+    seen = [fault for fault in batch if fault.cause is not Cause.COMMUNICATION]
+    return bool(seen) and all(fault.cause is Cause.PREEMPTED or fault.on_notice for fault in seen)
+
+
+def is_lack_of_progress(batch: Sequence[Fault]) -> bool:
+    """Whether the condemned attempt counts as an attempt without progress."""
+    if not batch:
+        return False
+    first = primary_fault(batch)
+    return first.cause not in _OTHER_STATE and not is_external(first)
 
 
 def error_mark_of(fault: Fault) -> ErrorMark | None:

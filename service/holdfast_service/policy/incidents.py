@@ -1,7 +1,8 @@
 """The record of one incident, from its first signal to the first new step. Immutable; pure.
 
 An incident collects all faults until the job runs again. Each of its events has the complete data,
-so the newest event of an incident is the whole incident.
+so the newest event of an incident is the whole incident. Its phases follow one another without a
+gap: they always add up to the total.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, primary_fault
 from holdfast_service.policy.decision_ladder import Budget, Decision, RefusedAlternative
 
-PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "total")
+PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "outage", "total")
+"""`outage`: training goes on while the remote tier is away."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,15 @@ class Incident:
             budget=budget,
         )
 
-    def with_phase_time(self, phase: str, seconds: float) -> Incident:
-        """A copy with `seconds` added to a phase: several attempts of one incident are summed."""
-        before = self.phases_s.get(phase, 0.0)
-        return replace(self, phases_s={**self.phases_s, phase: before + max(0.0, seconds)})
+    def with_phase(self, phase: str, until: float) -> Incident:
+        """A copy in which the time from the end of the last phase to `until` belongs to `phase`.
+        Several attempts of one incident are summed."""
+        covered_until = self.signalled_at + sum(self.phases_s.values())
+        taken_s = self.phases_s.get(phase, 0.0) + max(0.0, until - covered_until)
+        return replace(self, phases_s={**self.phases_s, phase: taken_s})
 
-    def closed(self, now: float, resolution: str) -> Incident:
-        total_s = max(0.0, now - self.signalled_at)
-        phases_s = {**self.phases_s, "total": total_s}
+    def closed(self, now: float, phase: str, resolution: str) -> Incident:
+        """A copy that ends now, in `phase`."""
+        phases_s = dict(self.with_phase(phase, now).phases_s)
+        phases_s["total"] = sum(phases_s.values())
         return replace(self, closed_at=now, resolution=resolution, phases_s=phases_s)

@@ -45,30 +45,16 @@ class FleetReader:
     """Reads the statistics from the store. Safe for concurrent requests."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
+        """It counts what this process has stored since it started."""
         self._incidents: Counter[tuple[str, str]] = Counter()
         self._phases: dict[str, Distribution] = {}
         self._lost_steps = 0
         self._counted: dict[tuple[str, int], float] = {}
         self._until = 0.0
 
-    @property
-    def transitions(self) -> Mapping[tuple[str, str, str], int]:
-        """Transitions stored by this process since it started: (from, to, outcome code or "")."""
-        return self._store.transitions
-
-    @property
-    def checkpoints(self) -> Mapping[tuple[str, str], Distribution]:
-        """Checkpoint durations stored by this process since it started, by (tier, operation)."""
-        return self._store.checkpoints
-
-    @property
-    def reconcile_lag(self) -> Distribution:
-        """Delays of this process's reconciler since it started."""
-        return self._store.reconcile_lag
-
     async def statistics(self, now: float) -> FleetStatistics:
-        async with self._store.read(long=True) as session:
+        async with self.store.read(long=True) as session:
             states = await session.execute(
                 select(JobRecord.state, func.count()).group_by(JobRecord.state)
             )

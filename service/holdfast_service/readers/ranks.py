@@ -171,13 +171,9 @@ def _rank(
     live: bool,
 ) -> RankView:
     step, phase, silent_s, took = seen or (None, None, None, None)
-    return RankView(
-        rank=member.rank,
-        node=node_name(member.node_id, member.host) if member.node_id else "",
-        host=member.host,
-        agent=member.agent,
-        worker=member.worker,
-        role=member.role,
+    return RankView.from_attributes(
+        member,
+        node=_node_of(member),
         step=step,
         phase=phase if live else None,
         lag_steps=front - step if front is not None and step is not None else None,
@@ -186,6 +182,10 @@ def _rank(
         silent_s=silent_s if live else None,
         coordinates=dict(zip(mesh, coordinates(member.rank, mesh), strict=True)),
     )
+
+
+def _node_of(member: AttemptMember) -> str:
+    return node_name(member.node_id, member.host) if member.node_id else ""
 
 
 async def read_recorded(
@@ -287,16 +287,7 @@ async def rank_workers(session: AsyncSession, job_id: str, rank: int) -> list[Ra
         .limit(WORKERS_SHOWN)
     )
     return [
-        RankWorkerView(
-            attempt=member.attempt,
-            worker=member.worker,
-            agent=member.agent,
-            node=node_name(member.node_id, member.host) if member.node_id else "",
-            host=member.host,
-            pid=member.pid,
-            since=since,
-            until=until,
-        )
+        RankWorkerView.from_attributes(member, node=_node_of(member), since=since, until=until)
         for member, since, until in rows
     ]
 

@@ -274,7 +274,7 @@ class JobDriver:
         urgent = (
             job.desired != Desired.RUNNING
             or State(job.state) is not State.RUNNING
-            or self._store.active_requests.is_watched(job.id)
+            or self._store.watched_jobs.is_watched(job.id)
         )
         return NextStep(self._interval_s(urgent), urgent=urgent)
 

@@ -24,6 +24,7 @@ from holdfast_service.reconcile.cluster_demand import CompetingDemand
 from holdfast_service.reconcile.job_driver import JobDriver, NextStep
 from holdfast_service.reconcile.poll_rate import PollRate
 from holdfast_service.reconcile.reaper import Reaper
+from holdfast_service.services.code_packages import collect_garbage
 from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases, nodes
@@ -66,7 +67,7 @@ class Reconciler:
         self._settings = settings
         self._crash_hook = crash_hook or crash_points.hook_from_setting(settings.crash_at)
         self._owner = str(uuid4())
-        self._reaper = Reaper(store, cluster)
+        self._reaper = Reaper(store, cluster, settings.release_unknown_jobs)
         self._init_sources = InitSources(store, settings)
         self._competing_demand = CompetingDemand()
         self._poll_rate = PollRate(settings.polls_per_s)
@@ -92,7 +93,7 @@ class Reconciler:
             self._reap: self._settings.reap_interval_s,
         }
         self._stop = stop
-        self._store.active_requests.on_watch_started = self.wake
+        self._store.watched_jobs.on_watch_started = self.wake
         tasks = [
             asyncio.create_task(self._every(seconds, action)) for action, seconds in every.items()
         ]
@@ -127,7 +128,7 @@ class Reconciler:
     async def _claim(self) -> None:
         self._claim_wake.clear()
         room = self._settings.claim_limit - len(self._drives)
-        taken = await leases.claim(self._store, self._owner, room, self._settings.lease_s)
+        taken = await leases.claim(self._store, self._owner, room)
         for lease in taken:
             self._job_wakes[lease.job_id] = wake = _WakeUp()
             task = asyncio.create_task(self._drive(lease, wake), name=f"drive {lease.job_id}")
@@ -145,6 +146,7 @@ class Reconciler:
                 log.warning("lease.lost", job=job_id)
                 drives[job_id].cancel()
                 del self._drives[job_id]
+        self._claim_wake.set()  # a new or an expired owner claims nothing before this
         await self._give_back_undriven()
 
     async def _give_back_undriven(self) -> None:
@@ -160,6 +162,7 @@ class Reconciler:
         self._undriven = undriven
 
     async def _reap(self) -> None:
+        await collect_garbage(self._store)
         try:
             for job_id in await self._reaper.sweep(self._drives):
                 log.warning("reaped", job=job_id)

@@ -26,6 +26,7 @@ FIRST_RETRY_S = 2.0
 MAX_RETRY_S = 3600.0
 MAX_TRIES = 30
 RESPONSE_TIMEOUT_S = 10.0
+SEND_S = CLAIM_S / 2
 
 _log = structlog.get_logger()
 
@@ -52,12 +53,17 @@ class WebhookSender:
                     await _pause(stopping, POLL_S)
 
     async def send_due(self, client: httpx.AsyncClient, now: float) -> int:
-        """Try up to BATCH_SIZE due messages; returns their number."""
+        """Try up to BATCH_SIZE due messages at the same time, within their claim; returns their
+        number."""
         claimed = await self._claim(now)
-        for entry in claimed:
-            problem = await self._send(client, entry, now)
-            await self._record_delivery(entry, problem, now)
+        async with asyncio.TaskGroup() as sending:
+            for entry in claimed:
+                sending.create_task(self._deliver(client, entry, now))
         return len(claimed)
+
+    async def _deliver(self, client: httpx.AsyncClient, entry: Outbox, now: float) -> None:
+        problem = await self._send(client, entry, now)
+        await self._record_delivery(entry, problem, now)
 
     async def _claim(self, now: float) -> list[Outbox]:
         due = select(Outbox).where(Outbox.due_at <= now).order_by(Outbox.at).limit(BATCH_SIZE)
@@ -80,8 +86,9 @@ class WebhookSender:
         if self._secret is not None:
             headers["Holdfast-Signature"] = signature(self._secret, content, int(now))
         try:
-            answer = await client.post(self._url, content=content, headers=headers)
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(SEND_S):  # the client's limits are for each read and write
+                answer = await client.post(self._url, content=content, headers=headers)
+        except (httpx.HTTPError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
         return None if answer.is_success else f"the receiver answered {answer.status_code}"
 

@@ -13,9 +13,10 @@ each input (`core_state/inputs.py`) with the present time, and executes the retu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from holdfast_service.job_model.supervisor_protocol import Phase
-from holdfast_service.placement.rank_assignment import format_ranks
-from holdfast_service.policy.causes import Cause, Fault, GiveUp
+from holdfast_service.policy.causes import Fault, GiveUp
 from holdfast_service.recovery.core_state.effects import Effect
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.inputs import (
@@ -51,6 +52,7 @@ from holdfast_service.recovery.faults import (
     hang_suspicion,
     judgement,
     node_eviction,
+    rank_failures,
     straggler_response,
 )
 from holdfast_service.recovery.signals import (
@@ -68,10 +70,27 @@ from holdfast_service.recovery.upkeep import (
 )
 from holdfast_service.recovery.world import (
     attempt_formation,
+    attempt_progress,
     checkpoint_finalization,
     graceful_stop,
     outcome,
 )
+from holdfast_workers.protocol.signals import NodeUnwell, Signal, StepRecomputed
+
+_MAY_END_WAIT = (
+    AgentLost
+    | LeaseEnded
+    | Fenced
+    | CommandFailed
+    | NodeChecked
+    | LinkChecked
+    | NodesAvoided
+    | RemoteCheckpoints
+)
+"""Inputs that change the agents, proofs or saved states that an attempt is formed of, or which
+nodes may run ranks. An `AgentUp` is none: the agent takes part once it has answered the fence."""
+_MAY_FREE_NODE = NodeUnwell | StepRecomputed
+"""Details of signals that change which nodes may run ranks."""
 
 
 class RecoveryCore:
@@ -88,15 +107,22 @@ class RecoveryCore:
         state.take_effects()  # drops those of an input that raised an error
         if state.facts is None:
             state.set_phase(state.timer.phase)
-        self._dispatch(event, now)
+        faults = _dispatch(state, event, now)
+        judgement.report_faults(state, faults, now)
         if state.timer.stage is Stage.ASSEMBLING:
             takeover.check_start(state, now)
         elif state.timer.stage is Stage.ADOPTING:
-            takeover.check_adoption(state, now)
+            faults = takeover.check_adoption(state, now)
+            judgement.report_faults(state, faults, now)
+        if state.timer.stage is Stage.FENCING or _may_end_wait(event):
+            attempt_formation.form_if_ready(state, now)
+        if state.inbox.early_signals and state.timer.stage is not Stage.ADOPTING:
+            _handle_signals(state, state.inbox.take_signals(), now)
         if state.timer.stage is Stage.RUNNING and state.ending.stop is not None:
             graceful_stop.begin_stop(state, now)
         if state.timer.stage is Stage.RUNNING:
-            node_eviction.evict_if_better(state, now)
+            faults = node_eviction.evict_if_better(state, now)
+            judgement.report_faults(state, faults, now)
         if state.saves.pending:
             checkpoint_finalization.assign_pending(state, now)
         if state.inbox.requested_faults:
@@ -139,119 +165,106 @@ class RecoveryCore:
         """The newest step known to be committed on the present line."""
         return self._state.progress.committed
 
-    def _dispatch(self, event: Input, now: float) -> None:
-        state = self._state
-        match event:
-            case AgentUp() | AgentLost() | LeaseEnded() | NodeStatus():
-                _handle_presence(state, event, now)
-            case Signals():
-                signal_handlers.handle_signals(state, event.signals, now)
-            case (
-                Fenced()
-                | Inspected()
-                | PartnersSet()
-                | CommandFailed()
-                | WorkersPolled()
-                | NodeChecked()
-            ):
-                _handle_answer(state, event, now)
-            case StepCommitted():
-                state.progress.record_protected(event.protected)
-                hang_suspicion.record_progress(state, event.attempt, event.step, now)
-                corruption.expire_recheck(state, event.attempt, event.step, now)
-                signal_handlers.record_committed_step(state, event.attempt, event.step, now)
-                command_retry.repeat_failed_commands(state)
-                partners.trust_links_again(state, now)
-                partners.free_former_copies(state, event.attempt, event.protected, now)
-            case StepsMeasured():
-                save_intervals.handle_step_rows(state, event.rows)
-                straggler_response.handle_step_rows(state, event.rows, now)
-            case RemoteCheckpoints():
-                checkpoint_finalization.apply_remote_listing(state, event, now)
-            case CheckpointFinalized():
-                checkpoint_finalization.handle_finalized(state, event, now)
-            case StopRequested():
-                graceful_stop.handle_stop_request(state, event, now)
-            case NodesAvoided() | NodesDraining() | LinkChecked() | FaultRequested():
-                _handle_request(state, event, now)
-            case Tick():
-                _handle_tick(state, now)
+
+def _may_end_wait(event: Input) -> bool:
+    if isinstance(event, Signals):
+        return any(isinstance(signal.detail, _MAY_FREE_NODE) for signal in event.signals)
+    return isinstance(event, _MAY_END_WAIT)
 
 
-def _handle_request(
-    state: CoreState, event: NodesAvoided | NodesDraining | LinkChecked | FaultRequested, now: float
-) -> None:
+def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  # noqa: PLR0912, PLR0915  (one per kind)
+    """Pass the input to its room. Returns the faults that it shows."""
+    faults: Iterable[Fault] = ()
     match event:
-        case NodesDraining():
-            draining.handle_nodes_draining(state, event, now)
+        case WorkersPolled():
+            _handle_signals(state, missed_signals.record_polled_shards(state, event, now), now)
+            _handle_signals(state, missed_signals.find_missed_signals(state, event, now), now)
+        case Signals():
+            _handle_signals(state, event.signals, now)
+        case AgentUp():
+            faults = agent_lifecycle.handle_agent_up(state, event.report, now)
+        case AgentLost():
+            faults = agent_lifecycle.handle_agent_lost(state, event, now)
+        case LeaseEnded():
+            faults = agent_lifecycle.handle_lease_ended(state, event, now)
+        case NodeStatus():
+            agent_lifecycle.handle_node_status(state, event)
+        case Fenced():
+            faults = agent_lifecycle.handle_fenced(state, event, now)
+        case CommandFailed():
+            faults = agent_lifecycle.handle_command_failed(state, event, now)
+        case Inspected():
+            hang_suspicion.handle_inspected(state, event, now)
+        case StepCommitted():
+            hang_suspicion.record_progress(state, event.attempt, event.step, now)
+            corruption.expire_recheck(state, event.attempt, event.step, now)
+            state.progress.record_protected(event.protected)
+            attempt_progress.record_committed_step(state, event.attempt, event.step, now)
+            command_retry.repeat_failed_commands(state)
+            partners.trust_links_again(state, now)
+            partners.free_former_copies(state, event.attempt, event.protected, now)
+        case StepsMeasured():
+            save_intervals.handle_step_rows(state, event.rows)
+            faults = straggler_response.handle_step_rows(state, event.rows, now)
+        case NodeChecked():
+            node_eviction.record_node_check(state, event.report)
         case LinkChecked():
             node_eviction.handle_link_checked(state, event)
         case NodesAvoided():
             node_eviction.apply_avoided_nodes(state, event.nodes, now)
-        case FaultRequested():
-            state.inbox.keep_fault(event)
-
-
-def _handle_presence(
-    state: CoreState, event: AgentUp | AgentLost | LeaseEnded | NodeStatus, now: float
-) -> None:
-    match event:
-        case AgentUp():
-            agent_lifecycle.handle_agent_up(state, event.report, now)
-        case AgentLost():
-            agent_lifecycle.handle_agent_lost(state, event, now)
-        case LeaseEnded():
-            agent_lifecycle.handle_lease_ended(state, event, now)
-        case NodeStatus():
-            agent_lifecycle.handle_node_status(state, event)
-
-
-def _handle_answer(
-    state: CoreState,
-    event: Fenced | Inspected | PartnersSet | CommandFailed | WorkersPolled | NodeChecked,
-    now: float,
-) -> None:
-    match event:
-        case Fenced():
-            agent_lifecycle.handle_fenced(state, event, now)
-        case Inspected():
-            hang_suspicion.handle_inspected(state, event, now)
+        case RemoteCheckpoints():
+            checkpoint_finalization.apply_remote_listing(state, event, now)
+        case CheckpointFinalized():
+            checkpoint_finalization.handle_finalized(state, event, now)
+        case StopRequested():
+            graceful_stop.handle_stop_request(state, event, now)
         case PartnersSet():
             command_retry.handle_partners_set(state, event)
-        case CommandFailed():
-            agent_lifecycle.handle_command_failed(state, event, now)
-        case WorkersPolled():
-            missed_signals.handle_workers_polled(state, event, now)
-        case NodeChecked():
-            agent_lifecycle.handle_node_checked(state, event, now)
+        case NodesDraining():
+            draining.handle_nodes_draining(state, event, now)
+        case FaultRequested():
+            state.inbox.keep_fault(event)
+        case Tick():
+            faults = _handle_tick(state, now)
+    return faults
 
 
-def _handle_tick(state: CoreState, now: float) -> None:
+def _handle_signals(state: CoreState, signals: Iterable[Signal], now: float) -> None:
+    """Handle signals in their order. The faults of each are reported before the next; signals after
+    the end of the job are ignored."""
+    for signal in signals:
+        if state.timer.stage is not Stage.ENDED:
+            faults = signal_handlers.handle_signal(state, signal, now)
+            judgement.report_faults(state, faults, now)
+
+
+def _handle_tick(state: CoreState, now: float) -> tuple[Fault, ...]:
     if state.ending.stop is not None and now >= state.ending.stop.deadline:
         graceful_stop.end_by_deadline(state, now)
-        return
+        return ()
     hang_suspicion.handle_tick(state, now)
     node_eviction.request_due_checks(state, now)
     if state.timer.deadline is None or now < state.timer.deadline:
-        return
+        return ()
     match state.timer.stage:
         case Stage.ASSEMBLING:
             takeover.handle_start_deadline(state, now)
         case Stage.ADOPTING:
-            takeover.form_new_attempt(state, now)
+            return takeover.form_new_attempt(state, now)
         case Stage.GATHERING:
             if judgement.judge_batch(state, now):
                 attempt_formation.open_attempt(state, now)
         case Stage.FENCING:
-            attempt_formation.drop_unanswered_agents(state, now)
+            attempt_formation.drop_unanswered_agents(state)
         case Stage.WAITING:
             _end_after_wait(state, now)
         case Stage.FORMING:
-            _handle_forming_timeout(state, now)
+            return rank_failures.handle_forming_deadline(state, now)
         case Stage.FINISHING:
-            _handle_finish_timeout(state, now)
+            attempt_progress.handle_finish_deadline(state, now)
         case Stage.RUNNING | Stage.ENDED:
             pass
+    return ()
 
 
 def _end_after_wait(state: CoreState, now: float) -> None:
@@ -261,53 +274,7 @@ def _end_after_wait(state: CoreState, now: float) -> None:
         outcome.fail(state, now, "no_replacement", waited)
 
 
-def _handle_finish_timeout(state: CoreState, now: float) -> None:
-    if outcome.is_last_step_durable(state):
-        outcome.conclude(state, now)
-        return
-    late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
-    late += f": {state.incidents.outage.reason}" if state.incidents.outage is not None else ""
-    outcome.fail(state, now, "final_checkpoint", late)
-
-
 def _after_last_fault(state: CoreState) -> str:
     if state.incidents.current is None or not state.incidents.current.faults:
         return ""
     return f", after: {state.incidents.current.faults[-1].what}"
-
-
-def _handle_forming_timeout(state: CoreState, now: float) -> None:
-    """A committed step proves that all ranks joined, even if signals were lost. Without one, a rank
-    hangs."""
-    world = state.worlds.present
-    assert world is not None
-    if world.first_step is not None:
-        for member in world.members.values():
-            member.record_joined()
-        attempt_formation.advance(state, now)
-        return
-    absent = [m for m in world.members.values() if not (m.joined or m.done)]
-    for member in absent:
-        if member.worker is not None:
-            state.roster.exclude_worker(member.worker)
-    ranks = format_ranks([member.rank for member in absent])
-    description = f"{ranks} did not join attempt {world.attempt} in time"
-    if not absent:
-        description = (
-            f"attempt {world.attempt} committed no step in time after all ranks had joined"
-        )
-    judgement.report_fault(
-        state,
-        Fault(
-            Cause.NO_PROGRESS,
-            attempt=world.attempt,
-            at=now,
-            what=description,
-            rank=absent[0].rank if absent else None,
-            agent=absent[0].agent if absent else None,
-            worker=absent[0].worker if absent else None,
-            step=world.restored_step,
-            certain=False,
-        ),
-        now,
-    )

@@ -2,8 +2,9 @@
 runs before a job is accepted.
 
 A named secret is a file `secrets/<name>.json` in the data directory, readable only by its owner. It
-is read when a job is submitted and when its supervisor is created, and is passed on to the agents
-in memory: it is never stored in the database, in an event or in a log.
+names the only bucket that it is for, and the endpoint if that is not AWS. It is read when a job is
+submitted and when its supervisor is created, and is passed on to the agents in memory: it is never
+stored in the database, in an event or in a log.
 """
 
 from __future__ import annotations
@@ -15,31 +16,48 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.settings import Settings
 from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.s3_endpoint import is_same_endpoint
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     Storage,
     StorageError,
-    StorageOptions,
     joined,
+    local_folder,
 )
+from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import RemoteTierSpec, SpecFault
 
 _SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_REQUIRED_KEYS = {"access_key_id", "secret_access_key"}
-_ALLOWED_KEYS = _REQUIRED_KEYS | {"session_token"}
+_CREDENTIALS = ("access_key_id", "secret_access_key", "session_token")
+_REQUIRED_KEYS = {"access_key_id", "secret_access_key", "bucket"}
+_ALLOWED_KEYS = _REQUIRED_KEYS | {"session_token", "endpoint"}
 
 
 class SecretUnusable(Exception):
-    """The secret does not exist or is invalid. The message says what to do, and never quotes it."""
+    """The secret does not exist, is invalid, or is for another bucket. The message says what to do,
+    and never quotes the credentials."""
 
 
-def read_secret(folder: Path, name: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class NamedSecret:
+    """Credentials, and the only bucket that they are for, by the operator's word."""
+
+    credentials: dict[str, str] = field(repr=False)
+    bucket: str
+    endpoint: str | None
+    """None: AWS."""
+
+
+def read_secret(folder: Path, name: str) -> NamedSecret:
     """The named secret in `folder`. Raises SecretUnusable."""
     if _SECRET_NAME.fullmatch(name) is None:
         raise SecretUnusable(
@@ -53,7 +71,8 @@ def read_secret(folder: Path, name: str) -> dict[str, str]:
     except OSError as error:
         raise SecretUnusable(
             f"the server has no secret {name!r} ({path}: {error.strerror}): create that file, "
-            f'mode 0600, with {{"access_key_id": "...", "secret_access_key": "..."}}'
+            f'mode 0600, with {{"access_key_id": "...", "secret_access_key": "...", '
+            '"bucket": "...", "endpoint": "..."}; without endpoint it is for AWS'
         ) from error
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise SecretUnusable(
@@ -65,23 +84,45 @@ def read_secret(folder: Path, name: str) -> dict[str, str]:
         secret = None  # the error is dropped, as it may quote the secret
     if not isinstance(secret, dict) or not _REQUIRED_KEYS <= secret.keys() <= _ALLOWED_KEYS:
         raise SecretUnusable(
-            f"{path} must be a JSON object with access_key_id, secret_access_key and optionally "
-            "session_token"
+            f"{path} must be a JSON object with access_key_id, secret_access_key, the bucket that "
+            "they are for, and optionally session_token and endpoint (without it: AWS)"
         )
-    return {key: str(value) for key, value in secret.items()}
+    return NamedSecret(
+        {key: str(secret[key]) for key in _CREDENTIALS if key in secret},
+        str(secret["bucket"]),
+        None if secret.get("endpoint") is None else str(secret["endpoint"]),
+    )
 
 
-def credentials_of(spec: Mapping[str, Any], secrets: Path) -> dict[str, str] | None:
-    """The credentials that a resolved spec refers to, if any. Raises SecretUnusable."""
-    name = spec["checkpoint"]["remote"]["secret"]
-    return None if name is None else read_secret(secrets, name)
+def credentials_for(
+    uri: str | None, remote: RemoteTierSpec, secrets: Path
+) -> dict[str, str] | None:
+    """The credentials of a job with this `remote` for the storage at `uri`; None: those of the
+    machine, or none needed. Raises SecretUnusable."""
+    if uri is None or not uri.startswith("s3://"):
+        return None
+    if remote.secret is None:
+        if remote.endpoint is not None:
+            raise SecretUnusable(
+                f"the endpoint {remote.endpoint} needs a named secret: the server's own "
+                "credentials are for AWS only"
+            )
+        return None
+    secret, bucket = read_secret(secrets, remote.secret), urlsplit(uri).netloc
+    if bucket != secret.bucket or not is_same_endpoint(remote.endpoint, secret.endpoint):
+        raise SecretUnusable(
+            f"the secret {remote.secret!r} is for the bucket {secret.bucket} at "
+            f"{secret.endpoint or 'AWS'}, not for {bucket} at {remote.endpoint or 'AWS'}: change "
+            "uri or endpoint, or ask the operator for a secret for that bucket"
+        )
+    return secret.credentials
 
 
 def storage_options(
-    remote: RemoteTierSpec, credentials: dict[str, str] | None, **limits: Any
+    remote: RemoteTierSpec, credentials: dict[str, str] | None, **others: Any
 ) -> StorageOptions:
     return StorageOptions(
-        endpoint=remote.endpoint, region=remote.region, credentials=credentials, **limits
+        endpoint=remote.endpoint, region=remote.region, credentials=credentials, **others
     )
 
 
@@ -92,16 +133,17 @@ def remote_uri(spec: JobSpec, job_dir: Path) -> str:
 
 
 async def find_storage_fault(
-    remote: RemoteTierSpec, secrets: Path, deadline_s: float
+    remote: RemoteTierSpec, settings: Settings, threads: Executor
 ) -> SpecFault | None:
-    """Test the remote storage by writing, reading and deleting an object. Returns why checkpoints
-    cannot be stored there, or None."""
+    """Test the remote storage by writing, reading and deleting an object, in one of `threads`.
+    Returns why checkpoints cannot be stored there, or None."""
     if remote.uri is None:
         return None
     try:
-        credentials = None if remote.secret is None else read_secret(secrets, remote.secret)
+        credentials = credentials_for(remote.uri, remote, settings.secrets_dir)
     except SecretUnusable as error:
         return SpecFault(path="checkpoint.remote.secret", message=str(error))
+    deadline_s = settings.storage_probe_s
     short = {
         "connect_timeout_s": deadline_s / 4,
         "read_timeout_s": deadline_s / 4,
@@ -109,10 +151,11 @@ async def find_storage_fault(
         "patience_s": deadline_s / 2,
         "attempts": 2,
     }
-    options = storage_options(remote, credentials, **short)
+    local = not settings.allow_local_storage
+    options = storage_options(remote, credentials, refuse_local=local, **short)
     try:
         async with asyncio.timeout(deadline_s):
-            await asyncio.to_thread(_probe, remote.uri, options)
+            await asyncio.wrap_future(threads.submit(_probe, remote.uri, options))
     except StorageError as error:
         return SpecFault(path="checkpoint.remote.uri", message=f"cannot store checkpoints: {error}")
     except TimeoutError:
@@ -122,9 +165,12 @@ async def find_storage_fault(
 
 
 def _probe(uri: str, options: StorageOptions) -> None:
-    """List, write, read and delete in a temporary folder. Raises StorageError."""
+    """List, write, read and delete in a temporary folder. Raises StorageError. Removes the folders
+    that it had to create: the job may be refused."""
     probe = open_storage(uri, options).below(f".holdfast-probe-{uuid.uuid4().hex}")
-    probe.objects()
+    probe.objects()  # refuses a path that no folder can have
+    root = local_folder(uri)
+    missing = [] if root is None else [at for at in (root, *root.parents) if not at.exists()]
     with contextlib.suppress(ObjectExists):  # by an earlier try whose answer was lost
         probe.put_new("probe", b"can be written")
     try:
@@ -135,6 +181,9 @@ def _probe(uri: str, options: StorageOptions) -> None:
             )
     finally:
         probe.delete_all()
+        with contextlib.suppress(OSError):  # another job may use the folder by now
+            for folder in missing:
+                folder.rmdir()
 
 
 def _require_conditional_writes(probe: Storage) -> None:

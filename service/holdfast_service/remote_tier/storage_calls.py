@@ -1,18 +1,18 @@
 """Calls to the storage of remote checkpoints, in separate threads, each with a deadline.
 
 The storage is reached as the job's nodes reach it: by endpoint, region and secret of the spec. A
-storage that hangs blocks these threads, and nothing else of the control plane.
+storage that hangs blocks these threads, and nothing else of the control plane, not even its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.errors import StorageUnavailable
-from holdfast_service.remote_tier.location import SecretUnusable, credentials_of, storage_options
+from holdfast_service.remote_tier.location import SecretUnusable, credentials_for, storage_options
 from holdfast_service.settings import Settings
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage, StorageError
@@ -31,20 +31,23 @@ class StorageCalls:
     def __init__(self, settings: Settings) -> None:
         self._deadline_s = settings.storage_deadline_s
         self._secrets = settings.secrets_dir
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="storage-call")
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="storage-reader")
+        self._refuse_local = not settings.allow_local_storage
+        self._threads = DaemonThreads(_THREADS, "storage-call")
+        self._readers = DaemonThreads(_READERS, "storage-reader")
 
     def storage_at(self, uri: str, spec: Mapping[str, Any]) -> Storage:
         """The storage rooted at `uri`, as configured in a job's resolved spec. Does not connect.
 
-        Raises StorageUnavailable if the secret in the spec cannot be used.
+        Raises StorageUnavailable if the secret in the spec cannot be used for `uri`.
         """
+        remote = RemoteTierSpec.model_validate(spec["checkpoint"]["remote"])
         try:
-            credentials = credentials_of(spec, self._secrets)
+            credentials = credentials_for(uri, remote, self._secrets)
         except SecretUnusable as error:
             raise StorageUnavailable(str(error)) from error
-        remote = RemoteTierSpec.model_validate(spec["checkpoint"]["remote"])
-        return open_storage(uri, storage_options(remote, credentials))
+        return open_storage(
+            uri, storage_options(remote, credentials, refuse_local=self._refuse_local)
+        )
 
     async def run(
         self, call: Callable[Params, Answer], *args: Params.args, **kwargs: Params.kwargs

@@ -60,14 +60,8 @@ class Verification:
     def _view(
         self, *, done: bool = False, bad: str | None = None, problem: str | None = None
     ) -> VerificationView:
-        return VerificationView(
-            step=self._checkpoint.step,
-            attempt=self._checkpoint.attempt,
-            read_bytes=self._read_bytes,
-            nbytes=self._checkpoint.nbytes,
-            done=done,
-            bad=bad,
-            problem=problem,
+        return VerificationView.from_attributes(
+            self._checkpoint, read_bytes=self._read_bytes, done=done, bad=bad, problem=problem
         )
 
     def _read(self) -> str | None:

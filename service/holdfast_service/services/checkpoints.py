@@ -22,6 +22,7 @@ from holdfast_service.errors import (
     CannotExport,
     CheckpointBad,
     CheckpointBeingRemoved,
+    CheckpointElsewhere,
     CheckpointNeeded,
     CheckpointNotFound,
     CheckpointPinned,
@@ -38,6 +39,7 @@ from holdfast_service.job_model.events.checkpoints import (
 )
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.services.checkpoint_verification import Verification
 from holdfast_service.settings import Settings
@@ -158,11 +160,13 @@ class CheckpointService:
         return await self._emit_and_show(found.row, CheckpointUnpinnedEvent)
 
     async def remove(self, job_id: str, step: int) -> None:
-        """Raises CheckpointPinned, CheckpointNeeded, LastCheckpoint; StorageUnavailable also while
-        the removal is still in progress: a further call waits for the same removal."""
+        """Raises CheckpointElsewhere, CheckpointPinned, CheckpointNeeded, LastCheckpoint;
+        StorageUnavailable also while the removal is still in progress: a further call waits for the
+        same removal."""
         removal = self._removals.get((job_id, step))
         if removal is None:
             found = await self.find(job_id, step)
+            self._refuse_foreign(found)
             found_marks = marks.marks_among(await self._storage_calls.run(found.storage.objects))
             if found_marks.pinned:
                 raise CheckpointPinned(f"step {step} is pinned: unpin it first")
@@ -258,6 +262,17 @@ class CheckpointService:
             tx.emit(event(step=checkpoint.step, uri=checkpoint.uri))
         shown = await self.list(checkpoint.job_id)
         return next(view for view in shown.remote if view.uri == checkpoint.uri)
+
+    def _refuse_foreign(self, found: FoundCheckpoint) -> None:
+        """Raises CheckpointElsewhere: a URI comes from a report, and a removal deletes everything
+        below it."""
+        row = found.row
+        root = remote_uri(spec_of(found.job), self._settings.job_dir(found.job.id))
+        if row.uri != f"{root}/{manifest.checkpoint_folder(row.step, row.attempt)}":
+            raise CheckpointElsewhere(
+                f"{row.uri} is not in the job's own folder {root}: remove it by hand if it is not "
+                "needed"
+            )
 
     async def _refuse_needed(self, found: FoundCheckpoint, jobs: tuple[str, ...]) -> None:
         """Raises CheckpointNeeded. A job that has ended, or was never stored, needs no checkpoint:

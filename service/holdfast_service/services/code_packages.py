@@ -2,6 +2,8 @@
 
 The content behind a `sha256:...` reference never changes, so a restarted agent always gets the
 same code. A package is kept while a job refers to it; without a reference for a day, it is deleted.
+All packages together have a limit: for a new one, the longest unused ones are deleted that no
+unfinished job refers to.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import time
 import zipfile
 from pathlib import PurePosixPath
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import delete, exists, false, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.errors import CodeRefused
+from holdfast_service.errors import CodeNotFound, CodeRefused
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import CodePackage, JobRecord
@@ -68,12 +71,33 @@ def inspect_package(content: bytes, max_bytes: int) -> CodeView:
     return CodeView(code=PREFIX + digest, bytes=len(content), files=len(files))
 
 
+_ANY = exists().where(JobRecord.code == CodePackage.id)
+_UNFINISHED = exists().where(JobRecord.code == CodePackage.id, JobRecord.cleaned == false())
+
+
+async def touch(session: AsyncSession, code: str) -> bool:
+    """Record that a job uses the package; False if there is none."""
+    used = update(CodePackage).where(CodePackage.id == code).values(used_at=time.time())
+    return bool((await session.execute(used.returning(CodePackage.id))).first())
+
+
+async def collect_garbage(store: Store) -> None:
+    """Delete the packages that have had no reference for long."""
+    unused = (CodePackage.used_at < time.time() - UNREFERENCED_S, ~_ANY)
+    async with store.read() as session:  # there is rarely one: avoid a write transaction
+        if await session.scalar(select(CodePackage.id).where(*unused).limit(1)) is None:
+            return
+    async with store.write() as session:
+        await session.execute(delete(CodePackage).where(*unused))
+
+
 class CodeService:
     """Stores packages and returns their content."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._max_bytes = settings.max_code_bytes
+        self._max_total_bytes = settings.max_code_total_bytes
 
     async def put(self, content: bytes) -> CodeView:
         """Store a package. Idempotent: the same content is the same package. Raises CodeRefused."""
@@ -84,17 +108,44 @@ class CodeService:
             if stored is not None:
                 stored.used_at = now
             else:
+                await self._make_room(session, view)
                 session.add(CodePackage(id=view.code, content=content, used_at=now))
-            referenced = exists().where(JobRecord.code == CodePackage.id)
-            await session.execute(
-                delete(CodePackage).where(CodePackage.used_at < now - UNREFERENCED_S, ~referenced)
-            )
         return view
+
+    async def _make_room(self, session: AsyncSession, new: CodeView) -> None:
+        """Raises CodeRefused."""
+        size = func.length(CodePackage.content)
+        present = await session.scalar(select(func.coalesce(func.sum(size), 0))) or 0
+        surplus = present + new.bytes - self._max_total_bytes
+        if surplus <= 0:
+            return
+        unneeded = select(CodePackage.id, size).where(~_UNFINISHED)
+        removed = []
+        for code, nbytes in await session.execute(unneeded.order_by(_ANY, CodePackage.used_at)):
+            removed.append(code)
+            surplus -= nbytes
+            if surplus <= 0:
+                await session.execute(delete(CodePackage).where(CodePackage.id.in_(removed)))
+                return
+        raise CodeRefused(
+            f"the server keeps {self._max_total_bytes:,} bytes of code at most, and unfinished "
+            "jobs use them: wait for one to end, or raise HOLDFAST_MAX_CODE_TOTAL_BYTES"
+        )
 
     async def is_stored(self, code: str) -> bool:
         async with self._store.read() as session:
             rows = await session.execute(select(CodePackage.id).where(CodePackage.id == code))
             return rows.first() is not None
+
+    async def require(self, code: str) -> None:
+        """Raises CodeNotFound."""
+        if not await self.is_stored(code):
+            raise CodeNotFound(f"the server has no code {code}: send it with POST /api/v1/code")
+
+    async def get(self, code: str) -> bytes:
+        """Raises CodeNotFound."""
+        await self.require(code)
+        return await self.content(code) or b""
 
     async def content(self, code: str) -> bytes | None:
         async with self._store.read(long=True) as session:

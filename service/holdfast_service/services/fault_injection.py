@@ -167,13 +167,7 @@ async def _rows(session: AsyncSession, job_id: str, after: int) -> Sequence[Inje
 
 
 def _view(row: InjectedFault) -> FaultView:
-    return FaultView(
-        number=row.number,
-        kind=row.fault["kind"],
-        fault=row.fault,
-        requested_at=row.requested_at,
-        injected_at=row.injected_at,
-    )
+    return FaultView.from_attributes(row, kind=row.fault["kind"])
 
 
 def _digest(document: Mapping[str, Any]) -> str:

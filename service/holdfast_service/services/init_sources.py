@@ -29,6 +29,7 @@ from holdfast_service.job_model.init_from import (
 )
 from holdfast_service.job_model.job_reference import JobReference
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.remote_tier.location import SecretUnusable
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries
@@ -86,7 +87,8 @@ class InitSources:
         except BadCheckpoint as error:
             raise _invalid(str(error)) from error
         except StorageUnavailable as error:
-            if isinstance(error.__cause__, StorageDenied):  # a retry does not help
+            # A retry does not help.
+            if isinstance(error.__cause__, (StorageDenied, SecretUnusable)):
                 raise _invalid(str(error)) from error
             raise
 

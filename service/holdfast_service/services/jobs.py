@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import crash_points
+from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.errors import (
     IdempotencyConflict,
     InvalidCursor,
@@ -34,13 +35,13 @@ from holdfast_service.errors import (
     StorageUnavailable,
     UnknownMetric,
 )
+from holdfast_service.job_model import job_spec
 from holdfast_service.job_model.admission import stored_world_size
 from holdfast_service.job_model.events.codec import encode
 from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.goodput import History
-from holdfast_service.job_model.job_spec import JobSpec, parse
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
-from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.readers.logs import LogReader
@@ -54,8 +55,9 @@ from holdfast_service.readers.metric_series import (
     thinned_with_extremes,
 )
 from holdfast_service.remote_tier import location
-from holdfast_service.services import job_commands
+from holdfast_service.services import code_packages, job_commands
 from holdfast_service.services.code_packages import CodeService
+from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
 from holdfast_service.store import accounts, json_safe, queries, series
@@ -71,12 +73,12 @@ from holdfast_service.views.jobs import (
     IncidentView,
     JobPage,
     JobView,
-    LogPage,
     MetricPage,
 )
 from holdfast_workers.spec import SpecFault
 
 _MAX_KEY_LENGTH = 255
+_PROBE_THREADS = 8
 _GOODPUT_CACHE_S = 60.0
 _MAX_DISCARDED_POINTS = 1000
 _MAX_DISCARDED_ATTEMPTS = 100
@@ -103,6 +105,8 @@ class JobService:
         self._crash_hook = crash_points.hook_from_setting(settings.crash_at)
         self._notify = notify
         self._init_sources = InitSources(store, settings)
+        self._data_paths = DataPaths(settings)
+        self._probe_threads = DaemonThreads(_PROBE_THREADS, "storage-probe")
         self.log_reader = LogReader(store, settings)
         self._goodputs: dict[str, tuple[float, GoodputView]] = {}
         self._accounts = accounts or GoodputCache()
@@ -124,14 +128,10 @@ class JobService:
             first = await self._find_by_key(idempotency_key, digest)
             if first is not None:
                 return first, False
-        capacity = await self._capacity()
-        # In a thread: a check of a data path can block on a slow file system.
-        spec = await asyncio.to_thread(
-            parse, document, capacity, check_paths=self._settings.check_data_paths
-        )
+        spec = await self._parse(document)
+        await self._check_code(spec)
         if self._settings.check_data_paths:
             await self._check_remote(spec)
-        await self._check_code(spec)
         job = _new_job(spec, idempotency_key, digest, time.time())
         job.origin = await self._init_sources.resolve(spec, job.id)
         try:
@@ -147,11 +147,18 @@ class JobService:
         async with self._store.read() as session:
             return await queries.job_view(session, job), True
 
+    async def _parse(self, document: Mapping[str, Any]) -> JobSpec:
+        capacity = await self._capacity()
+        reading = await asyncio.to_thread(job_spec.read, document)
+        fault = None
+        if self._settings.check_data_paths and reading.spec is not None:
+            fault = await self._data_paths.find_fault(reading.spec)
+        return job_spec.check(reading, capacity, [] if fault is None else [fault])
+
     async def _check_code(self, spec: JobSpec) -> None:
         code = CodeService(self._store, self._settings)
         if spec.code is not None and not await code.is_stored(spec.code):
-            message = f"the server has no code {spec.code}: send it with POST /api/v1/code first"
-            raise InvalidSpec.of([SpecFault(path="code", message=message)])
+            raise _no_such_code(spec.code)
 
     async def get(self, job_id: str) -> JobView:
         async with self._store.read() as session:
@@ -312,29 +319,12 @@ class JobService:
             return rows  # as `thinned_with_extremes` would
         return await asyncio.to_thread(thinned_with_extremes, rows, names, points)
 
-    async def logs(
-        self,
-        job_id: str,
-        *,
-        rank: int | None = None,
-        attempt: int | None = None,
-        after: int = 0,
-        limit: int = 1000,
-        tail: int | None = None,
-    ) -> LogPage:
-        """Lines with a number above `after`; or the last `tail` lines that match."""
-        selected = LogFilter(rank=rank, attempt=attempt)
-        return await self.log_reader.page(job_id, selected, after=after, limit=limit, tail=tail)
-
     async def validate(self, document: Mapping[str, Any]) -> JobSpec:
         """The spec that a submission of this document would resolve to; no job is created.
 
         Raises InvalidSpec, StorageUnavailable.
         """
-        capacity = await self._capacity()
-        spec = await asyncio.to_thread(
-            parse, document, capacity, check_paths=self._settings.check_data_paths
-        )
+        spec = await self._parse(document)
         await self._check_code(spec)
         await self._init_sources.resolve(spec, None)
         return spec
@@ -402,9 +392,7 @@ class JobService:
         """Test the remote storage now, not an hour into training. Raises InvalidSpec."""
         settings = self._settings
         remote = spec.checkpoint.remote
-        fault = await location.find_storage_fault(
-            remote, settings.secrets_dir, settings.storage_probe_s
-        )
+        fault = await location.find_storage_fault(remote, settings, self._probe_threads)
         if fault is not None:
             raise InvalidSpec.of([fault])
 
@@ -415,6 +403,8 @@ class JobService:
                 session.add(job)
                 await session.flush()
                 session.add(_submitted_event(job))
+                if job.code is not None and not await code_packages.touch(session, job.code):
+                    raise _no_such_code(job.code)  # collected since the check
         except IntegrityError:
             # Two concurrent calls used the same key: the database accepted the other one.
             if job.idempotency_key is None:
@@ -481,6 +471,11 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
         owner=spec.labels.get("owner"),
         productive_s=0.0,
     )
+
+
+def _no_such_code(code: str) -> InvalidSpec:
+    message = f"the server has no code {code}: send it with POST /api/v1/code first"
+    return InvalidSpec.of([SpecFault(path="code", message=message)])
 
 
 def _submitted_event(job: JobRecord) -> Event:

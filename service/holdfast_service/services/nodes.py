@@ -123,26 +123,16 @@ async def _view(
     standing = standing_at(decision, now)
     in_force = standing is decision.state
     incidents = await nodes.troubles(session, node.id)
-    return NodeView(
-        id=node.id,
-        host=node.host,
+    return NodeView.from_attributes(
+        node,
         state=standing,
         reason=(node.reason or None) if in_force else None,
         since=(node.since or None) if in_force else None,
         until=node.until if in_force else None,
         quarantines=node.strikes,
         there=nodes.is_present(node, now),
-        cpus=node.cpus,
-        gpus=node.gpus,
-        first_seen=node.first_seen,
-        last_seen=node.last_seen,
         jobs=jobs,
         findings=tuple(NodeFindingView(**finding) for finding in node.findings),
         memory_gb_per_s=queries.finite_metrics(node.measured),
-        incidents=tuple(
-            NodeTroubleView(
-                job=incident.job, incident=incident.incident, cause=incident.cause, at=incident.at
-            )
-            for incident in incidents[:MAX_INCIDENTS_SHOWN]
-        ),
+        incidents=tuple(map(NodeTroubleView.from_attributes, incidents[:MAX_INCIDENTS_SHOWN])),
     )

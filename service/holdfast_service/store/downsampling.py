@@ -34,15 +34,7 @@ class Outline:
     rows: Mapping[int, list[Any]]
 
     def data(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "first": self.first,
-            "last": self.last,
-            "since": self.since,
-            "until": self.until,
-            "busy_s": self.busy_s,
-            "rows": {str(step): values for step, values in self.rows.items()},
-        }
+        return vars(self) | {"rows": {str(step): values for step, values in self.rows.items()}}
 
 
 def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline | None:

@@ -11,30 +11,30 @@ import asyncio
 import contextlib
 import copy
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
 
-from sqlalchemy import URL, event, literal_column, make_url, text
+from sqlalchemy import URL, literal_column, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
     DataError,
     DBAPIError,
-    DisconnectionError,
     IntegrityError,
 )
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.settings import Settings
-from holdfast_service.store import sqlite
+from holdfast_service.store import postgres, sqlite
 from holdfast_service.store.change_numbers import RESET_FUTURE_NUMBERS
+from holdfast_service.store.file_systems import network_file_system
 from holdfast_service.store.group_commit import GroupCommit
-from holdfast_service.store.json_safe import to_json
+from holdfast_service.store.installation import ensure_id
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.migrate import migrate
-from holdfast_service.store.request_priority import ActiveRequests
+from holdfast_service.store.watched_jobs import WatchedJobs
 
 _DRIVERS = {
     "sqlite": "sqlite+holdfast",
@@ -43,18 +43,14 @@ _DRIVERS = {
 }
 
 
-_PREPARED_STATEMENTS = 500
-"""Size of each PostgreSQL connection's cache of prepared statements; fewer statements exist."""
 _MAX_COMMAND_TRANSACTIONS = 4
 _MAX_POLL_TRANSACTIONS = 2
 """Concurrent low-priority transactions: `_MAX_COMMAND_TRANSACTIONS` for work that carries out user
 commands, `_MAX_POLL_TRANSACTIONS` for work that stores polled reports."""
-_REQUESTS_FIRST_S = 0.05
-"""Maximum time for which active requests delay a poll transaction; nearly always it is shorter."""
 
 
 class UnsupportedDatabase(Exception):
-    """The database URL names neither SQLite nor PostgreSQL."""
+    """The database URL names neither SQLite on a local disk nor PostgreSQL."""
 
 
 class Store:
@@ -68,14 +64,15 @@ class Store:
         """Durations of the checkpoint operations stored by this process, by (tier, operation)."""
         self.reconcile_lag = Distribution()
         """Delay between the time a job was due and the time this process handled it."""
+        self.installation = ""
+        """The id of the installation that the database belongs to; see installation.py."""
         self.sends_webhooks = False
         """Whether incidents and job ends are queued as webhook messages."""
         self.on_incident_closed: Callable[[str, IncidentRecord], None] = lambda job_id, incident: (
             None
         )
         """Called after the end of an incident is stored; must neither block nor raise."""
-        self.active_requests = ActiveRequests()
-        """The HTTP requests in flight in this process; the HTTP server registers them."""
+        self.watched_jobs = WatchedJobs()
         # By default each PostgreSQL statement sees a newer snapshot; SQLite keeps one anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
@@ -85,7 +82,7 @@ class Store:
         # many, some would starve while they hold all connections. Here they queue without one.
         self._group_commit = None if self.postgres else GroupCommit(self._writer)
         self._commands = asyncio.Semaphore(_MAX_COMMAND_TRANSACTIONS)
-        self._polling = _AfterRequests(self.active_requests)
+        self._polling = asyncio.Semaphore(_MAX_POLL_TRANSACTIONS)
         self._gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
 
     @classmethod
@@ -95,21 +92,15 @@ class Store:
         if url.get_backend_name() == "sqlite":
             engine = sqlite.engine_for(url, settings.database_busy_s, settings.database_pool)
         else:
-            engine = create_async_engine(
-                url,
-                pool_size=settings.database_pool,
-                max_overflow=0,
-                pool_use_lifo=True,  # the last used connection has most statements prepared
-                connect_args={"prepared_statement_cache_size": _PREPARED_STATEMENTS},
-                json_serializer=to_json,
-            )
-            event.listen(engine.sync_engine, "checkout", _reject_closed_connection)
+            engine = postgres.engine_for(url, settings.database_pool)
         store = cls(engine)
         store.sends_webhooks = settings.webhook_url is not None
         try:
-            await migrate(store._writer)
-            if store.postgres:
-                async with store.write() as session:
+            with _said_plainly():
+                await migrate(store._writer)
+            async with store.write() as session:
+                store.installation = await ensure_id(session, engine.dialect)
+                if store.postgres:
                     await session.execute(text(RESET_FUTURE_NUMBERS))
         except BaseException:
             await store.close()
@@ -129,8 +120,7 @@ class Store:
     def low_priority(self, *, polling: bool = False) -> Store:
         """The same store for work that can wait. Few of its transactions run at a time, so a
         transaction of normal priority waits for at most those few. `polling`: work that no user
-        requested; it never delays low-priority work that a user did request, and it waits a short
-        time (`_REQUESTS_FIRST_S`) for active requests to finish."""
+        requested; it never delays low-priority work that a user did request."""
         store = copy.copy(self)
         store._gate = self._polling if polling else self._commands
         return store
@@ -171,30 +161,19 @@ class Store:
         return literal_column("((julianday('now') - 2440587.5) * 86400.0)")
 
 
-class _AfterRequests:
-    """Admits `_MAX_POLL_TRANSACTIONS` at a time, each when no request is in flight."""
-
-    def __init__(self, active_requests: ActiveRequests) -> None:
-        self._active_requests = active_requests
-        self._slots = asyncio.Semaphore(_MAX_POLL_TRANSACTIONS)
-
-    async def __aenter__(self) -> None:
-        await self._slots.acquire()
-        try:
-            await self._active_requests.wait_until_idle(_REQUESTS_FIRST_S)
-        except BaseException:
-            self._slots.release()
-            raise
-
-    async def __aexit__(self, *_raised: object) -> None:
-        self._slots.release()
+@contextlib.contextmanager
+def _said_plainly() -> Iterator[None]:
+    """The errors of a first connection as UnsupportedDatabase."""
+    try:
+        yield
+    except (OSError, DBAPIError) as error:
+        raise UnsupportedDatabase(f"cannot open the database: {_cause(error)}") from error
 
 
-def _reject_closed_connection(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Makes the pool replace a connection that the server has closed. The pool's own check queries
-    the server each time, which costs three times as much as a statement."""
-    if connection.driver_connection.is_closed():
-        raise DisconnectionError("the server closed the connection")
+def _cause(error: Exception) -> str:
+    """The driver's own words, without the statement and links that SQLAlchemy adds."""
+    driver = error.orig if isinstance(error, DBAPIError) else None
+    return str((driver and driver.__cause__) or driver or error)
 
 
 def is_refused(error: DBAPIError) -> bool:
@@ -221,4 +200,13 @@ def database_url(given: str) -> URL:
     if driver is None:
         shown = url.render_as_string(hide_password=True)
         raise UnsupportedDatabase(f"database URL {shown!r}: {forms}")
+    if driver.startswith("sqlite") and url.database:
+        kind = network_file_system(Path(url.database))
+        if kind is not None:
+            raise UnsupportedDatabase(
+                f"the database {url.database} would be on a network file system ({kind}), where "
+                "SQLite can lose jobs: use PostgreSQL (--database-url "
+                "postgresql://<user>@<host>/<database>), or a file on a local disk (--database-url "
+                "sqlite:////<path>)"
+            )
     return url.set(drivername=driver)

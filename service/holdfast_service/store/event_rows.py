@@ -20,7 +20,7 @@ from holdfast_service.job_model.events.checkpoints import (
     CheckpointIntervalEvent,
     CheckpointSavedEvent,
 )
-from holdfast_service.job_model.events.codec import AnyEvent, as_json
+from holdfast_service.job_model.events.codec import AnyEvent
 from holdfast_service.job_model.events.health import (
     GuardTrippedEvent,
     NodeHealthEvent,
@@ -40,6 +40,7 @@ from holdfast_service.store import nodes, series
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, AttemptRow, Checkpoint, IncidentRow
 from holdfast_service.store.transaction import Effect, JobTransaction
+from holdfast_workers.protocol.codec import as_json
 
 _MAX_RECENT_TRIPS = 20  # in the job's row; the events hold all trips
 _OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
@@ -48,7 +49,7 @@ _OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 async def apply_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
     """Update the tables for `event`; kinds that are missing here are only stored.
 
-    Raises UnreadableEvent for an event whose data do not fit its kind, and StatementError for
+    Raises UnreadableDocument for an event whose data do not fit its kind, and StatementError for
     values that the database refuses; the caller then rolls the transaction back to the savepoint
     before the event.
     """

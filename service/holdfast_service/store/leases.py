@@ -3,13 +3,17 @@
 A reconciler keeps one expiry time for all the jobs that it holds and renews it periodically. When
 the reconciler dies, the time runs out and other reconcilers take its jobs with new tokens. The
 token, not the time, guards every write: a slow holder finds its token replaced and stops.
+
+A job is free if its owner is not among the living: expired, or forgotten. Only a renewal brings
+an owner to life. An owner locks its own row while it claims or renews, and a claim takes jobs only
+from owners whose rows it has locked or which have none: a transaction that commits late is never
+overtaken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import (
@@ -41,34 +45,42 @@ class JobLease:
     token: str
 
 
-async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[JobLease]:
+async def claim(store: Store, owner: str, limit: int) -> list[JobLease]:
     """Claim up to `limit` jobs (at most `MAX_CLAIMED`) that have work left, are due, and have no
-    live holder. Claims nothing if the owner itself has expired: it must renew first."""
+    live holder. Claims nothing if the owner itself is not alive: it must renew first, and learns
+    which jobs it has lost."""
     if limit <= 0:
         return []
-    expired = select(LeaseOwner.id).where(LeaseOwner.until <= store.clock())
+    living = select(LeaseOwner.id).where(LeaseOwner.until > store.clock())
     async with store.read() as session:
         # This check takes no lock; SQLite has a single write lock.
-        candidates = select(JobRecord.id).where(_is_claimable(store, expired)).limit(1)
+        candidates = select(JobRecord.id).where(_is_due(store), _is_free(living)).limit(1)
         if await session.scalar(candidates) is None:
             return []
     token = str(uuid4())
     async with store.write() as session:
-        # Locked: an owner that renews concurrently then learns which jobs were taken.
-        dead = list(await session.scalars(expired.order_by(LeaseOwner.id).with_for_update()))
-        if owner in dead:
+        # Locked until the commit: no other claim finds this owner dead meanwhile.
+        if not await session.scalar(_is_alive(store, owner)):
             return []
-        await session.execute(_upsert_owner(store, owner, lease_s).on_conflict_do_nothing())
+        # A row that is locked belongs to an owner whose claim or renewal is about to commit.
+        expired = select(LeaseOwner.id).where(
+            LeaseOwner.until <= store.clock(), LeaseOwner.id != owner
+        )
+        dead = list(await session.scalars(expired.with_for_update(skip_locked=True)))
+        living = select(LeaseOwner.id).where(LeaseOwner.id.not_in(dead))
         due = (
             select(JobRecord.id)
-            .where(_is_claimable(store, dead))
+            .where(_is_due(store), _is_free(living))
             .order_by(JobRecord.due_at, JobRecord.id)
             .limit(min(limit, MAX_CLAIMED))
             .with_for_update(skip_locked=True)
         )
+        locked = list(await session.scalars(due))
         taken = await session.scalars(
             update(JobRecord)
-            .where(JobRecord.id.in_(due))
+            # Checked again, now that the row cannot change: a claim, and the row of its owner, may
+            # have been committed since the previous statement began.
+            .where(JobRecord.id.in_(locked), _is_free(living))
             .values(
                 lease_owner=owner,
                 lease_token=token,
@@ -86,9 +98,9 @@ async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[Jo
 async def renew(store: Store, owner: str, job_ids: Collection[str], lease_s: float) -> set[str]:
     """Renew the leases of `owner`; returns the jobs that it still holds."""
     async with store.write() as session:
-        own_time = select(LeaseOwner.until > store.clock()).where(LeaseOwner.id == owner)
-        in_time = await session.scalar(own_time.with_for_update())
-        upsert = _upsert_owner(store, owner, lease_s)
+        in_time = await session.scalar(_is_alive(store, owner))
+        insert = (postgresql.insert if store.postgres else sqlite.insert)(LeaseOwner)
+        upsert = insert.values(id=owner, until=store.clock() + lease_s)
         await session.execute(
             upsert.on_conflict_do_update(
                 index_elements=[LeaseOwner.id], set_={"until": upsert.excluded.until}
@@ -139,13 +151,13 @@ async def leave(store: Store, owner: str) -> None:
 
 
 async def _still_held(session: AsyncSession, owner: str, job_ids: Collection[str]) -> set[str]:
-    """The jobs of an expired owner that no other reconciler has taken."""
+    """The jobs of an expired owner that no other reconciler has taken, or is about to take."""
     ids = sorted(job_ids)
     kept: set[str] = set()
     for start in range(0, len(ids), LOOKUP_BATCH):
         batch = ids[start : start + LOOKUP_BATCH]
         held = select(JobRecord.id).where(JobRecord.lease_owner == owner, JobRecord.id.in_(batch))
-        kept |= set(await session.scalars(held))
+        kept |= set(await session.scalars(held.order_by(JobRecord.id).with_for_update()))
     return kept
 
 
@@ -162,11 +174,15 @@ async def _delete_idle_owners(session: AsyncSession, owners: list[str]) -> None:
         )
 
 
-def _upsert_owner(store: Store, owner: str, lease_s: float) -> Any:
-    insert = postgresql.insert if store.postgres else sqlite.insert
-    return insert(LeaseOwner).values(id=owner, until=store.clock() + lease_s)
+def _is_alive(store: Store, owner: str) -> Select[bool]:
+    """Locks the owner's row; no row: the owner is new, or was forgotten."""
+    alive = select(LeaseOwner.until > store.clock()).where(LeaseOwner.id == owner)
+    return alive.with_for_update()
 
 
-def _is_claimable(store: Store, dead: Select[str] | list[str]) -> ColumnElement[bool]:
-    unheld = or_(JobRecord.lease_owner.is_(None), JobRecord.lease_owner.in_(dead))
-    return and_(JobRecord.cleaned == false(), JobRecord.due_at <= store.clock(), unheld)
+def _is_due(store: Store) -> ColumnElement[bool]:
+    return and_(JobRecord.cleaned == false(), JobRecord.due_at <= store.clock())
+
+
+def _is_free(living: Select[str]) -> ColumnElement[bool]:
+    return or_(JobRecord.lease_owner.is_(None), JobRecord.lease_owner.not_in(living))

@@ -21,7 +21,7 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from holdfast_service.errors import InvalidCursor
-from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.store import job_row_stats
 from holdfast_service.store.json_safe import number, text
@@ -148,27 +148,14 @@ async def page(
 
 def row(job: Any) -> JobRow:
     """The list row of a JobRecord, or of a result row with the columns in `ROW_COLUMNS`."""
-    state = State(job.state)
-    return JobRow(
-        id=job.id,
-        name=job.name,
-        owner=job.owner,
-        state=state,
-        desired=Desired(job.desired),
-        step=job.step,
-        steps=job.steps,
-        attempt=job.attempt,
-        incidents=job.incidents,
+    ended = State(job.state).terminal
+    return JobRow.from_attributes(
+        job,
         loss=number(job.loss),
         tokens_per_second=number(job.tokens_per_second),
         goodput=number(job.goodput),
         eta_s=number(job_row_stats.eta_s(job)),
-        waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
-        outcome_code=job.outcome_code,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        event_seq=job.event_seq,
+        waiting=WaitingView(**job.waiting) if job.waiting and not ended else None,
     )
 
 

@@ -121,6 +121,16 @@ class JobRecord(Base):
     )
 
 
+class Installation(Base):
+    """The one row that says which installation this database belongs to; see installation.py."""
+
+    __tablename__ = "installation"
+
+    one: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # always 1
+    id: Mapped[str] = mapped_column(String(32))
+    key_fingerprint: Mapped[str | None] = mapped_column(String(64))
+
+
 class LeaseOwner(Base):
     """A reconciler that is alive until `until`, by the database's clock; see leases.py."""
 

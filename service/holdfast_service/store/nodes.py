@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent, AttemptRunningEvent
-from holdfast_service.job_model.events.codec import AnyEvent, as_json
+from holdfast_service.job_model.events.codec import AnyEvent
 from holdfast_service.job_model.events.health import NodeHealthEvent, NodeQuarantinedEvent
 from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentRecord, LostItem
 from holdfast_service.job_model.supervisor_protocol import NodeCapacity
@@ -31,6 +31,7 @@ from holdfast_service.policy.quarantine import (
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, NodeRow, NodeTrouble
 from holdfast_service.store.transaction import JobTransaction
+from holdfast_workers.protocol.codec import as_json
 from holdfast_workers.protocol.findings import messages_of
 
 GONE_AFTER_S = 30.0

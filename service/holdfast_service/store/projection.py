@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from holdfast_service.job_model.events.checkpoints import DigestMismatchEvent
-from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent, UnreadableEvent
-from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
+from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent
+from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import (
     EndedEvent,
@@ -36,6 +36,8 @@ from holdfast_service.store.event_rows import apply_event, apply_phase, end_job
 from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
+from holdfast_workers.protocol.codec import UnreadableDocument
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 
 _BEATS_PERIOD_S = 5.0
@@ -122,7 +124,7 @@ def _readable(events: Sequence[SupervisorEvent]) -> list[AnyEvent]:
     """The contents of the events that can be decoded."""
     contents: list[AnyEvent] = []
     for event in events:
-        with suppress(UnreadableEvent):  # reported when the event is stored
+        with suppress(UnreadableDocument):  # reported when the event is stored
             contents.append(event.content)
     return contents
 
@@ -133,7 +135,7 @@ async def _forget_rolled_back_digests(tx: JobTransaction, report: SupervisorRepo
     new = [event for event in report.events if event.seq > tx.job.cursor_event]
     for content in _readable(new):
         match content:
-            case GuardTrippedEvent(trip=GuardTrip(back_to=int(back_to))):
+            case GuardTrippedEvent(trip=TripReport(back_to=int(back_to))):
                 await series.forget_digests(tx.session, tx.job.id, back_to)
 
 
@@ -207,7 +209,7 @@ async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: Quaran
     """Store the event. An unreadable end still ends the job: its supervisor is gone."""
     try:
         _record_event(tx, event)
-    except UnreadableEvent:
+    except UnreadableDocument:
         _record_event(tx, event, UnknownEvent(event.kind, event.data))
     mark = tx.effects_mark()
     try:
@@ -225,7 +227,7 @@ async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: Quaran
 def _record_event(
     tx: JobTransaction, event: SupervisorEvent, content: AnyEvent | None = None
 ) -> None:
-    """`content`: of an event that cannot be decoded. Raises UnreadableEvent before any change."""
+    """`content`: of an event that cannot be decoded. Raises UnreadableDocument first of all."""
     content, job = content or event.content, tx.job
     if event.seq != job.cursor_event + 1:
         tx.emit(EventsLostEvent(after=job.cursor_event, before=event.seq))

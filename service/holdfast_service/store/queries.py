@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Integer, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.events.codec import as_json, read_incident
+from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.goodput import Goodput
-from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.log_levels import level_of
 from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.store import job_nodes
@@ -34,14 +34,20 @@ from holdfast_service.views.jobs import (
     IncidentView,
     IntervalView,
     JobView,
+    JoinView,
     LogLineView,
+    LostView,
     MemberView,
     MemoryProtectionView,
     OriginView,
     OutcomeView,
     ProgressView,
     RefusedView,
+    RestoreView,
+    StackView,
+    StandbyView,
     StragglerView,
+    SuspectView,
     UnwellNodeView,
     WaitingView,
 )
@@ -82,64 +88,29 @@ def _job_view(job: JobRecord, unwell: tuple[UnwellNodeView, ...]) -> JobView:
             message=job.outcome_message or "",
             traceback=job.outcome_traceback,
         )
-    return JobView(
-        id=job.id,
-        name=job.name,
-        state=state,
-        desired=Desired(job.desired),
-        spec=job.spec,
+    return JobView.from_attributes(
+        job,
         origin=OriginView.model_validate(job.origin) if job.origin else None,
-        progress=ProgressView(
-            step=job.step,
-            steps=job.steps,
-            attempt=job.attempt,
-            loss=job.loss,
-            tokens_per_second=job.tokens_per_second,
-            incidents=job.incidents,
-        ),
+        progress=ProgressView.from_attributes(job),
         outcome=outcome,
         guards=GuardsView.model_validate(job.guards),
         stragglers=_stragglers(job) if state.on_cluster else (),
         unwell_nodes=unwell,
         intervals={tier: IntervalView(**fields) for tier, fields in job.intervals.items()},
         waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
         released=job.cleaned,
-        event_seq=job.event_seq,
     )
 
 
 def _stragglers(job: JobRecord) -> tuple[StragglerView, ...]:
-    stragglers = [entry for _, entry in sorted(job.slow.items(), key=lambda item: int(item[0]))]
-    return tuple(
-        StragglerView(
-            rank=straggler["rank"],
-            agent=straggler["agent"],
-            node=straggler["node"],
-            factor=straggler["factor"],
-            since_step=straggler["since_step"],
-            since=straggler["since"],
-        )
-        for straggler in stragglers
-    )
+    by_rank = sorted(job.slow.items(), key=lambda item: int(item[0]))
+    return tuple(StragglerView(**straggler) for _, straggler in by_rank)
 
 
 async def attempt_views(session: AsyncSession, job_id: str) -> list[AttemptView]:
     members: dict[int, list[MemberView]] = {}
     for row in await _MEMBERS.all(session, job=job_id):
-        members.setdefault(row.attempt, []).append(
-            MemberView(
-                rank=row.rank,
-                worker=row.worker,
-                agent=row.agent,
-                node_id=row.node_id,
-                host=row.host,
-                pid=row.pid,
-                role=row.role,
-            )
-        )
+        members.setdefault(row.attempt, []).append(MemberView.from_attributes(row))
     attempts = await _ATTEMPTS.all(session, job=job_id)
     return [_attempt_view(attempt, members.get(attempt.number, [])) for attempt in attempts]
 
@@ -154,13 +125,9 @@ async def incident_views(
 
 def goodput_view(job: JobRecord, goodput: Goodput, devices: int) -> GoodputView:
     lost_s = {incident: seconds * devices for incident, seconds in goodput.lost_s.items()}
-    return GoodputView(
-        held_s=goodput.held_s,
+    return GoodputView.from_attributes(
+        goodput,
         by_kind_s=dict(goodput.by_kind_s),
-        goodput=goodput.goodput,
-        effective_training_time_ratio=goodput.effective_training_time_ratio,
-        steps=goodput.steps,
-        steps_replayed=goodput.steps_replayed,
         devices=devices,
         device_seconds_lost=sum(lost_s.values()),
         device_seconds_lost_by_incident={
@@ -175,9 +142,7 @@ async def event_views(
     session: AsyncSession, job_id: str, after: int, limit: int
 ) -> list[EventView]:
     events = await _EVENTS.all(session, job=job_id, after=after, most=limit)
-    return [
-        EventView(seq=event.seq, at=event.at, kind=event.kind, data=event.data) for event in events
-    ]
+    return [EventView.from_attributes(event) for event in events]
 
 
 async def checkpoints(session: AsyncSession, job_id: str) -> list[Checkpoint]:
@@ -192,19 +157,9 @@ async def checkpoints(session: AsyncSession, job_id: str) -> list[Checkpoint]:
 
 def checkpoint_view(row: Checkpoint, marks: Marks | None, *, best: bool) -> CheckpointView:
     """`marks`: the checkpoint's marks on the storage; None: not known."""
-    return CheckpointView(
-        step=row.step,
-        attempt=row.attempt,
-        tier=row.tier,
-        uri=row.uri,
-        nbytes=row.nbytes,
-        mesh=row.mesh,
+    return CheckpointView.from_attributes(
+        row,
         metrics=finite_metrics(row.metrics),
-        saved_at=row.saved_at,
-        verified_at=row.verified_at,
-        deleted_at=row.deleted_at,
-        deleted_why=row.deleted_why,
-        bad=row.bad,
         best=best,
         pinned=None if marks is None else marks.pinned,
         needed_by=None if marks is None else marks.needed_by,
@@ -240,10 +195,10 @@ def _attempt_view(attempt: AttemptRow, members: list[MemberView]) -> AttemptView
         mesh=attempt.mesh,
         world_size=attempt.world_size,
         members=tuple(members),
-        standbys=tuple(attempt.standbys),
-        restore=attempt.restore,
+        standbys=tuple(StandbyView.model_validate(standby) for standby in attempt.standbys),
+        restore=RestoreView.model_validate(attempt.restore),
         cause_incident=attempt.cause_incident,
-        joined=attempt.joined,
+        joined={rank: JoinView.model_validate(times) for rank, times in attempt.joined.items()},
         memory_protection=MemoryProtectionView(**attempt.memory) if attempt.memory else None,
         first_step=attempt.first_step,
         last_step=attempt.last_step,
@@ -261,13 +216,13 @@ def _incident_view(row: IncidentRow, lost: float) -> IncidentView:
         cause=incident.cause,
         causes=incident.causes,
         attempt=incident.attempt,
-        lost=tuple(as_json(item) for item in incident.lost),
+        lost=tuple(LostView(**vars(item)) for item in incident.lost),
         evidence=incident.evidence,
-        suspects=tuple(as_json(suspect) for suspect in incident.suspects),
-        stacks=tuple(as_json(stack) for stack in incident.stacks),
+        suspects=tuple(SuspectView(**vars(suspect)) for suspect in incident.suspects),
+        stacks=tuple(StackView(**vars(stack)) for stack in incident.stacks),
         decision=incident.decision,
         reason=incident.reason,
-        refused=tuple(RefusedView(**as_json(refused)) for refused in incident.refused),
+        refused=tuple(RefusedView(**vars(refused)) for refused in incident.refused),
         budget=_budget_view(incident.budget),
         attempts_lost=len(incident.failures) + len(incident.preemptions),
         restored_step=incident.restored_step,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ LONG = "holdfast_long"
 def engine_for(url: URL, busy_s: float, pool: int) -> AsyncEngine:
     """The engine for the database file in `url`. `busy_s`: maximum wait for a lock."""
     if url.database:
-        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(Path(url.database))
     registry.register("sqlite.holdfast", sqlite_driver.__name__, "Dialect")
     commits = ThreadPoolExecutor(1, thread_name_prefix="commit")  # SQLite has one writer at a time
     engine = create_async_engine(
@@ -36,6 +38,15 @@ def engine_for(url: URL, busy_s: float, pool: int) -> AsyncEngine:
     event.listen(engine.sync_engine, "connect", _prepare)
     event.listen(engine.sync_engine, "begin", _begin)
     return engine
+
+
+def _make_private(file: Path) -> None:
+    """The database and its companions belong to its owner only; new companions inherit that."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for path in (file, *(file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))):
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # another user's database
+            path.chmod(0o600)
 
 
 def _prepare(connection: Any, _record: Any) -> None:

@@ -1,7 +1,8 @@
 """Sends the recovery core's commands to agents.
 
-The answer or failure of a command becomes an input of the core. Nothing here blocks: every call has
-a deadline and completes on another thread.
+The answer or failure of a command becomes an input of the core. Every call has a deadline and
+completes on another thread. Only the orders of a new world wait, for a short time, until the fence
+has stored its attempt.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from typing import Any
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import Agents
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_file import FenceFile
-from holdfast_workers.agent.remote_saves import RemoteTierRefused
+from holdfast_service.supervisor.fence_record import FenceRecord
 from holdfast_workers.protocol import commands
-from holdfast_workers.protocol.answers import AgentReport, Done, Inspections, PublishedCheckpoint
+from holdfast_workers.protocol.answers import (
+    AgentReport,
+    Done,
+    Inspections,
+    PublishedCheckpoint,
+    RequestRefused,
+)
 from holdfast_workers.protocol.commands import Command, CommandKind, Request
 
 
@@ -32,6 +38,8 @@ class CallTimes:
     finalize_s: float = 120.0
     check_s: float = 45.0
     """For the check of a node before it is used."""
+    fence_store_s: float = 2.0
+    """How long the orders of a new world wait for the storage of the fence."""
 
 
 _CARRIES_EVENTS = commands.Fence | commands.Form | commands.Finish | commands.Stop
@@ -49,7 +57,7 @@ class AgentCommands:
         self,
         agents: Agents,
         events: EventLog,
-        fence_file: FenceFile,
+        fence: FenceRecord,
         submit_input: Callable[[inputs.Input], None],
         times: CallTimes,
         fence_timeout_s: float,
@@ -58,7 +66,8 @@ class AgentCommands:
         self.epoch = 0
         self._agents = agents
         self._events = events
-        self._fence_file = fence_file
+        self._fence = fence
+        self._fence_store_s = times.fence_store_s
         self._submit_input = submit_input
         self._default_s = times.call_s
         self._deadlines: Mapping[CommandKind, float] = {
@@ -72,9 +81,17 @@ class AgentCommands:
         }
 
     def send(self, command: Command) -> None:
-        """Send a command; its answer or its failure is submitted as an input."""
+        """Send a command; its answer or its failure is submitted as an input.
+
+        Until a world is formed, its attempt has no process that a later supervisor could meet: so
+        storing the number may take as long as the fence.
+        """
         if isinstance(command, commands.Fence):
-            self._fence_file.write(self.epoch, command.attempt)
+            self._fence.announce(command.attempt)
+        elif isinstance(command, commands.Form):
+            self._fence.wait_stored(command.attempt, self._fence_store_s)
+            if self._fence.is_superseded:
+                return  # this supervisor ends before its next input
         call = self._call(command)
         call.add_done_callback(lambda done: self._on_answer(command, done))
 
@@ -143,13 +160,15 @@ def _input(command: Command, answer: Any) -> inputs.Input | None:
 
 
 def _failure(command: Command, error: BaseException) -> inputs.CommandFailed:
+    refused = isinstance(error, RequestRefused)
+    why = str(error) if refused else f"{type(error).__name__}: {error}"
     return inputs.CommandFailed(
         agent=command.agent,
         command=command.kind,
         attempt=getattr(command, "attempt", 0),
-        why=f"{type(error).__name__}: {str(error)[:500]}",
+        why=why[:500],
         incarnation=command.incarnation,
         step=getattr(command, "step", 0),
-        refused=isinstance(error, RemoteTierRefused),
+        refused=isinstance(error, RequestRefused) and error.later,
         number=getattr(command, "number", 0),
     )

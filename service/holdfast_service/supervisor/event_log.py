@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from holdfast_service.job_model.events.codec import FORMAT_VERSION, UnreadableEvent
+from holdfast_service.job_model.events.codec import FORMAT_VERSION
 from holdfast_service.job_model.events.kinds import JobEvent
 from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
+from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.messages import EventCopy
 
 
@@ -34,7 +35,7 @@ class EventLog:
 
     def adopt(self, backed_up: Iterable[EventCopy]) -> None:
         """Take over the events that agents backed up for an earlier supervisor, in order. Raises
-        UnreadableEvent."""
+        UnreadableDocument."""
         with self._lock:
             self._events = [_from_backup(event) for event in backed_up]
             if self._events:
@@ -94,9 +95,9 @@ def _as_backup(event: SupervisorEvent) -> EventCopy:
 
 
 def _from_backup(copy: EventCopy) -> SupervisorEvent:
-    """Raises UnreadableEvent for an event of a newer format."""
+    """Raises UnreadableDocument for an event of a newer format."""
     if copy.format > FORMAT_VERSION:
-        raise UnreadableEvent(
+        raise UnreadableDocument(
             f"event {copy.seq} has format {copy.format}, and this version of Holdfast reads up to "
             f"format {FORMAT_VERSION}: start the supervisor with the version that wrote it"
         )

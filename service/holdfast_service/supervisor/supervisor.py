@@ -1,8 +1,8 @@
 """The supervisor of one job: runs the recovery core and connects it to agents and storage.
 
-It owns soft state only. Agents hold the attempt and the epoch (as does a file in the job's folder)
-and back up the events; the memory tier holds the training state. When a supervisor dies, its
-successor reads them, takes a higher epoch and goes on; training does not stop meanwhile.
+It owns soft state only. Agents hold the attempt and the epoch, as does the fence in the remote
+storage, and back up the events; the memory tier holds the training state. When a supervisor dies,
+its successor reads them, takes a higher epoch and goes on; training does not stop meanwhile.
 
 One thread takes inputs from a queue, feeds the core, and carries out its effects; calls to agents
 run on other threads and return as inputs. No recovery decision is made here.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import structlog
 
-from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
+from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
@@ -41,21 +41,29 @@ from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.agent_watch import Agents, AgentWatch
 from holdfast_service.supervisor.drain_watch import DrainWatch
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_file import FenceFile
+from holdfast_service.supervisor.fence_record import FenceRecord
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_service.supervisor.link_check import LinkChecker
 from holdfast_service.supervisor.progress_record import ProgressRecord
 from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
+from holdfast_service.supervisor.successor_watch import SuccessorWatch
 from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.kinds import Injection, Victim
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
 from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Request
-from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant
+from holdfast_workers.protocol.findings import TripReport
+from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
 from holdfast_workers.protocol.messages import EventCopy
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import Signal
 
 _log = structlog.get_logger()
+
+UNSEEN_ATTEMPTS = 1_000
+"""A supervisor that could not read the fence leaves out this many numbers: more than former
+supervisors can have used while the storage was away."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class SupervisorTimes:
     exchange_s: float = 5.0
     """Deadline of one exchange of bytes between two nodes."""
     refresh_s: float = 0.5
+    """Also how often a successor is looked for: much oftener than `lease_margin_s`."""
     poll_s: float = 1.0
     inventory_s: float = 3.0
     first_inventory_s: float = 10.0
@@ -88,10 +97,16 @@ class Supervisor:
         agents: Agents,
         secret: bytes,
         remote: Storage,
+        fence: Storage,
+        is_latest: Callable[[], bool | None],
         times: SupervisorTimes | None = None,
         kill_self: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
+        process: ProcessIdentity | None = None,
     ) -> None:
-        """`kill_self()` carries out an injected death of the supervisor."""
+        """`fence`: of `open_fence`. `is_latest()`: whether the cluster has started no other
+        supervisor of this job since; None: unknown. `kill_self()` ends the process; the cluster
+        starts it again, if it is the latest. Ranks step on for a while after the end of `process`,
+        the supervisor's own; None: not known."""
         self._launch = launch
         self._config = config
         self._agents = agents
@@ -108,7 +123,8 @@ class Supervisor:
         self._events = EventLog(launch.last_event)
         self._run_buffer = RunBuffer()
         self._progress = ProgressRecord()
-        self._fence_file = FenceFile(Path(launch.data_dir))
+        self._fence = FenceRecord(fence, Path(launch.data_dir))
+        self._successors = SuccessorWatch(self._fence, is_latest, config.lease_margin_s)
         self._injections = InjectionRecord(Path(launch.data_dir))
         self._watch = AgentWatch(
             agents,
@@ -119,6 +135,7 @@ class Supervisor:
             check_s=self._times.calls.check_s,
             probe_s=self._times.probe_s,
             lapse_s=config.lapse_s,
+            process=process,
         )
         self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
         self._drains = DrainWatch(agents, self._inputs.put)
@@ -133,7 +150,7 @@ class Supervisor:
         self._commands = AgentCommands(
             agents,
             self._events,
-            self._fence_file,
+            self._fence,
             self._inputs.put,
             self._times.calls,
             config.fence_timeout_s,
@@ -195,34 +212,47 @@ class Supervisor:
         except Exception as error:
             self._end_after_internal_error(error)
         self._watch.close()
+        self._successors.close()
         self._drains.close()
         self._inventory.close()
 
     def _start(self) -> None:
         """Take a higher epoch than any agent knows; the core adopts the job or starts it."""
+        started_at = clock_s()
+        self._fence.start_reading()
         self._agents.ensure()
         reports = self._existing_agents()
-        floor = self._fence_file.read()
         # Ranks step only for a while without a supervisor, so a job with agents is adopted soon.
         times = self._times
         remotes = self._inventory.first(
             times.adoption_inventory_s if reports else times.first_inventory_s
         )
-        self._commands.epoch = 1 + max([floor.epoch, *(report.epoch for report in reports)])
+        # If the fence stays unknown, the agents' answers or the end of every lease take its place:
+        # docs/architecture/recovery.md has the argument.
+        agreed = self._obey_one_supervisor(reports)
+        leases_end_at = started_at + (self._config.lapse_s or 0.0)
+        floor = self._fence.read(0.0 if agreed else max(0.0, leases_end_at - clock_s()))
+        # Claimed before any agent receives the epoch: an agent that cannot be reached now may
+        # report it later.
+        self._commands.epoch = self._fence.claim(
+            1 + max([floor.epoch if floor else 0, *(report.epoch for report in reports)]),
+            times.calls.fence_store_s if floor else 0.0,
+        )
+        floor = self._fence.floor  # as listed after the claim
         self._events.adopt(self._backed_up_events(reports))
         facts = Facts.from_events(self._events.all())
         for cut in facts.line.cuts:
             self._run_buffer.discard_after(cut.attempt, cut.step)
         attempt = max(
             facts.attempt,
-            floor.attempt,
+            floor.attempt if floor else 0,
             self._launch.last_attempt,
             *(report.attempt for report in reports),
             *(checkpoint.attempt for checkpoint in remotes.checkpoints),
         )
-        # Stored before any agent receives the epoch: an agent that cannot be reached now may report
-        # it later.
-        self._fence_file.write(self._commands.epoch, attempt)
+        if floor is None and not agreed:
+            attempt += UNSEEN_ATTEMPTS
+        self._fence.announce(attempt)
         facts = replace(facts, attempt=attempt)
         self._core = RecoveryCore(self._config, time.time(), facts if attempt else None)
         if facts.ended is not None:
@@ -258,6 +288,8 @@ class Supervisor:
     def _feed(self, input_: inputs.Input) -> None:
         assert self._core is not None
         attempt = self._core.attempt
+        if isinstance(input_, inputs.Fenced):
+            self._watch.update(input_.report)
         requested = self._core.handle(input_, time.time())
         if self._core.attempt != attempt:
             self._grant_leases()
@@ -268,13 +300,15 @@ class Supervisor:
         """Grant leases to the ranks of the newest attempt.
 
         A lease ends before the agent would count as silent, or, if this supervisor's end is
-        detected, as late as a successor would wait. The check for a successor runs more often.
+        detected, as late as a successor would wait. Nothing is granted unless it was confirmed
+        lately that there is no successor.
         """
         core, config = self._core, self._config
-        if core is not None and config.lease_s:
+        for_s = self._successors.granting_s
+        if core is not None and config.lease_s and for_s:
             silence_s = self._times.heartbeat_timeout_s * STEPPING_SHARE
             grant = Grant(self._commands.epoch, core.attempt, silence_s, config.lease_s)
-            self._watch.grant(grant, config.lease_margin_s)
+            self._watch.grant(grant, for_s)
 
     # --- periodic checks --------------------------------------------------------------------------
 
@@ -282,9 +316,10 @@ class Supervisor:
         now = time.time()
         if now >= self._next_refresh:
             self._next_refresh = now + self._times.refresh_s
-            if self._fence_file.is_superseded(self._commands.epoch):
-                self.halt()
+            if self._successors.found:
+                self._end_as_superseded()
                 return
+            self._successors.refresh()
             self._grant_leases()
             self._watch.refresh(self._commands.epoch)
             self._link_checker.refresh(self._watch.reports, self._commands.epoch)
@@ -299,6 +334,21 @@ class Supervisor:
             self._next_poll = now + self._times.poll_s
             for seat in self._watch.seats:
                 self._collect(seat)
+
+    def _end_as_superseded(self) -> None:
+        """End this process, because a later supervisor has been found. If that one is gone and the
+        cluster starts this one again, its next life takes a higher epoch."""
+        _log.warning("a later supervisor was found: this one ends", epoch=self._commands.epoch)
+        self._halted = True
+        self._kill_self()
+
+    def _obey_one_supervisor(self, reports: list[AgentReport]) -> bool:
+        """Whether the agents of all seats have answered and know the same epoch and attempt: then
+        no agent can know a later one."""
+        known = {(report.epoch, report.attempt) for report in reports}
+        # An agent that was not fenced since it started knows attempt 0.
+        fenced = all(report.attempt for report in reports)
+        return len(reports) == len(self._agents.seats) and len(known) == 1 and fenced
 
     def _existing_agents(self) -> list[AgentReport]:
         """Reports of agents that are already running; a short wait, because most are new."""
@@ -348,7 +398,11 @@ class Supervisor:
         events: tuple[EventCopy, ...],
         call: Future[PollAnswer],
     ) -> None:
-        if call.cancelled() or call.exception() is not None:
+        if call.cancelled():
+            return
+        if (error := call.exception()) is not None:
+            if isinstance(error, StaleCommand):
+                self._successors.record_refusal()
             return  # the lifeline reports whether the agent is gone
         self._events.mark_backed_up(seat, incarnation, events)
         answer = call.result()
@@ -380,17 +434,15 @@ class Supervisor:
                 self._commands.send(effect)
 
     def _remove_agent(self, effect: effects.RemoveAgent) -> None:
-        self._watch.forget(effect.agent, effect.incarnation)
-        try:
-            self._agents.restart(effect.agent)
-        except Exception:  # the agent or its node is already gone
-            _log.exception("cannot restart an agent", agent=effect.agent)
+        process = self._watch.forget(effect.agent, effect.incarnation)
+        if process is not None:
+            self._agents.restart(effect.agent, process)
 
     def _emit(self, effect: effects.Emit) -> None:
         match effect.event:
             case EndedEvent():
                 self._collect_final_output()
-            case GuardTrippedEvent(attempt=attempt, trip=GuardTrip(back_to=int(step))):
+            case GuardTrippedEvent(attempt=attempt, trip=TripReport(back_to=int(step))):
                 self._run_buffer.discard_after(attempt, step)
         self._events.append(effect.event)
 

@@ -6,7 +6,7 @@ derived from the store alone, so all API servers return the same values.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,12 @@ from holdfast_workers.protocol.messages import InitPart
 
 class View(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)  # a CLI command uses few of them
+
+    @classmethod
+    def from_attributes(cls, source: object, **other: Any) -> Self:
+        """The view of `source`, which has every field that `other` lacks, under the same name."""
+        same = {name: getattr(source, name) for name in cls.model_fields if name not in other}
+        return cls(**same, **other)
 
 
 class ProgressView(View):
@@ -202,19 +208,67 @@ class MemoryProtectionView(View):
     )
 
 
+class SpareWorkerView(View):
+    """A warm process on a standby."""
+
+    worker: str
+    pid: int | None = None
+
+
+class StandbyView(View):
+    """An agent without ranks in an attempt."""
+
+    agent: str
+    node_id: str = ""
+    host: str = ""
+    workers: tuple[SpareWorkerView, ...] = ()
+
+
+class FoundStateView(View):
+    """A saved state that was found when an attempt formed."""
+
+    tier: str
+    step: int
+    attempt: int = 0
+    mesh: str = ""
+    complete: bool = True
+    missing: tuple[tuple[int, ...], ...] = Field(
+        default=(),
+        description="ranks without a copy; ranks of which one copy would be enough are grouped",
+    )
+
+
+class RestoreView(View):
+    """The state that an attempt starts from."""
+
+    step: int | None = Field(default=None, description="null: not known")
+    attempt: int = Field(default=0, description="the attempt that computed it; 0: none, or unknown")
+    tiers: dict[str, str] = Field(default={}, description="rank -> tier")
+    sources: dict[str, str] = Field(default={}, description="rank -> agent or URI")
+    newest: dict[str, int] = Field(
+        default={}, description="tier -> newest step that it could restore"
+    )
+    found: tuple[FoundStateView, ...] = Field(
+        default=(), description="available saved states, newest first"
+    )
+
+
+class JoinView(View):
+    """How a rank joined an attempt."""
+
+    phases_s: dict[str, float] = Field(default={}, description="phase -> seconds")
+
+
 class AttemptView(View):
     number: int
     state: str = Field(description="forming, running or ended")
     mesh: dict[str, int]
     world_size: int
     members: tuple[MemberView, ...]
-    standbys: tuple[dict[str, Any], ...]
-    restore: dict[str, Any] = Field(
-        description="restored step; tier and source agent per rank; `newest`: newest step that "
-        "each tier could restore; `found`: available saved states, with the ranks they lacked"
-    )
+    standbys: tuple[StandbyView, ...]
+    restore: RestoreView
     cause_incident: int | None
-    joined: dict[str, Any] = Field(description="per rank: seconds of each phase of joining")
+    joined: dict[str, JoinView] = Field(description="by rank")
     memory_protection: MemoryProtectionView | None = Field(
         default=None, description="null: not known yet"
     )
@@ -246,6 +300,38 @@ class BudgetView(View):
     window_s: float
 
 
+class LostView(View):
+    """A process or node that was lost to a fault."""
+
+    cause: str = ""
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    worker: str | None = None
+    agent: str | None = None
+    attempt: int | None = None
+    on_notice: bool = Field(
+        default=False, description="the cluster had announced that it would remove the node"
+    )
+
+
+class SuspectView(View):
+    """A rank that may have caused an incident, and its place."""
+
+    rank: int
+    score: float = Field(description="strength of the evidence, up to 1")
+    reasons: tuple[str, ...] = ()
+    agent: str = ""
+    node_id: str = ""
+    worker: str | None = None
+
+
+class StackView(View):
+    """A call stack of all these ranks."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...] = Field(description="innermost first")
+
+
 class IncidentView(View):
     """One fault, from its first signal to the first new step."""
 
@@ -253,19 +339,15 @@ class IncidentView(View):
     cause: str = Field(description="the root cause among `causes`")
     causes: tuple[str, ...] = ()
     attempt: int
-    lost: tuple[Any, ...]
-    evidence: tuple[Any, ...] = Field(
+    lost: tuple[LostView, ...]
+    evidence: tuple[str, ...] = Field(
         description="all signals of the incident, in order of arrival"
     )
-    suspects: tuple[dict[str, Any], ...] = Field(
-        default=(),
-        description="ranks that may have caused the incident, the most likely first: score (up to "
-        "1), reasons, agent, node_id, worker",
+    suspects: tuple[SuspectView, ...] = Field(
+        default=(), description="ranks that may have caused the incident, the most likely first"
     )
-    stacks: tuple[dict[str, Any], ...] = Field(
-        default=(),
-        description="for a hang: stacks of the ranks (frames, the innermost first); ranks with "
-        "equal stacks share an entry",
+    stacks: tuple[StackView, ...] = Field(
+        default=(), description="for a hang: ranks with equal stacks share an entry"
     )
     decision: str | None
     reason: str | None

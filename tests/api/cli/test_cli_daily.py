@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -28,6 +29,8 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import COMMANDS, run
 from holdfast.client import config
 from holdfast_service.job_model.lifecycle import State
+from holdfast_workers.memory import node_folder
+from holdfast_workers.memory.node_folder import NodeFolder
 
 HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog asyncio click pygments"
 
@@ -334,6 +337,27 @@ def test_doctor_gives_advice(
     server.stop()
     run(["doctor", "--data-dir", str(tmp_path)])
     assert "holdfast serve" in capsys.readouterr().out
+
+
+def test_doctor_frees_the_memory_of_nodes_that_are_gone(
+    shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(node_folder.BASE_VARIABLE, str(shm))
+    with subprocess.Popen(["sleep", "600"]) as node:
+        former = NodeFolder(shm / "ended" / "n0-a", shm, node.pid)
+        former.take()
+        (shm / "ended" / "n0-a" / "own-0.seg").write_bytes(bytes(1 << 20))
+        node.kill()
+    os.close(cast(int, former._lock))  # its agent has ended too
+    living = NodeFolder(shm / "job" / "n0-b", shm, os.getpid())
+    living.take()
+    run(["doctor", "--data-dir", str(tmp_path)])
+    assert "holdfast doctor --clean" in capsys.readouterr().out
+    run(["doctor", "--clean", "--data-dir", str(tmp_path)])
+    printed = capsys.readouterr()
+    assert "n0-a" in printed.err and "--clean" not in printed.out
+    assert [path.name for path in shm.iterdir()] == ["job"]
+    living.remove()
 
 
 def test_two_clients_follow_a_job_from_two_threads(server: LiveServer, client: Client) -> None:

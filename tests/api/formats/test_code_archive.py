@@ -8,14 +8,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.support.service.live_server import LiveServer
 
 from holdfast import Client
 from holdfast.cli.main import run
-from holdfast.client import calls
 from holdfast.errors import ApiError
 from holdfast.formats.code_archive import CodeUnusable, pack
+from holdfast_service.views.jobs import CodeView
 
 
 def folder_of(root: Path, files: dict[str, str | bytes]) -> Path:
@@ -89,6 +90,19 @@ def test_a_folder_is_sent_with_the_job(server: LiveServer, client: Client, tmp_p
     assert supervisor.launch.spec["function"] == "train:main"
 
 
+def test_sent_code_can_be_found_and_fetched(
+    client: Client, http: httpx.Client, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "mine", {"train.py": "def main(ctx): ..."})
+    path = f"/api/v1/code/{client.send_code(folder).code}"
+    assert http.head(path).status_code == 200
+    fetched = http.get(path)
+    assert (fetched.headers["content-type"], fetched.content) == ("application/zip", pack(folder))
+    for unknown, status in (("sha256:" + "0" * 64, 404), ("sha256:x", 422), ("x" * 500, 422)):
+        assert http.head(f"/api/v1/code/{unknown}").status_code == status
+        assert http.get(f"/api/v1/code/{unknown}").status_code == status
+
+
 def test_a_job_with_unknown_code_is_refused(client: Client) -> None:
     with pytest.raises(ApiError) as refused:
         client.submit(document("sha256:" + "0" * 64))
@@ -101,6 +115,9 @@ def zipped(*entries: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
         for name, content in entries:
             package.writestr(name, content)
     return target.getvalue()
+
+
+ZIP = {"Content-Type": "application/zip"}
 
 
 def link(name: str) -> zipfile.ZipInfo:
@@ -121,7 +138,7 @@ def link(name: str) -> zipfile.ZipInfo:
 )
 def test_a_harmful_package_is_refused(client: Client, content: bytes, message: str) -> None:
     with pytest.raises(ApiError, match=message) as refused:
-        client._transport.call(calls.send_code(content))
+        client._send("POST", "/api/v1/code", CodeView, content=content, headers=ZIP)
     assert (refused.value.status, refused.value.code) == (422, "invalid_code")
 
 

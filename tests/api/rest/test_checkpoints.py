@@ -12,9 +12,9 @@ import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.support.checkpoint.saved_worlds import global_state
+from tests.support.checkpoint.saved_worlds import global_state, save_world
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.service.saved_checkpoints import root_of, saved, spoil
+from tests.support.service.saved_checkpoints import MESH, report_saved, root_of, saved, spoil
 from tests.support.waiting import eventually
 
 from holdfast import Client
@@ -368,3 +368,17 @@ def test_a_pin_survives_retention_and_a_restart(
     }
     assert by_step == {6: False, 4: False, 2: True}
     pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # idempotent
+
+
+def test_a_checkpoint_outside_its_jobs_own_folder_is_never_removed(
+    server: LiveServer, client: Client, job_id: str
+) -> None:
+    other = client.submit({**SPEC, "checkpoint": {"remote": BEST}})
+    made = save_world(root_of(server, other.id), 8, 1, MESH, 8, {"loss": 1.0})
+    report_saved(server, job_id, made)
+    eventually(lambda: 8 in _steps(client, job_id))
+    with pytest.raises(Conflict) as refused:
+        client.remove_checkpoint(job_id, 8)
+    assert refused.value.code == "checkpoint_elsewhere"
+    assert _folder(server, other.id, 8).is_dir()
+    assert 8 in _steps(client, job_id)

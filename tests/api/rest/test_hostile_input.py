@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,7 +58,20 @@ BOMBS = {
     "many keys": b"\n".join(b"k%d: 1" % n for n in range(5_000)),
     "a huge number": b"train: {steps: " + b"9" * 5_000 + b"}",
     "a huge exponent": b"train: {steps: 1e999999999}",
+    "an endless number of devices": b"{name: x, resources: {gpus_per_worker: .inf}}",
+    "half a device": b"{name: x, resources: {gpus_per_worker: 0.5}}",
     "sexagesimal": b"name: 1:" + b"1:" * 5_000 + b"1",
+    "sexagesimal with a fraction": b"name: x\ntrain: {seed: 1" + b":1" * 60_000 + b".5}",
+    "a bool that is none": b"name: !!bool x",
+    "a timestamp that is none": b"name: !!timestamp x",
+    "an empty number": b'name: !!int ""',
+    "a mapping that is a list": b"name: !!map [1]",
+    "a date out of range": b"name: 9999-12-31 23:59:59 -23:59",
+    "a character out of range": b'name: "\\UFFFFFFFF"',
+    "keys of several types": b"name: x\nconfig: {1: a, b: c, null: d}",
+    "half a pair in a key": b'{"name": "x", "config": {"\\ud800": 1}}',
+    "a NUL in a key": b'{"name": "x", "config": {"\\u0000": 1}}',
+    "many invalid values": b"name: x\nconfig: [" + b".nan, " * 3_000 + b"]",
     "control characters": b"name: \x00\x01\x1b[2J",
     "no UTF-8": b"name: \xff\xfe\xfd",
     "half a pair": b'{"name": "\\ud800"}',
@@ -71,6 +85,64 @@ BOMBS = {
 def test_a_hostile_document_is_refused(served: LiveServer, name: str, path: str) -> None:
     for kind in ("application/yaml", "application/json"):
         refused_quickly(post(served, BOMBS[name], kind, path), 400, 422)
+
+
+ODD_VALUES: dict[str, dict[str, Any]] = {
+    "a source of 5,000 characters": {"data": {"source": "/" + "a" * 5_000}},
+    "a name of 500 characters": {"data": {"source": "/tmp/" + "a" * 500}},
+    "a source without permission": {"data": {"source": "/proc/1/root/x/*"}},
+    "a path of 5,000 characters": {"checkpoint": {"remote": {"uri": "/" + "a" * 5_000}}},
+    "a folder of 500 characters": {"checkpoint": {"remote": {"uri": "/tmp/" + "a" * 500}}},
+    "a NUL in a URI": {"checkpoint": {"remote": {"uri": "file:///tmp/a%00b"}}},
+    "a new line in a URI": {"checkpoint": {"remote": {"uri": "s3://bucket/a\nb"}}},
+    "half an address in a URI": {"checkpoint": {"remote": {"uri": "s3://[::1/x"}}},
+    "credentials in a URI": {"checkpoint": {"remote": {"uri": "s3://key:secret@bucket/x"}}},
+    "a NUL in init_from": {"init_from": "file:///tmp/a%00b"},
+    "half an address in init_from": {"init_from": "s3://[::1/x"},
+    "a folder of 900 characters in init_from": {"init_from": "/" + "a" * 900},
+    **{
+        f"endpoint {endpoint}": {
+            "checkpoint": {"remote": {"uri": "s3://bucket/x", "endpoint": endpoint}}
+        }
+        for endpoint in (
+            *("http://[::1", "http://", "http://:80", "http://h:x", "http://h:99999", "http://h:0"),
+            *(
+                "http://a b",
+                "http://-a",
+                "http://h?x",
+                "http://h#x",
+                "http://a..b",
+                "http://[v1.a]",
+            ),
+            *("ftp://h", "http://h\n", "http://ä", "http://" + "a" * 300),
+        )
+    },
+    "a region with a space": {"checkpoint": {"remote": {"uri": "s3://bucket/x", "region": "a b"}}},
+}
+
+
+@pytest.mark.parametrize("name", ODD_VALUES)
+def test_an_odd_value_is_refused_by_its_path(served: LiveServer, name: str) -> None:
+    document = {"name": "x", **ODD_VALUES[name]}
+    answer = post(served, json.dumps(document).encode(), "application/json")
+    problem = refused_quickly(answer, 422)
+    (section, *_) = ODD_VALUES[name]
+    assert {fault["path"].partition(".")[0] for fault in problem["faults"]} == {section}
+
+
+def test_globs_over_everything_stall_nothing(served: LiveServer) -> None:
+    document = {"name": "x", "data": {"source": "/**/*/**/no-such-name-*"}}
+    body = json.dumps(document).encode()
+    with ThreadPoolExecutor(12) as clients:
+        path = "/api/v1/jobs/validate"
+        answers = [clients.submit(post, served, body, "application/json", path) for _ in range(12)]
+        started = time.monotonic()
+        read = post(served, b"name: y", "application/yaml", path)  # read in another thread
+        assert (read.status_code, time.monotonic() - started < QUICK_S) == (200, True)
+        for answer in answers:
+            found = answer.result()
+            assert found.elapsed.total_seconds() < QUICK_S
+            assert found.status_code in (200, 422), found.text
 
 
 def test_a_huge_body_is_refused_with_and_without_a_length(served: LiveServer) -> None:
@@ -104,6 +176,8 @@ def test_a_huge_body_is_refused_with_and_without_a_length(served: LiveServer) ->
         f"/api/v1/jobs/{UNKNOWN_JOB}/spec/diff?against={UNKNOWN_JOB}",
         "/api/v1/jobs/" + "a" * 5_000,
         "/api/v1/nodes/%2e%2e%2f%00",
+        "/api/v1/code/%2e%2e%2f%00",
+        "/api/v1/code/sha256:" + "0" * 64,
         "//api/v1/jobs",
         "/api/v1/live?job=%00",
     ],
@@ -158,6 +232,12 @@ def test_regular_expressions_cannot_hang_the_server(served: LiveServer) -> None:
         ("Host: {host}\r\nHost: evil.example\r\n", (400, 421)),
         ("Host: {host}\r\nOrigin: https://evil.example\r\n", (403,)),
         ("Host: {host}\r\nOrigin: null\r\n", (403,)),
+        ("Host: {host}\r\nOrigin: http://127.0.0.1:1\r\n", (403,)),
+        ("Host: {host}\r\nOrigin: https://{host}\r\n", (403,)),
+        ("Host: {host}\r\nOrigin: http://[::1\r\n", (403,)),
+        ("Host: [::1\r\n", (400, 421)),
+        ("Host: {host}\r\nSec-Fetch-Site: same-site\r\n", (403,)),
+        ("Host: {host}\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: cors\r\n", (403,)),
         ("Host: {host}\r\nContent-Length: 99999999999\r\n", (413,)),
         ("Host: {host}\r\nContent-Length: -1\r\n", (400, 413)),
         ("Host: {host}\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n", (400,)),
@@ -185,6 +265,46 @@ def test_a_stream_refuses_an_invalid_position(served: LiveServer, cursor: str) -
         trust_env=False,
     )
     refused_quickly(answer, 422)
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        {"endpoint": "http://169.254.169.254"},
+        {"endpoint": "http://127.0.0.1:1", "secret": "../job-secrets"},
+        {"endpoint": "http://localhost:1", "secret": "absent"},
+        {"endpoint": "file:///etc/passwd", "secret": "absent"},
+        {"secret": "a\x00b"},
+    ],
+)
+def test_a_storage_that_no_operator_named_is_refused(
+    served: LiveServer, remote: dict[str, str]
+) -> None:
+    document = {"name": "x", "checkpoint": {"remote": {"uri": "s3://bucket/x", **remote}}}
+    problem = refused_quickly(post(served, json.dumps(document).encode(), "application/json"), 422)
+    places = {"checkpoint.remote.secret", "checkpoint.remote.endpoint"}
+    assert {fault["path"] for fault in problem["faults"]} <= places
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RAY_AUTH_TOKEN_PATH": "x"},
+        {"PYTHONPATH": "/evil"},
+        {"A=B": "x"},
+        {"": "x"},
+        {"A": "\x00"},
+        {"A": "\ud800"},
+        {"A": 1},
+        {"A": "x" * 5_000},
+        {f"A{number}": "x" for number in range(200)},
+        {f"A{number}": "x" * 4_000 for number in range(10)},
+    ],
+)
+def test_an_impossible_environment_is_refused(served: LiveServer, env: dict[str, Any]) -> None:
+    body = json.dumps({"name": "x", "env": env}).encode()
+    problem = refused_quickly(post(served, body, "application/json"), 400, 422)
+    assert all(fault["path"].startswith("env") for fault in problem.get("faults", ()))
 
 
 def test_the_server_still_answers_afterwards(served: LiveServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -23,6 +24,9 @@ from holdfast.cli.main import run
 from holdfast.rest.serve import is_loopback
 from holdfast.schemas import SERVER_FILE
 from holdfast_service.embedded_cluster import local_cluster, processes
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_service.store.installation import check_key
 
 START_S = 90.0
 
@@ -93,6 +97,38 @@ def test_the_database_of_a_pre_release_is_refused_before_a_cluster_starts(
     assert "schema version 0005" in refusal and "pre-release" in refusal
     assert "--database-url" in refusal and "Traceback" not in refusal
     assert local_cluster.find(tmp_path) is None
+
+
+def test_a_replica_with_another_key_is_refused_before_a_cluster_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def first_server() -> None:
+        store = await Store.open(Settings(data_dir=tmp_path))
+        async with store.write() as session:
+            await check_key(session, b"k" * 32, tmp_path)
+        await store.close()
+
+    asyncio.run(first_server())
+    assert run(["serve", "--port", "0", "--data-dir", str(tmp_path)]) == ExitCode.SERVER
+    refusal = capsys.readouterr().err
+    assert "job-secrets.key" in refusal and "Traceback" not in refusal
+    assert local_cluster.find(tmp_path) is None
+
+
+def test_other_users_lose_their_access_to_an_existing_data_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    url = ["--database-url", "postgresql://user@127.0.0.1:1/x"]  # so that nothing starts
+    arguments = ["serve", "--port", "0", "--data-dir", str(tmp_path), *url]
+    assert run(arguments) == ExitCode.SERVER
+    refusal = capsys.readouterr().err
+    assert "cannot open the database" in refusal and "Traceback" not in refusal
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+    tmp_path.chmod(0o1777)
+    assert run(arguments) == ExitCode.SERVER
+    assert "--data-dir" in capsys.readouterr().err
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
 
 
 @pytest.mark.cluster

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 ASKED = """
+import os
+import signal
 import time
+from unittest.mock import patch
 import ray
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from ray.util.placement_group import placement_group, placement_group_table
 from holdfast_service.cluster.occupied import occupied
-from holdfast_service.cluster.ray_state import draining_nodes, free_cpus
+from holdfast_service.cluster.ray_state import draining_nodes, free_cpus, is_latest_process_of_actor
 
 small = {"object_store_memory": 80 << 20}
 cluster = Cluster(
@@ -58,9 +62,99 @@ assert accepted, why
 wait(draining_nodes)
 ((node, at),) = draining_nodes().items()
 assert node == first and abs(at - deadline) < 0.01, (node, at)
+
+@ray.remote(max_restarts=1, max_task_retries=-1, num_cpus=0)
+class Actor:
+    def pid(self):
+        return os.getpid()
+
+    def is_latest(self):
+        return is_latest_process_of_actor()
+
+    def would_be_latest(self):
+        with patch("os.getpid", return_value=1):  # as the process before this one
+            return is_latest_process_of_actor()
+
+actor = Actor.remote()
+pid = ray.get(actor.pid.remote())
+os.kill(pid, signal.SIGKILL)
+assert ray.get(actor.pid.remote(), timeout=60) != pid
+wait(lambda: ray.get(actor.is_latest.remote()) is True)
+assert ray.get(actor.would_be_latest.remote()) is False
 ray.shutdown()
 cluster.shutdown()
 """
+
+
+ENDED = """
+import os, signal, time
+import ray
+from ray.cluster_utils import Cluster
+from holdfast_service.cluster.ray_state import has_ended, runs
+from holdfast_workers.protocol.process_identity import ProcessIdentity
+
+small = {"object_store_memory": 80 << 20}
+cluster = Cluster(
+    initialize_head=True, head_node_args={**small, "num_cpus": 0, "include_dashboard": False}
+)
+node = cluster.add_node(num_cpus=1, **small)
+ray.init(cluster.address, log_to_driver=False)
+
+@ray.remote(max_restarts=-1, num_cpus=1)
+class Agent:
+    def process(self):
+        return ProcessIdentity("", os.getpid(), 0, ray.get_runtime_context().get_node_id())
+
+def wait(met):
+    until = time.time() + 20
+    while not met() and time.time() < until:
+        time.sleep(0.01)
+    assert met()
+
+agent = Agent.remote()
+first = ray.get(agent.process.remote())
+assert runs(agent, first) and not has_ended(agent, first)
+os.kill(first.pid, signal.SIGSTOP)
+ray.kill(agent, no_restart=False)
+time.sleep(0.2)
+assert not has_ended(agent, first), "it was told to end, and has not ended"
+os.kill(first.pid, signal.SIGKILL)
+wait(lambda: has_ended(agent, first))
+wait(lambda: not runs(agent, first))
+second = None
+while second is None:
+    try:
+        second = ray.get(agent.process.remote(), timeout=20)
+    except ray.exceptions.ActorUnavailableError:
+        time.sleep(0.05)
+assert runs(agent, second) and not has_ended(agent, second)
+assert has_ended(agent, first), "it was replaced on a node that lives"
+
+cluster.remove_node(node, allow_graceful=False)
+wait(lambda: not runs(agent, second))
+assert not has_ended(agent, second), "the end of a node proves nothing about its processes"
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.cluster
+def test_only_a_living_nodes_raylet_proves_the_end_of_a_process() -> None:
+    checks = {
+        "RAY_health_check_period_ms": "200",
+        "RAY_health_check_timeout_ms": "500",
+        "RAY_health_check_failure_threshold": "2",
+        "RAY_health_check_initial_delay_ms": "0",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", ENDED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **checks},
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.cluster

@@ -19,7 +19,7 @@ from holdfast_service.diagnosis.hang_culprit import (
     judge,
     smallest_group,
 )
-from holdfast_service.job_model.events.codec import as_json
+from holdfast_workers.protocol.codec import as_json
 from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
 
 MESH = {"dp_shard": 2, "tp": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +65,6 @@ def test_all_faults_are_reported_with_their_paths() -> None:
         recipe: pretrian
         modle: {}
         model: {dim: 130, headz: 3, layers: four}
-        data: {source: /nowhere/*.txt}
         train: {steps: 0, global_batch: 17, optimizer: {lr: 3e-4}, schedule: 5,
                 clip_grad_norm: .nan}
         parallel: {dp_shard: 3, tp: 3}
@@ -81,7 +79,6 @@ def test_all_faults_are_reported_with_their_paths() -> None:
         "model.headz",
         "model.layers",
         "model.heads",
-        "data.source",
         "train.steps",
         "train.global_batch",
         "train.optimizer.lr",
@@ -103,6 +100,13 @@ def test_a_key_in_the_wrong_section_gets_its_correct_path() -> None:
     found = faults("{name: x, train: {tp: 2}, lr: 1.0}")
     assert "'parallel.tp'" in found["train.tp"]
     assert "'train.optimizer.lr'" in found["lr"]
+
+
+@pytest.mark.parametrize("gpus", [0.5, 1.5])
+def test_ranks_get_whole_devices_only(gpus: float) -> None:
+    found = faults(f"{{name: x, resources: {{gpus_per_worker: {gpus}}}}}", None)
+    assert "not a whole number" in found["resources.gpus_per_worker"]
+    parse({"name": "x", "resources": {"gpus_per_worker": 2}}, None)
 
 
 def test_an_invalid_field_causes_no_faults_of_other_fields() -> None:
@@ -136,17 +140,11 @@ def test_memory_may_be_copied_to_several_nodes_or_to_none() -> None:
         parse({"name": "x", "checkpoint": {"memory": {"copies": 4}}}, None)
 
 
-def test_data_may_be_a_file_a_folder_or_a_glob(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a")
-    for source in (tmp_path, tmp_path / "a.txt", tmp_path / "*.txt"):
-        parse({"name": "x", "data": {"source": str(source)}}, None)
-    assert "data.source" in faults(f"{{name: x, data: {{source: {tmp_path}/*.md}}}}")
-
-
 def test_checkpoints_may_be_in_a_folder_or_in_a_bucket() -> None:
     for uri in ("/tmp/x", "file:///tmp/x", "file://localhost/tmp/x", "s3://bucket/x"):
         parse({"name": "x", "checkpoint": {"remote": {"uri": uri}}}, None)
-    for uri in ("relative/x", "file://host/x", "gs://x", "s3://"):
+    wrong = ("relative/x", "file://host/x", "gs://x", "s3://", "s3://[::1/x", "s3://a b/x")
+    for uri in (*wrong, "file:///a%00b", "/a\tb", "s3://key:secret@bucket/x", "s3://b:9/x"):
         found = faults(f"{{name: x, checkpoint: {{remote: {{uri: '{uri}'}}}}}}")
         assert set(found) == {"checkpoint.remote.uri"}
 
@@ -162,6 +160,9 @@ def test_values_that_a_database_cannot_store_are_refused() -> None:
     for value in (2**60, "nul \0", "half \ud800"):
         with pytest.raises(InvalidSpec):
             parse({"name": "x", "train": {"seed": value}, "data": {"source": value}}, None)
+    for key in ("nul \0", "half \ud800"):
+        with pytest.raises(InvalidSpec, match="the key contains a NUL"):
+            parse({"name": "x", "config": {"a": [{key: 1}]}}, None)
 
 
 JSON = st.recursive(

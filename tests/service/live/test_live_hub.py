@@ -99,14 +99,14 @@ async def test_the_first_listener_of_a_job_triggers_the_watch_callback(
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
     watched: list[str] = []
-    store.active_requests.on_watch_started = watched.append
+    store.watched_jobs.on_watch_started = watched.append
     async with listening(hub):
         assert not watched
         async with listening(hub, job.id):
             async with listening(hub, job.id):
                 pass
-            assert store.active_requests.is_watched(job.id)
-        assert not store.active_requests.is_watched(job.id)
+            assert store.watched_jobs.is_watched(job.id)
+        assert not store.watched_jobs.is_watched(job.id)
     assert watched == [job.id]
 
 

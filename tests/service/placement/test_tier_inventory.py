@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.job_model.events.attempts import FoundState
-from holdfast_service.job_model.events.codec import as_json
 from holdfast_service.placement.restore_points import (
     BadCopy,
     HeldCopy,
@@ -25,6 +24,7 @@ from holdfast_service.placement.tier_inventory import (
     newest_restorable,
     why_not_newer,
 )
+from holdfast_workers.protocol.codec import as_json
 from holdfast_workers.protocol.messages import Held, Place
 
 MESHES = [

@@ -11,6 +11,7 @@ from holdfast_service.policy.causes import (
     Fault,
     blames_node,
     error_mark_of,
+    is_external,
     is_repeat_of,
     primary_fault,
 )
@@ -69,6 +70,7 @@ def test_an_exception_is_a_repeat_only_at_the_same_step() -> None:
     ("accused", "blamed"),
     [
         (fault(Cause.WORKER_CRASH, ended_by="SIGSEGV"), True),
+        (fault(Cause.WORKER_CRASH, ended_by="SIGABRT"), False),  # a watchdog gave up on its peers
         (fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), False),  # sent from outside to that process
         (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), False),
         (fault(Cause.HANG), True),
@@ -81,3 +83,8 @@ def test_an_exception_is_a_repeat_only_at_the_same_step() -> None:
 )
 def test_a_node_is_blamed_only_for_faults_it_may_have_caused(accused: Fault, blamed: bool) -> None:
     assert blames_node(accused) is blamed
+
+
+def test_an_abort_is_the_programs_own_act_and_predicts_the_next_attempt() -> None:
+    assert not is_external(fault(Cause.WORKER_CRASH, ended_by="SIGABRT"))
+    assert is_external(fault(Cause.WORKER_CRASH, ended_by="SIGKILL"))

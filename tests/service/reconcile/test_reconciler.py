@@ -20,6 +20,7 @@ from tests.support.service.job_drives import (
 )
 
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import Capacity, Phase
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.fault_injection import InjectionService
@@ -52,7 +53,7 @@ async def test_a_job_goes_from_the_queue_to_its_end(
     assert states == ["STARTING", "RUNNING", "SUCCEEDED"]
     assert len((await jobs.metrics(job_id, names=["loss"])).points) == 300
     assert (await jobs.digests(job_id)).digests == {step: f"d{step}" for step in range(1, 301)}
-    assert [log_line.text for log_line in (await jobs.logs(job_id)).lines][-1] == "line 50"
+    assert (await jobs.log_reader.page(job_id, LogFilter())).lines[-1].text == "line 50"
     (attempt,) = await jobs.attempts(job_id)
     assert [member.pid for member in attempt.members] == [100, 101, 102, 103]
 
@@ -188,9 +189,24 @@ async def test_overdue_clean_up_is_reported_and_retried(
         await until_released(jobs, job_id)
 
 
-async def test_resources_of_ended_and_unknown_jobs_are_reaped(
+async def test_unknown_jobs_are_kept_without_the_operators_word(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
+    """A database that was restored from a backup does not know the newest jobs."""
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        cluster.supervisors["newer"] = FakeSupervisor(supervisor.launch)
+        supervisor.end()
+        await until_released(jobs, supervisor.launch.job_id)
+        looks = cluster.looks
+        await until(lambda: cluster.looks > looks + 3)
+        assert set(cluster.supervisors) == {"newer"}
+
+
+async def test_resources_of_ended_jobs_and_at_the_operators_word_of_unknown_ones_are_reaped(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    settings = settings.model_copy(update={"release_unknown_jobs": True})
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
         supervisor.end()
@@ -324,7 +340,7 @@ async def test_a_watched_job_is_polled_at_the_urgent_rate(
     job_id = chosen.launch.job_id
     await asyncio.sleep(0.3)
     chosen.run(1, 1, 5)
-    store.active_requests.start_watching(job_id)
+    store.watched_jobs.start_watching(job_id)
     began = time.monotonic()
     for last in (5, 10):
 
@@ -334,5 +350,5 @@ async def test_a_watched_job_is_polled_at_the_urgent_rate(
         await until(there, what=f"step {last}")
         chosen.run(1, last + 1, last + 5)
     assert time.monotonic() - began < MANY / POLLS_PER_S / 4
-    store.active_requests.stop_watching(job_id)
-    assert not store.active_requests.is_watched(job_id)
+    store.watched_jobs.stop_watching(job_id)
+    assert not store.watched_jobs.is_watched(job_id)

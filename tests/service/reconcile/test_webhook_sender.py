@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -143,3 +144,25 @@ def test_slack_receives_one_line_of_text() -> None:
     ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="no node")
     assert line(ended) == ":x: *llm* FAILED: no node"
     assert not webhook_messages.is_sent(JobStateEvent(old=State.STARTING, new=State.RUNNING))
+
+
+async def test_the_messages_of_a_claim_are_sent_at_the_same_time(
+    store: Store, jobs: JobService, webhook_settings: Settings
+) -> None:
+    """One after the other, slow answers would outlast the claim: all are sent twice."""
+    for _ in range(5):
+        await emit_incident(store, jobs)
+    waiting, together = 0, asyncio.Event()
+
+    async def answer(_request: httpx.Request) -> httpx.Response:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 5:
+            together.set()
+        await asyncio.wait_for(together.wait(), 10)
+        return httpx.Response(200)
+
+    hooks = WebhookSender(store, webhook_settings)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        assert await hooks.send_due(client, 2000.0) == 5
+    assert await outbox_size(store) == 0

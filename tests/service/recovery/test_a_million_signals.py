@@ -36,6 +36,7 @@ from holdfast_workers.protocol.signals import (
     SignalDetail,
     SignalKind,
     StepRecomputed,
+    StoreLost,
     WorkerDone,
     WorkerExited,
     WorkerFailed,
@@ -107,7 +108,7 @@ class RandomJob:
 
     def feed(self, value: inputs.Input) -> None:
         effects = self.core.handle(value, self.now)
-        self.watchdog.check(self.core, value, effects)
+        self.watchdog.check(self.core, value, effects, self.now)
         for effect in effects:
             if isinstance(effect, fx.Emit):
                 self._check_incident(effect)
@@ -282,6 +283,8 @@ class RandomJob:
                 return PartnerLost(rng.choice(list(self.agents)), "reset")
             case SignalKind.ZYGOTE_LOST:
                 return ZygoteLost()
+            case SignalKind.STORE_LOST:
+                return StoreLost(rng.choice((0, 2001, 2002)))
             case SignalKind.SHARD_DELAYED:
                 return ShardDelayed(self.step, "no")
             case SignalKind.SHARD_FAILED:

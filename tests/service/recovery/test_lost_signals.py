@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.support.simulation.simulated_cluster import SimulatedCluster
@@ -139,4 +140,23 @@ def test_a_failed_start_reports_the_problem_of_each_agent() -> None:
     end = job.run()
     assert end.code == "start_timeout"
     assert "not ready: n2" in end.message
-    assert "n1 cannot run workers: No module named 'flash'" in end.message
+    assert re.search(r"n1 on .+ cannot run workers: No module named 'flash'", end.message)
+
+
+def test_an_unusable_node_without_a_standby_ends_the_start_at_once_by_its_name() -> None:
+    job = cluster(standbys=0)
+    job.agents["n1"].never_ready = True
+    job.agents["n1"].failure = AgentFailure("/dev/shm/holdfast-0 is not a folder of this user")
+    job.send(AgentUp(job.agents["n1"].report()))
+    end, report = job.run(), job.agents["n1"].report()
+    assert end.code == "start_failed"
+    assert f"n1 on {report.host} (node {report.node_id}) cannot run workers" in end.message
+
+
+def test_a_standby_takes_the_ranks_of_a_node_that_is_unusable_at_the_start() -> None:
+    job = cluster()
+    job.agents["n0"].never_ready = True
+    job.agents["n0"].failure = AgentFailure("/dev/shm/holdfast-0 is not a folder of this user")
+    job.send(AgentUp(job.agents["n0"].report()))
+    assert job.run().outcome == "SUCCEEDED"
+    assert {event["agent"] for event in forming(job)[-1]["members"]} == {"n1", "n2"}

@@ -5,6 +5,9 @@ The watchdog of the simulated cluster checks that no attempt steps after a later
 
 from __future__ import annotations
 
+import random
+from functools import partial
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.service.recovery.test_recovery_histories import play, prepared
@@ -17,6 +20,7 @@ from holdfast_service.recovery.core_state import inputs
 LEASE_S, MARGIN_S = 2.0, 0.5  # of the histories
 ONE_NODE = 4  # the layout with a world of one rank and a standby
 TWO_NODES = 0  # the layout with a world of four ranks and a standby
+NO_STANDBY = 1  # the same without the standby
 
 
 def by_attempt(cluster: SimulatedCluster) -> dict[int, int]:
@@ -99,6 +103,44 @@ def test_a_report_received_after_its_agents_end_does_not_revive_the_agent() -> N
     assert cluster.run().outcome == "SUCCEEDED"
 
 
+def test_an_agent_that_answers_after_its_end_was_reported_is_restarted_and_used_again() -> None:
+    """The report was wrong. Nobody else would restart the agent, and its seat would stay empty."""
+    cluster = prepared(NO_STANDBY, [], 0.0, 1)
+    cluster.run_until(lambda: len(cluster.committed) >= 3)
+    agent = cluster.agents["n0"]
+    life = agent.incarnation
+    agent.fence(2, kill=False)  # its ranks do not step: only its seat is of interest here
+    cluster.feed(inputs.AgentLost("n0", "its process died", incarnation=life))
+    cluster.feed(inputs.AgentUp(agent.report()))
+    assert cluster.run().outcome == "SUCCEEDED", cluster.ended
+    assert agent.incarnation != life
+
+
+def test_resets_of_a_lifeline_that_connects_again_cost_nothing() -> None:
+    cluster = prepared(TWO_NODES, [], 0.0, 1)
+    cluster.run_until(lambda: len(cluster.committed) >= 3)
+    for number in range(60):
+        cluster.at(0.06 * number, partial(cluster.reset, f"n{number % 2}"))
+    assert cluster.run().outcome == "SUCCEEDED"
+    assert by_attempt(cluster) == {1: cluster.config.steps}
+
+
+def test_one_world_steps_and_the_job_succeeds_through_thousands_of_resets() -> None:
+    """Resets of all lifelines, long and short, among deaths of agents and of the supervisor."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        faults = [
+            (rng.uniform(0.0, 12.0), "reset", rng.randrange(8), rng.choice((0, 0, 0, 1, 2, 4, 6)))
+            for _ in range(100)
+        ]
+        faults += [
+            (rng.uniform(0.0, 12.0), rng.choice(("supervisor", "agent")), rng.randrange(8), 0)
+            for _ in range(rng.randrange(4))
+        ]
+        end = play(rng.choice((NO_STANDBY, TWO_NODES, ONE_NODE)), faults, 0.0, seed).ended
+        assert end is not None and end.outcome == "SUCCEEDED", f"seed {seed}: {end}"
+
+
 def test_an_adopted_wait_lasts_until_the_former_leases_have_ended() -> None:
     cluster = prepared(TWO_NODES, [], 0.0, 1, wait_for_replacement_s=4.0, lease_s=10.0)
     cluster.run_until(lambda: len(cluster.committed) >= 3)
@@ -111,11 +153,11 @@ def test_an_adopted_wait_lasts_until_the_former_leases_have_ended() -> None:
 
 
 @given(
-    layout=st.sampled_from((1, 3, ONE_NODE)),
+    layout=st.sampled_from((NO_STANDBY, 3, ONE_NODE)),
     faults=st.lists(
         st.tuples(
             st.floats(0.0, 15.0, allow_nan=False),
-            st.sampled_from(("partition", "supervisor", "agent", "rank")),
+            st.sampled_from(("partition", "reset", "supervisor", "agent", "rank")),
             st.integers(0, 7),
             st.integers(0, 7),
         ),

@@ -36,9 +36,11 @@ OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
     "slow agent": lambda cluster, agent, _: cluster.kill_agent(agent, back_after_s=8.0),
     "node": lambda cluster, agent, _: cluster.kill_node(agent),
     "partition": lambda cluster, agent, number: cluster.cut_off(agent, for_s=1.0 + 2 * number),
+    "reset": lambda cluster, agent, number: cluster.reset(agent, for_s=0.2 * number),
     "rot": lambda cluster, agent, _: cluster.make_copies_unreadable(agent),
     "unheard": lambda cluster, agent, number: cluster.lose_signals(agent, 1.0 + number),
     "stick": lambda cluster, agent, _: cluster.lose_next_worker(agent),
+    "store": lambda cluster, agent, number: cluster.lose_store(agent, 0.5 + number),
     "link": lambda cluster, _, number: cluster.break_link(number),
     "shard": lambda cluster, _, number: setattr(cluster, "shard_failures", number % 3),
     "glitch": lambda cluster, _agent, _number: cluster.glitch(),
@@ -52,6 +54,8 @@ OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
     "quarantine": lambda cluster, agent, number: cluster.set_aside(
         agent, 1.0 + number, NodeStanding.QUARANTINED
     ),
+    "unwell": lambda cluster, agent, number: cluster.fall_ill(agent, 1.0 + number),
+    "unlinked": lambda cluster, agent, number: cluster.lose_link(agent, 1.0 + number),
     "supervisor": lambda cluster, _agent, _number: cluster.restart_supervisor(),
 }
 
@@ -126,6 +130,18 @@ def prepared(
     chaos=0.0,
     seed=0,
 )  # the failure of a shard of the last checkpoint was never received
+@example(
+    layout=0,
+    faults=[(1.0, "unwell", 2, 7), (2.0, "node", 0, 0)],
+    chaos=0.0,
+    seed=0,
+)  # the standby is healthy again while the job waits
+@example(
+    layout=1,
+    faults=[(1.0, "cordon", 0, 7), (2.0, "agent", 0, 0)],
+    chaos=0.0,
+    seed=0,
+)  # the cordon of a restarted host ends while the job waits
 def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:

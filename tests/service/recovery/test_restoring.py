@@ -36,7 +36,7 @@ def test_a_failed_reshard_excludes_only_the_sources_that_failed() -> None:
     state = running_state(restores={3: RESHARD})
     detail = SourcesLost((("n1", Place.REPLICA, 1),), "n1, rank 1: gone")
     lost = Signal(detail, "n1", "i1", 1, 0.0, 1, 3)
-    signal_handlers.handle_signals(state, [lost], 0.0)
+    signal_handlers.handle_signal(state, lost, 0.0)
     judgement.distrust_source(state, 3, for_ever=False, why="RestoreFailed: not covered")
     bad = state.saves.bad_copies
     assert {(copy.agent, copy.place, copy.rank) for copy in bad} == {("n1", Place.REPLICA, 1)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
@@ -19,21 +22,27 @@ from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import StorageError
+from holdfast_workers.protocol.processes import StorageOptions
 
-SECRET = {"access_key_id": "AKIA", "secret_access_key": "very-secret-word"}
+SECRET = {"access_key_id": "AKIA", "secret_access_key": "very-secret-word", "bucket": "bucket"}
 
 
-def _keep(settings: Settings, name: str, secret: dict[str, str], mode: int = 0o600) -> Path:
+def _keep(
+    settings: Settings, name: str, secret: dict[str, str], mode: int = 0o600, **bound: str
+) -> Path:
+    """Write a secret; `bound`: its `bucket` and `endpoint`."""
     settings.secrets_dir.mkdir(parents=True, exist_ok=True)
     path = settings.secrets_dir / f"{name}.json"
-    path.write_text(json.dumps(secret))
+    path.write_text(json.dumps({**secret, **bound}))
     path.chmod(mode)
     return path
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return fast_settings(tmp_path, None)
+    return fast_settings(tmp_path, None, allow_local_storage=True)
 
 
 @pytest.fixture
@@ -55,8 +64,8 @@ async def _fault(jobs: JobService, **remote: str) -> tuple[str, str]:
 async def test_a_working_bucket_is_accepted_and_left_unchanged(
     jobs: JobService, settings: Settings, s3_server: S3Server
 ) -> None:
-    _keep(settings, "ours", CREDENTIALS)
     bucket = s3_server.new_bucket()
+    _keep(settings, "ours", CREDENTIALS, bucket=bucket, endpoint=s3_server.endpoint)
     remote = {"uri": f"s3://{bucket}/a", "endpoint": s3_server.endpoint, "secret": "ours"}
     job, created = await jobs.submit({"name": "x", "checkpoint": {"remote": remote}})
     assert created
@@ -78,14 +87,14 @@ async def test_wrong_credentials_are_reported_before_the_job_is_accepted(
         "reader": reader,
     }
     for name, secret in cases.items():
-        _keep(settings, name, secret)
+        _keep(settings, name, secret, bucket=bucket, endpoint=s3_server.endpoint)
         uri = f"s3://{bucket}/x"
         path, why = await _fault(jobs, uri=uri, endpoint=s3_server.endpoint, secret=name)
         assert path == "checkpoint.remote.uri"
         assert "403" in why
         assert "must allow to list, read, write and delete" in why
         assert secret["secret_access_key"] not in why
-    _keep(settings, "writer", writer)
+    _keep(settings, "writer", writer, bucket=bucket, endpoint=s3_server.endpoint)
     remote = {"uri": f"s3://{bucket}/x", "endpoint": s3_server.endpoint, "secret": "writer"}
     await jobs.submit({"name": "x", "checkpoint": {"remote": remote}})
 
@@ -93,7 +102,8 @@ async def test_wrong_credentials_are_reported_before_the_job_is_accepted(
 async def test_a_missing_bucket_is_reported(
     jobs: JobService, settings: Settings, s3_server: S3Server
 ) -> None:
-    _keep(settings, "ours", CREDENTIALS)
+    bucket = "no-such-bucket-here"
+    _keep(settings, "ours", CREDENTIALS, bucket=bucket, endpoint=s3_server.endpoint)
     path, why = await _fault(
         jobs, uri="s3://no-such-bucket-here/x", endpoint=s3_server.endpoint, secret="ours"
     )
@@ -104,17 +114,16 @@ async def test_a_missing_bucket_is_reported(
 async def test_an_unreachable_or_silent_endpoint_is_reported_within_the_deadline(
     jobs: JobService, store: Store, settings: Settings
 ) -> None:
-    _keep(settings, "ours", CREDENTIALS)
     hasty = JobService(store, FakeCluster(), settings.model_copy(update={"storage_probe_s": 2.0}))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         unused = socket.create_server(("127.0.0.1", 0))
         ports = (unused.getsockname()[1], silent.getsockname()[1])
         unused.close()
         for port in ports:
+            endpoint = f"http://127.0.0.1:{port}"
+            _keep(settings, "ours", CREDENTIALS, bucket="bucket", endpoint=endpoint)
             began = time.monotonic()
-            path, why = await _fault(
-                hasty, uri="s3://bucket/x", endpoint=f"http://127.0.0.1:{port}", secret="ours"
-            )
+            path, why = await _fault(hasty, uri="s3://bucket/x", endpoint=endpoint, secret="ours")
             assert path == "checkpoint.remote.uri"
             assert "endpoint" in why
             assert time.monotonic() - began < 4.0
@@ -196,5 +205,138 @@ async def test_fields_of_a_bucket_need_a_bucket(jobs: JobService) -> None:
         path, why = await _fault(jobs, uri="/tmp/x", **{name: "http://somewhere"})
         assert path == f"checkpoint.remote.{name}"
         assert "s3://" in why
-    path, _ = await _fault(jobs, uri="s3://bucket", endpoint="storage.example.com")
+    path, _ = await _fault(jobs, uri="s3://bucket", endpoint="storage.example.com", secret="x")
     assert path == "checkpoint.remote.endpoint"
+
+
+class Recorder:
+    """A service at a local port that answers every request with `answer` and keeps what it got."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.received = b""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client = self._listener.accept()[0]
+                with client, contextlib.suppress(OSError):
+                    self.received += client.recv(65536)
+                    client.sendall(self._answer)
+
+
+XML = b"<Error><Code>inner-word</Code><Message>inner-word</Message></Error>"
+REPLIES = {
+    "an error": b"HTTP/1.1 400 inner-word\r\nContent-Length: %d\r\n\r\n" % len(XML) + XML,
+    "no XML": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\ninner-word",
+    "no XML, denied": b"HTTP/1.1 403 No\r\nContent-Length: 10\r\n\r\ninner-word",
+    "no HTTP": b"SSH-2.0-inner-word\r\n",
+    "odd XML": b"HTTP/1.1 200 OK\r\nContent-Length: 25\r\n\r\n<a><b>inner-word</b></a>\n\n",
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+async def test_nothing_of_a_reply_is_repeated(
+    jobs: JobService, settings: Settings, name: str
+) -> None:
+    service = Recorder(REPLIES[name])
+    _keep(settings, "ours", CREDENTIALS, bucket="bucket", endpoint=service.endpoint)
+    _, why = await _fault(jobs, uri="s3://bucket/x", endpoint=service.endpoint, secret="ours")
+    service.close()
+    assert service.received
+    assert "inner-word" not in why
+
+
+async def test_a_secret_is_sent_to_its_own_endpoint_and_bucket_only(
+    jobs: JobService, settings: Settings
+) -> None:
+    thief = Recorder(REPLIES["an error"])
+    _keep(settings, "ours", CREDENTIALS, bucket="ours", endpoint="https://storage.example.com")
+    stolen = {"uri": "s3://ours/x", "endpoint": thief.endpoint}
+    other = {"uri": "s3://other/x", "endpoint": "https://storage.example.com"}
+    for remote in (stolen, other, {"uri": "s3://ours/x"}):
+        path, why = await _fault(jobs, **remote, secret="ours")
+        assert path == "checkpoint.remote.secret"
+        assert "is for the bucket ours at https://storage.example.com" in why
+    thief.close()
+    assert thief.received == b""
+
+
+async def test_a_source_in_another_bucket_is_not_read_with_the_jobs_secret(
+    jobs: JobService, settings: Settings, s3_server: S3Server
+) -> None:
+    bucket = s3_server.new_bucket()
+    _keep(settings, "ours", CREDENTIALS, bucket=bucket, endpoint=s3_server.endpoint)
+    remote = {"uri": f"s3://{bucket}/a", "endpoint": s3_server.endpoint, "secret": "ours"}
+    source = f"s3://{s3_server.new_bucket()}/step-00000001.attempt-1"
+    with pytest.raises(InvalidSpec) as caught:
+        document = {"name": "x", "init_from": source, "checkpoint": {"remote": remote}}
+        await jobs.submit(document)
+    (fault,) = caught.value.faults
+    assert fault["path"] == "init_from"
+    assert f"is for the bucket {bucket}" in fault["message"]
+
+
+async def test_the_servers_own_credentials_are_never_sent_to_an_endpoint_of_a_spec(
+    jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOFTHESERVER")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "word")
+    thief = Recorder(REPLIES["an error"])
+    path, why = await _fault(jobs, uri="s3://bucket/x", endpoint=thief.endpoint)
+    assert (path, "for AWS only" in why) == ("checkpoint.remote.secret", True)
+    assert thief.received == b""
+    options = StorageOptions(endpoint=thief.endpoint, attempts=1)
+    with pytest.raises(StorageError):
+        open_storage("s3://bucket/x", options).objects()
+    thief.close()
+    assert b"list-type=2" in thief.received
+    assert b"AKIAOFTHESERVER" not in thief.received
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "0.0.0.0",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "169.254.169.254",
+        "127.1",
+    ],
+)
+async def test_a_local_endpoint_is_refused_unless_it_is_allowed(
+    store: Store, settings: Settings, host: str
+) -> None:
+    jobs = JobService(
+        store, FakeCluster(), settings.model_copy(update={"allow_local_storage": False})
+    )
+    service = Recorder(REPLIES["an error"])
+    endpoint = f"http://{host}:{urlsplit(service.endpoint).port}"
+    _keep(settings, "ours", CREDENTIALS, bucket="bucket", endpoint=endpoint)
+    path, why = await _fault(jobs, uri="s3://bucket/x", endpoint=endpoint, secret="ours")
+    service.close()
+    assert path == "checkpoint.remote.uri"
+    assert "HOLDFAST_ALLOW_LOCAL_STORAGE" in why
+    assert service.received == b""
+
+
+async def test_a_refused_or_validated_spec_leaves_no_folder(
+    jobs: JobService, tmp_path: Path
+) -> None:
+    remote = {"uri": str(tmp_path / "new" / "checkpoints")}
+    document = {"name": "x", "checkpoint": {"remote": remote}, "init_from": {"source": "nothing"}}
+    with pytest.raises(InvalidSpec):
+        await jobs.submit(document)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    with pytest.raises(InvalidSpec):
+        await jobs.submit(document)
+    assert list(tmp_path.joinpath("new").iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from tests.support.service.fake_cluster import FakeCluster, line, row
@@ -18,6 +19,7 @@ from holdfast_service.errors import (
 )
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     Phase,
@@ -91,7 +93,8 @@ async def test_the_job_list_is_paged_by_cursor_newest_first(jobs: JobService) ->
 
 async def test_an_unknown_job_id_is_not_found(jobs: JobService) -> None:
     calls = (jobs.get, jobs.cancel, jobs.attempts, jobs.incidents, jobs.events, jobs.metrics)
-    for call in (*calls, jobs.logs, jobs.digests):
+    logs = partial(jobs.log_reader.page, log_filter=LogFilter())
+    for call in (*calls, logs, jobs.digests):
         for unknown in ("nope", "x" * 500, "nul \0"):
             with pytest.raises(JobNotFound):
                 await call(unknown)
@@ -190,17 +193,18 @@ async def test_logs_are_filtered_followed_and_tailed(store: Store, jobs: JobServ
     seen: list[str] = []
     after, more = 0, True
     while more:
-        page = await jobs.logs(job.id, rank=1, after=after, limit=100)
+        page = await jobs.log_reader.page(job.id, LogFilter(rank=1), after=after, limit=100)
         seen += [entry.text for entry in page.lines]
         after, more = page.last_line, page.more
     assert seen == [str(seq) for seq in range(1, 1201, 2)]
     assert after == 1200
-    tail = await jobs.logs(job.id, rank=0, tail=3)
+    tail = await jobs.log_reader.page(job.id, LogFilter(rank=0), tail=3)
     assert ([entry.text for entry in tail.lines], tail.last_line) == (
         ["1196", "1198", "1200"],
         1200,
     )
-    assert (await jobs.logs(job.id, attempt=2, limit=1)).lines[0].text == "900"
+    page = await jobs.log_reader.page(job.id, LogFilter(attempt=2), limit=1)
+    assert page.lines[0].text == "900"
 
 
 async def test_a_rollback_is_reported_and_its_steps_may_have_new_digests(

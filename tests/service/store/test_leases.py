@@ -24,21 +24,26 @@ async def ids(store: Store, settings: Settings) -> list[str]:
     return [(await jobs.submit({"name": "x"}))[0].id for _ in range(6)]
 
 
+async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[leases.JobLease]:
+    await leases.renew(store, owner, [], lease_s)
+    return await leases.claim(store, owner, limit)
+
+
 async def test_concurrent_claims_never_share_a_job(store: Store, ids: list[str]) -> None:
-    taken = await asyncio.gather(*(leases.claim(store, f"o{n}", 2, 30.0) for n in range(6)))
+    taken = await asyncio.gather(*(claim(store, f"o{n}", 2, 30.0) for n in range(6)))
     claimed = [lease.job_id for batch in taken for lease in batch]
     assert len(claimed) == len(set(claimed))
-    rest = await leases.claim(store, "late", 10, 30.0)
+    rest = await claim(store, "late", 10, 30.0)
     assert sorted(claimed + [lease.job_id for lease in rest]) == sorted(ids)
-    assert await leases.claim(store, "later", 10, 30.0) == []
+    assert await claim(store, "later", 10, 30.0) == []
 
 
 async def test_an_expired_holder_loses_every_write(store: Store, ids: list[str]) -> None:
-    slow = {lease.job_id: lease for lease in await leases.claim(store, "slow", 10, 0.05)}
+    slow = {lease.job_id: lease for lease in await claim(store, "slow", 10, 0.05)}
     found: list[leases.JobLease] = []
 
     async def taken_over() -> bool:
-        found.extend(await leases.claim(store, "next", 10, 30.0))
+        found.extend(await claim(store, "next", 10, 30.0))
         return len(found) == len(ids)
 
     await until(taken_over)
@@ -52,52 +57,52 @@ async def test_an_expired_holder_loses_every_write(store: Store, ids: list[str])
 
 
 async def test_a_renewed_lease_does_not_expire(store: Store, ids: list[str]) -> None:
-    await leases.claim(store, "holder", 10, 0.3)
+    await claim(store, "holder", 10, 0.3)
     for _ in range(6):
         await asyncio.sleep(0.1)
         assert await leases.renew(store, "holder", ids, 0.3) == set(ids)
-    assert await leases.claim(store, "other", 10, 1.0) == []
+    assert await claim(store, "other", 10, 1.0) == []
 
 
 async def test_a_released_job_is_due_after_the_given_time(store: Store, ids: list[str]) -> None:
-    for lease in await leases.claim(store, "holder", 10, 30.0):
+    for lease in await claim(store, "holder", 10, 30.0):
         await leases.release(store, lease, 30.0 if lease.job_id != ids[3] else 0.0)
-    again = await leases.claim(store, "other", 10, 30.0)
+    again = await claim(store, "other", 10, 30.0)
     assert [lease.job_id for lease in again] == [ids[3]]
 
 
 async def test_a_job_with_a_new_user_command_is_due_at_once_after_release(
     store: Store, ids: list[str]
 ) -> None:
-    held = await leases.claim(store, "holder", 10, 30.0)
+    held = await claim(store, "holder", 10, 30.0)
     async with job_transaction(store, ids[2]) as tx:
         tx.job.due_at = 0.0  # as a user command does
     for lease in held:
         await leases.release(store, lease, 30.0)
-    again = await leases.claim(store, "other", 10, 30.0)
+    again = await claim(store, "other", 10, 30.0)
     assert [lease.job_id for lease in again] == [ids[2]]
 
 
 async def test_an_expired_holder_learns_which_jobs_it_still_holds(
     store: Store, ids: list[str]
 ) -> None:
-    await leases.claim(store, "slow", 10, 0.05)
+    await claim(store, "slow", 10, 0.05)
     await asyncio.sleep(0.1)
-    assert await leases.claim(store, "slow", 10, 0.05) == []  # it has to renew first
-    taken = {lease.job_id for lease in await leases.claim(store, "next", 2, 30.0)}
+    assert await leases.claim(store, "slow", 10) == []  # it has to renew first
+    taken = {lease.job_id for lease in await claim(store, "next", 2, 30.0)}
     assert len(taken) == 2
     assert await leases.renew(store, "slow", ids, 30.0) == set(ids) - taken
-    assert await leases.claim(store, "next", 10, 30.0) == []
+    assert await claim(store, "next", 10, 30.0) == []
 
 
 async def test_concurrent_claims_and_late_renewals_never_share_a_job(
     store: Store, ids: list[str]
 ) -> None:
     for _ in range(5):
-        await leases.claim(store, "slow", 10, 0.02)
+        await claim(store, "slow", 10, 0.02)
         await asyncio.sleep(0.05)
         kept, taken = await asyncio.gather(
-            leases.renew(store, "slow", ids, 30.0), leases.claim(store, "next", 10, 30.0)
+            leases.renew(store, "slow", ids, 30.0), claim(store, "next", 10, 30.0)
         )
         assert kept | {lease.job_id for lease in taken} == set(ids)
         assert not kept & {lease.job_id for lease in taken}
@@ -107,15 +112,15 @@ async def test_concurrent_claims_and_late_renewals_never_share_a_job(
 
 
 async def test_jobs_of_a_leaving_owner_are_claimable_at_once(store: Store, ids: list[str]) -> None:
-    await leases.claim(store, "gone", 10, 30.0)
+    await claim(store, "gone", 10, 30.0)
     await leases.leave(store, "gone")
-    assert len(await leases.claim(store, "next", 10, 30.0)) == len(ids)
+    assert len(await claim(store, "next", 10, 30.0)) == len(ids)
     async with store.read() as session:
         assert list(await session.scalars(select(LeaseOwner.id))) == ["next"]
 
 
 async def test_leases_held_but_not_driven_are_found(store: Store, ids: list[str]) -> None:
-    held = await leases.claim(store, "holder", 10, 30.0)
+    held = await claim(store, "holder", 10, 30.0)
     assert await leases.undriven(store, "holder", set(ids)) == set()
     assert await leases.undriven(store, "holder", set(ids[1:])) == {held[0]}
     await leases.release(store, held[0], 0.0)

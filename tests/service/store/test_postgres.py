@@ -11,9 +11,11 @@ import pytest
 from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
 from tests.support.service.databases import fast_settings, new_database
+from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import until
 
-from holdfast_service.store.engine import Store
+from holdfast_service.services.jobs import JobService
+from holdfast_service.store.engine import Store, UnsupportedDatabase
 from holdfast_service.store.models import NodeRow
 from holdfast_service.store.statement import Statement
 
@@ -68,3 +70,55 @@ async def test_a_closed_connection_fails_its_statement_and_is_then_replaced(
             assert await nodes.all(session) == []
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["sslmode=disable", "sslmode=prefer&application_name=holdfast", "channel_binding=prefer"],
+)
+async def test_the_usual_urls_are_understood(
+    postgres_server: Any, postgres_template: str, tmp_path: Path, options: str
+) -> None:
+    url = await new_database(postgres_server, postgres_template)
+    store = await Store.open(fast_settings(tmp_path, _with_options(url, options)))
+    await store.ping()
+    await store.close()
+
+
+@pytest.mark.parametrize("options", ["sslmode=require", "sslmode=nonsense", "host=/nowhere"])
+async def test_a_database_that_cannot_be_opened_is_a_sentence(
+    postgres_server: Any, postgres_template: str, tmp_path: Path, options: str
+) -> None:
+    url = await new_database(postgres_server, postgres_template)
+    if options.startswith("host"):
+        url = "postgresql:///x"
+    elif "require" in options:  # over TCP: TLS is never used on a socket of the same machine
+        url = "postgresql://user@127.0.0.1:1/x"
+    with pytest.raises(UnsupportedDatabase) as refused:
+        await Store.open(fast_settings(tmp_path, _with_options(url, options)))
+    assert "cannot open the database" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("options", "prepares"), [("", True), ("pgbouncer=true", False)])
+async def test_behind_a_pooler_no_statement_stays_prepared(
+    postgres_server: Any, postgres_template: str, tmp_path: Path, options: str, prepares: bool
+) -> None:
+    """A pooler gives each transaction another connection, which lacks earlier statements."""
+    url = await new_database(postgres_server, postgres_template)
+    store = await Store.open(fast_settings(tmp_path, _with_options(url, options)))
+    jobs = JobService(store, FakeCluster(), fast_settings(tmp_path))
+    try:
+        job, _ = await jobs.submit({"name": "x"})
+        for _ in range(3):
+            assert (await jobs.get(job.id)).name == "x"
+            await jobs.events(job.id)
+        async with store.read() as session:
+            names = list(await session.scalars(text("SELECT name FROM pg_prepared_statements")))
+        assert any(names) is prepares
+    finally:
+        await store.close()
+
+
+def _with_options(url: str, options: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{options}" if options else url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +15,33 @@ from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_file import FenceFile, FenceFloor
-from holdfast_workers.agent.remote_saves import RemoteTierRefused
-from holdfast_workers.protocol.answers import AgentReport, Done, Inspections, PublishedCheckpoint
+from holdfast_service.supervisor.fence_record import FenceFloor, FenceRecord, open_fence
+from holdfast_workers.protocol.answers import (
+    AgentReport,
+    Done,
+    Inspections,
+    PublishedCheckpoint,
+    Refusal,
+    RequestRefused,
+)
 from holdfast_workers.protocol.commands import (
     CheckNode,
     Command,
     CommandKind,
     Fence,
     FinalizeCheckpoint,
+    Form,
     Inspect,
     Request,
     SetPartners,
     Stop,
     WarmUp,
 )
-from holdfast_workers.protocol.messages import Partner
+from holdfast_workers.protocol.messages import FormOrder, Partner
+from holdfast_workers.protocol.processes import StorageOptions
 
 TIMES = CallTimes(call_s=1.0, form_call_s=2.0, finalize_s=3.0, check_s=4.0)
+WAIT_S = 10.0
 REPORT = AgentReport("n0", "life", "node", "127.0.0.1", 1, 2, 3, 2, 0, 0, True)
 
 
@@ -44,8 +54,10 @@ class FakeAgent:
     request: Request | None = None
     answer: type | None = None
     timeout_s: float = 0.0
+    on_call: Callable[[], None] = lambda: None
 
     def call(self, seat: str, request: Request, answer: type, *, timeout_s: float) -> Future[Any]:
+        self.on_call()
         self.request, self.answer, self.timeout_s = request, answer, timeout_s
         call: Future[Any] = Future()
         if isinstance(self.outcome, Exception):
@@ -55,22 +67,39 @@ class FakeAgent:
         return call
 
 
-def sent(folder: Path, command: Command, outcome: object) -> tuple[FakeAgent, list[inputs.Input]]:
-    """The agent that got the command under epoch 5, and the inputs that followed."""
-    submitted: list[inputs.Input] = []
-    agent, events = FakeAgent(outcome), EventLog()
-    events.append(PhaseEvent(phase=Phase.RUNNING))
+def fence_in(folder: Path) -> FenceRecord:
+    return FenceRecord(open_fence(str(folder / "remote"), StorageOptions()), folder)
+
+
+def commands_to(
+    agent: FakeAgent,
+    fence: FenceRecord,
+    submit_input: Callable[[inputs.Input], None],
+    events: EventLog | None = None,
+) -> AgentCommands:
     commands = AgentCommands(
         agent,  # type: ignore[arg-type]
-        events,
-        FenceFile(folder),
-        submitted.append,
+        events or EventLog(),
+        fence,
+        submit_input,
         TIMES,
         5.0,
         6.0,
     )
     commands.epoch = 5
+    return commands
+
+
+def sent(folder: Path, command: Command, outcome: object) -> tuple[FakeAgent, list[inputs.Input]]:
+    """The agent that got the command under epoch 5, and the inputs that followed."""
+    submitted: list[inputs.Input] = []
+    agent, events = FakeAgent(outcome), EventLog()
+    events.append(PhaseEvent(phase=Phase.RUNNING))
+    fence = fence_in(folder)
+    assert fence.claim(5, WAIT_S) == 5
+    commands = commands_to(agent, fence, submitted.append, events)
     commands.send(command)
+    fence.close()
     assert agent.request is not None and (agent.request.command, agent.request.epoch) == (
         command,
         5,
@@ -121,7 +150,8 @@ def test_a_failed_command_is_reported_with_all_that_identifies_it(tmp_path: Path
 
 
 def test_a_refused_manifest_may_be_tried_again(tmp_path: Path) -> None:
-    _, submitted = sent(tmp_path, FinalizeCheckpoint("n0", 40, 3, "life"), RemoteTierRefused("503"))
+    refused = RequestRefused(Refusal("RemoteTierRefused", "503", later=True))
+    _, submitted = sent(tmp_path, FinalizeCheckpoint("n0", 40, 3, "life"), refused)
     assert submitted == [
         inputs.CommandFailed(
             "n0",
@@ -135,12 +165,25 @@ def test_a_refused_manifest_may_be_tried_again(tmp_path: Path) -> None:
     ]
 
 
-def test_a_fence_is_on_disk_before_it_is_sent_and_carries_the_newest_events(
-    tmp_path: Path,
-) -> None:
+def test_a_fence_carries_the_newest_events_and_other_commands_carry_none(tmp_path: Path) -> None:
     agent, _ = sent(tmp_path, Fence("n0", 3, "life"), REPORT)
-    assert FenceFile(tmp_path).read() == FenceFloor(5, 3)
     assert agent.request is not None
     assert [event.data for event in agent.request.events] == [{"phase": "RUNNING"}]
-    agent, _ = sent(tmp_path, PARTNERS, Done())
+    agent, _ = sent(tmp_path / "other", PARTNERS, Done())
     assert agent.request is not None and agent.request.events == ()
+
+
+def test_a_world_is_ordered_only_after_its_attempt_is_stored(tmp_path: Path) -> None:
+    fence, agent = fence_in(tmp_path), FakeAgent(Done())
+    assert fence.claim(5, WAIT_S) == 5
+    commands = commands_to(agent, fence, lambda _: None)
+    commands.send(Fence("n0", 3, "life"))
+    order = FormOrder(3, {"dp_shard": 1}, 1, "127.0.0.1", 1, ())
+    agent.on_call = lambda: floors.append(fence_in(tmp_path).read(WAIT_S))
+    floors: list[FenceFloor | None] = []
+    commands.send(Form("n0", order, "life"))
+    assert floors == [FenceFloor(5, 3)]
+    fence.is_superseded = True
+    commands.send(Form("n0", order, "life"))
+    assert len(floors) == 1, "a later supervisor forms the next world"
+    fence.close()

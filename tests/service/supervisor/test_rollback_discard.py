@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, SupervisorEvent
+from dataclasses import replace
+
+from holdfast_service.job_model.events.health import GuardTrippedEvent
+from holdfast_service.job_model.supervisor_protocol import Cursors, SupervisorEvent
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_workers.agent.run_journal import RunJournal
+from holdfast_workers.protocol.findings import GuardAction, GuardKind, TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.training.skipped_windows import Ledger
 
@@ -15,13 +19,11 @@ def row(attempt: int, step: int) -> StepRow:
 
 
 def test_a_restarted_supervisor_recovers_the_ledger_and_the_rollback() -> None:
-    trips = [
-        {"attempt": 1, "ledger": [[9, 10]], "back_to": None},
-        {"attempt": 1, "ledger": [[9, 10], [20, 23]], "back_to": 18},
-    ]
+    skip = TripReport(GuardKind.LOSS_SPIKE, 10, 9, GuardAction.SKIP, "9.5 is above 4")
+    rollback = replace(skip, step=23, decision=GuardAction.ROLLBACK, back_to=18)
     facts = Facts.from_events(
-        SupervisorEvent(seq, 0.0, EventKind.GUARD_TRIPPED, data)
-        for seq, data in enumerate(trips, 1)
+        SupervisorEvent.of(seq, 0.0, GuardTrippedEvent(attempt=1, trip=trip, ledger=ledger))
+        for seq, trip, ledger in ((1, skip, ((9, 10),)), (2, rollback, ((9, 10), (20, 23))))
     )
     assert facts.ledger == Ledger(((9, 10), (20, 23)))
     assert facts.line.contains(1, 18)

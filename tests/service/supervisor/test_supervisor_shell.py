@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,22 +13,22 @@ from typing import Any, TypeVar
 import pytest
 from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.cluster import agent_actor, ray_cluster
 from holdfast_service.job_model.events.attempts import StandbyEvent
-from holdfast_service.job_model.events.codec import FORMAT_VERSION, UnreadableEvent
+from holdfast_service.job_model.events.codec import FORMAT_VERSION
 from holdfast_service.job_model.supervisor_protocol import Cursors, Phase
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_file import FenceFile, FenceFloor
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.commands import CommandKind, Request
 from holdfast_workers.protocol.messages import EventCopy, LogLine, StepRow
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 SECRET = b"s" * 32
 WAIT_S = 10.0
@@ -64,7 +63,7 @@ def test_the_journal_at_the_agents_names_its_format() -> None:
     older = EventCopy(copy.seq, copy.at, copy.kind, copy.data)
     successor.adopt([older, replace(copy, seq=2, kind="rank.renamed")])
     assert [event.kind for event in successor.all()] == ["standby", "rank.renamed"]
-    with pytest.raises(UnreadableEvent, match=r"event 1 has format 2.* up to format 1"):
+    with pytest.raises(UnreadableDocument, match=r"event 1 has format 2.* up to format 1"):
         successor.adopt([replace(copy, format=2)])
 
 
@@ -108,9 +107,16 @@ class FakeAgents:
         self.life: AgentReport | None = None
         self.calls: list[CommandKind] = []
         self.failing: set[CommandKind] = set()
+        self.ended = False
+        """Whether the cluster knows that the agent's process has ended."""
+        self.inquired = threading.Event()
 
     def ensure(self) -> None: ...
-    def restart(self, seat: str) -> None: ...
+    def restart(self, seat: str, process: ProcessIdentity) -> None: ...
+
+    def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
+        self.inquired.set()
+        return self.ended
 
     def node_answers(self, node_id: str) -> bool:
         answer: bool = self.answers()
@@ -186,6 +192,24 @@ def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Pa
     server.close()
 
 
+def test_an_agent_that_answered_a_fence_without_a_store_is_asked_until_it_is_ready(
+    shm: Path,
+) -> None:
+    server = DataServer(
+        SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1"
+    )
+    agents = FakeAgents(lambda: True)
+    agents.life = report("a", server.port)
+    watch, received = watching(agents)
+    watch.refresh(1)
+    assert received.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
+    watch.update(replace(agents.life, ready=False))
+    watch.refresh(1)
+    assert received.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
+    watch.close()
+    server.close()
+
+
 def hang() -> bool:
     time.sleep(2)
     return True
@@ -200,9 +224,10 @@ def fail() -> bool:
     [(lambda: False, True), (lambda: True, False), (hang, False), (fail, False)],
 )
 def test_an_agent_that_dies_after_its_hello_is_reported_lost(answers: Any, node_lost: bool) -> None:
-    """At once, independent of the later probe of its node."""
+    """At once, by the cluster's word, independent of the later probe of its node."""
     agents = FakeAgents(answers)
     agents.life = report("a", 1)  # no process listens on this port
+    agents.ended = True
     watch, received = watching(agents)
     watch.refresh(1)
     up, lost = received.get(timeout=WAIT_S), received.get(timeout=WAIT_S)
@@ -240,9 +265,10 @@ def test_the_end_of_an_old_incarnation_is_not_attributed_to_the_present_one(tmp_
     lives[0].close()
     received.get(timeout=WAIT_S)
     received.get(timeout=WAIT_S)
-    watch._on_lifeline_end("n0 a", "late")
+    watch._on_process_end("n0 a", "late")
     ended = inputs.LeaseEnded("n0", "a", certain=True)
     assert received.get(timeout=WAIT_S) == ended and watch.seats == ["n0"]
+    agents.ended, agents.life = True, None
     lives[1].close()
     lost = received.get(timeout=WAIT_S)
     while lost == ended:  # its lifeline may have reported it too
@@ -273,7 +299,7 @@ def test_a_silent_agent_has_no_lease_and_a_forgotten_agent_has_a_short_one(
     agents.life = report("a", server.port)
     watch.refresh(1)
     assert isinstance(received.get(timeout=WAIT_S), inputs.AgentUp)
-    watch._on_lifeline_end("n0 a", f"{SILENCE} for 0.5 s")
+    watch._on_silence("n0 a", f"{SILENCE} for 0.5 s")
     agents.life = None
     lost = received.get(timeout=WAIT_S)
     assert isinstance(lost, inputs.AgentLost) and not lost.certain
@@ -319,42 +345,9 @@ def test_an_unstored_end_survives_its_supervisor(tmp_path: Path) -> None:
         while run.supervisor.report(Cursors()).phase is not Phase.ENDED:
             assert time.monotonic() < deadline, run.story()
             time.sleep(0.05)
-        epoch = FenceFile(tmp_path / "job").read().epoch
+        epoch = run.fence_floor().epoch
         run.lose_supervisor()
         assert run.wait_end()["outcome"] == "SUCCEEDED"
         run.wait(lambda: run.supervisor.report(run.cursors).phase is Phase.ENDED)
         assert [event.seq for event in run.events] == list(range(1, len(run.events) + 1))
-        assert FenceFile(tmp_path / "job").read().epoch == epoch + 1
-
-
-def test_the_fence_file_returns_the_last_written_values(tmp_path: Path) -> None:
-    FenceFile(tmp_path).write(3, 7)
-    assert FenceFile(tmp_path).read() == FenceFloor(3, 7)
-
-
-# --- secrets --------------------------------------------------------------------------------------
-
-
-def test_servers_that_create_the_key_concurrently_agree_on_it(tmp_path: Path) -> None:
-    path, start = tmp_path / "secrets.key", threading.Barrier(8)
-
-    def make() -> bytes:
-        start.wait(WAIT_S)
-        return ray_cluster._load_or_create_key(path)
-
-    with ThreadPoolExecutor(8) as pool:
-        made = {future.result() for future in [pool.submit(make) for _ in range(8)]}
-    assert len(made) == 1 and len(made.pop()) == 32
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_shared_memory_folder_of_another_user_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = agent_actor._private_folder(tmp_path / "ours")
-    assert folder.stat().st_mode & 0o777 == 0o700
-    uid = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    with pytest.raises(PermissionError, match="not a folder of this user"):
-        agent_actor._private_folder(folder)
+        assert run.fence_floor().epoch == epoch + 1

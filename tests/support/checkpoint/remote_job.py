@@ -13,17 +13,23 @@ from pathlib import Path
 
 import pytest
 from tests.support.checkpoint.saved_worlds import global_state, layout_of, payload_of
+from tests.support.nodes.agent_config import agent_config
 
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, list_checkpoints
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.child_programs import saver
 from holdfast_workers.memory.segment import Segment
+from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
+from holdfast_workers.protocol.processes import FrozenCopy
 from holdfast_workers.state.digest import payload_digest
 
 MESH = {"dp_shard": 2, "tp": 1}
 RANKS = 2
 KEEP = 2
+CONFIG = agent_config(
+    Path("/unused"), mesh=MESH, training={"checkpoint": {"remote": {"keep": KEEP}}}
+).zygote_config
 
 
 @dataclass(frozen=True, order=True)
@@ -50,7 +56,7 @@ class Job:
         self._copies = copies
         self._copies.mkdir(exist_ok=True)
         self.root: Storage
-        monkeypatch.setattr(saver, "_root", lambda _remote: self.root)
+        monkeypatch.setattr(saver, "_root", lambda _config: self.root)
 
     def save(self, saved: Saved, rank: int) -> None:
         path = self.copy_path(saved, rank)
@@ -61,42 +67,22 @@ class Job:
                     slot[:] = payload
                 digest = payload_digest(payload)
                 copy.commit(attempt=saved.attempt, step=saved.step, digest=digest)
-        request = {
-            "path": str(path),
-            "rank": rank,
-            "step": saved.step,
-            "attempt": saved.attempt,
-            "metrics": {},
-        }
         with _control() as end:
-            saver.save(end, request, {})
+            saver.save(end, FrozenCopy(str(path), rank, saved.attempt, saved.step), CONFIG)
 
     def copy_path(self, saved: Saved, rank: int) -> Path:
         """The path of the frozen copy that a worker leaves for the saver."""
         return self._copies / f"{saved.folder}-{rank}.seg"
 
     def finalize(self, saved: Saved) -> None:
-        request = {
-            "step": saved.step,
-            "attempt": saved.attempt,
-            "world_size": RANKS,
-            "mesh": MESH,
-            "extra": {},
-        }
         with _control() as end:
-            saver.finalize(end, request, {})
+            saver.finalize(end, FinalizeCheckpoint("n0", saved.step, saved.attempt), CONFIG)
         self.tidy(saved)
 
     def tidy(self, saved: Saved) -> None:
-        request = {
-            "step": saved.step,
-            "attempt": saved.attempt,
-            "rules": {"keep": KEEP},
-            "unfinished": [],
-            "bad": [],
-        }
+        command = TidyRemoteTier("n0", saved.attempt, saved.step, (), frozenset())
         with _control() as end:
-            saver.tidy(end, request, {})
+            saver.tidy(end, command, CONFIG)
 
     def checkpoint(self, saved: Saved) -> None:
         for rank in range(RANKS):

@@ -116,7 +116,7 @@ def _carry_out(agent: NodeAgent, method: str, arguments: tuple[Any, ...]) -> Any
     """A call of the agent's actor: `execute` with a document, or `release`."""
     if method == "execute":
         (document,) = arguments
-        return codec.encode(agent.execute(codec.decode(document, Request)))
+        return codec.encode(agent.answer(codec.decode(document, Request)))
     return getattr(agent, method)(*arguments)
 
 

@@ -27,8 +27,9 @@ from tests.support.nodes import nursery
 
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.protocol import codec
-from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.answers import AgentReport, accepted
 from holdfast_workers.protocol.commands import Describe, Request
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import Signal
 
 Expected = TypeVar("Expected")
@@ -112,6 +113,7 @@ class LocalAgents:
         remote: str | None = None,
         job_id: str = "job",
         restart_delay_s: float = 0.3,
+        host: str = "127.0.0.1",
         **config: Any,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
@@ -127,7 +129,7 @@ class LocalAgents:
                     job_id=job_id,
                     agent=f"n{index}",
                     node_id=f"node-{index}",
-                    host="127.0.0.1",
+                    host=host,
                     training=training,
                     mesh=mesh,
                     capacity=capacity,
@@ -170,7 +172,7 @@ class LocalAgents:
 
         def pass_on(done: Future[Any]) -> None:
             try:
-                answered.set_result(codec.decode(done.result(), answer))
+                answered.set_result(accepted(done.result(), answer))
             except Exception as error:
                 answered.set_exception(error)
 
@@ -188,8 +190,13 @@ class LocalAgents:
         future.add_done_callback(lambda _: timer.cancel())
         return future
 
-    def restart(self, seat: str) -> None:
-        self.kill(seat)
+    def restart(self, seat: str, process: ProcessIdentity) -> None:
+        running = self.agents[seat].process
+        if running is not None and running.pid == process.pid:
+            self.kill(seat)
+
+    def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
+        return False  # the kernel knows: all agents run on this machine
 
     def node_answers(self, node_id: str) -> bool:
         return node_id not in self._dead_nodes

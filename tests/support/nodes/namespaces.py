@@ -28,6 +28,7 @@ from typing import Any
 from tests.support.nodes.local_agents import LocalAgent, LocalAgents
 
 from holdfast_workers.fault_injection import link_cut
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 AGENT_PORT = 7001
 CALL_S = 12.0
@@ -206,14 +207,10 @@ class RemoteAgents(LocalAgents):
         finally:
             self._cut.discard(seat)
 
-    @property
-    def cut_seats(self) -> set[str]:
-        return set(self._cut)
-
-    def restart(self, seat: str) -> None:
+    def restart(self, seat: str, process: ProcessIdentity) -> None:
         """Restart only a reachable seat: a cluster cannot reach a process across a cut link."""
         if seat not in self._cut:
-            super().restart(seat)
+            super().restart(seat, process)
 
     def node_answers(self, node_id: str) -> bool:
         seat = next(s for s, agent in self.agents.items() if agent.config.node_id == node_id)

@@ -18,14 +18,24 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from holdfast_workers.ipc import control_channel
+from holdfast_workers.protocol.processes import Forked
 
 ANSWER_S = 120.0
 KEPT_FDS = 3
 READ_BYTES = 32
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Start an agent, or a zygote of this agent."""
+
+    env: dict[str, str]
+    agent: int = 0
 
 
 class NurseryProcess:
@@ -83,8 +93,8 @@ class _Nursery:
 
     def fork(self, connection: int) -> NurseryProcess:
         with self._lock:
-            control_channel.send(self._end, {"env": dict(os.environ)}, (connection,))
-            return NurseryProcess(control_channel.receive(self._end)["pid"])
+            control_channel.send(self._end, _Start(dict(os.environ)), (connection,))
+            return NurseryProcess(control_channel.receive(self._end, Forked).pid)
 
     def _stop(self) -> None:
         self._end.close()
@@ -103,14 +113,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(control_channel.ControlClosed):
         while True:
-            request, (connection,) = control_channel.receive_with_fds(end)
+            request, (connection,) = control_channel.receive_with_fds(end, _Start)
             pid = os.fork()
             if pid == 0:
                 end.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _run_agent(connection, request["env"])
+                _run_agent(connection, request.env)
             os.close(connection)
-            control_channel.send(end, {"pid": pid})
+            control_channel.send(end, Forked(pid))
 
 
 def _import_all() -> None:
@@ -123,7 +133,8 @@ def _import_all() -> None:
     torch.set_num_threads(1)
     from tests.support.nodes import agent_process  # noqa: F401
 
-    from holdfast_workers.child_programs import saver, store_host  # noqa: F401
+    from holdfast_workers.checkpoint import s3  # noqa: F401
+    from holdfast_workers.child_programs import loader, saver, store_host  # noqa: F401
     from holdfast_workers.recipes import pretrain  # noqa: F401
     from holdfast_workers.worker import main as worker  # noqa: F401
 
@@ -156,8 +167,8 @@ class _Zygotes:
 
     def start(self, fd: int, env: dict[str, str]) -> NurseryProcess:
         with self._lock:
-            control_channel.send(self._end, {"env": env, "agent": os.getpid()}, (fd,))
-            return _AdoptedZygote(control_channel.receive(self._end)["pid"])
+            control_channel.send(self._end, _Start(env, os.getpid()), (fd,))
+            return _AdoptedZygote(control_channel.receive(self._end, Forked).pid)
 
 
 class _AdoptedZygote(NurseryProcess):
@@ -176,7 +187,7 @@ def _serve_zygotes(end: socket.socket) -> NoReturn:
         _close_all_but(end.fileno())
         with contextlib.suppress(control_channel.ControlClosed):
             while True:
-                request, (fd,) = control_channel.receive_with_fds(end)
+                request, (fd,) = control_channel.receive_with_fds(end, _Start)
                 reader, writer = os.pipe()
                 middle = os.fork()
                 if middle == 0:
@@ -187,22 +198,22 @@ def _serve_zygotes(end: socket.socket) -> NoReturn:
                     _run_zygote(fd, request)
                 os.waitpid(middle, 0)
                 os.close(fd)
-                control_channel.send(end, {"pid": int(os.read(reader, READ_BYTES))})
+                control_channel.send(end, Forked(int(os.read(reader, READ_BYTES))))
                 os.close(reader)
                 os.close(writer)
     finally:
         os._exit(0)
 
 
-def _run_zygote(fd: int, request: dict[str, Any]) -> NoReturn:
+def _run_zygote(fd: int, request: _Start) -> NoReturn:
     from holdfast_workers.child_programs import zygote
 
     try:
         _close_all_but(fd)
         os.setsid()
         os.environ.clear()
-        os.environ.update(request["env"])
-        sys.argv = ["zygote", str(fd), str(request["agent"])]
+        os.environ.update(request.env)
+        sys.argv = ["zygote", str(fd), str(request.agent)]
         zygote.main()
     finally:
         os._exit(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,12 +28,15 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.supervisor.fence_record import FenceFloor, FenceRecord, open_fence
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.fault_injection.kinds import Injection
+from holdfast_workers.ipc.environment import PASSED_ON_VARIABLE
+from holdfast_workers.ipc.linux_processes import identify
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import (
     CheckpointSpec,
     MemoryTierSpec,
@@ -96,6 +100,7 @@ class SupervisedRun:
         self.remote_root = folder / "job" / "checkpoints"
         storage = storage or StorageOptions()
         self.remote = open_storage(remote or str(self.remote_root), storage)
+        self.fence = open_fence(self.remote.uri, storage)
         world = training.parallel.world_size
         self._config = RecoveryConfig(
             mesh=training.parallel.mesh,
@@ -112,6 +117,7 @@ class SupervisedRun:
         plan = folder / "chaos.json"
         plan.write_text(json.dumps(chaos or []))
         os.environ["HOLDFAST_CHAOS"] = str(plan)
+        os.environ[PASSED_ON_VARIABLE] = "HOLDFAST_TEST_*,HOLDFAST_BENCH_*"
         self._times = times or SupervisorTimes(poll_s=0.1)
         self.agents = agents(
             self._config.nodes + standbys,
@@ -130,9 +136,14 @@ class SupervisedRun:
         self.digests: dict[int, str] = dict(resumes.digests) if resumes else {}
         self.logs: list[str] = []
         self._injected = 0
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.cluster_answers = True
         self.supervisor = self._supervise()
 
     def _supervise(self) -> Supervisor:
+        # It stands for the supervisor's process: the supervisor is a thread of this one.
+        process = subprocess.Popen(["sleep", "infinity"])
+        self._processes.append(process)
         supervisor = Supervisor(
             JobLaunch(
                 job_id="job",
@@ -146,8 +157,11 @@ class SupervisedRun:
             self.agents,
             self.agents.secret,
             self.remote,
-            self._times,
-            kill_self=lambda: threading.Thread(target=self.lose_supervisor).start(),
+            self.fence,
+            is_latest=lambda: self.supervisor is supervisor if self.cluster_answers else None,
+            times=self._times,
+            process=identify(process.pid),
+            kill_self=lambda: threading.Thread(target=self._die, args=(supervisor,)).start(),
         )
         self.agents.on_signal = supervisor.signal
         threading.Thread(target=supervisor.run, daemon=True).start()
@@ -159,11 +173,27 @@ class SupervisedRun:
         old = self.supervisor
         self.agents.on_signal = lambda _: None
         old.halt()
+        self._end_processes()
         self.supervisor = self._supervise()
 
+    def _die(self, supervisor: Supervisor) -> None:
+        """End this supervisor; as on Ray, only the latest gets a successor."""
+        if supervisor is self.supervisor:
+            self.lose_supervisor()
+        else:
+            supervisor.halt()
+
     def close(self) -> None:
-        os.environ.pop("HOLDFAST_CHAOS", None)
+        for name in ("HOLDFAST_CHAOS", PASSED_ON_VARIABLE):
+            os.environ.pop(name, None)
+        self.supervisor.halt()
         self.agents.close()
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
     # --- observing --------------------------------------------------------------------------------
 
@@ -227,6 +257,18 @@ class SupervisedRun:
                 if worker.rank is not None and worker.attempt == report.attempt:
                     found[worker.rank] = (seat, worker)
         return found
+
+    def fence_floor(self) -> FenceFloor:
+        """The fence as a further supervisor would read it."""
+        fence = FenceRecord(self.fence, self.folder / "job")
+        floor = fence.read(10.0)
+        fence.close()
+        assert floor is not None
+        return floor
+
+    def phases(self) -> set[str]:
+        """The phases of all ranks, as last reported."""
+        return {beat.phase for beat in self.supervisor.report(self.cursors).beats}
 
     def newest_step(self) -> int:
         """The newest step of the rows fetched so far; 0 without rows."""

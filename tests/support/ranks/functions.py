@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -76,6 +79,14 @@ def plain(ctx: Context) -> None:
         for samples in ctx.batches(POINTS):
             ctx.backward(mse_loss(model(x[samples]), y[samples]))
         ctx.step()
+
+
+def with_helpers(ctx: Context) -> None:
+    """As `plain`, beside helper processes as a data loader has them."""
+    helpers = [subprocess.Popen(["sleep", "600"]) for _ in range(8)]
+    plain(ctx)
+    for helper in helpers:
+        helper.kill()
 
 
 def sharded(ctx: Context) -> None:
@@ -180,3 +191,10 @@ def registers_foreign_parameters(ctx: Context) -> None:
     ctx.register(model=nn.Linear(4, 2), optimizer=torch.optim.SGD(nn.Linear(4, 2).parameters()))
     for _ in ctx.steps():
         ctx.step(0.0)
+
+
+def shows_environment(ctx: Context) -> None:
+    """Prints the environment of its process, before the first step."""
+    for name, value in sorted(os.environ.items()):
+        print(f"variable {name}={value}")
+    plain(ctx)

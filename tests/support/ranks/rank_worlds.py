@@ -23,7 +23,7 @@ from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
-from holdfast_workers.training.step_loop import DigestSource
+from holdfast_workers.training.step_loop import DigestSource, Hooks
 
 DEADLINE_S = 120.0
 COLLECTIVE_TIMEOUT_S = 20.0
@@ -63,7 +63,7 @@ def start_from_seed(recipe: Recipe) -> None:
     recipe.initialize()
 
 
-class RecordingHooks:
+class RecordingHooks(Hooks):
     """Hooks that record every call; `on_phase` may raise or kill."""
 
     def __init__(self, on_phase: Callable[[str, int], None] | None = None) -> None:
@@ -79,23 +79,11 @@ class RecordingHooks:
         if self._on_phase is not None:
             self._on_phase(name, step)
 
-    def blocked_s(self) -> float:
-        return 0.0
-
     def commit_gate(self, step: int) -> None:
         self.phase("gate", step)
 
     def tripped(self, report: TripReport) -> None:
         self.trips.append(report)
-
-    def replicated_step(self) -> int:
-        return -1
-
-    def stop_wanted(self) -> bool:
-        return False
-
-    def intervals(self) -> tuple[int, int]:
-        return 0, 0
 
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool

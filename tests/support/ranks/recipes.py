@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -101,6 +102,22 @@ class CopiesVerySlowly(PretrainRecipe):
     def freeze(self, step: int) -> Snapshot:
         frozen = super().freeze(step)
         return VerySlowSnapshot(frozen.layout, frozen.sources)
+
+
+class ImportsSlowly(PretrainRecipe):
+    """A zygote takes as long as in production; a test's own zygote does not import torch."""
+
+    def prepare(self) -> None:
+        time.sleep(3.0)
+        super().prepare()
+
+
+class StartsThreadAhead(PretrainRecipe):
+    """A template of it would have a thread."""
+
+    def expect(self, world: World) -> bool:
+        threading.Thread(target=time.sleep, args=(600.0,), daemon=True).start()
+        return super().expect(world)
 
 
 class SlowRankOne(PretrainRecipe):

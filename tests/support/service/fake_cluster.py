@@ -164,6 +164,7 @@ class FakeCluster:
         self.supervisors: dict[str, FakeSupervisor] = {}
         self.starts: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
+        self.looks = 0  # number of searches for present jobs
         self.releases: Counter[str] = Counter()
         self.unreachable = False
         self.refuses_faults = False
@@ -217,6 +218,7 @@ class FakeCluster:
 
     async def jobs_present(self) -> set[str]:
         self._reach()
+        self.looks += 1
         return set(self.supervisors)
 
     def _reach(self) -> None:

@@ -33,6 +33,8 @@ class SimAgent:
     domain: str = ""
     alive: bool = True
     reachable: bool = True
+    beats: bool = True
+    """Whether its lifeline is connected: nothing is granted to it otherwise."""
     ready: bool = False
     copies_unreadable: bool = False
     loses_next_worker: bool = False
@@ -41,6 +43,9 @@ class SimAgent:
     failure: AgentFailure | None = None
     life: int = 1
     node: int = 1
+    store: int = 1
+    """Number of its present rendezvous store; 0 while none is running."""
+    stores: int = 1
     known_attempt: int = 0
     signals: int = 0
     workers: dict[str, SimWorker] = field(default_factory=dict)
@@ -70,6 +75,14 @@ class SimAgent:
     def capacity(self) -> int:
         return self.config.workers_per_node
 
+    @property
+    def store_port(self) -> int:
+        return 2000 + self.store if self.store else 0
+
+    def start_store(self) -> None:
+        self.stores += 1
+        self.store = self.stores
+
     def report(self) -> AgentReport:
         return AgentReport(
             agent=self.name,
@@ -78,11 +91,11 @@ class SimAgent:
             host=self.name,
             pid=1,
             data_port=1000 + self.life,
-            store_port=2000 + self.life,
+            store_port=self.store_port,
             capacity=self.capacity,
             epoch=0,
             attempt=self.known_attempt,
-            ready=self.ready,
+            ready=self.ready and self.store > 0,
             workers=tuple(
                 WorkerReport(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.failure)
                 for w in self.workers.values()
@@ -187,6 +200,7 @@ class SimAgent:
 
     def start_again(self) -> None:
         self.life += 1
+        self.start_store()
         self.health, self.findings = 0, ()
         self.alive, self.known_attempt = True, 0
         self.partners.clear()

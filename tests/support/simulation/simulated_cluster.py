@@ -10,14 +10,16 @@ from dataclasses import replace
 from functools import partial
 
 from tests.support.simulation.simulated_agent import SimAgent
+from tests.support.simulation.simulated_network import MISSED_S
 from tests.support.simulation.simulated_stalls import SimulatedStalls
 
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
 from holdfast_workers.protocol.messages import ErrorKind
-from holdfast_workers.protocol.signals import PartnerLost, WorkerExited
+from holdfast_workers.protocol.signals import NodeUnwell, PartnerLost, StoreLost, WorkerExited
 
 
 class SimulatedCluster(SimulatedStalls):
@@ -110,6 +112,26 @@ class SimulatedCluster(SimulatedStalls):
         self.send(inputs.NodesAvoided({named: Avoided(standing, "for a while")}))
         self.at(for_s, lambda: self.send(inputs.NodesAvoided({})))
 
+    def fall_ill(self, name: str, for_s: float) -> None:
+        """The agent finds its node unfit, and fit again after a while."""
+        agent = self.agents[name]
+        life = agent.incarnation
+
+        def report(*findings: HealthFinding) -> None:
+            if agent.alive and agent.incarnation == life:
+                agent.health, agent.findings = agent.health + 1, findings
+                health = HealthReport(agent.health, findings)
+                self.signal(agent, NodeUnwell(health), agent.known_attempt)
+
+        report(HealthFinding("host", "disk", Level.UNFIT, "no space"))
+        self.at(for_s, report)
+
+    def lose_link(self, name: str, for_s: float) -> None:
+        """The network check of the agent's node fails, and succeeds after a while."""
+        life = self.agents[name].incarnation
+        self.send(inputs.LinkChecked(name, life, "refused"))
+        self.at(for_s, lambda: self.send(inputs.LinkChecked(name, life, "")))
+
     def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
         """A partition: the agent lives but is unreachable for a while."""
         agent = self.agents[name]
@@ -134,6 +156,34 @@ class SimulatedCluster(SimulatedStalls):
 
         self.at(noticed_after_s, notice)
         self.at(for_s, heal)
+        self._deliver_late(agent)
+
+    def reset(self, name: str, for_s: float = 0.0, noticed_after_s: float = MISSED_S) -> None:
+        """A device on the path resets the agent's lifeline, and refuses it for `for_s`. The agent
+        lives, and all other messages arrive."""
+        agent = self.agents[name]
+        if not (agent.alive and agent.reachable and agent.beats):
+            return
+        self._grant_leases()
+        agent.beats = False
+        life, connected, lost = agent.incarnation, False, False
+
+        def notice() -> None:
+            nonlocal lost
+            if not connected and agent.alive and agent.incarnation == life:
+                lost = True
+                silent = inputs.AgentLost(name, "no heartbeat", incarnation=life, certain=False)
+                self.feed(silent)
+                self._send_lease_end(name, life, 0.0)
+
+        def reconnect() -> None:
+            nonlocal connected
+            agent.beats = connected = True
+            if lost and agent.incarnation == life:
+                self._announce_agent(agent)
+
+        self.at(noticed_after_s, notice)
+        self.at(for_s + self.random.uniform(0.0, 0.05), reconnect)
         self._deliver_late(agent)
 
     def _deliver_late(self, agent: SimAgent) -> None:
@@ -189,6 +239,29 @@ class SimulatedCluster(SimulatedStalls):
     def lose_next_worker(self, name: str) -> None:
         """The next worker of this agent that should join never arrives."""
         self.agents[name].loses_next_worker = True
+
+    def lose_store(self, name: str, for_s: float) -> None:
+        """The agent's rendezvous store ends; its zygote forks the next one after `for_s`."""
+        agent = self.agents[name]
+        if not agent.alive or not agent.store:
+            return
+        port, agent.store = agent.store_port, 0
+        self.signal(agent, StoreLost(port), agent.known_attempt)
+        life = agent.incarnation
+
+        def return_store() -> None:
+            if agent.alive and agent.incarnation == life:
+                agent.start_store()
+                self._greet(agent, life)
+
+        self.at(for_s, return_store)
+
+    def _greet(self, agent: SimAgent, life: str) -> None:
+        """The supervisor greets an agent that was not ready until it answers."""
+        if agent.alive and agent.incarnation == life:
+            self._announce_agent(agent)
+            if not agent.reachable:
+                self.at(0.5, partial(self._greet, agent, life))
 
     def break_link(self, rank: int, for_s: float = 2.0) -> None:
         """The rank's replication fails for a while, though its partner lives."""

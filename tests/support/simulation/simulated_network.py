@@ -119,7 +119,7 @@ class SimulatedNetwork:
             return
         self._grant_leases()
         effects = self.core.handle(value, self.now)
-        self.watchdog.check(self.core, value, effects)
+        self.watchdog.check(self.core, value, effects, self.now)
         for effect in effects:
             for observe in self.observers:
                 observe(effect)
@@ -159,7 +159,7 @@ class SimulatedNetwork:
     def _grant_leases(self) -> None:
         """Grant a lease for the newest attempt to every reachable agent."""
         for agent in self.agents.values():
-            if agent.alive and agent.reachable:
+            if agent.alive and agent.reachable and agent.beats:
                 agent.granted[self.core.attempt] = self.now + STEPPING_S
 
     def _may_step(self, agent: SimAgent, attempt: int) -> bool:
@@ -167,7 +167,8 @@ class SimulatedNetwork:
         return not self.config.lease_s or self.now <= agent.granted.get(attempt, -1.0)
 
     def _supervisor_ended(self, agent: SimAgent) -> None:
-        """The agent sees its supervisor end: its ranks may step until a new supervisor arrives."""
+        """The agent knows its supervisor to have ended: its ranks may step until a new supervisor
+        arrives."""
         attempt = self.core.attempt
         if agent.alive and agent.reachable and self.now <= agent.granted.get(attempt, -1.0):
             agent.granted[attempt] = self.now + self.config.lease_s

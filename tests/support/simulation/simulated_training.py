@@ -76,7 +76,7 @@ class SimulatedTraining(SimulatedNetwork):
             case fx.End():
                 self.ended = effect
             case fx.RemoveAgent():
-                self._command(effect, lambda agent: self.kill_agent(agent.name, removed=True))
+                self._command(effect, partial(self._remove, effect.incarnation))
                 self._send_lease_end(effect.agent, effect.incarnation, MISSED_S)
             case commands.Fence():
                 self._command(effect, lambda agent: self._fence(agent, effect.attempt))
@@ -97,6 +97,11 @@ class SimulatedTraining(SimulatedNetwork):
                 self._command(effect, lambda agent: self._handle_remote_command(agent, effect))
             case commands.SetIntervals() | commands.Stop():
                 pass  # `remote_every` determines the saves of the simulation
+
+    def _remove(self, life: str, agent: SimAgent) -> None:
+        """Kill this life of the agent, and no later one."""
+        if agent.incarnation == life:
+            self.kill_agent(agent.name, removed=True)
 
     def _command(self, effect: Any, act: Callable[[SimAgent], None]) -> None:
         agent = self.agents[effect.agent]
@@ -165,6 +170,10 @@ class SimulatedTraining(SimulatedNetwork):
     def _arrive(self, agent: SimAgent, worker: SimWorker, seat: Seat, order: FormOrder) -> None:
         """The worker reaches the rendezvous; when the last worker arrives, all restore."""
         if not self._is_in(agent, worker, order.attempt):
+            return
+        store = self.agents[order.store_host]
+        if store.alive and store.store_port != order.store_port:
+            self.fail_worker(agent, worker, ErrorKind.COMMUNICATION, "connection refused")
             return
         world = self.worlds.setdefault(order.attempt, {})
         world[seat.rank] = (agent.name, worker.name)
@@ -322,7 +331,7 @@ class SimulatedTraining(SimulatedNetwork):
         if self.shard_failures:
             self.shard_failures -= 1
             message = "no space left on device"
-            failed = FailedShard(rank, attempt, step, message, superseded=False)
+            failed = FailedShard(step, message, rank=rank, attempt=attempt)
             agent.failed_shards.append(failed)
             self.signal(agent, ShardFailed(step, message), attempt, rank=rank)
         else:

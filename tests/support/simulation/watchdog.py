@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
@@ -41,7 +43,9 @@ class Watchdog:
         assert not self._ended or step <= self._config.steps
         self._stepping = attempt
 
-    def check(self, core: RecoveryCore, value: inputs.Input, effects: Sequence[fx.Effect]) -> None:
+    def check(
+        self, core: RecoveryCore, value: inputs.Input, effects: Sequence[fx.Effect], now: float
+    ) -> None:
         self._record_input(value)
         forms: dict[str, commands.Form] = {}
         for effect in effects:
@@ -67,8 +71,10 @@ class Watchdog:
                     pass
         if forms:
             self._check_world(list(forms.values()))
+        self._check_phases(effects)
         self._check_end(core, effects)
         self._check_deadline(core)
+        self._check_wait(core, now)
 
     def _record_input(self, value: inputs.Input) -> None:
         if isinstance(value, inputs.Fenced):
@@ -97,6 +103,7 @@ class Watchdog:
         workers = Counter(seat.worker for _, seat in seats if seat.worker is not None)
         assert all(count == 1 for count in workers.values()), "one rank per worker"
         assert len({(f.order.store_host, f.order.store_port) for f in forms}) == 1
+        assert forms[0].order.store_port > 0, "no attempt is formed without a store"
         for form in forms:
             key = (attempt, form.agent, form.incarnation)
             assert key in self._capacity, f"{form.agent} was not fenced for attempt {attempt}"
@@ -124,6 +131,16 @@ class Watchdog:
             wanted = (rank, restore.place, restore.attempt, restore.step)  # type: ignore[attr-defined]
             assert wanted in held, f"{holder} does not hold {wanted}"
 
+    def _check_phases(self, effects: Sequence[fx.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, fx.Emit) and isinstance(effect.event, IncidentClosedEvent):
+                record = effect.event.record
+                phases_s = dict(record.phases_s)
+                total_s = phases_s.pop("total")
+                assert abs(sum(phases_s.values()) - total_s) < 1e-5, f"{phases_s} of {total_s}"
+                assert record.closed_at is not None and record.signalled_at is not None
+                assert abs(record.closed_at - record.signalled_at - total_s) < 1e-5
+
     def _check_end(self, core: RecoveryCore, effects: Sequence[fx.Effect]) -> None:
         ends = [index for index, effect in enumerate(effects) if isinstance(effect, fx.End)]
         emitted = [effect.event for effect in effects if isinstance(effect, fx.Emit)]
@@ -136,3 +153,12 @@ class Watchdog:
     def _check_deadline(self, core: RecoveryCore) -> None:
         free = core.stage is Stage.ENDED
         assert free == (core.next_deadline() is None), f"{core.stage} without a deadline"
+
+    def _check_wait(self, core: RecoveryCore, now: float) -> None:
+        """A job waits only as long as no attempt can be formed: a copy of the core that looks
+        again, after news of an agent that does not exist, waits too. The answer to a fence makes
+        the core look again anyway."""
+        if core.stage is Stage.WAITING and not core.snapshot().awaiting:
+            copy = deepcopy(core)
+            copy.handle(inputs.LeaseEnded("none"), now)
+            assert copy.stage is Stage.WAITING, "an attempt can be formed, and the job waits"

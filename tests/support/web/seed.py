@@ -147,7 +147,6 @@ async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
             },
         },
         None,
-        check_paths=False,
     )
     job = JobRecord(
         id=str(uuid_utils.uuid7()),

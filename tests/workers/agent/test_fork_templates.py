@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,17 @@ from tests.support.nodes.agent_config import agent_config
 from tests.support.nodes.supervised import small_training
 from tests.support.waiting import eventually
 
-from holdfast_workers.agent.fork_templates import ForkTemplates, TemplatePlace
+from holdfast_workers.agent.fork_templates import ForkTemplates
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.progress import beacon
+from holdfast_workers.protocol.processes import RankPlace, TemplateJob, WorkerJob
 
 pytestmark = pytest.mark.chaos
 MESH = {"dp_shard": 2, "tp": 2}
-PLACE = TemplatePlace.of({"mesh": MESH, "rank": 1})
+PLACE = RankPlace.of(MESH, 1)
 WAIT_S = 30.0
 
 
@@ -38,7 +38,6 @@ class Node:
         self.child_processes = ChildProcesses(config.zygote_config, WAIT_S, WAIT_S)
         self.templates = ForkTemplates(self.child_processes, "n0.life", WAIT_S, WAIT_S)
         self.gone: list[Child] = []
-        self.first_message: dict[str, threading.Event] = {}
         self.io = NodeIO(self)
         self.templates.attach(self.io)
 
@@ -56,25 +55,21 @@ class Node:
         self.child_processes.stop()
 
     def worker(self, name: str) -> Child:
-        """Fork a worker for the place, and wait for its first message."""
+        """Fork a worker for the place, and wait until it has become one."""
         path = beacon.path_of(self.root, name)
         beacon.create(path)
-        self.first_message[name] = threading.Event()
-        request = {"env": {}, "beacon": str(path), "expected": PLACE.expected()}
-        child = self.templates.fork(name, request)
+        child = self.templates.fork(name, WorkerJob(str(path), place=PLACE))
         self.io.watch(child)
-        assert self.first_message[name].wait(WAIT_S)
+        eventually(lambda: psutil.Process(child.pid).name() == "hf-worker", WAIT_S)
         return child
 
-    def on_worker_message(self, name: str, message: dict[str, Any]) -> None:
-        self.first_message[name].set()
-
-    def on_child_message(self, child: Child, message: dict[str, Any]) -> None: ...
+    def on_worker_message(self, name: str, message: object) -> None: ...
+    def on_child_message(self, child: Child, message: object) -> None: ...
     def on_child_log(self, child: Child, text: str) -> None: ...
     def on_zygote_exit(self) -> None: ...
 
     def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
-        if child.kind == "template":
+        if isinstance(child.job, TemplateJob):
             self.templates.on_exit(child)
         self.gone.append(child)
 
@@ -109,6 +104,8 @@ def test_a_worker_is_forked_from_its_template_and_from_the_zygote_after_the_temp
     node.templates.ensure([PLACE])
     assert names() == ["hf-template"]
     (template,) = forked("hf-template")
+    zygote = psutil.Process(node.child_processes.pid)
+    assert (zygote.num_threads(), template.num_threads()) == (1, 1)
     first = node.worker("w1")
     assert os.getsid(first.pid) == first.pid
     assert psutil.Process(first.pid).ppid() == os.getpid()
@@ -132,7 +129,7 @@ def test_a_template_that_stops_answering_is_killed_and_not_used(node: Node) -> N
 
 
 def test_a_template_of_a_place_that_is_no_longer_used_is_killed(node: Node) -> None:
-    other = TemplatePlace.of({"mesh": MESH, "rank": 0})
+    other = RankPlace.of(MESH, 0)
     node.templates.ensure([PLACE, other])
     node.templates.keep({other})
     eventually(lambda: names() == ["hf-template"], WAIT_S, "one template to be left")
@@ -140,9 +137,20 @@ def test_a_template_of_a_place_that_is_no_longer_used_is_killed(node: Node) -> N
     assert names() == ["hf-template", "hf-template"]
 
 
-def test_no_template_is_kept_if_nothing_can_be_prepared(tmp_path: Path) -> None:
-    compiled = small_training().model.model_copy(update={"compile": True})
-    node = Node(tmp_path, model=compiled)
+COMPILED = small_training().model.model_copy(update={"compile": True})
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param({"model": COMPILED}, id="nothing can be prepared"),
+        pytest.param(
+            {"recipe": "tests.support.ranks.recipes:StartsThreadAhead"}, id="it has a thread"
+        ),
+    ],
+)
+def test_an_unfit_template_is_not_kept(tmp_path: Path, training: dict[str, Any]) -> None:
+    node = Node(tmp_path, **training)
     node.start()
     try:
         node.templates.ensure([PLACE])

@@ -18,6 +18,7 @@ from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.protocol.processes import FrozenCopy
 from holdfast_workers.protocol.signals import ShardDelayed, Signal
 
 
@@ -28,17 +29,18 @@ class HangingSavers:
         self.forked: list[subprocess.Popen[bytes]] = []
         self.saves: RemoteSaves
 
-    def fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
+    def fork(self, name: str, job: FrozenCopy) -> Child:
         ours, theirs = socket.socketpair()
         reader, writer = os.pipe()
         process = subprocess.Popen(["sleep", "600"], stdout=writer, start_new_session=True)
         theirs.close()
         os.close(writer)
         self.forked.append(process)
-        return Child(kind, name, process.pid, os.pidfd_open(process.pid), ours, reader, request)
+        return Child(job, name, process.pid, os.pidfd_open(process.pid), ours, reader)
 
     def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
-        self.saves.on_exit(child, end)
+        assert isinstance(child.job, FrozenCopy)
+        self.saves.on_exit(child.job, end)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def hanging(tmp_path: Path) -> Iterator[Callable[[float], tuple[HangingSavers, l
 def _hand_over(saves: RemoteSaves, folder: Path) -> Path:
     path = folder / "save-copy.seg"
     path.write_bytes(bytes(100))
-    saves.take_over({"path": str(path), "rank": 0, "attempt": 1, "step": 5, "metrics": {}})
+    saves.take_over(FrozenCopy(str(path), rank=0, attempt=1, step=5))
     return path
 
 

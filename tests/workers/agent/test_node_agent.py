@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -20,12 +22,17 @@ from tests.support.nodes.local_agents import LocalAgents
 from tests.support.nodes.supervised import small_training
 from tests.support.waiting import eventually
 
-from holdfast_workers.agent.node_agent import ZYGOTE_LIVES
-from holdfast_workers.errors import StaleCommand
+from holdfast_workers.agent.child_events import ZYGOTE_LIVES
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.data_server import DataServer
-from holdfast_workers.memory.segment_store import NothingHeld, SegmentStore
-from holdfast_workers.protocol.answers import AgentReport, Done, ExchangeResult, KeptEvents
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.protocol.answers import (
+    AgentReport,
+    Done,
+    ExchangeResult,
+    KeptEvents,
+    RequestRefused,
+)
 from holdfast_workers.protocol.commands import (
     CheckNode,
     Command,
@@ -37,6 +44,7 @@ from holdfast_workers.protocol.commands import (
     Query,
     Request,
     SaveShard,
+    SetIntervals,
     SetPartners,
     Stop,
     WarmUp,
@@ -58,6 +66,8 @@ from holdfast_workers.protocol.signals import (
     Signal,
     SignalKind,
     SourcesLost,
+    StoreLost,
+    WorkerExited,
     ZygoteLost,
 )
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
@@ -138,7 +148,7 @@ def test_a_node_is_checked_before_it_is_ready_and_on_each_request(node: SingleAg
     exchange = ExchangeBytes("127.0.0.1", node.report().data_port, 5.0)
     assert node.ask(exchange, ExchangeResult) == ExchangeResult("")
     node.ask(Fence("n0", 1), AgentReport, epoch=2)
-    with pytest.raises(StaleCommand):
+    with pytest.raises(RequestRefused, match="StaleCommand"):
         node.ask(CheckNode("n0"), AgentReport)
 
 
@@ -158,7 +168,7 @@ def test_no_worker_trains_in_an_older_attempt_after_the_fence_returns(node: Sing
     (worker,) = [each for each in report.workers if each.pid == pid]
     assert worker.state is WorkerState.PARKED
     newest = max(held.step for held in report.held)
-    with pytest.raises(StaleCommand):
+    with pytest.raises(RequestRefused, match="StaleCommand"):
         node.form(1, worker.worker)
     assert node.form(2, worker.worker) == pid  # the process lives on
     assert newest == max(held.step for held in report.held)
@@ -172,6 +182,22 @@ def test_a_stopped_worker_does_not_delay_the_fence(node: SingleAgent) -> None:
     assert pid not in {each.pid for each in report.workers}
     assert not linux_processes.is_alive(pid)
     assert SignalKind.WORKER_EXITED in {each.kind for each in node.signals}
+
+
+def test_no_command_waits_for_a_stopped_worker_whose_control_socket_is_full(
+    node: SingleAgent,
+) -> None:
+    node.fence(1)
+    pid = node.form(1)
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + WAIT_S
+    while linux_processes.is_alive(pid):  # each command is a message that it does not read
+        assert time.monotonic() < deadline
+        node.send(SetIntervals("n0", 1, 1, 0))
+    node.wait(lambda: SignalKind.WORKER_EXITED in {each.kind for each in node.signals})
+    (exited,) = (s.detail for s in node.signals if isinstance(s.detail, WorkerExited))
+    assert exited.why == "it did not read its control messages"
+    node.fence(2)
 
 
 def test_repeated_warm_up_commands_fork_no_more_workers_than_the_node_can_run(
@@ -275,7 +301,7 @@ def test_a_held_checkpoint_is_saved_to_the_remote_tier_on_command(node: SingleAg
     saved = [(shard.rank, shard.attempt, shard.step) for shard in report.shards]
     assert (saved, report.saving) == ([(0, held.attempt, held.step)], ())
     assert not list(node.root.glob("save-*.seg"))
-    with pytest.raises(NothingHeld):
+    with pytest.raises(RequestRefused, match="NothingHeld"):
         node.send(replace(save, step=held.step + 1))
 
 
@@ -327,6 +353,21 @@ def test_a_dead_store_is_replaced_before_the_next_fence_returns(node: SingleAgen
         pass
 
 
+def test_a_store_that_does_not_answer_is_replaced_and_never_reported_by_a_fence(
+    node: SingleAgent,
+) -> None:
+    before = node.report().store_port
+    agent = node.agents.agents["n0"].process
+    assert agent is not None
+    store = named(agent.pid, "hf-store")
+    os.kill(store, signal.SIGSTOP)
+    assert node.fence(1).store_port != before
+    node.wait(lambda: node.report().store_port not in (0, before))
+    assert node.fence(1).store_port == node.report().store_port
+    lost = [detail.port for s in node.signals if isinstance(detail := s.detail, StoreLost)]
+    assert lost == [before]
+
+
 def test_a_node_whose_zygotes_end_repeatedly_becomes_unfit_and_starts_no_more(
     node: SingleAgent,
 ) -> None:
@@ -354,6 +395,43 @@ def test_an_event_sent_with_the_stop_command_is_kept(node: SingleAgent) -> None:
     stop = Request(Stop("n0", "it is over"), epoch=1, events=(ended,))
     node.agents.call("n0", stop, Done, timeout_s=WAIT_S).result()
     assert node.ask(ListEvents(), KeptEvents).events == (ended,)
+
+
+def test_the_helpers_of_a_dead_worker_leave_no_zombie(tmp_path: Path) -> None:
+    node = SingleAgent(tmp_path, function="tests.support.ranks.functions:with_helpers")
+    try:
+        node.fence(1)
+        worker, agent = node.form(1), node.agents.agents["n0"].process
+        assert agent is not None
+        node.wait(lambda: len(children(worker)) >= 8)
+        os.kill(worker, signal.SIGKILL)
+        node.wait(lambda: SignalKind.WORKER_EXITED in [signal.kind for signal in node.signals])
+        pid = agent.pid
+
+        def zombies() -> list[int]:
+            return [child for child in children(pid) if not linux_processes.is_alive(child)]
+
+        eventually(lambda: not zombies(), WAIT_S, "zombies stay")
+        assert node.report().failure is None
+    finally:
+        node.agents.close()
+
+
+def test_an_agent_frees_the_memory_that_a_former_node_left(tmp_path: Path) -> None:
+    training = small_training(20, parallel=ParallelSpec())
+    dump = training.model_dump(mode="json")
+    agents = LocalAgents(1, dump, training.parallel.mesh, 1, tmp_path / "checkpoints")
+    try:
+        left = agents.root / "ended-job" / "n0-former"
+        taken = "from holdfast_workers.memory.node_folder import *; import os, sys; "
+        taken += "NodeFolder(Path(sys.argv[1]), None, os.getpid()).take()"
+        subprocess.run([sys.executable, "-c", taken, str(left)], check=True)
+        agent = agents.agents["n0"]
+        agent.config = replace(agent.config, memory_base=str(agents.root))
+        agents.ensure()
+        eventually(lambda: not left.parent.exists(), WAIT_S, "the memory stays")
+    finally:
+        agents.close()
 
 
 def test_release_leaves_no_process_and_no_file(node: SingleAgent) -> None:
@@ -395,11 +473,14 @@ def named(parent: int, name: str) -> int:
 
 
 def all_named(parent: int, name: str) -> list[int]:
+    return [child for child in children(parent) if has_name(child, name)]
+
+
+def children(parent: int) -> list[int]:
     found = []
     for thread in Path(f"/proc/{parent}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            children = (thread / "children").read_text().split()
-            found += [int(child) for child in children if has_name(int(child), name)]
+            found += [int(child) for child in (thread / "children").read_text().split()]
     return found
 
 

@@ -70,6 +70,6 @@ def test_a_shard_that_was_given_up_is_listed_for_polls(tmp_path: Path, replica: 
     assert not saves.failed_shards
     saves.save_held(3, replica, write(replica, 1, 21))
     assert saves.failed_shards == (
-        FailedShard(3, 1, 20, "superseded by a newer step", superseded=True),
+        FailedShard(20, "superseded by a newer step", superseded=True, rank=3, attempt=1),
     )
     assert sent == [ShardFailed(20, "superseded by a newer step", superseded=True)]

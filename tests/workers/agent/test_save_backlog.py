@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_workers.agent.save_backlog import CRASHES, LONGEST_PAUSE_S, QueuedCopy, SaveBacklog
+from holdfast_workers.protocol.processes import FrozenCopy
 
 
 def _copy(step: int, rank: int = 0) -> QueuedCopy:
-    return QueuedCopy(path=f"save-{rank}-{step}-1.seg", rank=rank, attempt=1, step=step)
+    return QueuedCopy(FrozenCopy(f"save-{rank}-{step}-1.seg", rank, attempt=1, step=step))
 
 
 def test_a_copy_is_started_at_once_and_forgotten_after_its_save() -> None:
@@ -29,10 +30,10 @@ def test_one_copy_of_a_rank_is_saved_while_the_newest_waits() -> None:
     assert backlog.add(_copy(20)) is None
     superseded = backlog.add(_copy(30))
     assert superseded is not None
-    assert superseded.step == 20
+    assert superseded.frozen.step == 20
     assert backlog.start_due(0.0) == []
     backlog.saved(running)
-    assert [copy.step for copy in backlog.start_due(0.0)] == [30]
+    assert [copy.frozen.step for copy in backlog.start_due(0.0)] == [30]
 
 
 def test_a_late_copy_does_not_supersede_a_newer_copy() -> None:
@@ -83,7 +84,7 @@ def test_after_an_outage_all_ranks_save_the_same_newest_step(
         assert due is not None
         assert due <= after
         for copy in nodes[rank].start_due(after):
-            saved[rank].append(copy.step)
+            saved[rank].append(copy.frozen.step)
             nodes[rank].saved(copy)
         assert nodes[rank].paths == set()
     assert saved == {rank: [newest] for rank in ranks}

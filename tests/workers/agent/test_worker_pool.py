@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 from tests.support.nodes.agent_config import agent_config, join_order
 
-from holdfast_workers.agent.fork_templates import TemplatePlace
+from holdfast_workers.agent.devices import NoDeviceFree
 from holdfast_workers.agent.worker_pool import Slot, WorkerPool
 from holdfast_workers.ipc.children import ZygoteFailed
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.protocol.findings import ReplicaFinding
 from holdfast_workers.protocol.messages import (
     ErrorKind,
@@ -24,6 +25,7 @@ from holdfast_workers.protocol.messages import (
     Tier,
     WorkerState,
 )
+from holdfast_workers.protocol.processes import RankPlace, WorkerJob, WorkerSignal
 from holdfast_workers.protocol.signals import SignalDetail, WorkerFailed
 
 
@@ -31,14 +33,14 @@ def test_a_report_contains_the_whole_failure_that_was_signalled() -> None:
     sent: list[SignalDetail] = []
     signals = SimpleNamespace(send=lambda detail, *_, **__: sent.append(detail))
     nothing: Any = None
-    pool = WorkerPool(nothing, "i1", nothing, nothing, signals, *[nothing] * 6)  # type: ignore[arg-type]
+    config = agent_config(Path())
+    pool = WorkerPool(config, "i1", nothing, nothing, signals, *[nothing] * 7)  # type: ignore[arg-type]
     child: Any = SimpleNamespace(name="n0.i1.1", pid=7)
     pool._slots[child.name] = Slot(child, WorkerState.TRAINING, attempt=3, rank=1)
     error = ErrorReport(ErrorKind.CORRUPTION, "CorruptionFound", "differ", "", step=9)
     finding = ReplicaFinding(3, 9, 8, ((0, 1),), {0: "a", 1: "b"}, (1,))
     failure = WorkerFailed(error, finding=finding)
-    detail = json.loads(json.dumps(asdict(failure)))  # as the worker sends it
-    pool.on_message(child.name, {"op": "failed", "attempt": 3, "rank": 1, "detail": detail})
+    pool.on_message(child.name, WorkerSignal(3, 1, failure))
     (report,) = pool.reports()
     assert report.failure == failure
     assert sent == [failure]
@@ -50,15 +52,15 @@ class FailingForks:
     def __init__(self) -> None:
         self.beacons: list[bool] = []
 
-    def fork(self, kind: str, name: str, request: dict[str, Any]) -> None:
-        self.beacons.append(Path(request["beacon"]).exists())
+    def fork(self, name: str, job: WorkerJob) -> None:
+        self.beacons.append(Path(job.beacon).exists())
         raise ZygoteFailed("no memory left")
 
 
 def test_a_fork_that_fails_leaves_no_beacon_behind(tmp_path: Path) -> None:
     config = agent_config(tmp_path)
     child_processes = FailingForks()
-    pool = WorkerPool(config, "life", cast(Any, child_processes), *[cast(Any, None)] * 8)
+    pool = WorkerPool(config, "life", cast(Any, child_processes), *[cast(Any, None)] * 9)
     with pytest.raises(ZygoteFailed):
         pool.fork()
     assert child_processes.beacons == [True]
@@ -66,31 +68,32 @@ def test_a_fork_that_fails_leaves_no_beacon_behind(tmp_path: Path) -> None:
 
 
 class FakeTemplates:
-    """Templates whose children are records of their requests."""
+    """Templates whose children are records."""
 
     def __init__(self) -> None:
         self.killed: list[str] = []
-        self.made: list[TemplatePlace] = []
-        self.kept: set[TemplatePlace] = set()
+        self.made: list[RankPlace] = []
+        self.kept: set[RankPlace] = set()
 
     def attach(self, io: Any) -> None: ...
 
-    def ensure(self, places: list[TemplatePlace]) -> None:
+    def ensure(self, places: list[RankPlace]) -> None:
         self.made = places
 
-    def has(self, place: TemplatePlace) -> bool:
+    def has(self, place: RankPlace) -> bool:
         return place in self.made
 
-    def keep(self, places: set[TemplatePlace]) -> None:
+    def keep(self, places: set[RankPlace]) -> None:
         self.kept = places
 
-    def fork(self, name: str, request: dict[str, Any]) -> Any:
+    def fork(self, name: str, job: WorkerJob) -> Any:
         def kill() -> None:
             self.killed.append(name)
 
-        return SimpleNamespace(name=name, pid=7, request=request, kill=kill, send=lambda _: True)
+        return SimpleNamespace(name=name, pid=7, job=job, kill=kill, send=lambda _: True)
 
 
+WAIT_S = 10.0
 MESH = {"dp_shard": 2, "tp": 2}
 JOIN = join_order(Path(), Path("own-0"))
 
@@ -99,7 +102,7 @@ def staffed(root: Path, **config: Any) -> tuple[WorkerPool, FakeTemplates]:
     """A pool whose workers `w0` and `w1` have ranks 0 and 1."""
     templates, nothing = FakeTemplates(), cast(Any, None)
     pool = WorkerPool(
-        agent_config(root, **config), "life", nothing, cast(Any, templates), *[nothing] * 7
+        agent_config(root, **config), "life", nothing, cast(Any, templates), *[nothing] * 8
     )
     pool.attach(cast(Any, SimpleNamespace(watch=lambda _: None)))
     for rank in (0, 1):
@@ -136,13 +139,65 @@ def test_ranks_with_devices_have_no_spare_workers(tmp_path: Path) -> None:
     assert expected(pool) == {}
 
 
+def pool_with_devices(
+    root: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, per_worker: float
+) -> WorkerPool:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    pool, templates = staffed(root, gpus_per_worker=per_worker)
+    pool._slots.clear()
+    pool._child_processes = cast(Any, templates)
+    return pool
+
+
+def devices(pool: WorkerPool) -> list[str]:
+    return [slot.job.env["CUDA_VISIBLE_DEVICES"] for slot in pool._slots.values()]
+
+
+def test_each_worker_gets_all_its_devices_and_shares_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_with_devices(tmp_path, monkeypatch, "4,5,GPU-a,7", 2)
+    pool.fork()
+    pool.fork()
+    assert devices(pool) == ["4,5", "GPU-a,7"]
+
+
+@pytest.mark.parametrize("visible", ["0", "", None])
+def test_a_worker_without_a_free_device_is_not_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None
+) -> None:
+    pool = pool_with_devices(tmp_path, monkeypatch, visible, 1)
+    with pytest.raises(NoDeviceFree, match="CUDA_VISIBLE_DEVICES"):
+        pool.fork()
+        pool.fork()
+    assert devices(pool) == (["0"] if visible else [])
+
+
+def test_a_device_is_free_again_only_when_its_killed_worker_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_with_devices(tmp_path, monkeypatch, "0", 1)
+    first = pool.fork()
+    dying = pool._slots[first].child
+    pool.end_unseated(order())
+    with ThreadPoolExecutor() as threads:
+        forked = threads.submit(pool.fork)
+        assert wait([forked], 0.1).not_done
+        pool.on_exit(dying, ProcessEnd(signal=9, name="SIGKILL"))
+        forked.result(WAIT_S)
+    assert devices(pool) == ["0"]
+
+
 def test_a_spare_worker_is_kept_and_replaced_once_it_gets_its_rank(tmp_path: Path) -> None:
     pool, templates = staffed(tmp_path)
     pool.fork_spares(MESH)
     first, second = expected(pool)
     pool.end_unseated(order(first, "w1"))
     assert set(expected(pool)) == {first, second}
-    pool.seat(order(first, "w1"), order(first, "w1").seats[0], JOIN, [])
+    pool.seat(order(first, "w1"), order(first, "w1").seats[0], JOIN, ())
     pool.fork_spares(MESH)
     assert sorted(rank for rank in expected(pool).values() if rank is not None) == [0, 1]
     assert templates.killed == []
@@ -154,14 +209,14 @@ def test_a_spare_worker_of_a_rank_that_moved_away_is_killed(tmp_path: Path) -> N
     _, second = expected(pool)
     pool.end_unseated(order("w0"))
     assert templates.killed == [second]
-    assert templates.kept == {TemplatePlace.of({"mesh": MESH, "rank": 0})}
+    assert templates.kept == {RankPlace.of(MESH, 0)}
 
 
 def test_a_rank_without_a_spare_worker_is_forked_from_its_template(tmp_path: Path) -> None:
     pool, _ = staffed(tmp_path)
     pool.fork_spares(MESH)
     spare = set(expected(pool))
-    slot = pool.seat(order("w0", "w1"), replace(order("w0").seats[0], worker=None), JOIN, [])
+    slot = pool.seat(order("w0", "w1"), replace(order("w0").seats[0], worker=None), JOIN, ())
     assert slot is not None and slot.name not in spare
     assert slot.expected == 0
 

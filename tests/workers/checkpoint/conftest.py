@@ -6,7 +6,8 @@ import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.storage import Storage, StorageOptions
+from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.protocol.processes import StorageOptions
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     Storage,
     StorageDenied,
-    StorageOptions,
     TransientStorageError,
     write_small,
 )
+from holdfast_workers.protocol.processes import StorageOptions
 
 MIB = 1024 * 1024
 LARGE = 17 * MIB  # four parts

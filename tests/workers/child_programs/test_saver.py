@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.checkpoint.saved_worlds import global_state, layout_of, payload_of, save_world
+from tests.support.nodes.agent_config import agent_config
 
 from holdfast_workers.checkpoint import retention
 from holdfast_workers.checkpoint.manifest import (
@@ -23,6 +24,14 @@ from holdfast_workers.checkpoint.storage import Storage, TransientStorageError, 
 from holdfast_workers.child_programs import saver
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.segment import Segment
+from holdfast_workers.protocol.answers import PublishedCheckpoint
+from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
+from holdfast_workers.protocol.processes import (
+    FrozenCopy,
+    StorageRefusal,
+    TidierJob,
+    ZygoteConfig,
+)
 from holdfast_workers.state.digest import payload_digest
 
 MESH = {"dp_shard": 1, "tp": 1}
@@ -31,7 +40,7 @@ MESH = {"dp_shard": 1, "tp": 1}
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     root = open_storage(str(tmp_path / "job"))
-    monkeypatch.setattr(saver, "_root", lambda _remote: root)
+    monkeypatch.setattr(saver, "_root", lambda _config: root)
     return root
 
 
@@ -42,11 +51,16 @@ def _control() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def _tidy(root: Storage, attempt: int, *, keep: int, **fields: Any) -> dict[str, Any]:
-    request = {"step": 0, "attempt": attempt, "rules": {"keep": keep}, "unfinished": [], "bad": []}
+def _config(**remote: Any) -> ZygoteConfig:
+    training = {"checkpoint": {"remote": remote}}
+    return agent_config(Path("/unused"), mesh=MESH, training=training).zygote_config
+
+
+def _tidy(attempt: int, *, keep: int, bad: frozenset[str] = frozenset()) -> Any:
+    command = TidyRemoteTier("n0", attempt, 0, (), bad)
     with _control() as (ours, theirs):
-        saver.tidy(ours, {**request, **fields}, {})
-        return control_channel.receive(theirs)
+        saver.tidy(ours, command, _config(keep=keep))
+        return control_channel.receive(theirs, *TidierJob.answers)
 
 
 def _save(copies: Path, step: int) -> None:
@@ -56,9 +70,8 @@ def _save(copies: Path, step: int) -> None:
         with copy.begin(step) as slot:
             slot[:] = payload
         copy.commit(attempt=1, step=step, digest=payload_digest(payload))
-    request = {"path": str(path), "rank": 0, "step": step, "attempt": 1, "metrics": {}}
     with _control() as (ours, _theirs):
-        saver.save(ours, request, {})
+        saver.save(ours, FrozenCopy(str(path), 0, 1, step), _config())
 
 
 def _folders(root: Storage) -> list[str]:
@@ -75,13 +88,12 @@ def test_a_publication_succeeds_although_the_cleanup_of_older_checkpoints_fails(
     for step in (1, 2):
         save_world(root, step, 1, MESH)
     _save(tmp_path, 3)
-    request = {"step": 3, "attempt": 1, "world_size": 1, "mesh": MESH, "extra": {}}
     with _control() as (ours, theirs):
-        saver.finalize(ours, {**request, "rules": {"keep": 1}}, {})
-        assert control_channel.receive(theirs)["op"] == "finalized"
-    refused = _tidy(root, 1, keep=1)
-    assert refused["op"] == "refused"
-    assert "cannot be read" in refused["message"]
+        saver.finalize(ours, FinalizeCheckpoint("n0", 3, 1), _config())
+        assert control_channel.receive(theirs, PublishedCheckpoint).uri.startswith(root.uri)
+    refused = _tidy(1, keep=1)
+    assert isinstance(refused, StorageRefusal)
+    assert "cannot be read" in refused.message
     assert len(_folders(root)) == 3
 
 
@@ -90,7 +102,7 @@ def test_retention_does_not_count_a_quarantined_checkpoint(root: Storage) -> Non
         key: save_world(root, *key, MESH) for key in ((100, 1), (110, 2), (120, 1))
     }
     bad = made[120, 1]
-    answer = _tidy(root, 2, keep=1, bad=[joined(root.uri, bad.folder), "elsewhere/x"])
-    assert list(answer["deleted"]) == [made[100, 1].uri]
+    answer = _tidy(2, keep=1, bad=frozenset({joined(root.uri, bad.folder), "elsewhere/x"}))
+    assert list(answer.deleted) == [made[100, 1].uri]
     assert _folders(root) == [checkpoint_folder(110, 2)]
     assert b"checkpoint.bad" in root.below(bad.folder).read(QUARANTINED)

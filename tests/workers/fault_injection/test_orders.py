@@ -16,18 +16,19 @@ from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 from holdfast_workers.fault_injection.orders import CannotInject, FaultOrders
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.protocol.messages import FormOrder, Restore, Seat, Tier
+from holdfast_workers.protocol.processes import ArmFault
 
 KILL = Injection(FaultKind.KILL, rank=0)
-ORDER = {"number": 7, "fault": KILL.document()}
+ORDER = ArmFault(7, KILL.document())
 
 
 class Process:
     """A process of a rank that records the messages sent to it."""
 
     def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[object] = []
 
-    def send(self, message: dict[str, Any]) -> bool:
+    def send(self, message: object) -> bool:
         self.sent.append(message)
         return True
 
@@ -42,9 +43,9 @@ def test_a_fault_that_arrives_during_the_fork_of_its_rank_reaches_the_new_proces
     monkeypatch.setattr(node_agent, "join_order", lambda *_: None)
     orders, process = orders_without_ranks(tmp_path), Process()
 
-    def seat(order: FormOrder, seat: Seat, join: None, faults: list[dict[str, Any]]) -> Any:
+    def seat(order: FormOrder, seat: Seat, join: None, faults: tuple[ArmFault, ...]) -> Any:
         orders.accept(7, KILL)  # after pending orders were read, before the rank has a process
-        process.send({"op": "join", "faults": faults})
+        process.send(faults)
         return SimpleNamespace(child=process)
 
     memory = SimpleNamespace(
@@ -59,18 +60,18 @@ def test_a_fault_that_arrives_during_the_fork_of_its_rank_reaches_the_new_proces
     place = Seat(0, None, Restore(Tier.INIT, 0), ())
     order = FormOrder(1, {"dp_shard": 1}, 1, "127.0.0.1", 1, (place,))
     NodeAgent._take_seat(cast("NodeAgent", node), order, place)
-    assert process.sent == [{"op": "join", "faults": []}, {"op": "inject", **ORDER}]
+    assert process.sent == [(), ORDER]
 
 
 def test_a_fault_is_sent_to_each_new_process_until_it_has_fired(tmp_path: Path) -> None:
     orders, process, other = orders_without_ranks(tmp_path), Process(), Process()
     orders.accept(7, KILL)
-    assert orders.pending(0) == [ORDER]
+    assert orders.pending(0) == (ORDER,)
     orders.send_pending(1, cast("Child", other))
     orders.send_pending(0, cast("Child", process))
     orders.fired(7)
     orders.send_pending(0, cast("Child", process))
-    assert process.sent == [{"op": "inject", **ORDER}]
+    assert process.sent == [ORDER]
     assert other.sent == []
 
 

@@ -14,10 +14,10 @@ from holdfast_workers.agent import node_health
 from holdfast_workers.agent.node_health import NodeHealth
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.health import preflight
-from holdfast_workers.health.preflight import PreflightResult
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import ZygoteFailed
 from holdfast_workers.protocol.findings import HealthReport, Level
+from holdfast_workers.protocol.processes import PreflightJob, PreflightResult
 from holdfast_workers.protocol.signals import NodeUnwell, Signal
 
 
@@ -77,34 +77,33 @@ def test_memory_slower_than_the_minimum_makes_a_node_unfit() -> None:
 
 def test_a_check_sends_its_result_to_the_agent() -> None:
     ours, theirs = control_channel.pair()
-    request = {"devices": False, "memory_floor_gb_per_s": 1e6}
-    assert preflight.run(theirs, request) == 0
-    checked = PreflightResult.from_message(control_channel.receive(ours))
+    job = PreflightJob(devices=False, memory_floor_gb_per_s=1e6)
+    assert preflight.run(theirs, job) == 0
+    checked = control_channel.receive(ours, PreflightResult)
     assert [finding.kind for finding in checked.findings] == ["memory_speed"]
     assert set(checked.measured) == {"cpu"}
     ours.close()
-    assert preflight.run(theirs, request) == 0, "the agent no longer waits for the result"
+    assert preflight.run(theirs, job) == 0, "the agent no longer waits for the result"
 
 
 class FakeZygote:
     """Forks no process: `answer` returns the result of the check, or raises its failure."""
 
-    def __init__(self, answer: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, answer: Callable[[], PreflightResult]) -> None:
         self.answer = answer
-        self.requests: list[dict[str, Any]] = []
+        self.jobs: list[PreflightJob] = []
 
-    def fork(self, kind: str, name: str, request: dict[str, Any]) -> str:
-        assert kind == "preflight"
-        self.requests.append(request)
+    def fork(self, name: str, job: PreflightJob) -> str:
+        self.jobs.append(job)
         return name
 
-    def await_answer(self, child: str, timeout_s: float) -> dict[str, Any]:
+    def await_answer(self, child: str, timeout_s: float) -> PreflightResult:
         assert timeout_s == 30.0
         return self.answer()
 
 
-def fails(error: Exception) -> Callable[[], dict[str, Any]]:
-    def answer() -> dict[str, Any]:
+def fails(error: Exception) -> Callable[[], PreflightResult]:
+    def answer() -> PreflightResult:
         raise error
 
     return answer
@@ -121,7 +120,7 @@ def fails(error: Exception) -> Callable[[], dict[str, Any]]:
 def test_an_unfinished_check_makes_a_node_unfit_until_a_later_check_succeeds(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    answer: Callable[[], dict[str, Any]],
+    answer: Callable[[], PreflightResult],
     message: str,
 ) -> None:
     config = agent_config(tmp_path)
@@ -133,7 +132,7 @@ def test_an_unfinished_check_makes_a_node_unfit_until_a_later_check_succeeds(
     (finding,) = health.report().findings
     assert (finding.kind, finding.level) == ("unfinished", Level.UNFIT)
     assert message in finding.what
-    zygote.answer = lambda: {"op": "checked", "findings": [], "measured": {"cpu": 9.0}}
+    zygote.answer = lambda: PreflightResult((), {"cpu": 9.0})
     again = health._again
     assert again is not None
     again.join(10)
@@ -142,7 +141,7 @@ def test_an_unfinished_check_makes_a_node_unfit_until_a_later_check_succeeds(
     first, second = (signal.detail for signal in sent)
     assert first == NodeUnwell(HealthReport(1, (finding,)))
     assert second == NodeUnwell(report)
-    assert zygote.requests[0] == {"devices": False, "memory_floor_gb_per_s": 0.0}
+    assert zygote.jobs[0] == PreflightJob(devices=False, memory_floor_gb_per_s=0.0)
 
 
 @pytest.mark.gpu

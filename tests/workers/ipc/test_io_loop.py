@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.waiting import eventually
@@ -27,7 +27,19 @@ from holdfast_workers.memory.fetch import SourceLost
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.state_delivery import StateDelivery
+from holdfast_workers.protocol.answers import AgentFailure
 from holdfast_workers.protocol.messages import Place, Restore, Tier
+from holdfast_workers.protocol.processes import (
+    FaultFired,
+    LeaseUpdate,
+    LeaveAttempts,
+    PartnerPresence,
+    StateReply,
+    StepReplicated,
+    StopAfterStep,
+    WorkerJob,
+    WorkerMessage,
+)
 from holdfast_workers.state.layout import StateLayout, TensorEntry
 from holdfast_workers.worker.main import WorkerLink
 
@@ -35,22 +47,23 @@ WAIT_S = 10.0
 OPEN: list[socket.socket] = []
 """The agent's ends of the links under test: a link ends its process when its socket closes."""
 SECRET = b"s" * 32
+BAD, GOOD = FaultFired(1), FaultFired(2)
 
 
 class RecordingObserver:
-    """Records what it receives, and raises for a message with `op` "bad"."""
+    """Records what it receives, and raises for `BAD`."""
 
     def __init__(self) -> None:
         self.received: queue.Queue[str] = queue.Queue()
         self.logged: queue.Queue[str] = queue.Queue()
         self.exited: queue.Queue[str] = queue.Queue()
 
-    def on_worker_message(self, name: str, message: dict[str, Any]) -> None:
-        if message["op"] == "bad":
+    def on_worker_message(self, name: str, message: WorkerMessage) -> None:
+        if message == BAD:
             raise LookupError("no such operation")
         self.received.put(name)
 
-    def on_child_message(self, child: Child, message: dict[str, Any]) -> None: ...
+    def on_child_message(self, child: Child, message: object) -> None: ...
 
     def on_child_log(self, child: Child, text: str) -> None:
         self.logged.put(text)
@@ -72,7 +85,7 @@ class Sleeper:
         log, self.log = os.pipe()
         os.set_blocking(log, False)
         pid = self.process.pid
-        self.child = Child("worker", name, pid, os.pidfd_open(pid), ours, log)
+        self.child = Child(WorkerJob(""), name, pid, os.pidfd_open(pid), ours, log)
 
     def end(self) -> None:
         self.process.kill()
@@ -98,10 +111,10 @@ def test_a_message_that_cannot_be_processed_ends_only_its_sender(
     io.start()
     for sleeper in sleepers:
         io.watch(sleeper.child)
-    control_channel.send(first.theirs, {"op": "bad"})
+    control_channel.send(first.theirs, BAD)
     assert observer.exited.get(timeout=WAIT_S) == "first"
     assert "no such operation" in observer.logged.get(timeout=WAIT_S)
-    control_channel.send(second.theirs, {"op": "good"})
+    control_channel.send(second.theirs, GOOD)
     assert observer.received.get(timeout=WAIT_S) == "second"
     io.stop()
 
@@ -109,7 +122,7 @@ def test_a_message_that_cannot_be_processed_ends_only_its_sender(
 def test_messages_and_output_are_passed_on_before_the_exit(sleepers: list[Sleeper]) -> None:
     sleeper, _ = sleepers
     for _ in range(3):
-        control_channel.send(sleeper.theirs, {"op": "good"})
+        control_channel.send(sleeper.theirs, GOOD)
     os.write(sleeper.log, b"a line\nlast words")
     sleeper.process.kill()
     os.waitid(os.P_PID, sleeper.process.pid, os.WEXITED | os.WNOWAIT)
@@ -131,31 +144,37 @@ def test_killing_an_exited_child_signals_no_other_process(sleepers: list[Sleeper
     others = [os.dup(second.child.pidfd) for _ in range(3)]
     assert number in {reused, *others}
     first.child.kill()
-    assert not first.child.send({"op": "stop"})
+    assert not first.child.send(StopAfterStep(1))
     with pytest.raises(subprocess.TimeoutExpired):  # a signal takes effect only some time later
         second.process.wait(timeout=0.5)
     for fd in (reused, *others):
         os.close(fd)
 
 
-def test_a_message_that_must_not_wait_is_dropped_if_the_child_does_not_read(
+def test_a_lease_is_dropped_if_the_child_does_not_read_and_any_other_message_kills_it(
     sleepers: list[Sleeper],
 ) -> None:
     sleeper, _ = sleepers
-    message = {"op": "lease", "attempt": 1, "until": 1.0}
+    message = LeaseUpdate(1, 1.0, 1)
     sent: list[bool] = []
 
     def send() -> None:
         while not sent or sent[-1]:
-            sent.append(sleeper.child.send(message, wait=False))
+            sent.append(sleeper.child.send(message, or_drop=True))
 
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
     sender.join(WAIT_S)
     assert not sender.is_alive(), "send waits for a child that does not read"
+    assert sleeper.process.poll() is None
+    ender = threading.Thread(target=sleeper.child.send, args=(LeaveAttempts(2),), daemon=True)
+    ender.start()
+    ender.join(WAIT_S)
+    assert not ender.is_alive(), "a fence waits for a child that does not read"
+    assert sleeper.process.wait(WAIT_S) == -signal.SIGKILL
+    assert sleeper.child.killed_because == "it did not read its control messages"
     for _ in sent[:-1]:
-        assert control_channel.receive(sleeper.theirs) == message
-    assert sleeper.child.send(message, wait=False)
+        assert control_channel.receive(sleeper.theirs, LeaseUpdate) == message
 
 
 def started_link() -> tuple[socket.socket, WorkerLink]:
@@ -169,22 +188,19 @@ def started_link() -> tuple[socket.socket, WorkerLink]:
 def test_a_late_message_for_an_older_attempt_does_not_replace_the_current_one() -> None:
     ours, link = started_link()
     for attempt, step in ((6, 60), (5, 99)):
-        control_channel.send(
-            ours, {"op": "state", "attempt": attempt, "ok": attempt == 6, "message": ""}
-        )
-        control_channel.send(ours, {"op": "replicated", "attempt": attempt, "step": step})
+        control_channel.send(ours, StateReply(attempt, "" if attempt == 6 else "late"))
+        control_channel.send(ours, StepReplicated(attempt, step))
     assert link.wait_replicated(6, 60, WAIT_S) == 60
-    assert link.wait_state(6, WAIT_S)["ok"]
+    assert not link.wait_state(6, WAIT_S).problem
     # What the former partner held says nothing about the next one.
-    control_channel.send(ours, {"op": "partner", "attempt": 6, "present": True})
+    control_channel.send(ours, PartnerPresence(6, present=True))
     eventually(lambda: link.wait_replicated(6, 60, 0.01) == -1, WAIT_S)
 
 
 def test_a_failed_partner_is_not_waited_for_until_it_holds_a_step_again() -> None:
     ours, link = started_link()
     assert link.enter(6, has_partner=True)
-    messages = [{"op": "partner", "attempt": 6, "present": False}]
-    messages += [{"op": "replicated", "attempt": 6, "step": 50}]
+    messages = (PartnerPresence(6, present=False), StepReplicated(6, 50))
     for message, answer in zip(messages, (60, 50), strict=True):
         control_channel.send(ours, message)
 
@@ -196,8 +212,8 @@ def test_a_failed_partner_is_not_waited_for_until_it_holds_a_step_again() -> Non
 
 def test_an_attempt_fenced_before_its_start_is_not_entered() -> None:
     ours, link = started_link()
-    control_channel.send(ours, {"op": "fence", "attempt": 3})
-    assert link.next_order()["op"] == "fence"
+    control_channel.send(ours, LeaveAttempts(3))
+    assert link.next_order() == LeaveAttempts(3)
     assert not link.enter(2, has_partner=True)
     assert link.enter(3, has_partner=True)
 
@@ -245,5 +261,7 @@ def test_a_long_error_in_any_script_fits_into_a_message() -> None:
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for letter in ("é", "\x00", "\U0001f600", "\udc80"):
         text = control_channel.shorten_middle(letter * 100_000)
-        control_channel.send(left, {"op": "failed", "message": text, "traceback": text})
-        assert control_channel.receive(right)["message"] == text
+        failure = AgentFailure(text, "Error", text)
+        control_channel.send(left, failure)
+        # The codec replaces what is no text.
+        assert control_channel.receive(right, AgentFailure).message == text.replace("\udc80", "?")

@@ -94,3 +94,22 @@ def test_a_malformed_request_is_refused(node: Callable[..., Node], rank: object)
         with pytest.raises((WireError, OSError)):
             wire.receive_header(sock)
     assert there.store.held() == []
+
+
+def test_clients_without_the_secret_take_no_place_from_others(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = node("b")
+    monkeypatch.setattr(there.server, "_max_connections", 3)
+    monkeypatch.setattr(there.server, "_max_handshakes", 4, raising=False)
+    port = there.server.port
+    with contextlib.ExitStack() as held:
+        for _ in range(20):  # silent until the handshake's deadline
+            held.enter_context(socket.create_connection(("127.0.0.1", port), 2))
+        for _ in range(3):
+            held.enter_context(wire.connect(SECRET, "127.0.0.1", port, Role.FETCH, QUICK))
+        with pytest.raises((WireError, OSError)):
+            sock = wire.connect(SECRET, "127.0.0.1", port, Role.FETCH, QUICK)
+            held.enter_context(sock)
+            wire.send_header(sock, {"op": "?"})
+            wire.receive_header(sock)

@@ -77,3 +77,70 @@ def together(program: str, *ranks: tuple[str, ...]) -> list[int]:
         for arguments in ranks
     ]
     return [process.wait(60) for process in processes]
+
+
+DEAD_STORE = """
+import socket
+import time
+from holdfast_workers.parallelize import process_groups
+
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    port = listener.getsockname()[1]
+began = time.monotonic()
+try:
+    process_groups.join("127.0.0.1", port, 1, 0, 2, 60.0, "cpu")
+except Exception as error:
+    assert process_groups.is_communication_error(error), repr(error)
+else:
+    raise SystemExit("the join succeeded without a store")
+took = time.monotonic() - began
+assert took < 20.0, f"it tried for {took:.1f} s"
+"""
+
+STORE_HOST = """
+import time
+from torch.distributed import TCPStore
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(60)
+"""
+
+JOIN_UNTIL_THE_STORE_ENDS = """
+import sys
+import threading
+import time
+from holdfast_workers.parallelize import process_groups
+
+began = time.monotonic()
+threading.Timer(0.3, print, ("joining",), {"flush": True}).start()
+try:
+    process_groups.join("127.0.0.1", int(sys.argv[1]), 1, 0, 2, 60.0, "cpu")
+except Exception as error:
+    assert process_groups.is_communication_error(error), repr(error)
+took = time.monotonic() - began
+assert took < 20.0, f"it waited for {took:.1f} s"
+"""
+
+
+def test_a_refused_connection_ends_a_rendezvous_at_once() -> None:
+    assert together(DEAD_STORE, ()) == [0]
+
+
+def test_a_store_that_ends_ends_the_rendezvous_of_all_that_wait_in_it() -> None:
+    store = subprocess.Popen(
+        [sys.executable, "-c", STORE_HOST],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert store.stdout is not None
+    port = store.stdout.readline().strip()
+    rank = subprocess.Popen(
+        [sys.executable, "-c", JOIN_UNTIL_THE_STORE_ENDS, port], stdout=subprocess.PIPE, text=True
+    )
+    assert rank.stdout is not None
+    assert rank.stdout.readline().strip() == "joining"
+    store.kill()
+    assert rank.wait(60) == 0
+    store.wait(60)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -8,11 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.faults.resetting_proxy import ResettingProxy
 from tests.support.memory.shm import MESH, SECRET
-from tests.support.nodes.agent_config import join_order
+from tests.support.nodes.agent_config import agent_config, join_order
 from tests.support.waiting import eventually
 
+from holdfast_workers.agent.supervisor_end import SupervisorEnd
 from holdfast_workers.fault_injection.fault_points import FaultPoints
+from holdfast_workers.ipc.linux_processes import identify
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import Lifelines
 from holdfast_workers.memory.segment_store import SegmentStore
@@ -20,6 +25,7 @@ from holdfast_workers.progress import beacon as beacons
 from holdfast_workers.progress.beacon import Beacon, BeaconReader
 from holdfast_workers.progress.hang_limits import HangLimits
 from holdfast_workers.protocol.lease import Grant, Lease, clock_s, encode_beat
+from holdfast_workers.protocol.processes import LeaseUpdate, LeaveAttempts
 from holdfast_workers.spec import DetectionSpec
 from holdfast_workers.worker.attempt import RankAttempt
 from holdfast_workers.worker.main import WorkerLink
@@ -74,14 +80,6 @@ def test_the_end_of_the_supervisor_after_the_lease_extends_nothing() -> None:
     assert until(lease, 1) == 101.5
 
 
-def test_the_end_of_the_connection_extends_nothing_for_a_released_agent() -> None:
-    lease = Lease(NotificationRecorder())
-    lease.renew(Grant(2, 1, 1.5, 10.0, 100.0))
-    lease.renew(Grant(2, 1, 0.0, 0.0, 100.0))
-    lease.supervisor_ended(2, 101.0)
-    assert until(lease, 1) == 101.5
-
-
 def test_a_successor_ends_the_extension_from_its_predecessors_end() -> None:
     notified = NotificationRecorder()
     lease = Lease(notified)
@@ -119,7 +117,7 @@ class Server:
             SECRET,
             "127.0.0.1",
             on_grant=self.grants.append,
-            on_supervisor_end=self.ended.append,
+            on_lifeline_end=self.ended.append,
             heartbeat_s=0.05,
         )
         self.lines = Lifelines(SECRET, lambda agent, reason: self.lost.append(reason), 1.0)
@@ -164,21 +162,76 @@ def test_a_new_attempt_is_granted_at_once_on_the_newest_beat(tmp_path: Path) -> 
         side.close()
 
 
-def test_a_supervisors_end_is_reported_and_a_release_is_reported_before_it(tmp_path: Path) -> None:
-    side = Server(tmp_path)
+class Extending:
+    """A lease that grants renew behind a proxy that resets, and a process that stands for the
+    supervisor's."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.process = subprocess.Popen(["sleep", "infinity"])
+        self.lease = Lease(lambda attempt, until, number: None)
+        end = SupervisorEnd(self.lease, lambda _: False, threading.Event())
+        end.introduce(1, identify(self.process.pid))
+        self.asked = 0
+
+        def ask(epoch: int) -> None:
+            self.asked += 1
+            end.lifeline_ended(epoch)
+
+        self.server = DataServer(
+            SegmentStore(root, MESH),
+            SECRET,
+            "127.0.0.1",
+            on_grant=self.lease.renew,
+            on_lifeline_end=ask,
+            heartbeat_s=0.01,
+        )
+        self.proxy = ResettingProxy(self.server.port)
+        self.lost: list[str] = []
+        self.lines = Lifelines(SECRET, lambda agent, reason: self.lost.append(reason), 5.0)
+        self.lines.grant(Grant(1, 7, SILENCE_S, 30.0), for_s=60.0)
+        self.lines.watch("n0", "127.0.0.1", self.proxy.port)
+        eventually(lambda: until(self.lease, 7) > 0)
+
+    def end_supervisor(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.end_supervisor()
+        self.lines.close()
+        self.proxy.close()
+        self.server.close()
+
+
+SILENCE_S = 3.0
+
+
+def test_resets_at_any_moment_neither_extend_a_lease_nor_lose_an_agent(tmp_path: Path) -> None:
+    seed = 4
+    rng = random.Random(seed)
+    side = Extending(tmp_path, seed)
     try:
-        side.lines.grant(Grant(3, 7, 1.5, 30.0), for_s=5.0)
-        eventually(lambda: len(side.grants) >= 2)
-        side.lines.forget("n0")
-        eventually(lambda: side.ended)
-        assert side.grants[-1].lease_s == 0.0
-        assert all(grant.lease_s for grant in side.grants[:-1])
-        side.lines.watch("n0", "127.0.0.1", side.server.port)
-        eventually(lambda: side.grants[-1].lease_s)
-        side.lines.close()
-        eventually(lambda: len(side.ended) == 2)
-        assert side.grants[-1].lease_s == 30.0
-        assert side.ended == [3, 3]
+        ends = clock_s() + 4.0
+        while clock_s() < ends:
+            side.proxy.reset()
+            time.sleep(rng.uniform(0.0, 0.02))  # the moments to test, no wait for anything
+            assert until(side.lease, 7) <= clock_s() + SILENCE_S, f"seed {seed}"
+        assert side.proxy.resets > 50 and side.asked > 0, f"seed {seed}"
+        before = until(side.lease, 7)
+        eventually(lambda: until(side.lease, 7) > before)
+        assert not side.lost
+    finally:
+        side.close()
+
+
+def test_the_end_of_the_supervisors_process_extends_the_lease(tmp_path: Path) -> None:
+    side = Extending(tmp_path, 0)
+    try:
+        side.proxy.refuses = True
+        side.proxy.reset()
+        eventually(lambda: side.asked)
+        side.end_supervisor()
+        eventually(lambda: until(side.lease, 7) > clock_s() + 2 * SILENCE_S)
     finally:
         side.close()
 
@@ -195,7 +248,7 @@ def holding(link: WorkerLink, attempt: int) -> threading.Thread:
 
 
 def notify(link: WorkerLink, attempt: int, until: float, number: int = 1) -> None:
-    link._handle({"op": "lease", "attempt": attempt, "until": until, "number": number})
+    link._handle(LeaseUpdate(attempt, until, number))
 
 
 def test_a_late_notification_of_the_same_attempt_does_not_shorten_its_lease(
@@ -230,7 +283,7 @@ def test_a_fence_ends_the_hold(link: WorkerLink) -> None:
     thread = holding(link, 4)
     thread.join(0.1)
     assert thread.is_alive()
-    link._handle({"op": "fence", "attempt": 5})
+    link._handle(LeaveAttempts(5))
     thread.join(5.0)
     assert not thread.is_alive()
 
@@ -252,14 +305,14 @@ def test_a_lease_ends_while_its_machine_is_suspended(
     thread = holding(link, 4)
     thread.join(0.1)
     assert thread.is_alive()
-    link._handle({"op": "fence", "attempt": 5})
+    link._handle(LeaveAttempts(5))
     thread.join(5.0)
 
 
 def gated(link: WorkerLink, beacon: Beacon, tmp_path: Path) -> RankAttempt:
     """Rank 0 of attempt 4, about to apply a step."""
     order = replace(join_order(tmp_path, tmp_path / "s"), attempt=4, leased=True, intervals=(1, 0))
-    config = {"replication_patience_s": 1.0, "replication_share": 0.1}
+    config = agent_config(tmp_path).zygote_config
     recipe = SimpleNamespace(spec=SimpleNamespace(train=SimpleNamespace(steps=9)), layout=None)
     return RankAttempt(order, config, recipe, link, FaultPoints(None), beacon, None)  # type: ignore[arg-type]
 

@@ -20,10 +20,10 @@ from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_workers.checkpoint.export import plan_export, write_export
 from holdfast_workers.checkpoint.manifest import Manifest, list_checkpoints
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.protocol.messages import InitPart, Restore, Tier
+from holdfast_workers.protocol.processes import LoadOrder, LoadOutcome
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import (
     CheckpointSpec,
@@ -32,9 +32,10 @@ from holdfast_workers.spec import (
     RemoteTierSpec,
     TrainingSpec,
 )
-from holdfast_workers.state.layout import MODEL_PREFIX
+from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout
 from holdfast_workers.training.recipe import World
 from holdfast_workers.worker.initial_state import CannotBegin, load_initial_state
+from holdfast_workers.worker.remote_loading import LoadBuffer
 
 ONE = {"dp_shard": 1, "tp": 1}
 EVERY_3 = CheckpointSpec(remote=RemoteTierSpec(every_steps=3))
@@ -117,10 +118,19 @@ def _built(first: First, model: ModelSpec) -> PretrainRecipe:
     return recipe
 
 
+def _asks_nobody(_: LoadOrder) -> LoadOutcome:
+    raise AssertionError("a folder is read by the rank itself")
+
+
 def _begin(recipe: PretrainRecipe, uri: str, part: InitPart, step: int = 0) -> dict[str, Any]:
     """The state after loading: the values of every entry by name."""
     restore = Restore(Tier.INIT, step, uri=uri, what=part)
-    load_initial_state(recipe, restore, ONE, 0, StorageOptions())
+
+    def load(buffer: LoadBuffer, layout: StateLayout) -> None:
+        order = LoadOrder(1, 0, uri, ONE, own=False)
+        buffer.load(order, layout, Path("/nowhere"), _asks_nobody)
+
+    load_initial_state(recipe, restore, load)
     payload = memoryview(bytearray(recipe.layout().payload_bytes))
     recipe.write_state(payload, recipe.applied_step)
     return {

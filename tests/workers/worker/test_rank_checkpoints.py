@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.memory.memory_states import Saved, layout_of, payload_of, snapshot_of
@@ -12,11 +11,13 @@ from tests.support.nodes.agent_config import join_order
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.memory.segment import Segment, SegmentSpaceError
+from holdfast_workers.protocol.processes import CommittedToMemory, WorkerMessage, WorkerSignal
+from holdfast_workers.protocol.signals import ShardFailed
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
 
 SAVED = Saved(attempt=2, step=5)
-Messages = list[tuple[str, dict[str, Any]]]
+Messages = list[WorkerMessage]
 
 
 def without_room_for_copies(root: Path, sent: Messages) -> RankCheckpoints:
@@ -25,7 +26,7 @@ def without_room_for_copies(root: Path, sent: Messages) -> RankCheckpoints:
     checkpoints = RankCheckpoints(
         replace(join_order(root, segment.path), attempt=SAVED.attempt),
         lambda: layout_of((1 << 50,)),
-        lambda op, **fields: sent.append((op, fields)),
+        sent.append,
         FaultPoints(None),
     )
     with segment.begin(4) as slot:
@@ -43,9 +44,11 @@ def test_a_copy_that_does_not_fit_is_skipped_and_training_continues(
     digest = own.start(snapshot_of(SAVED), 5, to_memory=to_memory, metrics={}, last=False)
     assert digest() == payload_digest(payload_of(SAVED))
     own.finish()
-    assert [op for op, _ in sent] == ["committed"] * to_memory + ["unsaved"]
-    assert sent[-1][1]["step"] == 5
-    assert "bytes are free" in sent[-1][1]["message"]
+    *committed, unsaved = sent
+    assert committed == [CommittedToMemory(2, 5)] * to_memory
+    assert isinstance(unsaved, WorkerSignal) and isinstance(unsaved.detail, ShardFailed)
+    assert unsaved.detail.step == 5
+    assert "bytes are free" in unsaved.detail.message
     assert [path.name for path in shm.iterdir()] == ["own-0.seg"]
     assert not own.has_pending_saves()
     own.end(0.0)
@@ -57,5 +60,5 @@ def test_a_last_copy_that_does_not_fit_raises_an_error(shm: Path) -> None:
     own.start(snapshot_of(SAVED), 5, to_memory=True, metrics={}, last=True)
     with pytest.raises(SegmentSpaceError, match="bytes are free"):
         own.finish()
-    assert [op for op, _ in sent] == ["committed"]
+    assert sent == [CommittedToMemory(2, 5)]
     own.end(0.0)

@@ -8,9 +8,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from holdfast_workers.checkpoint.storage import StorageOptions
+from holdfast_workers.checkpoint.storage import local_folder
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
+from holdfast_workers.protocol.processes import StorageOptions, StorageZygoteConfig, ZygoteConfig
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class AgentConfig:
     remote_root: str
     """URI of the folder of the job's remote checkpoints."""
     storage: StorageOptions = field(default_factory=StorageOptions)
+    memory_base: str = ""
+    """The private folder of all jobs of this user, two levels above `memory_root`; "": none."""
+    problem: str = ""
+    """Why the settings of this node are unusable; the agent reports it and runs nothing."""
     gpus_per_worker: float = 0
     spares: int = 2
     """The number of this node's ranks for which a spare worker is kept that has built the model
@@ -54,6 +59,8 @@ class AgentConfig:
     save_timeout_s: float = 120.0
     """For the saver of a shard, plus the time that its bytes take at `slowest_save_bytes_per_s`."""
     slowest_save_bytes_per_s: float = 1e7
+    load_timeout_s: float = 3600.0
+    """For a rank's load from a bucket, all of its bytes."""
     tidy_timeout_s: float = 3600.0
     """For retention, which may read the whole newest checkpoint. Nothing waits for it."""
     heartbeat_s: float = 0.25
@@ -68,20 +75,51 @@ class AgentConfig:
     inspect_timeout_s: float = 1.0
     """For collecting the stacks of all ranks."""
     env: dict[str, str] = field(default_factory=dict)
+    """Variables that all processes of this node need."""
+    job_env: dict[str, str] = field(default_factory=dict)
+    """The job's own variables: for processes with users' code."""
     json_logs: bool = False
     """Log in lines of JSON, events and output included; see `node_log`."""
 
     @property
-    def zygote_config(self) -> dict[str, Any]:
-        """The configuration of the node's zygote, as JSON."""
-        names = ("training", "cache_dir", "replication_patience_s", "replication_share", "env")
-        remote = {
-            "uri": self.remote_root,
-            "options": self.storage.as_document(),
-            "fault_file": str(Path(self.memory_root) / FAULT_FILE),
-        }
-        settings = {name: getattr(self, name) for name in names}
-        return {**settings, "remote": remote, "device": self.device}
+    def zygote_config(self) -> ZygoteConfig:
+        """The configuration of the node's zygote, which runs users' code: without credentials."""
+        return ZygoteConfig(
+            job_id=self.job_id,
+            training=self.training,
+            mesh=self.mesh,
+            device=self.device,
+            cache_dir=self.cache_dir,
+            remote_root=self.remote_root,
+            storage=StorageOptions(),
+            storage_fault_file=self._storage_fault_file,
+            replication_patience_s=self.replication_patience_s,
+            replication_share=self.replication_share,
+            load_timeout_s=self.load_timeout_s,
+            env={**self.job_env, **self.env},
+        )
+
+    @property
+    def storage_zygote_config(self) -> StorageZygoteConfig:
+        """The configuration of the zygote without users' code. Contains the credentials of the
+        job's bucket."""
+        return StorageZygoteConfig(
+            job_id=self.job_id,
+            training=self.training,
+            mesh=self.mesh,
+            remote_root=self.remote_root,
+            storage=self.storage,
+            storage_fault_file=self._storage_fault_file,
+            env=self.env,
+        )
+
+    @property
+    def saves_to_bucket(self) -> bool:
+        return local_folder(self.remote_root) is None
+
+    @property
+    def _storage_fault_file(self) -> str:
+        return str(Path(self.memory_root) / FAULT_FILE)
 
     @property
     def log_fields(self) -> dict[str, str] | None:

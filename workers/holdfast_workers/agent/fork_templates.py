@@ -10,26 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from typing import Any, NamedTuple
 
+from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child, ChildProcesses, fork_from
 from holdfast_workers.ipc.io_loop import NodeIO
-
-
-class TemplatePlace(NamedTuple):
-    """A rank of a mesh. The axes are ordered: a mesh with another order is another place."""
-
-    mesh: tuple[tuple[str, int], ...]
-    rank: int
-
-    @classmethod
-    def of(cls, expected: dict[str, Any]) -> TemplatePlace:
-        """From the `expected` field of a fork request, {mesh, rank}."""
-        return cls(tuple(expected["mesh"].items()), expected["rank"])
-
-    def expected(self) -> dict[str, Any]:
-        return {"mesh": dict(self.mesh), "rank": self.rank}
+from holdfast_workers.protocol.processes import ProcessReady, RankPlace, TemplateJob, WorkerJob
 
 
 class ForkTemplates:
@@ -52,8 +38,8 @@ class ForkTemplates:
         self._changed = threading.Condition()
         self._fork_locks: dict[str, threading.Lock] = {}
         self._alive: dict[str, Child] = {}
-        self._ready: dict[TemplatePlace, Child] = {}
-        self._unfit: set[TemplatePlace] = set()
+        self._ready: dict[RankPlace, Child] = {}
+        self._unfit: set[RankPlace] = set()
         self._count = 0
         self._closing = False
 
@@ -61,7 +47,7 @@ class ForkTemplates:
         """Set the I/O thread that reports the templates' exits."""
         self._io = io
 
-    def keep(self, places: Collection[TemplatePlace]) -> None:
+    def keep(self, places: Collection[RankPlace]) -> None:
         """Kill the templates of all other places. Places of which no template could be made are
         forgotten too, so they are tried again when they are requested again."""
         with self._changed:
@@ -70,7 +56,7 @@ class ForkTemplates:
         for child in dropped:
             child.kill()
 
-    def ensure(self, places: Collection[TemplatePlace]) -> None:
+    def ensure(self, places: Collection[RankPlace]) -> None:
         """Make the missing templates, and return when each can be forked from or has proved
         impossible. Raises ZygoteFailed."""
         for place in places:
@@ -80,25 +66,24 @@ class ForkTemplates:
                         continue
                 self._make(place)
 
-    def has(self, place: TemplatePlace) -> bool:
+    def has(self, place: RankPlace) -> bool:
         with self._changed:
             return place in self._ready
 
-    def fork(self, name: str, request: dict[str, Any]) -> Child:
-        """Fork a worker for the place that `request` expects: from the place's template if there is
-        one that answers, otherwise from the zygote. Raises ZygoteFailed."""
-        place = TemplatePlace.of(request["expected"])
+    def fork(self, name: str, job: WorkerJob) -> Child:
+        """Fork a worker for the place of `job`: from the place's template if there is one that
+        answers, otherwise from the zygote. Raises ZygoteFailed."""
         with self._changed:
-            template = self._ready.get(place)
+            template = self._ready.get(job.place) if job.place is not None else None
             lock = self._fork_locks[template.name] if template is not None else None
         if template is not None and lock is not None:
             with lock:
                 try:
-                    return fork_from(template.end, "worker", name, request)
-                except (control_channel.ControlClosed, OSError):
+                    return fork_from(template.end, name, job)
+                except (WorkersError, OSError):
                     self._forget(template)
                     template.kill()
-        return self._child_processes.fork("worker", name, request)
+        return self._child_processes.fork(name, job)
 
     def on_exit(self, child: Child) -> None:
         """Handle the end of a template's process."""
@@ -118,21 +103,20 @@ class ForkTemplates:
         with self._changed:
             self._changed.wait_for(lambda: not self._alive, wait_s)
 
-    def _make(self, place: TemplatePlace) -> None:
+    def _make(self, place: RankPlace) -> None:
         self._count += 1
         name = f"{self._prefix}.t{self._count}"
-        child = self._child_processes.fork(
-            "template", name, {"expected": place.expected(), "env": {}}
-        )
+        child = self._child_processes.fork(name, TemplateJob(place))
         with self._changed:
             self._alive[name], self._fork_locks[name] = child, threading.Lock()
         child.end.settimeout(self._build_timeout_s)
         assert self._io is not None
         self._io.watch(child)
         try:
-            fit = control_channel.receive(child.end)["op"] == "ready"
+            answer: object = control_channel.receive(child.end, *TemplateJob.answers)
+            fit = isinstance(answer, ProcessReady)
             child.end.settimeout(self._fork_timeout_s)
-        except (control_channel.ControlClosed, OSError):
+        except (WorkersError, OSError):
             fit = False
         with self._changed:
             if fit and name in self._alive and not self._closing:

@@ -5,14 +5,13 @@ than the highest that it received. It takes no decision about the run: it report
 as signals and carries out commands. All of its workers die with it. Its memory checkpoints do not:
 they are named segments, and the next incarnation on the same node attaches them again.
 
-Threads: `node-io` (children and their messages), `beat-watch`, `health`, those of the data channel,
-a few for slow background tasks (forks, fetches), and the threads that call the commands.
+Threads: `node-io` (children and their messages), `beat-watch`, `health`, `upkeep`, those of the
+data channel, a few for slow background tasks (forks, fetches), and those that call the commands.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import uuid
 from collections.abc import Callable
@@ -21,33 +20,37 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_workers.agent.agent_config import AgentConfig, join_order
+from holdfast_workers.agent.authority import Authority
 from holdfast_workers.agent.background_tasks import BackgroundTasks
+from holdfast_workers.agent.child_events import ChildEvents
 from holdfast_workers.agent.event_backup import EventBackup
 from holdfast_workers.agent.fork_templates import ForkTemplates
 from holdfast_workers.agent.node_health import NodeHealth
-from holdfast_workers.agent.node_log import log_signal, node_log
+from holdfast_workers.agent.node_log import logged, node_log
 from holdfast_workers.agent.node_memory import NodeMemory
+from holdfast_workers.agent.periodic_thread import PeriodicThread
 from holdfast_workers.agent.progress_watch import ProgressWatch
 from holdfast_workers.agent.remote_cleanup import RemoteCleanup
-from holdfast_workers.agent.remote_saves import RemoteSaves
+from holdfast_workers.agent.remote_loads import RemoteLoads
+from holdfast_workers.agent.remote_saves import RemoteSaves, RemoteTierRefused
 from holdfast_workers.agent.rendezvous import Rendezvous
 from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.agent.signal_sender import SignalSender
+from holdfast_workers.agent.supervisor_end import SupervisorEnd
 from holdfast_workers.agent.worker_pool import WorkerPool
-from holdfast_workers.errors import StaleCommand
+from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.fault_injection.orders import FaultOrders
-from holdfast_workers.ipc import linux_processes
+from holdfast_workers.ipc import environment, linux_processes
 from holdfast_workers.ipc.children import (
-    Child,
     ChildProcesses,
     ZygoteFailed,
     ZygoteProcess,
     start_zygote,
 )
-from holdfast_workers.ipc.io_loop import NodeIO
-from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.ipc.orphans import Orphans
 from holdfast_workers.memory.link_probe import exchange
+from holdfast_workers.memory.node_folder import NodeFolder
 from holdfast_workers.memory.segment_store import NothingHeld
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import (
@@ -60,9 +63,9 @@ from holdfast_workers.protocol.answers import (
     KeptEvents,
     PollAnswer,
     PublishedCheckpoint,
+    Refusal,
 )
 from holdfast_workers.protocol.commands import (
-    AttemptCommand,
     CheckNode,
     Command,
     Describe,
@@ -76,7 +79,6 @@ from holdfast_workers.protocol.commands import (
     InjectFault,
     Inspect,
     ListEvents,
-    OpenQuery,
     Poll,
     Query,
     Request,
@@ -87,26 +89,40 @@ from holdfast_workers.protocol.commands import (
     TidyRemoteTier,
     WarmUp,
 )
-from holdfast_workers.protocol.lease import Grant, Lease, clock_s
 from holdfast_workers.protocol.messages import Beat, FormOrder, Seat, StepRow
-from holdfast_workers.protocol.signals import Signal, WorkerFailed, ZygoteLost
-
-ZYGOTE_EARLY_S = 30.0
-ZYGOTE_LIVES = 3
-"""After so many zygotes in a row that ended so early, none is started any more: the node is
-unfit."""
+from holdfast_workers.protocol.process_identity import ProcessIdentity
+from holdfast_workers.protocol.processes import (
+    WORKER_ORDERS,
+    LeaseUpdate,
+    NewIntervals,
+    StopAfterStep,
+    WorkerJob,
+)
+from holdfast_workers.protocol.signals import Signal, StoreLost, ZygoteLost
 
 RELEASE_WAIT_S = 2.0
 """The time for killed workers to exit before the files that they write are removed."""
 
+REOPEN_S = 2.0
+"""Between two attempts of an agent to use an unusable node."""
+
+UPKEEP_S = 5.0
+"""Between two searches for what ended processes left on this node."""
+
 STORE_WAIT_S = 2.0
-"""How long a fence waits for a rendezvous store that is being forked again."""
+"""How long a fence waits for an answer of the rendezvous store, which may be forked again."""
+
+
+class UnusableNode(WorkersError):
+    """This node refuses what an agent needs."""
 
 
 class NodeAgent:
     """See the module's promise. `on_signal` is called from several threads and must not block.
+    The constructor never raises: if the node is unusable, the reports say so.
     `lose_node()` ends this node and `cut_links(seconds)` takes it off the network, for fault
-    injection; None: this node does not support that fault."""
+    injection; None: this node does not support that fault. `has_ended(process)`: whether the
+    cluster knows that the supervisor's process on another node has ended; it may block."""
 
     def __init__(
         self,
@@ -115,44 +131,59 @@ class NodeAgent:
         lose_node: Callable[[], None] | None = None,
         start_zygote: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
         cut_links: Callable[[float], None] | None = None,
+        has_ended: Callable[[ProcessIdentity], bool] = lambda _: False,
     ) -> None:
         self._config = config
         self._incarnation = uuid.uuid4().hex[:8]
-        self._lock = threading.Lock()
-        self._epoch = 0
-        self._attempt = 0
         self._mesh = config.mesh
         self._started = False
         self._closing = threading.Event()
         self._failure: AgentFailure | None = None
-        self._zygotes_lost_early = 0
         self._events = EventBackup()
         self._log = node_log(config.json_logs)
-        self._signals = SignalSender(config.agent, self._incarnation, self._with_log(on_signal))
+        self._signals = SignalSender(config.agent, self._incarnation, logged(self._log, on_signal))
         self._journal = RunJournal(config.agent, self._incarnation)
         self._background = BackgroundTasks(
             4 + 2 * config.capacity, self._record_failure, self._closing
         )
         self._root = Path(config.memory_root)
-        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lease = Lease(self._send_lease)
+        base = Path(config.memory_base) if config.memory_base else None
+        self._folder = NodeFolder(self._root, base, os.getppid())
+        self._authority = Authority(self._send_lease)
+        self._supervisor_end = SupervisorEnd(self._authority.lease, has_ended, self._closing)
         self._memory = NodeMemory(
             config,
             self._root,
             self._signals,
             self._background.run,
-            lambda: self._attempt,
+            lambda: self._authority.attempt,
             self._closing,
-            on_grant=self._renew_lease,
-            on_supervisor_end=lambda epoch: self._lease.supervisor_ended(epoch, clock_s()),
+            on_grant=self._authority.renew_lease,
+            on_lifeline_end=self._supervisor_end.lifeline_ended,
         )
         self._child_processes = ChildProcesses(
-            config.zygote_config, config.zygote_start_timeout_s, config.fork_timeout_s, start_zygote
+            config.zygote_config,
+            config.zygote_start_timeout_s,
+            config.fork_timeout_s,
+            start_zygote,
+            on_threads=self._on_threads,
         )
-        self._rendezvous = Rendezvous(self._child_processes, config.host, self._closing)
-        self._saves = RemoteSaves(config, self._root, self._child_processes, self._signals)
-        self._saves.remove_leftovers()
-        self._cleanup = RemoteCleanup(config, self._child_processes, self._signals)
+        self._storage_processes = ChildProcesses(
+            config.storage_zygote_config,
+            config.zygote_start_timeout_s,
+            config.fork_timeout_s,
+            start_zygote,
+            lambda node: environment.for_storage(node, str(Path.cwd())),
+        )
+        savers = self._storage_processes if config.saves_to_bucket else self._child_processes
+        self._rendezvous = Rendezvous(
+            self._child_processes,
+            config.host,
+            self._closing,
+            on_lost=lambda port: self._signals.send(StoreLost(port), self._authority.attempt),
+        )
+        self._saves = RemoteSaves(config, self._root, savers, self._signals)
+        self._cleanup = RemoteCleanup(config, savers, self._signals)
         self._worker_pool = WorkerPool(
             config,
             self._incarnation,
@@ -167,45 +198,69 @@ class NodeAgent:
             self._journal,
             on_state_held=self._memory.offer,
             on_save=self._saves.take_over,
+            on_load=lambda *load: self._background.run(self._loads.load, *load),
             on_segment_ready=self._memory.fill_from_other_mesh,
             on_resharded=self._memory.free_other_meshes,
             on_all_joined=lambda: self._background.run(self._worker_pool.fork_spares, self._mesh),
         )
         self._memory.attach(self._worker_pool)
-        self._io = NodeIO(self)
-        self._worker_pool.attach(self._io)
         self._health = NodeHealth(
             config,
             self._child_processes,
             self._signals,
-            lambda: self._attempt,
+            lambda: self._authority.attempt,
             lambda: len(self._worker_pool.reports()),
         )
         self._fault_orders = FaultOrders(
             self._root, self._worker_pool.child_of, lose_node, cut_links, self._health.inject_xid
         )
+        children = ChildEvents(
+            self._child_processes,
+            self._worker_pool,
+            self._rendezvous,
+            self._saves,
+            self._fault_orders,
+            self._journal,
+            self._background,
+            self._closing,
+            self._log,
+            self._on_zygote_lost,
+        )
+        self._io = children.io
+        self._loads = RemoteLoads(config, self._storage_processes, self._io)
+        self._worker_pool.attach(self._io)
         self._watch = ProgressWatch(config, self._worker_pool.reports, self._signals)
+        self._orphans = Orphans(self._owns_child)
+        self._upkeep = PeriodicThread("upkeep", UPKEEP_S, self._clean_up)
         self._handlers = self._handlers_by_command()
+        self._usable = self._open()
 
     # --- start and end --------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start zygote, rendezvous store and warm workers. An exception is also in later
-        reports."""
+        reports. On an unusable node this waits until the node is usable, or the agent ends."""
+        while not self._usable:
+            if self._closing.wait(REOPEN_S):
+                return
+            self._usable = self._open()
         linux_processes.become_subreaper()
-        codec.prepare(WorkerFailed)
+        codec.prepare(*WORKER_ORDERS, *WorkerJob.answers)
         self._io.start()
         self._saves.start(self._io)
         self._cleanup.start(self._io)
         self._health.start()
         self._watch.start()
+        self._upkeep.start()
+        if self._config.saves_to_bucket:
+            self._background.run(self._start_storage_processes)
         try:
             self._child_processes.start()
+            self._rendezvous.fork(self._io)  # a zygote that cannot be forked is replaced here
             self._io.watch_zygote(self._child_processes.pid)
-            self._rendezvous.fork(self._io)
             self._worker_pool.fill()
             self._health.check(self._io)
-            if not self._rendezvous.wait_running(self._config.fork_timeout_s):
+            if not self._rendezvous.wait_answer(self._config.fork_timeout_s):
                 raise TimeoutError(f"no rendezvous store within {self._config.fork_timeout_s} s")
         except Exception as error:
             self._record_failure(error)
@@ -217,16 +272,18 @@ class NodeAgent:
         """End every process and free all memory that this node holds for the job."""
         self._closing.set()
         self._watch.stop()
+        self._upkeep.stop(RELEASE_WAIT_S)
         self._worker_pool.stop(RELEASE_WAIT_S)
         self._saves.stop()
         self._cleanup.stop()
         self._health.stop()
         self._io.stop()
         self._child_processes.stop()
+        self._storage_processes.stop()
         self._memory.close()
         self._background.stop()
         self._memory.free_all()
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._folder.remove()
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -236,12 +293,20 @@ class NodeAgent:
         Raises StaleCommand if a newer supervisor was accepted, or the command belongs to an attempt
         older than the newest; any other error of a command.
         """
-        command = request.command
-        if not isinstance(command, OpenQuery):
-            attempt = command.attempt if isinstance(command, AttemptCommand) else None
-            self._accept(request.epoch, attempt)
+        self._authority.accept(request.epoch, request.command)
+        if isinstance(request.command, Hello):
+            self._supervisor_end.introduce(request.epoch, request.command.supervisor)
         self._events.keep(request.events)
-        return self._handlers[type(command)](command)
+        return self._handlers[type(request.command)](request.command)
+
+    def answer(self, request: Request) -> Answer | Refusal:
+        """As `execute`, but an error is an answer too: the supervisor may be of another version."""
+        try:
+            return self.execute(request)
+        except Exception as error:
+            self._log.warning("refused", command=request.command.kind, exc_info=True)
+            later = isinstance(error, RemoteTierRefused)
+            return Refusal(type(error).__name__, str(error), later)
 
     def _handlers_by_command(self) -> dict[type[Command | Query], Callable[[Any], Answer]]:
         return {
@@ -280,7 +345,7 @@ class NodeAgent:
         self._memory.fence(attempt)
         self._saves.fence(attempt)
         if self._started:
-            self._rendezvous.wait_running(STORE_WAIT_S)
+            self._rendezvous.wait_answer(STORE_WAIT_S)
         return self.report()
 
     def _form(self, command: Form) -> Done:
@@ -292,7 +357,7 @@ class NodeAgent:
         self._mesh = order.mesh
         for seat in order.seats:
             self._take_seat(order, seat)
-        self._send_lease(order.attempt, *self._lease.until(order.attempt))
+        self._send_lease(order.attempt, *self._authority.lease_until(order.attempt))
         return Done()
 
     def _warm_up(self, _: WarmUp) -> Done:
@@ -308,12 +373,12 @@ class NodeAgent:
         return Done()
 
     def _set_intervals(self, command: SetIntervals) -> Done:
-        message = {"op": "intervals", "steps": (command.memory, command.remote)}
-        self._worker_pool.send(command.attempt, message)
+        steps = (command.memory, command.remote)
+        self._worker_pool.send(NewIntervals(command.attempt, steps))
         return Done()
 
     def _finish(self, command: Finish) -> Done:
-        self._worker_pool.send(command.attempt, {"op": "finish"})
+        self._worker_pool.send(StopAfterStep(command.attempt))
         return Done()
 
     def _inspect(self, command: Inspect) -> Inspections:
@@ -333,7 +398,7 @@ class NodeAgent:
         return Done()
 
     def _finalize(self, command: FinalizeCheckpoint) -> PublishedCheckpoint:
-        return self._saves.finalize(command.step, command.attempt, self._io)
+        return self._saves.finalize(command, self._io)
 
     def _tidy(self, command: TidyRemoteTier) -> Done:
         self._cleanup.request(command)
@@ -379,79 +444,48 @@ class NodeAgent:
         store_port = self._rendezvous.port
         # Before `shards`: a shard that is saved in between is in both, never in neither.
         saving = self._saves.saving
-        with self._lock:
-            return AgentReport(
-                agent=config.agent,
-                incarnation=self._incarnation,
-                node_id=config.node_id,
-                host=config.host,
-                pid=os.getpid(),
-                data_port=self._memory.port,
-                store_port=store_port,
-                capacity=config.capacity,
-                epoch=self._epoch,
-                attempt=self._attempt,
-                ready=self._started and store_port > 0,
-                workers=workers,
-                held=held,
-                shards=self._saves.shards,
-                saving=saving,
-                domain=config.domain,
-                failure=self._failure,
-                health=health,
-            )
+        return AgentReport(
+            agent=config.agent,
+            incarnation=self._incarnation,
+            node_id=config.node_id,
+            host=config.host,
+            pid=os.getpid(),
+            data_port=self._memory.port,
+            store_port=store_port,
+            capacity=config.capacity,
+            epoch=self._authority.epoch,
+            attempt=self._authority.attempt,
+            ready=self._started and store_port > 0,
+            workers=workers,
+            held=held,
+            shards=self._saves.shards,
+            saving=saving,
+            domain=config.domain,
+            failure=self._failure,
+            health=health,
+            process=linux_processes.identify(os.getpid(), config.node_id),
+        )
 
     def figures(self) -> tuple[tuple[Beat, ...], StepRow | None]:
         """The progress of this node's ranks, and the newest row of metrics that it has."""
         return self._watch.beats(), self._journal.newest()
 
-    # --- callbacks of the I/O thread ------------------------------------------------------------
-
-    def on_worker_message(self, name: str, message: dict[str, Any]) -> None:
-        if message["op"] == "injected":
-            self._fault_orders.fired(message["number"])
-        else:
-            self._worker_pool.on_message(name, message)
-
-    def on_child_message(self, child: Child, message: dict[str, Any]) -> None:
-        """Handle a message of a store host or saver."""
-        if message["op"] == "port":
-            self._rendezvous.record_port(message["port"])
-        elif child.kind == "saver":
-            self._saves.on_message(child, message)
-
-    def on_child_log(self, child: Child, text: str) -> None:
-        attempt, rank = self._worker_pool.attempt_and_rank(child.name)
-        self._journal.log(worker=child.name, attempt=attempt, rank=rank, text=text)
-        self._log.info("output", attempt=attempt, rank=rank, worker=child.name, message=text)
-
-    def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
-        """Handle the end of a forked process."""
-        if child.kind in ("worker", "template"):
-            self._worker_pool.on_exit(child, end)
-        elif child.kind == "store":
-            self._rendezvous.record_port(0)
-            self._background.run(self._rendezvous.fork_again, self._io)
-        elif child.kind == "saver":
-            self._saves.on_exit(child, end)
-
-    def on_zygote_exit(self) -> None:
-        if self._closing.is_set():
-            return
-        early = self._child_processes.age_s() < ZYGOTE_EARLY_S
-        self._zygotes_lost_early = self._zygotes_lost_early + 1 if early else 0
-        unfit = ""
-        if self._zygotes_lost_early >= ZYGOTE_LIVES:
-            unfit = (
-                f"its zygote ended {ZYGOTE_LIVES} times in a row within {ZYGOTE_EARLY_S:g} s of "
-                "its start: look for what ends it in the node's system log"
-            )
-            self._record_failure(ZygoteFailed(unfit))
-        else:
-            self._background.run(self._replace_zygote)
-        self._signals.send(ZygoteLost(unfit), self._attempt)
-
     # --- internals ------------------------------------------------------------------------------
+
+    def _open(self) -> bool:
+        """Take what the node may refuse. False: it did, and the reports say why. An exception would
+        be the constructor's, and cost the agent's seat for ever."""
+        try:
+            if self._config.problem:
+                raise UnusableNode(self._config.problem)
+            self._folder.take()
+            self._memory.open()
+            self._saves.remove_leftovers()
+        except (OSError, WorkersError) as error:
+            self._record_failure(error)
+            return False
+        self._failure = None
+        return True
 
     def _take_seat(self, order: FormOrder, seat: Seat) -> None:
         self._memory.set_partners(seat.rank, seat.partners, order.attempt)
@@ -461,47 +495,46 @@ class NodeAgent:
             self._memory.on_seated(slot, seat, order.attempt)
             self._fault_orders.send_pending(seat.rank, slot.child)  # ordered during its fork
 
-    def _accept(self, epoch: int, attempt: int | None = None) -> None:
-        with self._lock:
-            if epoch < self._epoch:
-                raise StaleCommand(f"epoch {epoch} is older than {self._epoch}")
-            if attempt is not None and attempt < self._attempt:
-                raise StaleCommand(f"attempt {attempt} is older than {self._attempt}")
-            is_new_supervisor = epoch > self._epoch
-            self._epoch = epoch
-            self._attempt = max(self._attempt, attempt or 0)
-        if is_new_supervisor:
-            self._lease.supervisor_replaced(epoch, clock_s())
-
-    def _renew_lease(self, grant: Grant) -> None:
-        """Renew the lease, unless the grant is of an older supervisor or attempt."""
-        with self._lock:
-            current = grant.epoch >= self._epoch and grant.attempt >= self._attempt
-        if current:
-            self._lease.renew(grant)
-
     def _send_lease(self, attempt: int, until: float, number: int) -> None:
-        """Send the lease to the workers. Never waits for a worker that does not read: this may be
-        the data server's thread, and the next message supersedes this one."""
-        message = {"op": "lease", "until": until, "number": number}
-        self._worker_pool.send(attempt, message, wait=False)
+        """Send the lease to the workers. A worker that does not read it is left alone: the next
+        message supersedes this one."""
+        self._worker_pool.send(LeaseUpdate(attempt, until, number), or_drop=True)
 
-    def _with_log(self, on_signal: Callable[[Signal], None]) -> Callable[[Signal], None]:
-        def log_and_send(signal: Signal) -> None:
-            log_signal(self._log, signal)
-            on_signal(signal)
+    def _clean_up(self) -> None:
+        self._orphans.reap()
+        for path in self._folder.free_orphans():
+            self._log.info("orphan_memory_freed", folder=str(path))
 
-        return log_and_send
+    def _owns_child(self, pid: int) -> bool:
+        zygotes = (self._child_processes.pid, self._storage_processes.pid)
+        return self._io.watches(pid) or pid in zygotes
 
-    def _replace_zygote(self) -> None:
-        self._child_processes.ensure()
-        self._io.watch_zygote(self._child_processes.pid)
+    def _on_zygote_lost(self, error: ZygoteFailed | None) -> None:
+        if error is not None:
+            self._record_failure(error)
+        self._signals.send(ZygoteLost(str(error or "")), self._authority.attempt)
+
+    def _on_threads(self, modules: tuple[str, ...]) -> None:
+        self._log.warning("zygote_has_threads", started_by=modules)
+        text = (
+            f"WARNING threads were started by {', '.join(modules)}. A process with "
+            "threads cannot be forked, so each worker imports the recipe itself: it starts later."
+        )
+        self._journal.log(worker="zygote", attempt=0, rank=None, text=text)
+
+    def _start_storage_processes(self) -> None:
+        """Before the first save, which is not to wait for the imports. A failure is none of the
+        node's: each save or load tries again."""
+        try:
+            self._storage_processes.ensure()
+        except ZygoteFailed:
+            self._log.exception("the zygote for the storage did not start")
 
     def _record_failure(self, error: Exception) -> None:
         """Record in this agent's reports that the node cannot run workers any more, and why."""
         failure = AgentFailure(f"{type(error).__name__}: {error}")
         if isinstance(error, ZygoteFailed):
             failure = error.failure
-        self._log.error("agent_failed", **asdict(failure))
-        with self._lock:
-            self._failure = failure
+        if failure != self._failure:
+            self._log.error("agent_failed", **asdict(failure))
+        self._failure = failure

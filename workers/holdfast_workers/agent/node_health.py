@@ -12,11 +12,12 @@ from collections.abc import Callable
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.health_watch import HealthProbes, HealthWatch
 from holdfast_workers.agent.signal_sender import SignalSender
-from holdfast_workers.health.preflight import PreflightResult
+from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.ipc.children import ChildProcesses, ZygoteFailed
+from holdfast_workers.ipc.children import ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
+from holdfast_workers.protocol.processes import PreflightJob, PreflightResult
 from holdfast_workers.protocol.signals import NodeUnwell
 
 TRIES = 4
@@ -78,21 +79,17 @@ class NodeHealth:
         with self._checking:
             self._checks += 1
             try:
-                request = {
-                    "devices": bool(self._config.gpus_per_worker),
-                    "memory_floor_gb_per_s": self._config.memory_floor_gb_per_s,
-                }
-                child = self._child_processes.fork(
-                    "preflight", f"preflight-{self._checks}", request
+                job = PreflightJob(
+                    bool(self._config.gpus_per_worker), self._config.memory_floor_gb_per_s
                 )
-                answer = io.await_answer(child, self._config.preflight_timeout_s)
-                checked = PreflightResult.from_message(answer)
+                child = self._child_processes.fork(f"preflight-{self._checks}", job)
+                checked = io.await_answer(child, self._config.preflight_timeout_s)
             except TimeoutError:
                 unfinished = True
                 checked = _unfinished(
                     f"was not completed within {self._config.preflight_timeout_s:g} s"
                 )
-            except (ZygoteFailed, ChildProcessError, OSError) as error:
+            except (WorkersError, OSError) as error:
                 unfinished = True
                 checked = _unfinished(f"failed: {control_channel.shorten_middle(str(error))}")
         with self._lock:

@@ -9,6 +9,7 @@ keeps in a file per process.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -32,6 +33,18 @@ def node_log(collected: bool) -> FilteringBoundLogger:
     processors = None if collected else [_drop]  # None: those of the process
     log: FilteringBoundLogger = structlog.wrap_logger(None, processors)
     return log
+
+
+def logged(
+    log: FilteringBoundLogger, on_signal: Callable[[Signal], None]
+) -> Callable[[Signal], None]:
+    """`on_signal`, with each signal logged before."""
+
+    def log_and_send(signal: Signal) -> None:
+        log_signal(log, signal)
+        on_signal(signal)
+
+    return log_and_send
 
 
 def log_signal(log: FilteringBoundLogger, signal: Signal) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.signal_sender import SignalSender
@@ -24,6 +24,7 @@ from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mes
 from holdfast_workers.memory.state_delivery import StateDelivery
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Held, Partner, Place, Seat, Tier
+from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
 from holdfast_workers.protocol.signals import DamagedShard, PartnerLost, SourcesLost
 
 RunInBackground = Callable[..., None]
@@ -42,7 +43,7 @@ class NodeMemory:
         attempt: Callable[[], int],
         closing: threading.Event,
         on_grant: Callable[[Grant], None],
-        on_supervisor_end: Callable[[int], None],
+        on_lifeline_end: Callable[[int], None],
     ) -> None:
         self._signals = signals
         self._faults = FaultPoints.from_environment()
@@ -52,18 +53,25 @@ class NodeMemory:
         self._worker_pool: WorkerPool | None = None
         self._offering = threading.Lock()
         self._store = SegmentStore(root, mesh_tag(config.mesh), on_quarantine=self._bad_shard)
-        self._server = DataServer(
+        self._make_server = partial(
+            DataServer,
             self._store,
             config.secret,
             config.host,
             on_grant=on_grant,
-            on_supervisor_end=on_supervisor_end,
+            on_lifeline_end=on_lifeline_end,
             heartbeat_s=config.heartbeat_s,
         )
+        self._server: DataServer | None = None
         self._replicator = Replicator(
             self._store, config.secret, on_replicated=self._replicated, on_lost=self._partner_lost
         )
         self._delivery = StateDelivery(config.agent, config.secret, config.form_timeout_s)
+
+    def open(self) -> None:
+        """Open the data channel. Raises OSError if the node has no such address."""
+        if self._server is None:
+            self._server = self._make_server()
 
     def attach(self, worker_pool: WorkerPool) -> None:
         """Set the pool of the workers whose state this is."""
@@ -71,8 +79,8 @@ class NodeMemory:
 
     @property
     def port(self) -> int:
-        """Port of the data channel."""
-        return self._server.port
+        """Port of the data channel; 0: it is not open."""
+        return self._server.port if self._server is not None else 0
 
     def held(self) -> tuple[Held, ...]:
         """All commits held, of every mesh."""
@@ -88,7 +96,8 @@ class NodeMemory:
 
     def refuse(self, attempt: int) -> None:
         """Accept no more state of attempts before `attempt`."""
-        self._server.fence(attempt)
+        if self._server is not None:
+            self._server.fence(attempt)
 
     def fence(self, attempt: int) -> None:
         """Abort transfers for attempts before `attempt`, which their workers have left."""
@@ -151,7 +160,8 @@ class NodeMemory:
     def close(self) -> None:
         """Close the data channel: its server and the links to partners."""
         self._replicator.close()
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
 
     def free_all(self) -> None:
         self._store.free_all()
@@ -160,7 +170,7 @@ class NodeMemory:
         """Deliver the rank's state into its own segment, and send the result to the worker."""
         assert slot.rank is not None
         assert slot.restore is not None
-        answer: dict[str, Any] = {"op": "state", "attempt": attempt, "ok": True, "message": ""}
+        answer = StateReply(attempt)
         try:
             self._delivery.deliver(attempt, slot.rank, slot.restore, self._store, own)
         except Exception as error:  # the worker reports it as a failed restore
@@ -170,14 +180,14 @@ class NodeMemory:
             if isinstance(error, SourceLost) and error.origins:
                 lost = tuple((lost.agent, lost.place, lost.rank) for lost in error.origins)
                 self._signals.send(SourcesLost(lost, message), attempt, slot.rank)
-            answer.update(ok=False, damaged=damaged, message=message)
+            answer = StateReply(attempt, message, damaged)
         slot.child.send(answer)
 
     def _replicated(self, rank: int, attempt: int, step: int) -> None:
         del attempt  # the attempt that computed the step; the worker's message names its own
         slot = self._slot_of(rank)
         if slot is not None:
-            slot.child.send({"op": "replicated", "attempt": slot.attempt, "step": step})
+            slot.child.send(StepReplicated(slot.attempt, step))
 
     def _partner_lost(self, rank: int, partner: Partner, why: str, others: bool) -> None:
         slot = self._slot_of(rank)
@@ -198,4 +208,4 @@ class NodeMemory:
 
 
 def _send_has_partner(slot: Slot, *, present: bool) -> None:
-    slot.child.send({"op": "partner", "attempt": slot.attempt, "present": present})
+    slot.child.send(PartnerPresence(slot.attempt, present))

@@ -12,10 +12,12 @@ import structlog
 
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.signal_sender import SignalSender
+from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.ipc.children import ChildProcesses, ZygoteFailed
+from holdfast_workers.ipc.children import ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.protocol.commands import TidyRemoteTier
+from holdfast_workers.protocol.processes import StorageRefusal, TidierJob
 from holdfast_workers.protocol.signals import RetentionDone
 
 _log = structlog.get_logger()
@@ -64,21 +66,17 @@ class RemoteCleanup:
     def _tidy(self, command: TidyRemoteTier) -> RetentionDone:
         """Run a tidier to its end; returns its result, or why there is none."""
         assert self._io is not None
-        request = {
-            "attempt": command.attempt,
-            "step": command.step,
-            "unfinished": command.unfinished,
-            "bad": sorted(command.bad),
-            "rules": self._config.training["checkpoint"]["remote"],
-        }
-        deleted: dict[str, str] = {}
         try:
-            child = self._child_processes.fork("tidier", f"tidier-{command.step}", request)
-            answer = self._io.await_answer(child, self._config.tidy_timeout_s)
-            deleted, message = answer.get("deleted", {}), answer.get("message", "")
+            child = self._child_processes.fork(f"tidier-{command.step}", TidierJob(command))
+            answer: RetentionDone | StorageRefusal = self._io.await_answer(
+                child, self._config.tidy_timeout_s
+            )
+            if isinstance(answer, RetentionDone):
+                return answer
+            message = answer.message
         except TimeoutError:
             message = f"not finished within {self._config.tidy_timeout_s:g} s"
-        except (ZygoteFailed, OSError) as error:
+        except (WorkersError, OSError) as error:
             _log.exception("the cleanup of the remote tier failed")
             message = control_channel.shorten_middle(str(error))
-        return RetentionDone(command.step, deleted, message)
+        return RetentionDone(command.step, message=message)

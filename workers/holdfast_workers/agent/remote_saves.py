@@ -13,7 +13,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -28,28 +27,32 @@ from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.memory import frozen_copies
 from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.protocol.answers import PublishedCheckpoint
+from holdfast_workers.protocol.commands import FinalizeCheckpoint
+from holdfast_workers.protocol.processes import FinalizerJob, FrozenCopy, StorageRefusal
 from holdfast_workers.protocol.signals import (
     FailedShard,
     ShardDelayed,
     ShardFailed,
     ShardRecord,
     ShardSaved,
+    SignalDetail,
 )
 
 KEPT_SHARDS = 256
 _log = structlog.get_logger()
-_OF_COPY = ("path", "rank", "attempt", "step", "metrics")
 
 
 class RemoteTierRefused(WorkersError):
     """The remote tier refuses a checkpoint for now; it may accept it later."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Saver:
     child: Child
     limit_s: float
     deadline: float
+    outcome: ShardRecord | StorageRefusal | None = None
+    killed: bool = False
 
 
 class RemoteSaves:
@@ -104,11 +107,11 @@ class RemoteSaves:
         with self._changed:
             return tuple(sorted(copy.shard for copy in self._copies.values()))
 
-    def take_over(self, message: dict[str, Any]) -> None:
-        """Take ownership of the copy that a worker's `save` message names, and queue it."""
-        copy = QueuedCopy(**{name: message[name] for name in _OF_COPY})
+    def take_over(self, frozen: FrozenCopy) -> None:
+        """Take ownership of a copy that a worker made, and queue it."""
+        copy = QueuedCopy(frozen)
         with self._changed:
-            self._copies[copy.path] = copy
+            self._copies[frozen.path] = copy
         self._queue(copy)
 
     def save_held(self, rank: int, segment: Segment, commit: Commit) -> None:
@@ -118,12 +121,12 @@ class RemoteSaves:
         overwrites the commit meanwhile, and SegmentSpaceError.
         """
         path = frozen_copies.copy_path(self._root, rank, commit.step, commit.attempt)
-        copy = QueuedCopy(str(path), rank, commit.attempt, commit.step)
+        copy = QueuedCopy(FrozenCopy(str(path), rank, commit.attempt, commit.step))
         with self._changed:
             durable = ((shard.rank, shard.attempt, shard.step) for shard in self._shards)
-            if copy.path in self._copies or copy.shard in durable:
+            if copy.frozen.path in self._copies or copy.shard in durable:
                 return
-            self._copies[copy.path] = copy  # from now on no fence removes it
+            self._copies[copy.frozen.path] = copy  # from now on no fence removes it
         try:
             frozen_copies.freeze(path, segment, commit)
         except BaseException:
@@ -131,54 +134,49 @@ class RemoteSaves:
             raise
         self._queue(copy)
 
-    def on_message(self, child: Child, message: dict[str, Any]) -> None:
+    def on_message(self, frozen: FrozenCopy, outcome: ShardRecord | StorageRefusal) -> None:
         """Handle a saver's message: its shard is durable, or the storage refused it."""
-        child.request["outcome"] = message
-        if message["op"] != "saved":
-            return
-        attempt = child.request["attempt"]
-        shard = ShardRecord(message["rank"], message["step"], attempt, message["nbytes"])
         with self._changed:
-            self._shards = [*self._shards, shard][-KEPT_SHARDS:]
-        self._signals.send(ShardSaved(shard), attempt, shard.rank)
+            self._savers[frozen.path].outcome = outcome
+            if isinstance(outcome, ShardRecord):
+                self._shards = [*self._shards, outcome][-KEPT_SHARDS:]
+        if isinstance(outcome, ShardRecord):
+            self._signals.send(ShardSaved(outcome), outcome.attempt, outcome.rank)
 
-    def on_exit(self, child: Child, end: ProcessEnd) -> None:
+    def on_exit(self, frozen: FrozenCopy, end: ProcessEnd) -> None:
         """Handle the end of a saver's process."""
         with self._changed:
-            self._savers.pop(child.request["path"], None)
-            outcome = child.request.get("outcome", {"op": "died"})
-            copy = self._copies[child.request["path"]]
-            if outcome["op"] == "saved":
+            outcome = self._savers.pop(frozen.path).outcome
+            copy = self._copies[frozen.path]
+            if isinstance(outcome, ShardRecord):
                 self._backlog.saved(copy)
-        if outcome["op"] == "saved":
-            self._remove(copy)
-        elif outcome["op"] == "refused":
-            self._refused(copy, outcome["message"])
-        else:
-            self._crashed(copy, f"the saver ended by {end}")
+        match outcome:
+            case ShardRecord():
+                self._remove(copy)
+            case StorageRefusal(message=message):
+                self._refused(copy, message)
+            case None:
+                self._crashed(copy, f"the saver ended by {end}")
         with self._changed:
             self._changed.notify_all()
 
-    def finalize(self, step: int, attempt: int, io: NodeIO) -> PublishedCheckpoint:
-        """Publish the checkpoint of `step`; returns its folder and size.
+    def finalize(self, command: FinalizeCheckpoint, io: NodeIO) -> PublishedCheckpoint:
+        """Publish a checkpoint; returns its folder and size.
 
         Raises RemoteTierRefused, ZygoteFailed, TimeoutError, or ChildProcessError with the
         finalizer's log.
         """
-        request = {
-            "step": step,
-            "attempt": attempt,
-            "world_size": self._config.world_size,
-            "mesh": self._config.mesh,
-            "extra": {"job": self._config.job_id, "training": self._config.training},
-        }
-        child = self._child_processes.fork("finalizer", f"finalizer-{step}", request)
-        answer = io.await_answer(child, self._config.finalize_timeout_s)
-        if answer["op"] == "refused":
-            raise RemoteTierRefused(answer["message"])
+        name = f"finalizer-{command.step}"
+        child = self._child_processes.fork(name, FinalizerJob(command))
+        answer: PublishedCheckpoint | StorageRefusal = io.await_answer(
+            child, self._config.finalize_timeout_s
+        )
+        if isinstance(answer, StorageRefusal):
+            raise RemoteTierRefused(answer.message)
+        done = (command.step, command.attempt)
         with self._changed:
-            self._shards = [s for s in self._shards if (s.step, s.attempt) != (step, attempt)]
-        return PublishedCheckpoint(answer["uri"], answer["nbytes"], answer["metrics"])
+            self._shards = [s for s in self._shards if (s.step, s.attempt) != done]
+        return answer
 
     def fence(self, attempt: int) -> None:
         """Call when no worker of an older attempt is left: removes the copies that they did not
@@ -218,41 +216,41 @@ class RemoteSaves:
                 self._save(copy)
 
     def _next_due(self) -> float | None:
-        times = [saver.deadline for saver in self._savers.values()]
+        times = [saver.deadline for saver in self._savers.values() if not saver.killed]
         if (start_at := self._backlog.next_due()) is not None:
             times.append(start_at)
         return min(times, default=None)
 
     def _end_late(self, now: float) -> None:
-        for path, saver in list(self._savers.items()):
-            if saver.deadline <= now:
+        for saver in self._savers.values():
+            if saver.deadline <= now and not saver.killed:
                 why = f"not saved within {saver.limit_s:.0f} s: does the storage hang?"
-                saver.child.request.setdefault("outcome", {"op": "refused", "message": why})
+                saver.outcome = saver.outcome or StorageRefusal(why)
+                saver.killed = True
                 saver.child.kill()
-                del self._savers[path]
 
     def _save(self, copy: QueuedCopy) -> None:
         """Fork the saver of a shard; signals report how it ends."""
         assert self._io is not None
-        request = {name: getattr(copy, name) for name in _OF_COPY}
+        frozen = copy.frozen
         try:
-            nbytes = Path(copy.path).stat().st_size
-            child = self._child_processes.fork("saver", f"saver-{copy.rank}", request)
+            nbytes = Path(frozen.path).stat().st_size
+            child = self._child_processes.fork(f"saver-{frozen.rank}", frozen)
         except (ZygoteFailed, OSError) as error:
-            _log.exception("cannot start a saver", rank=copy.rank, step=copy.step)
+            _log.exception("cannot start a saver", rank=frozen.rank, step=frozen.step)
             self._crashed(copy, str(error))
             return
         slowest = self._config.slowest_save_bytes_per_s
         limit_s = self._config.save_timeout_s + nbytes / slowest
         with self._changed:
-            self._savers[copy.path] = _Saver(child, limit_s, time.monotonic() + limit_s)
+            self._savers[frozen.path] = _Saver(child, limit_s, time.monotonic() + limit_s)
         self._io.watch(child)
 
     def _refused(self, copy: QueuedCopy, why: str) -> None:
         with self._changed:
             given_up = self._backlog.refused(copy, time.monotonic(), random.random())
         if copy.refusals == 1:
-            self._signals.send(ShardDelayed(copy.step, why), copy.attempt, copy.rank)
+            self._send_signal(ShardDelayed(copy.frozen.step, why), copy)
         if given_up is not None:
             self._give_up(copy, f"superseded by a newer step: {why}", superseded=True)
 
@@ -264,15 +262,19 @@ class RemoteSaves:
 
     def _give_up(self, copy: QueuedCopy, why: str, *, superseded: bool = False) -> None:
         self._remove(copy)
-        failed = FailedShard(copy.rank, copy.attempt, copy.step, why, superseded)
+        rank, attempt, step = copy.shard
+        failed = FailedShard(step, why, superseded, rank=rank, attempt=attempt)
         with self._changed:
             self._failed = [*self._failed, failed][-KEPT_SHARDS:]
-        self._signals.send(ShardFailed(copy.step, why, superseded), copy.attempt, copy.rank)
+        self._send_signal(ShardFailed(step, why, superseded), copy)
+
+    def _send_signal(self, detail: SignalDetail, copy: QueuedCopy) -> None:
+        self._signals.send(detail, copy.frozen.attempt, copy.rank)
 
     def _remove(self, copy: QueuedCopy) -> None:
-        Path(copy.path).unlink(missing_ok=True)
+        Path(copy.frozen.path).unlink(missing_ok=True)
         with self._changed:
-            self._copies.pop(copy.path, None)
+            self._copies.pop(copy.frozen.path, None)
 
     def _remove_unfinished(self) -> None:
         """Remove segments whose creator died before it gave them their name."""

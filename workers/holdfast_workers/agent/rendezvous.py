@@ -1,12 +1,18 @@
-"""The agent's handle of its node's rendezvous store: forks it, and again whenever it ends."""
+"""The agent's handle of its node's rendezvous store: forks it, and again whenever it ends.
+
+A port is passed on only of a store that has answered: its process may be dead or stopped before the
+agent sees it.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-from holdfast_workers.ipc.children import ChildProcesses
+from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.protocol.processes import AskStorePort, StoreJob
 
 RETRY_S = 1.0
 """A store that ended sooner than this after its start is forked again after this pause."""
@@ -14,16 +20,23 @@ RETRY_S = 1.0
 
 class Rendezvous:
     """Thread-safe. Process groups that are formed need no store; an attempt that begins after a
-    store's end uses the port of the next store."""
+    store's end uses the port of the next store. `on_lost(port)`: a store has ended."""
 
     def __init__(
-        self, child_processes: ChildProcesses, host: str, closing: threading.Event
+        self,
+        child_processes: ChildProcesses,
+        host: str,
+        closing: threading.Event,
+        on_lost: Callable[[int], None],
     ) -> None:
         self._child_processes = child_processes
         self._host = host
         self._closing = closing
+        self._on_lost = on_lost
         self._changed = threading.Condition()
+        self._child: Child | None = None
         self._port = 0
+        self._answers = 0
         self._forked_at = 0.0
 
     @property
@@ -33,7 +46,24 @@ class Rendezvous:
 
     def fork(self, io: NodeIO) -> None:
         self._forked_at = time.monotonic()
-        io.watch(self._child_processes.fork("store", "store", {"host": self._host}))
+        child = self._child_processes.fork("store", StoreJob(self._host))
+        with self._changed:
+            self._child = child
+        io.watch(child)
+
+    def record_port(self, port: int) -> None:
+        """Record the answer of the store's process: the port on which it listens."""
+        with self._changed:
+            self._port = port
+            self._answers += 1
+            self._changed.notify_all()
+
+    def record_end(self) -> None:
+        """Record the end of the store's process; `fork_again` replaces it."""
+        with self._changed:
+            port, self._port = self._port, 0
+        if port and not self._closing.is_set():
+            self._on_lost(port)
 
     def fork_again(self, io: NodeIO) -> None:
         if time.monotonic() - self._forked_at < RETRY_S:
@@ -41,13 +71,21 @@ class Rendezvous:
         if not self._closing.is_set():
             self.fork(io)
 
-    def record_port(self, port: int) -> None:
-        """Record the port that the store's process reported; 0: the process has ended."""
+    def wait_answer(self, timeout_s: float) -> bool:
+        """Wait until a store answers. After `timeout_s`: False, and a store that is silent (it is
+        stopped, or hangs) is killed."""
         with self._changed:
-            self._port = port
-            self._changed.notify_all()
-
-    def wait_running(self, timeout_s: float) -> bool:
-        """Wait until a store is running. False after `timeout_s`."""
+            child, before = self._child, self._answers
+        if child is not None:
+            child.send(AskStorePort())
         with self._changed:
-            return self._changed.wait_for(lambda: self._port > 0, timeout_s)
+            answered = self._changed.wait_for(
+                lambda: self._answers > before and self._port > 0, timeout_s
+            )
+            if answered:
+                return True
+            silent = child if child is self._child else None  # a new one may still be starting
+        if silent is not None:
+            silent.kill()
+            self.record_end()
+        return False

@@ -8,7 +8,9 @@ pauses; a save whose process died is retried a few times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from holdfast_workers.protocol.processes import FrozenCopy
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
@@ -18,23 +20,22 @@ CRASHES = 3
 
 @dataclass
 class QueuedCopy:
-    """One rank's state at one step, frozen in the file at `path`."""
+    """A frozen copy, and how its saving went so far."""
 
-    path: str
-    rank: int
-    attempt: int
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the step, for the manifest."""
+    frozen: FrozenCopy
     refusals: int = 0
     """How often the storage refused it."""
     crashes: int = 0
     due_at: float = 0.0
 
     @property
+    def rank(self) -> int:
+        return self.frozen.rank
+
+    @property
     def shard(self) -> tuple[int, int, int]:
         """The shard that this is a copy of: (rank, attempt, step)."""
-        return (self.rank, self.attempt, self.step)
+        return (self.frozen.rank, self.frozen.attempt, self.frozen.step)
 
 
 class SaveBacklog:
@@ -46,7 +47,7 @@ class SaveBacklog:
 
     @property
     def paths(self) -> set[str]:
-        return {copy.path for copy in (*self._running.values(), *self._waiting.values())}
+        return {copy.frozen.path for copy in (*self._running.values(), *self._waiting.values())}
 
     def add(self, copy: QueuedCopy) -> QueuedCopy | None:
         """Queue a copy. Returns the superseded copy: of two that wait, the older."""

@@ -7,17 +7,15 @@ slot is removed when its process ends.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from base64 import b64decode
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.fork_templates import ForkTemplates, TemplatePlace
+from holdfast_workers.agent.devices import Devices
+from holdfast_workers.agent.fork_templates import ForkTemplates
 from holdfast_workers.agent.oom_kills import MemoryShortage
 from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.agent.signal_sender import SignalSender
@@ -27,23 +25,37 @@ from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.progress import beacon
-from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import (
     FormOrder,
     JoinOrder,
     Restore,
     Seat,
-    StepRow,
     Tier,
     WorkerState,
 )
+from holdfast_workers.protocol.processes import (
+    ArmFault,
+    AttemptsLeft,
+    CommittedToMemory,
+    FrozenCopy,
+    JoinAttempt,
+    LeaseUpdate,
+    LeaveAttempts,
+    LoadOrder,
+    NewIntervals,
+    RankPlace,
+    SegmentReady,
+    StepDigest,
+    StepReport,
+    StopAfterStep,
+    TemplateJob,
+    WorkerJob,
+    WorkerMessage,
+    WorkerSignal,
+)
 from holdfast_workers.protocol.signals import (
     FirstStep,
-    GuardTripReported,
-    ShardFailed,
-    SignalDetail,
-    StepRecomputed,
     WorkerDone,
     WorkerExited,
     WorkerFailed,
@@ -73,14 +85,16 @@ class Slot:
     restore: Restore | None = None
     failure: WorkerFailed | None = None
     """The worker's report of the failure that ended its attempt."""
-    expected: int | None = None
-    """The only rank that this worker may be given; None: any rank."""
-    killed_because: str = ""
-    """The agent's reason for killing this worker; empty: it did not."""
+    job: WorkerJob = field(default_factory=lambda: WorkerJob(""))
 
     @property
     def name(self) -> str:
         return self.child.name
+
+    @property
+    def expected(self) -> int | None:
+        """The only rank that this worker may be given; None: any rank."""
+        return self.job.place.rank if self.job.place is not None else None
 
     @property
     def has_joined(self) -> bool:
@@ -93,7 +107,8 @@ class WorkerPool:
 
     - `on_state_held(slot, computed)`: a worker's newest state in memory is that of `slot.step`,
       computed by attempt `computed` (None: the attempt that its segment names).
-    - `on_save(message)`: a frozen copy for the remote tier is ready.
+    - `on_save(copy)`: a frozen copy for the remote tier is ready.
+    - `on_load(slot, order)`: the worker needs a checkpoint from a bucket.
     - `on_segment_ready(slot, attempt, own)`: the worker has made its segment, to be filled from
       another mesh; `own` holds the entries that belong to its rank alone.
     - `on_resharded()`: every rank and its partners now hold the state on the new mesh.
@@ -109,7 +124,8 @@ class WorkerPool:
         signals: SignalSender,
         journal: RunJournal,
         on_state_held: Callable[[Slot, int | None], None],
-        on_save: Callable[[dict[str, Any]], None],
+        on_save: Callable[[FrozenCopy], None],
+        on_load: Callable[[Slot, LoadOrder], None],
         on_segment_ready: Callable[[Slot, int, dict[str, bytes]], None],
         on_resharded: Callable[[], None],
         on_all_joined: Callable[[], None],
@@ -122,10 +138,12 @@ class WorkerPool:
         self._journal = journal
         self._on_state_held = on_state_held
         self._hand_to_saver = on_save
+        self._hand_to_loader = on_load
         self._on_segment_ready = on_segment_ready
         self._on_resharded = on_resharded
         self._on_all_joined = on_all_joined
         self._shortage = MemoryShortage()
+        self._devices = Devices(config.gpus_per_worker)
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
@@ -142,14 +160,14 @@ class WorkerPool:
     # --- orders ---------------------------------------------------------------------------------
 
     def fork(self) -> str:
-        """Fork a worker, and return its name. Raises ZygoteFailed."""
+        """Fork a worker, and return its name. Raises ZygoteFailed or NoDeviceFree."""
         with self._forking:
             return self._fork()
 
     def _fork_for(self, order: FormOrder, rank: int) -> str:
-        place = {"mesh": order.mesh, "rank": rank}
+        place = RankPlace.of(order.mesh, rank)
         with self._forking:
-            return self._fork(place if self._templates.has(TemplatePlace.of(place)) else None)
+            return self._fork(place if self._templates.has(place) else None)
 
     def fill(self) -> None:
         """Fork workers until the node has as many as it can run. Thread-safe."""
@@ -163,7 +181,7 @@ class WorkerPool:
         """Fork a spare worker for each rank of `mesh` on this node, up to `ranks_with_spares`. Each
         is forked from its rank's template, with all that can be built ahead. Thread-safe."""
         ranks = self._ranks_with_spares()
-        self._templates.ensure([TemplatePlace.of({"mesh": mesh, "rank": rank}) for rank in ranks])
+        self._templates.ensure([RankPlace.of(mesh, rank) for rank in ranks])
         while True:
             with self._forking:
                 with self._changed:
@@ -172,7 +190,7 @@ class WorkerPool:
                 missing = [rank for rank in self._ranks_with_spares() if rank not in covered]
                 if self._closing or not missing:
                     return
-                self._fork({"mesh": mesh, "rank": missing[0]})
+                self._fork(RankPlace.of(mesh, missing[0]))
 
     def _ranks_with_spares(self) -> list[int]:
         with self._changed:
@@ -192,11 +210,11 @@ class WorkerPool:
             slots = {name: slot for name, slot in self._slots.items() if slot.attempt < attempt}
         for slot in slots.values():
             if slot.name in condemned:
-                self._kill_straggler(slot, "it held up the other ranks")
+                slot.child.kill("it held up the other ranks")
             elif self._config.reform == "fork" and slot.state is not WorkerState.WARM:
                 slot.child.kill()
             else:
-                slot.child.send({"op": "fence", "attempt": attempt})
+                slot.child.send(LeaveAttempts(attempt))
         slots = {name: slot for name, slot in slots.items() if slot.attempt}
         if self._wait_parked(slots, attempt, POLL_S):
             return
@@ -206,7 +224,7 @@ class WorkerPool:
             raise WorkerStillAlive(f"{names} did not die within {EXIT_WAIT_S} s of being killed")
 
     def seat(
-        self, order: FormOrder, seat: Seat, join: JoinOrder, faults: list[dict[str, Any]]
+        self, order: FormOrder, seat: Seat, join: JoinOrder, faults: tuple[ArmFault, ...]
     ) -> Slot | None:
         """Give a rank to its worker, with the faults that are injected into it. None if the worker
         is gone; a signal reports that.
@@ -224,7 +242,7 @@ class WorkerPool:
             gone = WorkerExited(why="the worker was gone before it could take its rank")
             self._signals.send(gone, order.attempt, seat.rank, name)
             return None
-        slot.child.send({"op": "join", "order": asdict(join), "faults": faults})
+        slot.child.send(JoinAttempt(join, faults))
         return slot
 
     def end_unseated(self, order: FormOrder) -> None:
@@ -237,16 +255,16 @@ class WorkerPool:
             children = [self._slots.pop(name).child for name in unseated if name not in spare]
         for child in children:
             child.kill()
-        here = [{"mesh": order.mesh, "rank": seat.rank} for seat in order.seats]
-        self._templates.keep({TemplatePlace.of(place) for place in here})
+        self._templates.keep({RankPlace.of(order.mesh, seat.rank) for seat in order.seats})
 
-    def send(self, attempt: int, message: dict[str, Any], *, wait: bool = True) -> None:
-        """Send `message` to every worker with a rank in `attempt`. Without `wait`, workers whose
-        socket is full do not get it."""
+    def send(
+        self, message: LeaseUpdate | NewIntervals | StopAfterStep, *, or_drop: bool = False
+    ) -> None:
+        """Send `message` to every worker with a rank in its attempt; see `Child.send`."""
         with self._changed:
-            slots = [slot for slot in self._slots.values() if slot.attempt == attempt]
+            slots = [slot for slot in self._slots.values() if slot.attempt == message.attempt]
         for slot in slots:
-            slot.child.send({**message, "attempt": attempt}, wait=wait)
+            slot.child.send(message, or_drop=or_drop)
 
     def stop(self, wait_s: float = 0.0) -> None:
         """Kill every worker, and wait up to `wait_s` for their exits, which are not signalled."""
@@ -288,17 +306,36 @@ class WorkerPool:
 
     # --- messages of workers --------------------------------------------------------------------
 
-    def on_message(self, name: str, message: dict[str, Any]) -> None:
+    def on_message(self, name: str, message: WorkerMessage) -> None:
         """Handle a worker's message; called by the I/O thread."""
         with self._changed:
             slot = self._slots.get(name)
-        if slot is not None:
-            getattr(self, f"_on_{message['op']}")(slot, message)
+        if slot is None:
+            return
+        match message:
+            case StepReport():
+                self._record_row(slot, message)
+            case StepDigest(step=step, digest=digest):
+                self._journal.add_digest(step, digest)
+            case CommittedToMemory(attempt=attempt, step=step):
+                with self._changed:
+                    slot.step = step
+                self._on_state_held(slot, attempt)
+            case FrozenCopy():
+                self._hand_to_saver(message)
+            case LoadOrder():
+                self._hand_to_loader(slot, message)
+            case SegmentReady(attempt=attempt, own=own):
+                self._on_segment_ready(slot, attempt, own)
+            case AttemptsLeft(attempt=attempt):
+                self._record_parked(slot, attempt)
+            case WorkerSignal():
+                self._pass_on(slot, message)
 
     def on_exit(self, child: Child, end: ProcessEnd) -> None:
         """Handle the end of a worker's or a template's process. The exit is signalled before a
         waiting fence returns."""
-        if child.kind == "template":
+        if isinstance(child.job, TemplateJob):
             self._templates.on_exit(child)
             return
         with self._changed:
@@ -308,29 +345,11 @@ class WorkerPool:
             self._send_exit_signal(slot, end)
         with self._changed:
             self._slots.pop(child.name, None)
+            self._devices.free(child.name)
             self._changed.notify_all()
 
-    def _on_hello(self, slot: Slot, message: dict[str, Any]) -> None:
-        """Nothing to do: a slot is warm from its fork on."""
-
-    def _on_joined(self, slot: Slot, message: dict[str, Any]) -> None:
-        joined = codec.restore(WorkerJoined, message["detail"])
-        with self._changed:
-            slot.state, slot.step = WorkerState.TRAINING, joined.step
-            slots = self._slots.values()
-            all_joined = all(other.state is not WorkerState.JOINING for other in slots)
-        self._on_state_held(slot, None)
-        self._send_signal(joined, slot, message)
-        if all_joined:
-            self._on_all_joined()
-
-    def _on_committed(self, slot: Slot, message: dict[str, Any]) -> None:
-        with self._changed:
-            slot.step = message["step"]
-        self._on_state_held(slot, message["attempt"])
-
-    def _on_row(self, slot: Slot, message: dict[str, Any]) -> None:
-        row = StepRow(**{**message["row"], "compute_s": tuple(message["row"]["compute_s"])})
+    def _record_row(self, slot: Slot, report: StepReport) -> None:
+        row = report.row
         with self._changed:
             slot.step, restore = row.step, slot.restore
             resharded = (
@@ -343,85 +362,73 @@ class WorkerPool:
         if resharded:
             self._on_resharded()
         if self._journal.add_row(row):
-            self._send_signal(FirstStep(row.step, row.at), slot, message)
+            first = FirstStep(row.step, row.at)
+            self._signals.send(first, row.attempt, report.rank, slot.name, pid=slot.child.pid)
 
-    def _on_tripped(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._send_signal(codec.restore(GuardTripReported, message["detail"]), slot, message)
-
-    def _on_digest(self, _: Slot, message: dict[str, Any]) -> None:
-        self._journal.add_digest(message["step"], message["digest"])
-
-    def _on_recomputed(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._send_signal(codec.restore(StepRecomputed, message["detail"]), slot, message)
-
-    def _on_save(self, _: Slot, message: dict[str, Any]) -> None:
-        self._hand_to_saver(message)
-
-    def _on_unsaved(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._send_signal(ShardFailed(message["step"], message["message"]), slot, message)
-
-    def _on_wanted(self, slot: Slot, message: dict[str, Any]) -> None:
-        own = {name: b64decode(text) for name, text in message["own"].items()}
-        self._on_segment_ready(slot, message["attempt"], own)
-
-    def _on_failed(self, slot: Slot, message: dict[str, Any]) -> None:
-        failure = codec.restore(WorkerFailed, message["detail"])
+    def _record_parked(self, slot: Slot, attempt: int) -> None:
         with self._changed:
-            slot.failure = failure
-        self._send_signal(failure, slot, message)
-
-    def _on_parked(self, slot: Slot, message: dict[str, Any]) -> None:
-        with self._changed:
-            slot.parked_for = max(slot.parked_for, message["attempt"])
-            if slot.attempt < message["attempt"] and slot.state is not WorkerState.WARM:
+            slot.parked_for = max(slot.parked_for, attempt)
+            if slot.attempt < attempt and slot.state is not WorkerState.WARM:
                 slot.state = WorkerState.PARKED
             self._changed.notify_all()
 
-    def _on_done(self, slot: Slot, message: dict[str, Any]) -> None:
-        with self._changed:
-            slot.state, slot.step = WorkerState.DONE, message["step"]
-        self._send_signal(WorkerDone(message["step"]), slot, message)
+    def _pass_on(self, slot: Slot, signal: WorkerSignal) -> None:
+        """Take note of a worker's event, then report it."""
+        all_joined = False
+        match signal.detail:
+            case WorkerJoined(step=step):
+                with self._changed:
+                    slot.state, slot.step = WorkerState.TRAINING, step
+                    slots = self._slots.values()
+                    all_joined = all(other.state is not WorkerState.JOINING for other in slots)
+                self._on_state_held(slot, None)
+            case WorkerFailed() as failure:
+                with self._changed:
+                    slot.failure = failure
+            case WorkerDone(step=step):
+                with self._changed:
+                    slot.state, slot.step = WorkerState.DONE, step
+        self._signals.send(
+            signal.detail, signal.attempt, signal.rank, slot.name, pid=slot.child.pid
+        )
+        if all_joined:
+            self._on_all_joined()
 
     # --- internals ------------------------------------------------------------------------------
 
-    def _send_signal(self, detail: SignalDetail, slot: Slot, message: dict[str, Any]) -> None:
-        attempt, rank = message["attempt"], message["rank"]
-        self._signals.send(detail, attempt, rank, slot.name, pid=slot.child.pid)
-
     def _send_exit_signal(self, slot: Slot, end: ProcessEnd) -> None:
-        unexplained = end.name == "SIGKILL" and not slot.killed_because
+        unexplained = end.name == "SIGKILL" and not slot.child.killed_because
         exited = WorkerExited(
             exit_code=end.exit_code,
             signal=end.signal,
             name=end.name,
             step=slot.step,
             state=slot.state,
-            why=slot.killed_because,
+            why=slot.child.killed_because,
             out_of_memory=self._shortage.explains_kill() if unexplained else "",
         )
         self._signals.send(exited, slot.attempt, slot.rank, slot.name, pid=slot.child.pid)
 
-    def _fork(self, expected: dict[str, Any] | None = None) -> str:
-        """`expected`: the only place that the worker may be given, {mesh, rank}; None: any
-        place."""
+    def _fork(self, place: RankPlace | None = None) -> str:
+        """`place`: the only place that the worker may be given; None: any place."""
         with self._changed:
             self._forked += 1
             name = f"{self._config.agent}.{self._incarnation}.{self._forked}"
+            self._changed.wait_for(self._can_have_devices, EXIT_WAIT_S)
+            env = self._devices.assign(name)
         path = self._beacon_of(name)
-        request: dict[str, Any] = {"env": self._device_environment(), "beacon": str(path)}
-        if expected is not None:
-            request["expected"] = expected
+        job = WorkerJob(str(path), env, place)
         try:
             beacon.create(path)
-            if expected is None:
-                child = self._child_processes.fork("worker", name, request)
-            else:
-                child = self._templates.fork(name, request)
+            fork = self._child_processes.fork if place is None else self._templates.fork
+            child = fork(name, job)
         except BaseException:  # no worker's exit will remove the beacon
             path.unlink(missing_ok=True)
+            with self._changed:
+                self._devices.free(name)
             raise
         with self._changed:
-            self._slots[name] = Slot(child, expected=expected["rank"] if expected else None)
+            self._slots[name] = Slot(child, job=job)
         assert self._io is not None
         self._io.watch(child)
         if self._closing:  # `stop` did not see this worker
@@ -434,9 +441,8 @@ class WorkerPool:
     def _is_spare(self, slot: Slot, order: FormOrder) -> bool:
         """Whether a worker is a spare for a rank of the order, on the mesh that it was built
         for."""
-        waits = slot.state is WorkerState.WARM and slot.expected is not None
-        on_it = waits and slot.child.request["expected"]["mesh"] == order.mesh
-        return on_it and slot.expected in {seat.rank for seat in order.seats}
+        waits = slot.state is WorkerState.WARM and slot.job.place is not None
+        return waits and slot.job.place in {RankPlace.of(order.mesh, s.rank) for s in order.seats}
 
     def _refuse_stale(self, order: FormOrder) -> None:
         if order.attempt < self._fenced:
@@ -456,19 +462,11 @@ class WorkerPool:
             for name in self._unparked(slots, attempt):
                 asleep[name] = asleep[name] + 1 if _sleeps(slots[name]) else 0
                 if asleep[name] * POLL_S >= self._config.asleep_limit_s:
-                    self._kill_straggler(
-                        slots[name], "it still slept after its connections were cut"
-                    )
+                    slots[name].child.kill("it still slept after its connections were cut")
             if self._wait_parked(slots, attempt, POLL_S):
                 return
         for name in self._unparked(slots, attempt):
-            self._kill_straggler(
-                slots[name], f"it did not leave within {self._config.abort_grace_s} s"
-            )
-
-    def _kill_straggler(self, slot: Slot, why: str) -> None:
-        slot.killed_because = why
-        slot.child.kill()
+            slots[name].child.kill(f"it did not leave within {self._config.abort_grace_s} s")
 
     def _unparked(self, slots: dict[str, Slot], attempt: int) -> list[str]:
         return [n for n, s in slots.items() if n in self._slots and s.parked_for < attempt]
@@ -477,19 +475,9 @@ class WorkerPool:
         with self._changed:
             return self._changed.wait_for(lambda: not self._unparked(slots, attempt), timeout_s)
 
-    def _device_environment(self) -> dict[str, str]:
-        """The environment that assigns one of the node's devices to the new worker; {} without
-        devices."""
-        if not self._config.gpus_per_worker:
-            return {}
-        with self._changed:
-            taken = {
-                slot.child.request["env"].get("CUDA_VISIBLE_DEVICES")
-                for slot in self._slots.values()
-            }
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        free = [device for device in visible if device not in taken]
-        return {"CUDA_VISIBLE_DEVICES": free[0] if free else visible[0]}
+    def _can_have_devices(self) -> bool:
+        """Whether a wait for devices is over: no worker that was killed still holds some."""
+        return self._devices.enough_free or self._devices.holders <= self._slots.keys()
 
 
 def _sleeps(slot: Slot) -> bool:

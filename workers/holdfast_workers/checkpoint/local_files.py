@@ -160,6 +160,8 @@ def _translated(path: Path) -> Iterator[None]:
         uri, reason = str(error.filename or path), error.strerror or str(error)
         if error.errno in _NOT_THERE:
             raise ObjectMissing(uri) from error
+        if error.errno == errno.ENAMETOOLONG:
+            raise StorageDenied(uri, f"{reason}: use a shorter path") from error
         if error.errno in _DENIED:
             user = os.getuid()
             raise StorageDenied(

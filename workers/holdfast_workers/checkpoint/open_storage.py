@@ -8,7 +8,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.checkpoint.storage import Storage, StorageOptions, local_folder, uri_fault
+from holdfast_workers.checkpoint.storage import Storage, local_folder, uri_fault
+from holdfast_workers.protocol.processes import StorageOptions
 
 
 def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:

@@ -18,8 +18,8 @@ from holdfast_workers.checkpoint.storage import (
     ObjectMissing,
     ObjectReader,
     ObjectWriter,
-    StorageOptions,
 )
+from holdfast_workers.protocol.processes import StorageOptions
 
 DELETE_BATCH_KEYS = 1000
 _READ_BYTES = 1024 * 1024

@@ -1,7 +1,8 @@
 """Requests to one bucket, with deadlines and retries; raises storage errors.
 
 Attempts are separated by growing pauses with jitter, and bounded in number and in time. Errors that
-a retry cannot mend (credentials, permissions, a missing object) are raised at once.
+a retry cannot mend (credentials, permissions, a missing object) are raised at once. No error
+repeats what a reply contains: the service may be another one than it seems.
 """
 
 from __future__ import annotations
@@ -12,27 +13,33 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import stamina
+from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
+    ReadTimeoutError,
+    SSLError,
 )
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 from botocore.session import Session
 
+from holdfast_workers.checkpoint.s3_endpoint import local_address
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     ObjectMissing,
     StorageDenied,
     StorageError,
-    StorageOptions,
     TransientStorageError,
 )
+from holdfast_workers.protocol.processes import StorageOptions
 
 T = TypeVar("T")
 
@@ -45,10 +52,23 @@ _MISSING = ("NoSuchKey", "NoSuchUpload", "404")
 _DENIED_STATUS = (401, 403)
 _TRANSIENT_STATUS = (408, 409, 429)
 _MOVED_STATUS = (301, 307)
+_NAMED_CODES = frozenset(
+    {
+        *("AccessDenied", "AuthorizationHeaderMalformed", "ConditionalRequestConflict"),
+        *("EntityTooLarge", "ExpiredToken", "InternalError", "InvalidAccessKeyId"),
+        *("InvalidBucketName", "InvalidRequest", "InvalidToken", "MethodNotAllowed"),
+        *("NoSuchBucket", "NotImplemented", "PermanentRedirect", "QuotaExceeded"),
+        *("RequestTimeTooSkewed", "RequestTimeout", "ServiceUnavailable"),
+        *("SignatureDoesNotMatch", "SlowDown"),
+    }
+)
+"""Codes of S3 errors that messages name; other codes are words of an unknown service."""
+_DESCRIBED = (ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError, SSLError)
+"""Errors whose text is that of the client alone."""
 _REMEDY = (
     "the credentials must allow to list, read, write and delete there; they come from the secret "
-    "named in checkpoint.remote.secret, or else from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-    "in the environment of the server and of all nodes"
+    "named in checkpoint.remote.secret, or, on AWS, from AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY in the environment of the server and of all nodes"
 )
 
 
@@ -118,7 +138,7 @@ class Bucket:
                     return 0, start
                 raise
             with contextlib.closing(response["Body"]) as body:
-                size = int(_required(response, "ContentRange").rpartition("/")[2])
+                size = _size(_required(response, "ContentRange"))
                 return _fill(body, buffer[: size - start], deadline, self.uri_of(key)), size
 
         return self._retried(key, send_request)
@@ -142,7 +162,7 @@ class Bucket:
         )
         for failed in response.get("Errors", ()):
             raise TransientStorageError(
-                self.uri_of(failed["Key"]), f"not deleted: {failed['Code']}"
+                self.uri_of(failed["Key"]), f"not deleted: {_named(failed.get('Code'))}"
             )
 
     def _page(self, operation: str, prefix: str, cursor: dict[str, Any]) -> Any:
@@ -166,8 +186,22 @@ class Bucket:
         )
         for attempt in retrying:
             with attempt, _translated(self.uri_of(key)):
+                self._refuse_local_endpoint()
                 return send_request()
         raise AssertionError("a retried block returns or raises")
+
+    def _refuse_local_endpoint(self) -> None:
+        """At every request, because the name of the host may get another address meanwhile."""
+        endpoint = self.options.endpoint
+        if not self.options.refuse_local or endpoint is None:
+            return
+        address = local_address(endpoint)
+        if address is not None:
+            raise StorageDenied(
+                self.uri_of(""),
+                f"the endpoint {endpoint} is at {address}, an address of this machine or of its "
+                "link: use another, or set HOLDFAST_ALLOW_LOCAL_STORAGE=true for the server",
+            )
 
 
 class _Body:
@@ -207,6 +241,13 @@ def _required(response: dict[str, Any], field: str) -> Any:
     return response[field]
 
 
+def _size(content_range: str) -> int:
+    size = content_range.rpartition("/")[2]
+    if not size.isdecimal():
+        raise _TruncatedResponse("a response with an unreadable Content-Range")
+    return int(size)
+
+
 def _fill(body: Any, buffer: memoryview, deadline: float, uri: str) -> int:
     filled = 0
     while filled < len(buffer):
@@ -237,6 +278,8 @@ def _client(options: StorageOptions) -> Any:
         s3={"addressing_style": "path" if options.endpoint else "auto"},
         request_checksum_calculation="when_required",  # some services lack the newer checksums
         response_checksum_validation="when_required",
+        # The credentials of this machine are for AWS: no other service gets a signature by them.
+        signature_version=UNSIGNED if options.endpoint and given is None else None,
     )
     return session.create_client(
         "s3", region_name=region, endpoint_url=options.endpoint, config=config
@@ -262,14 +305,14 @@ def _translated(uri: str) -> Iterator[None]:
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StorageDenied(uri, f"{error}: {_REMEDY}") from error
     except _TRANSIENT_ERRORS as error:
-        raise TransientStorageError(uri, f"{type(error).__name__}: {error}") from error
+        raise TransientStorageError(uri, _described(error)) from error
     except BotoCoreError as error:
         raise StorageError(uri, f"{type(error).__name__}: {error}") from error
 
 
 def _storage_error(uri: str, error: ClientError) -> StorageError:
     status, code = _status(error), error.response["Error"].get("Code", "")
-    reason = f"{code} ({status}): {error.response['Error'].get('Message', '')}"
+    reason = f"{_named(code)} (HTTP status {status})"
     if code == "NoSuchBucket":  # transient: submission has checked that the bucket exists
         reason += ": create the bucket, or correct checkpoint.remote.uri or .endpoint"
     if code in _MISSING:
@@ -283,6 +326,17 @@ def _storage_error(uri: str, error: ClientError) -> StorageError:
     if status in _MOVED_STATUS:
         return StorageDenied(uri, f"{reason}: set checkpoint.remote.region to the bucket's region")
     return StorageError(uri, reason)
+
+
+def _described(error: Exception) -> str:
+    """The error's type, and its text unless that may quote the reply."""
+    kind = type(error).__name__
+    own = isinstance(error, _DESCRIBED) or type(error) is _TruncatedResponse
+    return f"{kind}: {error}" if own or isinstance(error, TimeoutError) else kind
+
+
+def _named(code: object) -> str:
+    return str(code) if code in _NAMED_CODES else "refused"
 
 
 def _status(error: ClientError) -> int:

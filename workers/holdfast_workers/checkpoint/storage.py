@@ -8,13 +8,15 @@ folder, and its address is that root's URI: `/path/step-00000007.attempt-1`,
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Protocol
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from holdfast_workers.errors import WorkersError
+
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 class StorageError(WorkersError):
@@ -110,32 +112,6 @@ class Storage(Protocol):
         """Remove everything below the root, unfinished writes included."""
 
 
-@dataclass(frozen=True)
-class StorageOptions:
-    """Connection, timeout and retry settings of a bucket. A file system ignores them."""
-
-    endpoint: str | None = None
-    """URL of an S3 service other than AWS's own."""
-    region: str | None = None
-    credentials: dict[str, str] | None = field(default=None, repr=False)
-    """`access_key_id`, `secret_access_key`, optional `session_token`; None: AWS's default chain."""
-    connect_timeout_s: float = 5.0
-    read_timeout_s: float = 20.0
-    """Longest time without a byte from the server."""
-    part_timeout_s: float = 120.0
-    """Limit for one whole part, however slowly its bytes arrive."""
-    attempts: int = 5
-    patience_s: float = 60.0
-    """From the start of an operation's first attempt to the start of its last."""
-    part_bytes: int = 16 * 1024 * 1024
-    in_flight: int = 4
-    """Parts transferred concurrently; each open object takes this many parts of memory."""
-
-    def as_document(self) -> dict[str, Any]:
-        """JSON for another process. Contains the credentials."""
-        return asdict(self)
-
-
 def local_folder(uri: str) -> Path | None:
     """The local folder behind a storage's URI; None for a bucket."""
     parts = urlsplit(uri)
@@ -146,15 +122,29 @@ def local_folder(uri: str) -> Path | None:
 
 def uri_fault(uri: str) -> str | None:
     """The reason why `uri` cannot be a storage's root, or None if it can."""
+    if any(character < " " or character == "\x7f" for character in unquote(uri)):
+        return "it has a control character: remove it"
     if uri.startswith("/"):
         return None
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        return f"it is not a URI ({error}): write an absolute path, or s3://bucket/prefix"
     if parts.scheme not in ("file", "s3"):
         return "use an absolute path, file:///path or s3://bucket/prefix"
     if parts.query or parts.fragment:
         return "a query or fragment is not allowed: use letters, digits and ._- in names"
-    if parts.scheme == "s3":
-        return None if parts.netloc else "it has no bucket: write s3://bucket/prefix"
+    return _bucket_fault(parts.netloc) if parts.scheme == "s3" else _file_fault(parts)
+
+
+def _bucket_fault(bucket: str) -> str | None:
+    if not bucket:
+        return "it has no bucket: write s3://bucket/prefix"
+    known = _BUCKET.fullmatch(bucket)
+    return None if known else f"{bucket!r} is not a bucket's name: use a-z, 0-9, . and -"
+
+
+def _file_fault(parts: SplitResult) -> str | None:
     if parts.netloc not in ("", "localhost"):
         return f"host {parts.netloc!r} is not supported: write file:///absolute/path"
     return None if parts.path.startswith("/") else "the path must be absolute: every node reads it"

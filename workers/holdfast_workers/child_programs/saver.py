@@ -33,7 +33,6 @@ from holdfast_workers.checkpoint.storage import (
     Storage,
     StorageDenied,
     StorageError,
-    StorageOptions,
     TransientStorageError,
     joined,
     write_small,
@@ -42,6 +41,10 @@ from holdfast_workers.fault_injection.failing_storage import with_injected_failu
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.segment import Segment
+from holdfast_workers.protocol.answers import PublishedCheckpoint
+from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
+from holdfast_workers.protocol.processes import FrozenCopy, StorageRefusal, StorageZygoteConfig
+from holdfast_workers.protocol.signals import RetentionDone, ShardRecord
 from holdfast_workers.spec import RemoteTierSpec
 
 QUARANTINE_REASON = "its job must not use it: see the event checkpoint.bad of this URI"
@@ -52,68 +55,66 @@ def record_name(rank: int) -> str:
     return f"rank-{rank:05d}.record.json"
 
 
-def save(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) -> int:
-    """Write the shard that the request names; answers `saved` with its size in bytes."""
-    rank, step, attempt = request["rank"], request["step"], request["attempt"]
+def save(end: socket.socket, copy: FrozenCopy, config: StorageZygoteConfig) -> int:
+    """Write the shard of a frozen copy; answers its `ShardRecord`."""
+    rank, step, attempt = copy.rank, copy.step, copy.attempt
     faults = FaultPoints.from_environment()
     faults.rank = rank
     faults.reach("saver", step)
-    segment = Segment.open(Path(request["path"]))
+    segment = Segment.open(Path(copy.path))
     commit = segment.commits()[0]
-    folder = _root(remote).below(checkpoint_folder(step, attempt))
+    folder = _root(config).below(checkpoint_folder(step, attempt))
     try:
         record = save_shard(folder, segment.payload(commit), segment.layout, rank, attempt, step)
         # Verified after the last read, so that the written bytes are those of the commit.
         if not segment.verify(commit):
             raise ValueError(f"the copy of step {step} does not match its digest")
-        record["metrics"] = request["metrics"]
+        record["metrics"] = copy.metrics
         write_small(folder, record_name(rank), _sealed(record))
     except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)
-    control_channel.send(end, {"op": "saved", "rank": rank, "step": step, "nbytes": commit.nbytes})
+    control_channel.send(end, ShardRecord(rank, step, attempt, commit.nbytes))
     return 0
 
 
-def finalize(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) -> int:
-    """Publish the checkpoint of the request's step; answers `finalized` as soon as it is
-    durable."""
-    step, attempt = request["step"], request["attempt"]
+def finalize(end: socket.socket, command: FinalizeCheckpoint, config: StorageZygoteConfig) -> int:
+    """Publish the checkpoint of the command's step; answers as soon as it is durable."""
+    step, attempt = command.step, command.attempt
     FaultPoints.from_environment().reach("finalizer", step)
-    folder = _root(remote).below(checkpoint_folder(step, attempt))
+    folder = _root(config).below(checkpoint_folder(step, attempt))
     try:
         folder.delete_broken()  # left by killed savers; all shards exist by now
-        records = [_record(folder, rank) for rank in range(request["world_size"])]
+        records = [_record(folder, rank) for rank in range(config.world_size)]
         # A shard that a partner saved for a lost rank has no metrics; those of all ranks are equal.
         metrics: dict[str, float] = next(
             (record["metrics"] for record in records if record["metrics"]), {}
         )
-        extra = {**request["extra"], "metrics": metrics}
-        manifest = publish(folder, records, request["mesh"], extra)
+        extra = {"job": config.job_id, "training": config.training, "metrics": metrics}
+        manifest = publish(folder, records, config.mesh, extra)
         nbytes = sum(folder.objects().values())
     except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)
-    answer = {"uri": folder.uri, "nbytes": nbytes, "metrics": manifest.metrics}
-    control_channel.send(end, {"op": "finalized", **answer})
+    control_channel.send(end, PublishedCheckpoint(folder.uri, nbytes, manifest.metrics))
     return 0
 
 
-def tidy(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) -> int:
-    """Quarantine the checkpoints that the request names as bad, then apply retention to the
+def tidy(end: socket.socket, command: TidyRemoteTier, config: StorageZygoteConfig) -> int:
+    """Quarantine the checkpoints that the command names as bad, then apply retention to the
     rest."""
-    FaultPoints.from_environment().reach("tidier", request["step"])
-    root = _root(remote)
+    FaultPoints.from_environment().reach("tidier", command.step)
+    root = _root(config)
     try:
-        _quarantine(root, request["bad"])
+        _quarantine(root, sorted(command.bad))
         removed = retain(
             root,
-            RemoteTierSpec.model_validate(request["rules"]),
-            current_attempt=request["attempt"],
-            unfinished={(step, attempt) for step, attempt in request["unfinished"]},
+            RemoteTierSpec.model_validate(config.training["checkpoint"]["remote"]),
+            current_attempt=command.attempt,
+            unfinished=set(command.unfinished),
         )
     except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)
     deleted = {joined(root.uri, folder): why for folder, why in removed.items()}
-    control_channel.send(end, {"op": "tidied", "deleted": deleted})
+    control_channel.send(end, RetentionDone(command.step, deleted))
     return 0
 
 
@@ -128,9 +129,7 @@ def _quarantine(root: Storage, uris: Collection[str]) -> None:
 def _refused(end: socket.socket, error: StorageError) -> int:
     """Answer that the storage refuses the operation for now; the agent may try again."""
     _log.exception("the storage refused an operation")
-    control_channel.send(
-        end, {"op": "refused", "message": control_channel.shorten_middle(str(error))}
-    )
+    control_channel.send(end, StorageRefusal(control_channel.shorten_middle(str(error))))
     return 0
 
 
@@ -151,7 +150,7 @@ def _record(folder: Storage, rank: int) -> dict[str, Any]:
     raise BadCheckpoint(joined(folder.uri, name), "it does not match its own digest")
 
 
-def _root(remote: dict[str, Any]) -> Storage:
+def _root(config: StorageZygoteConfig) -> Storage:
     """The job's remote tier, as configured by the agent."""
-    storage = open_storage(remote["uri"], StorageOptions(**remote["options"]))
-    return with_injected_failures(storage, Path(remote["fault_file"]))
+    storage = open_storage(config.remote_root, config.storage)
+    return with_injected_failures(storage, Path(config.storage_fault_file))

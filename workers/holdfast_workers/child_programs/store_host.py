@@ -6,12 +6,14 @@ listens on the node's address only: by default, a TCPStore listens on every inte
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import socket
 
 from torch._C._distributed_c10d import TCPStore
 
 from holdfast_workers.ipc import control_channel
+from holdfast_workers.protocol.processes import AskStorePort, StorePort
 
 IDLE_LIMIT = datetime.timedelta(days=1)
 BACKLOG = 1024
@@ -30,10 +32,8 @@ def run(end: socket.socket, host: str) -> int:
         timeout=IDLE_LIMIT,
         master_listen_fd=listener.detach(),
     )
-    control_channel.send(end, {"op": "port", "port": store.port})
-    try:
-        while control_channel.receive(end)["op"] != "stop":
-            pass
-    except control_channel.ControlClosed:
-        pass
+    with contextlib.suppress(control_channel.ControlClosed):  # the agent has closed its end
+        while True:
+            control_channel.send(end, StorePort(store.port))
+            control_channel.receive(end, AskStorePort)
     return 0

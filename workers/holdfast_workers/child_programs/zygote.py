@@ -2,17 +2,25 @@
 
 A node agent starts `python -m holdfast_workers.child_programs.zygote FD AGENT_PID`. The zygote
 reads its configuration from the control socket FD, imports torch and the job's recipe, prepares the
-recipe (opens the data, does nothing that needs a world) and then serves `fork` requests. Each
-request passes a control socket and a log pipe for the new process. The zygote never starts a
+recipe (opens the data, does nothing that needs a world) and then forks a process for each job. Each
+job comes with a control socket and a log pipe for the new process. The zygote never starts a
 thread, touches no device and holds no state of the run: it may die at any time, and the workers go
 on.
+
+Users' modules may start threads, whose locks would stay held in a child. So the zygote counts its
+threads before each fork. If there are any of users' modules, it forks nothing and names the
+modules; its agent replaces it by a zygote that leaves the recipe to the processes forked from it.
 
 A *template* is a fork that has prepared everything that a worker of one rank needs, and then forks
 workers for that rank as the zygote does: they start with all of it prepared.
 
 Kinds of processes: `worker` (trains), `template`, `store` (hosts the rendezvous store), `saver`
 (writes one shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint), `tidier`
-(removes those that are not kept), `preflight` (checks processor and devices).
+(removes those that are not kept), `loader` (loads one rank's state), `preflight` (checks processor
+and devices).
+
+The *storage zygote* gets a `StorageZygoteConfig`: it imports no users' code and forks only savers,
+finalizers, tidiers and loaders, with the credentials of a bucket.
 
 Log events of all of them go to the log pipe; see `log_setup`.
 """
@@ -27,12 +35,35 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
 from holdfast_workers import log_setup
 from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.ipc.thread_origins import ThreadOrigins
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.answers import AgentFailure
+from holdfast_workers.protocol.processes import (
+    JOBS,
+    WORKER_ORDERS,
+    FinalizerJob,
+    Forked,
+    FrozenCopy,
+    Job,
+    LoadOrder,
+    PreflightJob,
+    ProcessReady,
+    RankPlace,
+    StorageJob,
+    StorageZygoteConfig,
+    StoreJob,
+    TemplateJob,
+    TemplateUnfit,
+    TidierJob,
+    WorkerJob,
+    ZygoteConfig,
+)
 
 if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
@@ -49,21 +80,29 @@ def main() -> None:
     log_setup.configure()  # before the recipe is imported, which may configure structlog itself
     end = socket.socket(fileno=fd)
     with contextlib.suppress(control_channel.ControlClosed):  # the agent and its workers are gone
-        config = control_channel.receive(end)
+        config = control_channel.receive(end, StorageZygoteConfig, ZygoteConfig)
+        recipe = None
         try:
-            recipe = _prepare(config)
+            for name in ONE_THREAD:  # before torch is imported: otherwise it starts a thread pool
+                os.environ.setdefault(name, "1")
+            if isinstance(config, ZygoteConfig):
+                _import_for_training()
+            else:
+                _import_for_storage()
+            threads = ThreadOrigins()
+            if isinstance(config, ZygoteConfig) and config.imports_recipe:
+                recipe = _prepare_recipe(config, threads)
+            gc.collect()
+            gc.freeze()  # a child's garbage collection would touch, and so copy, all these objects
         except Exception as error:
             control_channel.send(end, _failure(error))
             return
-        threads = linux_processes.thread_count()
-        control_channel.send(end, {"op": "ready", "pid": os.getpid(), "threads": threads})
-        _serve(end, agent_pid, config, recipe)
+        control_channel.send(end, ProcessReady())
+        _serve(end, agent_pid, config, recipe, threads)
 
 
-def _prepare(config: dict[str, Any]) -> Recipe:
-    """Import all that a worker will need, and prepare what needs no world."""
-    for name in ONE_THREAD:  # before torch is imported: otherwise it starts a thread pool
-        os.environ.setdefault(name, "1")
+def _import_for_training() -> None:
+    """Import all that a worker will need but the recipe."""
     import torch
     import torch._dynamo
     import torch.distributed.fsdp
@@ -71,33 +110,55 @@ def _prepare(config: dict[str, Any]) -> Recipe:
 
     torch.set_num_threads(1)
     from holdfast_workers.child_programs import saver, store_host  # noqa: F401
-    from holdfast_workers.protocol import codec
-    from holdfast_workers.protocol.messages import JoinOrder
-    from holdfast_workers.recipes import lookup
-    from holdfast_workers.spec import TrainingSpec
+    from holdfast_workers.recipes import lookup  # noqa: F401
     from holdfast_workers.worker import main as worker  # noqa: F401
 
-    spec = TrainingSpec.model_validate(config["training"])
-    recipe = lookup.make_recipe(spec, Path(config["cache_dir"]))
-    recipe.prepare()
-    codec.prepare(JoinOrder)
-    gc.collect()
-    gc.freeze()  # a worker's garbage collection would touch, and so copy, all these objects
+    codec.prepare(*WORKER_ORDERS, *WorkerJob.answers)
+
+
+def _import_for_storage() -> None:
+    """Import all that the processes need that reach the storage of checkpoints."""
+    linux_processes.name_process("hf-storage")
+    from holdfast_workers.checkpoint import s3  # noqa: F401
+    from holdfast_workers.child_programs import loader, saver  # noqa: F401
+
+
+def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) -> Recipe:
+    """Import the recipe, and prepare what needs no world."""
+    from holdfast_workers.recipes import lookup
+    from holdfast_workers.spec import TrainingSpec
+
+    spec = TrainingSpec.model_validate(config.training)
+    subject = spec.function or spec.recipe
+    with threads.recording(subject) if threads is not None else contextlib.nullcontext():
+        recipe = lookup.make_recipe(spec, Path(config.cache_dir))
+        recipe.prepare()
     return recipe
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    return {
-        "op": "failed",
-        "type": type(error).__name__,
-        "message": control_channel.shorten_middle(str(error)),
-        "traceback": control_channel.shorten_middle(traceback.format_exc()),
-    }
+def _failure(error: Exception) -> AgentFailure:
+    return AgentFailure(
+        control_channel.shorten_middle(str(error)),
+        type(error).__name__,
+        control_channel.shorten_middle(traceback.format_exc()),
+    )
 
 
-def _serve(end: socket.socket, agent_pid: int, config: dict[str, Any], recipe: Recipe) -> None:
+def _serve(
+    end: socket.socket,
+    agent_pid: int,
+    config: StorageZygoteConfig,
+    recipe: Recipe | None,
+    threads: ThreadOrigins,
+) -> None:
+    job: Job
     while True:
-        request, fds = control_channel.receive_with_fds(end)
+        job, fds = control_channel.receive_with_fds(end, *JOBS)
+        if started_by := threads.started():
+            for descriptor in fds:
+                os.close(descriptor)
+            control_channel.send(end, Forked(0, started_by))
+            continue
         reader, writer = os.pipe()
         middle = os.fork()
         if middle == 0:
@@ -111,22 +172,22 @@ def _serve(end: socket.socket, agent_pid: int, config: dict[str, Any], recipe: R
             os.close(reader)
             os.close(writer)
             end.close()
-            _become(request, fds, agent_pid, config, recipe)
+            _become(job, fds, agent_pid, config, recipe)
         os.close(writer)
         os.waitpid(middle, 0)
         pid = int(os.read(reader, 32) or b"0")
         os.close(reader)
         for descriptor in fds:
             os.close(descriptor)
-        control_channel.send(end, {"op": "forked", "pid": pid})
+        control_channel.send(end, Forked(pid))
 
 
 def _become(
-    request: dict[str, Any],
+    job: Job,
     fds: list[int],
     agent_pid: int,
-    config: dict[str, Any],
-    recipe: Recipe,
+    config: StorageZygoteConfig,
+    recipe: Recipe | None,
 ) -> None:
     """Run as the requested kind of process; never returns."""
     code = 1
@@ -139,14 +200,16 @@ def _become(
         sys.stdout, sys.stderr = _lines_to(1), _lines_to(2)
         if linux_processes.die_with_parent(agent_pid, REPARENT_TIMEOUT_S):
             linux_processes.allow_tracing(agent_pid)
-            os.environ.update(request.get("env", {}))
             end = socket.socket(fileno=control_fd)
-            if request["kind"] == "template":
-                code = _run_template(request, end, agent_pid, config, recipe)
+            linux_processes.name_process(f"hf-{job.process}")
+            if isinstance(job, StorageJob):
+                code = _run_storage(job, end, config)
+            elif not isinstance(config, ZygoteConfig):
+                raise ValueError("the storage zygote has no recipe")
             else:
-                code = _run(request, end, config, recipe)
+                code = _run(job, end, agent_pid, config, recipe)
     except BaseException:
-        _log.exception("the process failed", kind=request.get("kind"))
+        _log.exception("the process failed", kind=job.process)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -162,54 +225,72 @@ def _lines_to(descriptor: int) -> TextIO:
 
 
 def _run(
-    request: dict[str, Any], end: socket.socket, config: dict[str, Any], recipe: Recipe
+    job: WorkerJob | TemplateJob | StoreJob | PreflightJob,
+    end: socket.socket,
+    agent_pid: int,
+    config: ZygoteConfig,
+    recipe: Recipe | None,
 ) -> int:
-    from holdfast_workers.child_programs import saver, store_host
+    from holdfast_workers.child_programs import store_host
     from holdfast_workers.health import preflight
     from holdfast_workers.progress.beacon import Beacon
     from holdfast_workers.worker import main as worker
 
-    kind = request["kind"]
-    linux_processes.name_process(f"hf-{kind}")
-    if kind == "worker":
-        beacon = Beacon(Path(request["beacon"]))
-        expected = worker.expected_world(request.get("expected"), config["device"])
-        return worker.Worker(end, config, recipe, beacon, expected).run()
-    if kind == "store":
-        return store_host.run(end, request["host"])
-    if kind == "saver":
-        return saver.save(end, request, config["remote"])
-    if kind == "finalizer":
-        return saver.finalize(end, request, config["remote"])
-    if kind == "tidier":
-        return saver.tidy(end, request, config["remote"])
-    if kind == "preflight":
-        return preflight.run(end, request)
-    raise ValueError(f"unknown kind of process: {kind}")
+    match job:
+        case WorkerJob(beacon=beacon, env=env, place=place):
+            os.environ.update(env)
+            recipe = _prepare_recipe(config) if recipe is None else recipe
+            expected = worker.expected_world(place, config.device)
+            return worker.Worker(end, config, recipe, Beacon(Path(beacon)), expected).run()
+        case TemplateJob(place=place):
+            return _run_template(place, end, agent_pid, config, recipe)
+        case StoreJob(host=host):
+            return store_host.run(end, host)
+        case PreflightJob():
+            return preflight.run(end, job)
+
+
+def _run_storage(job: StorageJob, end: socket.socket, config: StorageZygoteConfig) -> int:
+    """Run a process that reaches the storage of checkpoints."""
+    from holdfast_workers.child_programs import loader, saver
+
+    match job:
+        case FrozenCopy():
+            return saver.save(end, job, config)
+        case FinalizerJob(command=publication):
+            return saver.finalize(end, publication, config)
+        case TidierJob(command=cleanup):
+            return saver.tidy(end, cleanup, config)
+        case LoadOrder():
+            return loader.load(end, job, config)
 
 
 def _run_template(
-    request: dict[str, Any],
+    place: RankPlace,
     end: socket.socket,
     agent_pid: int,
-    config: dict[str, Any],
-    recipe: Recipe,
+    config: ZygoteConfig,
+    recipe: Recipe | None,
 ) -> int:
-    """Prepare what a worker in the requested place needs, then fork such workers until the agent
-    ends this process. A process that has threads, or could prepare nothing, answers `unfit`."""
+    """Prepare what a worker in this place needs, then fork such workers until the agent ends this
+    process. A process that has threads, or could prepare nothing, answers `TemplateUnfit`; so does
+    one without a recipe, whose import is known to start threads."""
     from holdfast_workers.worker import main as worker
 
-    linux_processes.name_process("hf-template")
-    place = worker.expected_world(request["expected"], config["device"])
-    prepared = place is not None and recipe.expect(place)
+    world = worker.expected_world(place, config.device)
+    if (
+        recipe is None
+        or world is None
+        or not recipe.expect(world)
+        or len(linux_processes.thread_ids()) > 1
+    ):
+        control_channel.send(end, TemplateUnfit())
+        return 0
     gc.collect()
     gc.freeze()
-    if not prepared or linux_processes.thread_count() > 1:
-        control_channel.send(end, {"op": "unfit"})
-        return 0
-    control_channel.send(end, {"op": "ready"})
+    control_channel.send(end, ProcessReady())
     with contextlib.suppress(control_channel.ControlClosed):
-        _serve(end, agent_pid, config, recipe)
+        _serve(end, agent_pid, config, recipe, ThreadOrigins())
     return 0
 
 

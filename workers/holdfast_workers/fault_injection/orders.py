@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection import link_cut
@@ -30,6 +29,7 @@ from holdfast_workers.fault_injection.kinds import (
     Victim,
 )
 from holdfast_workers.ipc.children import Child
+from holdfast_workers.protocol.processes import ArmFault
 
 ACTION_DELAY_S = 0.02
 
@@ -77,20 +77,20 @@ class FaultOrders:
         else:
             self._carry_out(fault)
 
-    def pending(self, rank: int) -> list[dict[str, Any]]:
+    def pending(self, rank: int) -> tuple[ArmFault, ...]:
         """The orders that a new process of the rank must receive."""
         with self._lock:
-            return [
-                {"number": number, "fault": fault.document()}
+            return tuple(
+                ArmFault(number, fault.document())
                 for number, fault in self._armed.items()
                 if fault.rank == rank
-            ]
+            )
 
     def send_pending(self, rank: int, child: Child) -> None:
         """Send all pending orders to the process that now has the rank; some may have arrived
         after its join order was composed."""
         for order in self.pending(rank):
-            child.send({"op": "inject", **order})
+            child.send(order)
 
     def fired(self, number: int) -> None:
         with self._lock:
@@ -105,7 +105,7 @@ class FaultOrders:
         with self._lock:
             self._armed[number] = fault
         if child is not None:
-            child.send({"op": "inject", "number": number, "fault": fault.document()})
+            child.send(ArmFault(number, fault.document()))
 
     def _carry_out(self, fault: Injection) -> None:
         match fault.kind:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.findings import HealthFinding, Level
+from holdfast_workers.protocol.processes import PreflightJob, PreflightResult
 from holdfast_workers.state.digest import payload_digest
 
 if TYPE_CHECKING:
@@ -32,28 +31,16 @@ HOST_REPEATS, DEVICE_REPEATS = 5, 150
 HOST_COPY_BYTES, DEVICE_COPY_BYTES = 32 << 20, 512 << 20
 
 
-@dataclass(frozen=True)
-class PreflightResult:
-    """The result of a check. `measured`: device → GB/s of its memory."""
-
-    findings: tuple[HealthFinding, ...]
-    measured: dict[str, float]
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any]) -> PreflightResult:
-        return codec.restore(cls, message)
-
-
-def run(end: socket.socket, request: dict[str, Any]) -> int:
+def run(end: socket.socket, job: PreflightJob) -> int:
     """Check processor and devices, and send the result to the agent."""
-    found, measured = [], {}
-    for device in devices(request["devices"]):
-        findings, copied = check(device, request["memory_floor_gb_per_s"])
+    found: list[HealthFinding] = []
+    measured = {}
+    for device in devices(job.devices):
+        findings, copied = check(device, job.memory_floor_gb_per_s)
         found += findings
         measured[device] = copied
     with contextlib.suppress(control_channel.ControlClosed):  # the agent has given up waiting
-        message = {"findings": [asdict(finding) for finding in found], "measured": measured}
-        control_channel.send(end, {"op": "checked", **message})
+        control_channel.send(end, PreflightResult(tuple(found), measured))
     return 0
 
 

@@ -15,14 +15,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.ipc import control_channel, environment, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.protocol.answers import AgentFailure
+from holdfast_workers.protocol.processes import (
+    ZYGOTE_ANSWERS,
+    AskStorePort,
+    Forked,
+    Job,
+    StorageZygoteConfig,
+    WorkerOrder,
+    ZygoteConfig,
+)
 
 
 class ZygoteFailed(WorkersError):
@@ -33,30 +42,46 @@ class ZygoteFailed(WorkersError):
         self.failure = failure or AgentFailure(message)
 
 
+class ThreadsStarted(WorkersError):
+    """The zygote or template has threads, so it was not forked. `started_by`: their modules."""
+
+    def __init__(self, started_by: tuple[str, ...]) -> None:
+        super().__init__(f"it has threads, started by {', '.join(started_by)}")
+        self.started_by = started_by
+
+
 @dataclass
 class Child:
     """One process forked by the zygote, with the agent's ends of its control socket and log."""
 
-    kind: str
+    job: Job
     name: str
     pid: int
     pidfd: int
     end: socket.socket
     log_fd: int
-    request: dict[str, Any] = field(default_factory=dict)
+    killed_because: str = ""
+    """The agent's reason for killing this process; empty: it did not."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _closed: bool = False
 
-    def send(self, message: dict[str, Any], *, wait: bool = True) -> bool:
-        """Send a control message. False if the process has ended (the I/O loop reports its exit)
-        or, without `wait`, if its socket buffer is full of unread messages."""
+    def send(self, message: WorkerOrder | AskStorePort, *, or_drop: bool = False) -> bool:
+        """Send a control message; never waits. False if the process has ended (the I/O loop reports
+        its exit), or its socket buffer is full of unread messages: such a process is killed. With
+        `or_drop`, only the message is lost."""
         try:
-            control_channel.send(self.end, message, wait=wait)
-        except (control_channel.ControlClosed, BlockingIOError):
+            control_channel.send(self.end, message, wait=False)
+        except control_channel.ControlClosed:
+            return False
+        except BlockingIOError:
+            if not or_drop:
+                self.kill("it did not read its control messages")
             return False
         return True
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
+        """Kill the process; its exit is reported with the reason."""
+        self.killed_because = why or self.killed_because
         self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
@@ -89,16 +114,18 @@ class Child:
             os.close(self.pidfd)
 
 
-def fork_from(end: socket.socket, kind: str, name: str, request: dict[str, Any]) -> Child:
+def fork_from(end: socket.socket, name: str, job: Job) -> Child:
     """Request a fork from the process at the other side of `end` (a zygote or a template).
 
-    Raises ControlClosed or OSError (including TimeoutError) if it does not answer."""
+    Raises ThreadsStarted, ControlClosed, UnreadableDocument or OSError (including TimeoutError)."""
     ours, theirs = control_channel.pair()
     log_reader, log_writer = os.pipe()
     try:
-        message = {"op": "fork", "kind": kind, "name": name, **request}
-        control_channel.send(end, message, (theirs.fileno(), log_writer))
-        pid = control_channel.receive(end)["pid"]
+        control_channel.send(end, job, (theirs.fileno(), log_writer))
+        answer = control_channel.receive(end, Forked)
+        if answer.threads:
+            raise ThreadsStarted(answer.threads)
+        pid = answer.pid
         pidfd = os.pidfd_open(pid)
     except BaseException:
         ours.close()
@@ -108,8 +135,12 @@ def fork_from(end: socket.socket, kind: str, name: str, request: dict[str, Any])
         theirs.close()
         os.close(log_writer)
     os.set_blocking(log_reader, False)
-    return Child(kind, name, pid, pidfd, ours, log_reader, request)
+    return Child(job, name, pid, pidfd, ours, log_reader)
 
+
+NVML_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Makes `torch.cuda.is_available()` ask NVML. Otherwise it asks the driver, whose context does not
+survive a fork: one such call in a user's module would take the devices from every worker."""
 
 COPY_TUNING = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000"}
 """Makes glibc copy 1 MiB and more with non-temporal stores, which bypass the cache. That is its
@@ -143,12 +174,19 @@ class ChildProcesses:
 
     def __init__(
         self,
-        config: dict[str, Any],
+        config: StorageZygoteConfig,
         start_timeout_s: float,
         fork_timeout_s: float,
         start: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
+        variables: Callable[[Mapping[str, str]], dict[str, str]] = environment.for_users_code,
+        on_threads: Callable[[tuple[str, ...]], None] = lambda _: None,
     ):
+        """`variables`: the part of this process's environment that the zygote gets.
+        `on_threads(modules)`: these modules of the recipe start threads, so no zygote imports the
+        recipe any more; called once, and must not block."""
         self._config = config
+        self._variables = variables
+        self._on_threads = on_threads
         self._start_timeout_s = start_timeout_s
         self._fork_timeout_s = fork_timeout_s
         self._start_process = start
@@ -179,19 +217,21 @@ class ChildProcesses:
             self._start()
             return True
 
-    def fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
-        """Fork a process of `kind`, replacing a dead zygote first. Raises ZygoteFailed."""
+    def fork(self, name: str, job: Job) -> Child:
+        """Fork a process for `job`, replacing a dead zygote first. Raises ZygoteFailed."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                return self._fork(kind, name, request)
-            except (control_channel.ControlClosed, OSError):
+                return self._fork(name, job)
+            except ThreadsStarted as threads:
+                self._leave_out_recipe(threads)
+            except (WorkersError, OSError):
                 self._start()
             try:
-                return self._fork(kind, name, request)
-            except (control_channel.ControlClosed, OSError) as error:
-                raise ZygoteFailed(f"the zygote could not fork a {kind}: {error}") from error
+                return self._fork(name, job)
+            except (WorkersError, OSError) as error:
+                raise ZygoteFailed(f"the zygote could not fork a {job.process}: {error}") from error
 
     def stop(self) -> None:
         """End the zygote. No fork is possible afterwards."""
@@ -199,9 +239,17 @@ class ChildProcesses:
             self._stopped = True
             self._discard()
 
-    def _fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
+    def _fork(self, name: str, job: Job) -> Child:
         assert self._end is not None
-        return fork_from(self._end, kind, name, request)
+        return fork_from(self._end, name, job)
+
+    def _leave_out_recipe(self, threads: ThreadsStarted) -> None:
+        """Start a zygote that does not import the recipe."""
+        if not (isinstance(self._config, ZygoteConfig) and self._config.imports_recipe):
+            raise ZygoteFailed(f"the zygote cannot be forked: {threads}") from threads
+        self._config = replace(self._config, imports_recipe=False)
+        self._on_threads(threads.started_by)
+        self._start()
 
     def _start(self) -> None:
         self._discard()
@@ -211,21 +259,21 @@ class ChildProcesses:
         ours.settimeout(self._start_timeout_s)
         try:
             control_channel.send(ours, self._config)
-            answer = control_channel.receive(ours)
-        except (control_channel.ControlClosed, TimeoutError) as error:
+            answer = control_channel.receive(ours, *ZYGOTE_ANSWERS)
+        except (WorkersError, TimeoutError) as error:
             self._discard()
             raise ZygoteFailed(f"the zygote did not start: {error}") from error
-        if answer["op"] != "ready":
+        if isinstance(answer, AgentFailure):
             self._discard()
-            failure = AgentFailure(answer["message"], answer["type"], answer["traceback"])
-            raise ZygoteFailed(f"{failure.type}: {failure.message}", failure)
+            raise ZygoteFailed(f"{answer.type}: {answer.message}", answer)
         ours.settimeout(self._fork_timeout_s)
         self._ready_at = time.monotonic()
 
     def _spawn(self) -> socket.socket:
         """Start the process, and return the agent's end of its control socket."""
         ours, theirs = control_channel.pair()
-        env = {**COPY_TUNING, **os.environ, **self._config.get("env", {})}
+        variables = self._variables(os.environ)
+        env = {**NVML_CHECK, **COPY_TUNING, **variables, **self._config.env}
         try:
             self._process = self._start_process(theirs.fileno(), env)
         except OSError as error:

@@ -1,21 +1,20 @@
 """The local protocol between a node agent and the processes forked for it.
 
-One `SOCK_SEQPACKET` socket pair per process: a message is one JSON object, sent and received
-atomically, and end-of-file on the socket means that the other process has ended. Nothing here is
-ever unpickled. Operations (`op`) that an agent sends: `join`, `fence`, `state`, `replicated`,
-`partner`, `finish`, `intervals`, `lease`, `inject`, `stop`; of a worker: `hello`, `wanted`,
-`joined`, `committed`, `row`, `tripped`, `digest`, `save`, `failed`, `injected`, `parked`, `done`;
-of a store host: `port`; of a saver: `saved`.
+One `SOCK_SEQPACKET` socket pair per process: a message is one document of `protocol/codec.py`, sent
+and received atomically, and end-of-file on the socket means that the other process has ended. The
+messages are those of `protocol/processes.py`.
 """
 
 from __future__ import annotations
 
 import array
-import json
 import socket
-from typing import Any
+from typing import TypeVar
 
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.protocol import codec
+
+Message = TypeVar("Message")
 
 THREAD_NAME = "hf-control"
 """Name of the worker thread that reads and answers control messages."""
@@ -39,15 +38,14 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(
-    end: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = (), *, wait: bool = True
+    end: socket.socket, message: object, fds: tuple[int, ...] = (), *, wait: bool = True
 ) -> None:
     """Send one message and, with it, the open file descriptors `fds`.
 
     Raises ControlClosed if the other process has ended, ValueError if the message is too long, and,
     without `wait`, BlockingIOError if the socket buffer is full of unread messages.
     """
-    text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
-    raw = text.encode(errors="backslashreplace")  # a lone surrogate is escaped as in JSON
+    raw = codec.encode(message)
     if len(raw) > MAX_MESSAGE_BYTES:
         raise ValueError(f"control message of {len(raw)} bytes exceeds {MAX_MESSAGE_BYTES}")
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -59,12 +57,14 @@ def send(
         raise ControlClosed(str(error)) from error
 
 
-def receive(end: socket.socket) -> dict[str, Any]:
-    """The next message. Raises ControlClosed at end-of-file, TimeoutError after the timeout."""
-    return receive_with_fds(end)[0]
+def receive(end: socket.socket, *kinds: type[Message]) -> Message:
+    """The next message, of one of `kinds`.
+
+    Raises ControlClosed at end-of-file, TimeoutError after the timeout, UnreadableDocument."""
+    return receive_with_fds(end, *kinds)[0]
 
 
-def receive_with_fds(end: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def receive_with_fds(end: socket.socket, *kinds: type[Message]) -> tuple[Message, list[int]]:
     """The next message and the file descriptors sent with it."""
     try:
         raw, fds, _flags, _address = socket.recv_fds(end, MAX_MESSAGE_BYTES, 8)
@@ -74,8 +74,7 @@ def receive_with_fds(end: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise ControlClosed(str(error)) from error
     if not raw:
         raise ControlClosed("end of control socket")
-    message: dict[str, Any] = json.loads(raw)
-    return message, fds
+    return codec.decode(raw, *kinds), fds
 
 
 def shorten_middle(text: str) -> str:

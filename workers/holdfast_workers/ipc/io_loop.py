@@ -20,6 +20,7 @@ import structlog
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.protocol.processes import TemplateJob, WorkerJob, WorkerMessage
 
 READ_BYTES = 64 * 1024
 LINE_LIMIT = 8 * 1024
@@ -30,8 +31,8 @@ _log = structlog.get_logger()
 class ChildObserver(Protocol):
     """Receives what the I/O thread reads; called in that thread."""
 
-    def on_worker_message(self, name: str, message: dict[str, Any]) -> None: ...
-    def on_child_message(self, child: Child, message: dict[str, Any]) -> None: ...
+    def on_worker_message(self, name: str, message: WorkerMessage) -> None: ...
+    def on_child_message(self, child: Child, message: object) -> None: ...
     def on_child_log(self, child: Child, text: str) -> None: ...
     def on_child_exit(self, child: Child, end: ProcessEnd) -> None: ...
     def on_zygote_exit(self) -> None: ...
@@ -49,6 +50,7 @@ class NodeIO:
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
         self._partial: dict[int, bytes] = {}
+        self._watched: set[int] = set()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="node-io", daemon=True)
 
@@ -65,19 +67,26 @@ class NodeIO:
     def watch(self, child: Child) -> None:
         """Watch a child until it exits. The control socket of a template is not read here: its
         answers belong to the caller of `fork_from`."""
+        self._watched.add(child.pid)
         self._schedule(lambda: self._register(child))
+
+    def watches(self, pid: int) -> bool:
+        """Whether this child is watched, and will be reaped at its exit."""
+        return pid in self._watched
 
     def watch_zygote(self, pid: int | None) -> None:
         if pid is not None:
             self._schedule(lambda: self._register_zygote(pid))
 
-    def await_answer(self, child: Child, timeout_s: float) -> dict[str, Any]:
-        """Wait for the only message of a child and watch it until it exits.
+    def await_answer(self, child: Child, timeout_s: float) -> Any:
+        """Wait for the only message of a child, one of its job's answers, and watch it until it
+        exits.
 
-        Raises TimeoutError (the child is killed), or ChildProcessError with the end of its log."""
+        Raises TimeoutError (the child is killed), ChildProcessError with the end of its log, or
+        UnreadableDocument."""
         child.end.settimeout(timeout_s)
         try:
-            return control_channel.receive(child.end)
+            return control_channel.receive(child.end, *child.job.answers)
         except control_channel.ControlClosed as error:
             log = os.read(child.log_fd, READ_BYTES).decode(errors="replace")
             raise ChildProcessError(f"{child.name} failed: {log[-2000:]}") from error
@@ -116,7 +125,7 @@ class NodeIO:
             (child.log_fd, self._read_log),
             (child.pidfd, self._exited),
         ]
-        if child.kind != "template":
+        if not isinstance(child.job, TemplateJob):
             sources.insert(0, (child.end, self._read_message))
         for source, action in sources:
             self._selector.register(
@@ -151,11 +160,11 @@ class NodeIO:
     def _read_message(self, child: Child) -> bool:
         """Pass on one message. False at end-of-file."""
         try:
-            message = control_channel.receive(child.end)
+            message: Any = control_channel.receive(child.end, *child.job.answers)
         except control_channel.ControlClosed:
             self._selector.unregister(child.end)
             return False
-        if child.kind == "worker":
+        if isinstance(child.job, WorkerJob):
             self._observer.on_worker_message(child.name, message)
         else:
             self._observer.on_child_message(child, message)
@@ -187,6 +196,7 @@ class NodeIO:
             if descriptor in self._registered():
                 self._selector.unregister(descriptor)
         end = child.reap()
+        self._watched.discard(child.pid)
         child.close()
         self._observer.on_child_exit(child, end)
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,76 @@ def name_thread(name: str) -> None:
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name[:15])
 
 
-def thread_count() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
+def thread_ids() -> set[int]:
+    """The threads of this process; the main thread has the process's own id."""
+    return {int(thread.name) for thread in Path("/proc/self/task").iterdir()}
+
+
+def thread_name(thread: int) -> str:
+    """The kernel's name of a thread of this process; "" if it has ended."""
+    try:
+        return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def is_alive(pid: int) -> bool:
     """True if the process exists and is not a zombie."""
     return run_state(pid) not in ("", "Z", "X")
+
+
+def identify(pid: int, node_id: str = "") -> ProcessIdentity:
+    """The identity of a living process of this kernel; `node_id`: Ray's id of this node."""
+    started = start_time(pid)
+    if started is None:
+        raise ProcessLookupError(f"there is no process {pid}")
+    return ProcessIdentity(_kernel(), pid, started, node_id)
+
+
+def has_ended(process: ProcessIdentity) -> bool | None:
+    """Whether the process has ended, as this kernel knows; None if another kernel runs it.
+
+    True only after its last thread has ended, so none of its code runs any more.
+    """
+    if process.kernel != _kernel():
+        return None
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if start_time(process.pid) != process.started:
+            return True  # the process id was given to another process
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(pidfd)
+
+
+def start_time(pid: int) -> int | None:
+    """When the process was started, in clock ticks since the boot; None if there is none. Together
+    with the pid, it identifies a process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def ended_children() -> set[int]:
+    """The children of this process that have ended and were not reaped."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()
+    if found is None:
+        return set()
+    children = {found.si_pid}
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            children |= {int(pid) for pid in (thread / "children").read_text().split()}
+    return {pid for pid in children if run_state(pid) == "Z"}
 
 
 def is_asleep(pid: int, ignored_thread: str = "") -> bool:
@@ -122,6 +188,11 @@ def process_end(status: int) -> ProcessEnd:
         except ValueError:
             return ProcessEnd(signal=number, name=f"signal {number}")
     return ProcessEnd(exit_code=os.waitstatus_to_exitcode(status))
+
+
+def _kernel() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def _prctl(option: int, value: int) -> None:

@@ -6,7 +6,8 @@ Promises:
 - A push of a fenced attempt commits nothing once `fence` has returned.
 - Commits are served straight from shared memory; the client is notified if a commit was overwritten
   while it was sent.
-- A client that does not know the job's secret receives a nonce and nothing else.
+- A client that does not know the job's secret receives a nonce and nothing else, and takes no place
+  from one that does.
 
 One thread accepts connections and serves the lifelines (`memory/heartbeat.py`); each push or fetch
 connection has its own thread.
@@ -48,8 +49,8 @@ class DataServer:
 
     `on_replica(rank, attempt, step)` is called in a connection's thread for every replica
     committed. `on_grant(grant)` is called for every lease grant received on a lifeline, and
-    `on_supervisor_end(epoch)` when the supervisor that granted closes its lifeline; these two must
-    not block."""
+    `on_lifeline_end(epoch)` when the last lifeline ends on which that supervisor has granted; these
+    two must not block."""
 
     def __init__(
         self,
@@ -59,24 +60,33 @@ class DataServer:
         *,
         on_replica: Callable[[int, int, int], None] | None = None,
         on_grant: Callable[[Grant], None] = lambda _: None,
-        on_supervisor_end: Callable[[int], None] = lambda _: None,
+        on_lifeline_end: Callable[[int], None] = lambda _: None,
         heartbeat_s: float = 0.2,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         max_connections: int = 1024,
+        max_handshakes: int = 256,
     ) -> None:
         self._store = store
         self._secret = secret
         self._on_replica = on_replica
         self._timeouts = timeouts
         self._max_connections = max_connections
+        self._max_handshakes = max_handshakes
         self._intake = ReplicaIntake()
         self._lock = threading.Lock()
         self._fenced = 0
         self._closing = False
+        self._handshakes: dict[socket.socket, threading.Thread] = {}  # not authenticated yet
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._selector = selectors.DefaultSelector()
-        self._heartbeats = HeartbeatSender(self._selector, heartbeat_s, on_grant, on_supervisor_end)
-        self._listener = socket.create_server((host, 0), backlog=128)
+        self._heartbeats = HeartbeatSender(self._selector, heartbeat_s, on_grant, on_lifeline_end)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        except OSError as error:
+            self._selector.close()
+            reason = f"cannot listen on {host}, the address of this node: {error.strerror}"
+            raise OSError(error.errno, reason) from error
         self._listener.setblocking(False)
         self._port = int(self._listener.getsockname()[1])
         self._wake_reader, self._wake_writer = os.pipe()
@@ -99,7 +109,7 @@ class DataServer:
             if self._closing:
                 return
             self._closing = True
-            connections = dict(self._connections)
+            connections = self._handshakes | self._connections
         with contextlib.suppress(BrokenPipeError):  # the thread has already ended
             os.write(self._wake_writer, b"!")
         for sock in connections:
@@ -131,13 +141,16 @@ class DataServer:
         except OSError:  # the client closed the connection before it was accepted
             return
         with self._lock:
-            if self._closing or len(self._connections) >= self._max_connections:
+            if self._closing:
                 sock.close()
                 return
+            if len(self._handshakes) >= self._max_handshakes:
+                # A client that knows the secret needs milliseconds: the oldest is hardly one.
+                wire.shut(next(iter(self._handshakes)))
             thread = threading.Thread(
                 target=self._serve, args=(sock,), name="data-connection", daemon=True
             )
-            self._connections[sock] = thread
+            self._handshakes[sock] = thread
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -146,6 +159,8 @@ class DataServer:
             sock.setblocking(True)
             wire.tune(sock)
             role = wire.admit(sock, self._secret, self._timeouts)
+            if not self._count(sock):
+                return
             sock.settimeout(self._timeouts.stall_s)
             match role:
                 case Role.PUSH:
@@ -162,9 +177,18 @@ class DataServer:
             pass  # the client notices the end of the connection and reports the failed transfer
         finally:
             with self._lock:
-                del self._connections[sock]
+                self._handshakes.pop(sock, None)
+                self._connections.pop(sock, None)
             if not keep:
                 sock.close()
+
+    def _count(self, sock: socket.socket) -> bool:
+        """Count the connection, whose client is authenticated; False if there are too many."""
+        with self._lock:
+            if self._closing or len(self._connections) >= self._max_connections:
+                return False
+            self._connections[sock] = self._handshakes.pop(sock)
+            return True
 
     def _hold_lifeline(self, sock: socket.socket) -> bool:
         with self._lock:

@@ -7,7 +7,6 @@ any thread.
 from __future__ import annotations
 
 import contextlib
-import errno
 import selectors
 import socket
 import threading
@@ -18,8 +17,6 @@ from dataclasses import dataclass, field
 from holdfast_workers.protocol.lease import GRANT_BYTES, Grant, clock_s, encode_beat
 
 _READ_BYTES = 4096
-_ENDED = (errno.ECONNRESET, errno.EPIPE)
-"""Errors that only the peer's own kernel reports. Network errors prove nothing about the peer."""
 
 
 @dataclass(eq=False)
@@ -36,9 +33,9 @@ class HeldLifeline:
 class HeartbeatSender:
     """Sends a beat on every lifeline each `beat_s` seconds.
 
-    `on_grant(grant)` is called for every grant, `on_end(epoch)` when a lifeline ends on which the
-    supervisor of that epoch has granted. Both run in the data server's thread and must not
-    block."""
+    `on_grant(grant)` is called for every grant, `on_end(epoch)` when the last lifeline ends on
+    which the supervisor of that epoch has granted. The end of a connection proves nothing about the
+    supervisor's process. Both run in the data server's thread and must not block."""
 
     def __init__(
         self,
@@ -84,8 +81,8 @@ class HeartbeatSender:
                 line.sock.send(encode_beat(clock_s()))
             except BlockingIOError:
                 pass  # its receive buffer is full: it reads nothing and grants nothing
-            except OSError as error:
-                self._beat_failed(line, error)
+            except OSError:
+                self._drop(line)
 
     def receive(self, line: HeldLifeline) -> None:
         """Read from a lifeline: grants, or its end."""
@@ -93,11 +90,10 @@ class HeartbeatSender:
             piece = line.sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
-        except OSError as error:
-            self._drop(line, ended=error.errno in _ENDED)
-            return
+        except OSError:
+            piece = b""
         if not piece:
-            self._drop(line, ended=True)
+            self._drop(line)
             return
         line.received += piece
         whole = len(line.received) // GRANT_BYTES * GRANT_BYTES
@@ -109,22 +105,17 @@ class HeartbeatSender:
 
     def close(self) -> None:
         for line in tuple(self._held):
-            self._drop(line)
+            self._close(line)
         for sock in self._new:
             sock.close()
 
-    def _beat_failed(self, line: HeldLifeline, error: OSError) -> None:
-        """Read pending grants before dropping the line: one of them may announce a release, and
-        then the end of the line is not the end of the supervisor."""
-        if error.errno in _ENDED:
-            self.receive(line)
-        if line in self._held:
-            self._drop(line, ended=error.errno in _ENDED)
+    def _drop(self, line: HeldLifeline) -> None:
+        self._close(line)
+        if line.epoch and not any(other.epoch >= line.epoch for other in self._held):
+            self._on_end(line.epoch)  # not if the supervisor has a newer line
 
-    def _drop(self, line: HeldLifeline, *, ended: bool = False) -> None:
+    def _close(self, line: HeldLifeline) -> None:
         self._held.remove(line)
         with contextlib.suppress(KeyError, ValueError):  # the selector is closed already
             self._selector.unregister(line.sock)
         line.sock.close()
-        if ended and line.epoch and not any(other.epoch >= line.epoch for other in self._held):
-            self._on_end(line.epoch)  # not if the supervisor has a newer line

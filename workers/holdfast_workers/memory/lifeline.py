@@ -1,12 +1,13 @@
-"""Lifelines: detect the death of another agent's process within milliseconds.
+"""Lifelines: connections that carry only heartbeats, to observe the processes of agents.
 
-A lifeline is a connection that carries only heartbeats. If the peer's process dies, its kernel
-closes the connection, which is detected at once. If the peer's machine or the network fails, or the
-process is stopped, the heartbeats end, which is detected after `heartbeat_timeout_s`. Each beat is
-answered with the supervisor's lease grant (`protocol/lease.py`), once there is one.
+If the peer's process dies, its kernel closes the connection, which is reported within milliseconds
+as broken. That proves nothing: a device on the path can reset or refuse a connection too. So the
+lifeline is connected again at once, and the caller asks for a proof. If no heartbeat arrives for
+`heartbeat_timeout_s`, the agent is reported as lost. Each beat is answered with the supervisor's
+lease grant (`protocol/lease.py`), once there is one.
 
 One thread with one selector serves every lifeline, including connecting. It reports observations
-and draws no conclusions: a lost lifeline may be a lost link.
+and draws no conclusions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import structlog
@@ -32,7 +33,8 @@ _log = structlog.get_logger()
 
 _READ_BYTES = 4096
 _MAX_WAIT_S = 0.5
-_PEER_ENDED = (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.25
+"""Pauses before a broken lifeline is connected again; each is twice as long as the one before."""
 _SUSPENDED_S = 0.1
 
 
@@ -48,38 +50,44 @@ class _Phase(Enum):
 @dataclass(eq=False)
 class _Lifeline:
     agent: str
-    sock: socket.socket
+    address: tuple[str, int]
     last_received: float
+    sock: socket.socket | None = None
+    """None: broken, to be connected again at `retry_at`."""
     phase: _Phase = _Phase.CONNECTING
     received: bytearray = field(default_factory=bytearray)
     nonce: bytes = b""
     beat: bytes = b""
     """The newest beat received."""
-    broken: str = ""
-    """Why nothing more can be received, which proves nothing about the peer."""
-    released_at: float | None = None
-    """When the agent was released: nothing is granted to it since then, but its end is still
-    detected."""
+    failures: int = 0
+    """How often it broke since the newest beat."""
+    problem: str = ""
+    """Why it broke last, if no beat has arrived since."""
+    retry_at: float = 0.0
 
 
 SILENCE = "no heartbeat"
-"""Prefix of the reason if an agent is only silent: it may be alive but unreachable."""
+"""Prefix of the reason of each loss: the agent may be alive but unreachable."""
 
 
 class Lifelines:
     """All lifelines of one supervisor.
 
-    `on_lost(agent, reason)` is called once per watch, from this object's thread; it must not block.
-    A lost agent is no longer watched until `watch` is called again."""
+    `on_broken(agent, reason)` is called whenever a connection ends, is refused or fails: the
+    agent's process may have ended. `on_lost(agent, reason)` is called once per watch, if no beat
+    arrives for `heartbeat_timeout_s`; then the agent is no longer watched until `watch` is called
+    again. Both are called from this object's thread and must not block."""
 
     def __init__(
         self,
         secret: bytes,
         on_lost: Callable[[str, str], None],
         heartbeat_timeout_s: float,
+        on_broken: Callable[[str, str], None] = lambda _agent, _reason: None,
     ) -> None:
         self._secret = secret
         self._on_lost = on_lost
+        self._on_broken = on_broken
         self._timeout_s = heartbeat_timeout_s
         self._lines: dict[str, _Lifeline] = {}
         self._lock = threading.Lock()
@@ -96,13 +104,12 @@ class Lifelines:
 
     def watch(self, agent: str, host: str, port: int) -> None:
         """Open a lifeline to `agent`, replacing an earlier one. Returns at once; an agent that
-        cannot be reached is reported as lost."""
+        cannot be reached is reported as lost after the timeout."""
         self._schedule(lambda: self._open(agent, host, port))
 
     def forget(self, agent: str) -> None:
-        """Stop granting to this agent. The end of its process is still reported if it comes within
-        the heartbeat timeout; nothing else about it is reported."""
-        self._schedule(lambda: self._release(agent))
+        """Close the lifeline: nothing is granted to this agent any more, or reported about it."""
+        self._schedule(lambda: self._drop(agent))
 
     def grant(self, grant: Grant, for_s: float) -> None:
         """Answer the beats of every agent with this grant, for `for_s` seconds. The supervisor must
@@ -137,8 +144,9 @@ class Lifelines:
                 line: _Lifeline | None = key.data
                 if line is None:
                     self._run_commands()
-                elif self._lines.get(line.agent) is line:  # not dropped by an earlier event
-                    self._handle_ready(line)
+                elif line.sock is key.fileobj:  # not dropped by an earlier event
+                    self._handle_ready(line, line.sock)
+            self._reconnect_broken()
             self._drop_silent()
         for agent in tuple(self._lines):
             self._drop(agent)
@@ -155,8 +163,9 @@ class Lifelines:
     def _wait_s(self) -> float | None:
         if not self._lines:
             return None
-        oldest = min(line.released_at or line.last_received for line in self._lines.values())
-        return min(_MAX_WAIT_S, max(0.0, oldest + self._timeout_s - time.monotonic()))
+        due = [line.last_received + self._timeout_s for line in self._lines.values()]
+        due += [line.retry_at for line in self._lines.values() if line.sock is None]
+        return min(_MAX_WAIT_S, max(0.0, min(due) - time.monotonic()))
 
     def _credit_suspension(self, suspended_s: float) -> None:
         """Do not count the time in which this process did not run (stopped, suspended with its
@@ -168,84 +177,78 @@ class Lifelines:
     def _drop_silent(self) -> None:
         now = time.monotonic()
         for line in tuple(self._lines.values()):
-            if line.released_at is not None and now - line.released_at >= self._timeout_s:
+            if now - line.last_received >= self._timeout_s:
+                problem = f": {line.problem}" if line.problem else ""
                 self._drop(line.agent)
-            elif line.released_at is None and now - line.last_received >= self._timeout_s:
-                self._lose(line, line.broken or f"{SILENCE} for {self._timeout_s} s")
+                self._report(self._on_lost, line, f"{SILENCE} for {self._timeout_s} s{problem}")
 
-    def _fail(self, line: _Lifeline, error: OSError) -> None:
-        """Handle a socket error. Only the peer's own kernel can prove the end of its process.
-        Network errors prove nothing: as with any other silence, the agent is not lost before the
-        timeout, because its ranks may step until then."""
-        if error.errno in _PEER_ENDED:
-            self._end(line, str(error))
-        else:
-            self._mark_broken(line, str(error))
+    def _reconnect_broken(self) -> None:
+        now = time.monotonic()
+        for line in tuple(self._lines.values()):
+            if line.sock is None and now >= line.retry_at:
+                self._connect(line)
 
-    def _end(self, line: _Lifeline, reason: str) -> None:
-        """Handle a connection that the peer has closed or refused. That proves the end of the
-        peer's process, except during the handshake: a peer that does not complete it may be too
-        busy, or may be another process."""
-        if line.phase in (_Phase.CONNECTING, _Phase.LIVE):
-            self._lose(line, reason)
-        else:
-            self._mark_broken(line, reason)
-
-    def _mark_broken(self, line: _Lifeline, reason: str) -> None:
-        """Stop reading the line but keep it open until it is lost: the agent would take a closed
-        connection for the end of this supervisor."""
-        line.broken = f"{SILENCE}: {reason}"
-        self._unregister(line)
-        if line.released_at is not None:
-            self._drop(line.agent)
+    def _fail(self, line: _Lifeline, reason: str) -> None:
+        """Handle a connection that has ended, was refused or failed, in any phase."""
+        self._disconnect(line)
+        pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**line.failures)
+        line.retry_at = time.monotonic() + pause_s
+        line.failures += 1
+        line.problem, line.beat = reason, b""
+        self._report(self._on_broken, line, reason)
 
     def _open(self, agent: str, host: str, port: int) -> None:
         self._drop(agent)
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        line = self._lines[agent] = _Lifeline(agent, (host, port), time.monotonic())
+        self._connect(line)
+
+    def _connect(self, line: _Lifeline) -> None:
+        line.phase = _Phase.CONNECTING
+        line.received.clear()
+        family = socket.AF_INET6 if ":" in line.address[0] else socket.AF_INET
+        sock = line.sock = socket.socket(family)
         sock.setblocking(False)
-        line = self._lines[agent] = _Lifeline(agent, sock, time.monotonic())
         try:
             wire.tune(sock)
-            code = sock.connect_ex((host, port))
+            code = sock.connect_ex(line.address)
         except OSError as error:  # the host name cannot be resolved
-            self._fail(line, error)
+            self._fail(line, str(error))
             return
         if code not in (0, errno.EINPROGRESS):
-            self._fail(line, OSError(code, os.strerror(code)))
+            self._fail(line, os.strerror(code))
             return
         self._selector.register(sock, selectors.EVENT_WRITE, line)
 
-    def _handle_ready(self, line: _Lifeline) -> None:
+    def _handle_ready(self, line: _Lifeline, sock: socket.socket) -> None:
         try:
             if line.phase is _Phase.CONNECTING:
-                self._connected(line)
+                self._connected(line, sock)
             else:
-                self._read(line)
+                self._read(line, sock)
         except BlockingIOError:
             pass  # a spurious wake-up
-        except WireError as error:
-            self._end(line, str(error))
-        except OSError as error:
-            self._fail(line, error)
+        except (WireError, OSError) as error:
+            self._fail(line, str(error))
 
-    def _connected(self, line: _Lifeline) -> None:
-        code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    def _connected(self, line: _Lifeline, sock: socket.socket) -> None:
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
         line.phase = _Phase.CONNECTED
-        self._selector.modify(line.sock, selectors.EVENT_READ, line)
+        self._selector.modify(sock, selectors.EVENT_READ, line)
 
-    def _read(self, line: _Lifeline) -> None:
-        piece = line.sock.recv(_READ_BYTES)
+    def _read(self, line: _Lifeline, sock: socket.socket) -> None:
+        piece = sock.recv(_READ_BYTES)
         if not piece:
-            raise WireError("the process ended (end of its connection)")
-        line.last_received = time.monotonic()
+            raise WireError("the connection was closed")
+        if not line.problem:  # a peer that only greets, again and again, is as good as silent
+            line.last_received = time.monotonic()
         line.received += piece
         if line.phase is _Phase.CONNECTED and len(line.received) >= wire.GREETING_BYTES:
             greeting = bytes(line.received[: wire.GREETING_BYTES])
             del line.received[: wire.GREETING_BYTES]
             answer, line.nonce = wire.answer_greeting(self._secret, greeting, Role.LIFELINE)
-            line.sock.sendall(answer)  # a few hundred bytes into an empty buffer
+            sock.sendall(answer)  # a few hundred bytes into an empty buffer
             line.phase = _Phase.ANSWERED
         if line.phase is _Phase.ANSWERED and len(line.received) >= wire.PREFIX_BYTES:
             prefix = line.received[: wire.PREFIX_BYTES]
@@ -259,6 +262,7 @@ class Lifelines:
             end = len(line.received) // BEAT_BYTES * BEAT_BYTES
             line.beat = bytes(line.received[end - BEAT_BYTES : end])
             del line.received[:end]
+            line.last_received, line.problem, line.failures = time.monotonic(), "", 0
             self._answer(line)
 
     def _set_grant(self, grant: Grant, until: float) -> None:
@@ -272,27 +276,10 @@ class Lifelines:
                 try:
                     self._answer(line)
                 except OSError as error:
-                    self._fail(line, error)
-
-    def _release(self, agent: str) -> None:
-        """Release an agent: a grant with `lease_s` 0 announces that the end of this connection is
-        not the end of this supervisor."""
-        line = self._lines.get(agent)
-        if line is None:
-            return
-        if line.broken or line.phase is not _Phase.LIVE:
-            self._drop(agent)
-            return
-        line.released_at = time.monotonic()
-        if line.beat and self._grant is not None:
-            last = replace(self._grant, silence_s=0.0, lease_s=0.0).answer_to(line.beat)
-            with contextlib.suppress(OSError):
-                line.sock.send(last)
+                    self._fail(line, str(error))
 
     def _answer(self, line: _Lifeline) -> None:
-        if self._grant is None or clock_s() >= self._granting_until:
-            return
-        if line.broken or line.released_at is not None:
+        if self._grant is None or clock_s() >= self._granting_until or line.sock is None:
             return
         answer = self._grant.answer_to(line.beat)
         # BlockingIOError: the peer reads nothing now; a later grant replaces this one.
@@ -300,20 +287,21 @@ class Lifelines:
             if line.sock.send(answer) < len(answer):
                 raise OSError(errno.ENOBUFS, "the peer's receive buffer is full")
 
-    def _lose(self, line: _Lifeline, reason: str) -> None:
-        self._drop(line.agent)
+    def _report(self, callback: Callable[[str, str], None], line: _Lifeline, reason: str) -> None:
         try:
-            self._on_lost(line.agent, reason)
+            callback(line.agent, reason)
         except Exception:  # a faulty callback must not end the other lifelines
-            _log.exception("cannot report a lost lifeline", agent=line.agent)
+            _log.exception("cannot report a broken lifeline", agent=line.agent)
 
     def _drop(self, agent: str) -> None:
         line = self._lines.pop(agent, None)
-        if line is None:
-            return
-        self._unregister(line)
-        line.sock.close()
+        if line is not None:
+            self._disconnect(line)
 
-    def _unregister(self, line: _Lifeline) -> None:
+    def _disconnect(self, line: _Lifeline) -> None:
+        if line.sock is None:
+            return
         if line.sock.fileno() in self._selector.get_map():
             self._selector.unregister(line.sock)
+        line.sock.close()
+        line.sock = None

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import threading
+import time
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+CONNECT_S = 0.5
+"""For the first connection to the store; each further one may take twice as long."""
 
 MAX_KEPT_GROUPS = 12
 """Limit of groups kept by `leave(keep=True)` before they are released: each failed rendezvous
@@ -48,12 +52,13 @@ def join(
     Collectives on CPU tensors run on gloo, those on CUDA tensors on NCCL. `timeout_s` bounds the
     rendezvous; later collectives of this group are bounded by `collective_timeout_s`, or by
     `timeout_s` if that is None. A world of one rank gets no group. Raises torch's errors
-    (`DistStoreError`, `DistNetworkError`, `RuntimeError`) if the peers do not arrive in time.
+    (`DistStoreError`, `DistNetworkError`, `RuntimeError`) if the peers do not arrive in time, and
+    within a second if no store listens.
     """
     if world_size == 1:
         return
     timeout = timedelta(seconds=timeout_s)
-    store = TCPStore(store_host, store_port, is_master=False, timeout=timeout)
+    store = _connect(store_host, store_port, timeout_s)
     on_cuda = device.startswith("cuda")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
@@ -65,6 +70,32 @@ def join(
     )
     if collective_timeout_s is not None:
         set_timeout(collective_timeout_s)
+
+
+def _connect(host: str, port: int, timeout_s: float) -> TCPStore:
+    """A client of the store. torch repeats a refused connection until its time-out, although no
+    store is ever started again on the same port: so its time-out is short, and is repeated only
+    while something listens."""
+    deadline, patience_s = time.monotonic() + timeout_s, CONNECT_S
+    while True:
+        patience_s = min(patience_s, max(0.001, deadline - time.monotonic()))
+        try:
+            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=patience_s))
+        except dist.DistError:
+            if time.monotonic() >= deadline or _is_refused(host, port, patience_s):
+                raise
+            patience_s *= 2
+            continue
+        store.set_timeout(timedelta(seconds=timeout_s))
+        return store
+
+
+def _is_refused(host: str, port: int, timeout_s: float) -> bool:
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.findings import HealthReport
 from holdfast_workers.protocol.messages import (
     Beat,
@@ -14,7 +17,10 @@ from holdfast_workers.protocol.messages import (
     StepRow,
     WorkerState,
 )
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import FailedShard, ShardRecord, WorkerFailed
+
+Accepted = TypeVar("Accepted")
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,8 @@ class AgentReport:
     failure: AgentFailure | None = None
     """Why the agent cannot run workers, if it cannot."""
     health: HealthReport = field(default_factory=HealthReport)
+    process: ProcessIdentity | None = None
+    """The agent's process; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,35 @@ class ExchangeResult:
     """Answer to `ExchangeBytes`. `problem`: "" if the bytes came back intact."""
 
     problem: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Answer to any request that was not carried out."""
+
+    type: str
+    """Class name of the agent's error."""
+    message: str
+    """What is wrong, and what to do."""
+    later: bool = False
+    """The remote tier refuses a checkpoint for now: repeat the request."""
+
+
+class RequestRefused(WorkersError):
+    """An agent answered with a `Refusal`."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.type}: {refusal.message}")
+        self.later = refusal.later
+
+
+def accepted(document: bytes, kind: type[Accepted]) -> Accepted:
+    """The answer to a request that was carried out. Raises RequestRefused, UnreadableDocument."""
+    kinds: tuple[type, ...] = (kind, Refusal)
+    answer: Accepted | Refusal = codec.decode(document, *kinds)
+    if isinstance(answer, Refusal):
+        raise RequestRefused(answer)
+    return answer
 
 
 Answer = (

@@ -13,6 +13,7 @@ Nothing is ever unpickled. Strings must be text: an unpaired surrogate arrives a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -25,10 +26,11 @@ from holdfast_workers.errors import WorkersError
 FORMAT = 1
 """Version of the document format that this version of Holdfast writes."""
 
+_FIRST = re.compile(rb'\{"format":(\d{1,9}),"kind":"(\w+)",')
 Value = TypeVar("Value")
 
 
-class UnreadableDocument(WorkersError):
+class UnreadableDocument(WorkersError, ValueError):
     """The document is damaged, of another kind than expected, or of a newer format."""
 
 
@@ -68,7 +70,7 @@ def decode(document: bytes, *kinds: type[Value]) -> Value:
     """The value of a document of one of `kinds`. Raises UnreadableDocument."""
     expected: dict[str, type] = {kind.__name__: kind for kind in kinds}
     try:
-        header = _Header.model_validate_json(document)
+        header = _header(document)
         _check(header, expected)
         value: Value = _document_of(expected[header.kind]).model_validate_json(document).value
     except ValidationError as error:
@@ -78,15 +80,33 @@ def decode(document: bytes, *kinds: type[Value]) -> Value:
     return value
 
 
+def as_json(value: object) -> dict[str, Any]:
+    """The JSON values of a dataclass, to be stored as part of another document."""
+    kind: type = type(value)
+    values: dict[str, Any] = _adapter_of(kind).dump_python(value, mode="json", by_alias=True)
+    return values
+
+
 def restore(kind: type[Value], values: Any) -> Value:
-    """The dataclass of JSON values that another process of the same version sent. Raises
-    UnreadableDocument."""
+    """The dataclass of its JSON values. Raises UnreadableDocument."""
     try:
         known: type = kind
         value: Value = _adapter_of(known).validate_python(values)
     except ValidationError as error:
-        raise UnreadableDocument(f"not the values of a {kind.__name__}: {error}") from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise UnreadableDocument(
+            f"not the values of {kind.__name__}: {place}: {first['msg']}"
+        ) from error
     return value
+
+
+def _header(document: bytes) -> _Header:
+    """The header, without a look at the value if it comes first, as `encode` writes it."""
+    found = _FIRST.match(document)
+    if found is None:
+        return _Header.model_validate_json(document)
+    return _Header.model_construct(format=int(found[1]), kind=found[2].decode())
 
 
 def _check(header: _Header, expected: Iterable[str]) -> None:
@@ -104,10 +124,10 @@ def _check(header: _Header, expected: Iterable[str]) -> None:
 
 
 def prepare(*kinds: type) -> None:
-    """Do now what the first `restore` of each kind would do: it takes milliseconds, which must not
-    be part of a recovery. Processes forked afterwards need no preparation of their own."""
+    """Do now what the first use of each kind would do: it takes milliseconds, which must not be
+    part of a recovery. Processes forked afterwards need no preparation of their own."""
     for kind in kinds:
-        _adapter_of(kind)
+        _document_of(kind)
 
 
 @cache

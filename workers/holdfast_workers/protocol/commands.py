@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from holdfast_workers.protocol.messages import EventCopy, FormOrder, Partner, Place
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 
 class CommandKind(StrEnum):
@@ -223,6 +224,8 @@ class Stop:
 class Hello:
     """Accept the supervisor of the request's epoch. Answer: `AgentReport`."""
 
+    supervisor: ProcessIdentity | None = None
+    """The supervisor's process; None: not known."""
     kind: Literal[CommandKind.HELLO] = CommandKind.HELLO
 
 

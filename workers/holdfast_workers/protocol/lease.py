@@ -13,10 +13,13 @@ Invariants that other modules rely on:
   an older agreement.
 - A rank without a lease does not exit. It holds before it changes its state until a supervisor
   grants its attempt again or a fence ends it.
-- The death of a supervisor costs no step, although its successor needs time to start: the dead
-  supervisor's kernel closes its connections, and an agent that sees this while it holds a lease
-  knows that it was not the one given up. Its ranks may step on for `lease_s`. The successor waits
-  that long before it replaces an agent that it has never reached.
+- The death of a supervisor costs no step, although its successor needs time to start: while it has
+  a lease, an agent that knows the supervisor's process to have ended was not given up, because a
+  supervisor forms no world before the leases of the agents that it gave up have ended. Its ranks
+  may step on for `lease_s`. The successor waits that long before it replaces an agent that it has
+  never reached.
+- Only the end of the supervisor's process, as its kernel or its node's raylet reports it, extends a
+  lease. The end of a connection never does: the supervisor may live and take the agent for lost.
 
 All clocks are CLOCK_BOOTTIME: the processes of a node share it, and it advances while the machine
 is suspended, as does the clock of a supervisor that waits for a lease to end.
@@ -59,8 +62,8 @@ class Grant:
     silence_s: float
     """Length of the lease, from `beat_at`."""
     lease_s: float
-    """Length of the lease, from `beat_at`, if the agent sees the supervisor's process end before
-    the lease does; 0: the supervisor releases the agent, and its end extends nothing."""
+    """Length of the lease, from `beat_at`, if the supervisor's process is known to end before the
+    lease does."""
     beat_at: float = 0.0
     """Clock reading of the agent's beat that this grant answers, in seconds (`clock_s`)."""
 
@@ -107,9 +110,6 @@ class Lease:
         with self._lock:
             if grant.epoch < self._epoch:
                 return
-            if grant.lease_s <= 0:
-                self._extended_until = self._until
-                return
             if (grant.attempt, grant.beat_at) <= (self._grant.attempt, self._grant.beat_at):
                 return
             if grant.attempt > self._grant.attempt:
@@ -122,11 +122,16 @@ class Lease:
             notification = self._notification()
         self._notify(*notification)
 
-    def supervisor_ended(self, epoch: int, now: float) -> None:
-        """The connection that carried the grants of `epoch` has ended: extend to `lease_s`.
+    def ends_at(self, epoch: int) -> float:
+        """When the lease that the supervisor of this epoch has granted ends; 0 without one."""
+        with self._lock:
+            return self._until if epoch == self._grant.epoch else 0.0
 
-        If that supervisor had given up this agent, the lease would have ended earlier; so it is the
-        supervisor that is gone."""
+    def supervisor_ended(self, epoch: int, now: float) -> None:
+        """The process that granted under `epoch` is known to have ended: extend to `lease_s`.
+
+        If that supervisor had given up this agent, the lease would have ended before another world
+        was formed; so no other world steps now."""
         with self._lock:
             if (
                 epoch != self._grant.epoch

@@ -30,6 +30,7 @@ class SignalKind(StrEnum):
     RETENTION_DONE = "tidied"
     PARTNER_LOST = "partner_lost"
     ZYGOTE_LOST = "zygote_lost"
+    STORE_LOST = "store_lost"
     SOURCES_LOST = "sources_lost"
     RANK_STALLED = "rank_stalled"
     NODE_UNWELL = "node_unwell"
@@ -108,18 +109,6 @@ class ShardRecord:
 
 
 @dataclass(frozen=True)
-class FailedShard:
-    """A shard of a remote save that its agent has given up, as in a `SHARD_FAILED` signal."""
-
-    rank: int
-    attempt: int
-    step: int
-    message: str
-    superseded: bool
-    """Whether a newer step took its place."""
-
-
-@dataclass(frozen=True)
 class ShardSaved:
     """Remote tier: the shard of one rank is durable."""
 
@@ -136,6 +125,14 @@ class ShardFailed:
     superseded: bool = False
     """Because a newer step is to be saved."""
     kind: Literal[SignalKind.SHARD_FAILED] = SignalKind.SHARD_FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedShard(ShardFailed):
+    """A shard that its agent has given up, as it appears outside of a signal."""
+
+    rank: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -177,6 +174,15 @@ class ZygoteLost:
     unfit: str = ""
     """Why this node can no longer start workers; "" if it can."""
     kind: Literal[SignalKind.ZYGOTE_LOST] = SignalKind.ZYGOTE_LOST
+
+
+@dataclass(frozen=True)
+class StoreLost:
+    """The node's rendezvous store ended and is being forked again."""
+
+    port: int
+    """Its port, see `AgentReport.store_port`."""
+    kind: Literal[SignalKind.STORE_LOST] = SignalKind.STORE_LOST
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,7 @@ SignalDetail = (
     | RetentionDone
     | PartnerLost
     | ZygoteLost
+    | StoreLost
     | SourcesLost
     | RankStalled
     | NodeUnwell

@@ -42,7 +42,11 @@ _CLOSING_SHARE = Contribution(
 
 
 class Hooks(Protocol):
-    """Callbacks of the loop into the rank's runtime, which may also stop the loop."""
+    """Callbacks of the loop into the rank's runtime, which may also stop the loop.
+
+    In a class that derives from it, the callbacks that return a value have the defaults below: a
+    rank without peers, checkpoints or orders.
+    """
 
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
         """Phase `name` of `step` begins: load, forward and backward of each micro-batch, agree,
@@ -51,7 +55,7 @@ class Hooks(Protocol):
 
     def blocked_s(self) -> float:
         """Total time that this rank has waited for its peers and for its checkpoints."""
-        ...
+        return 0.0
 
     def commit_gate(self, step: int) -> None:
         """Called between the agreement and the change of state; raises to forbid the step."""
@@ -59,15 +63,15 @@ class Hooks(Protocol):
 
     def replicated_step(self) -> int:
         """The newest step of this rank whose state another node also holds; -1 for none."""
-        ...
+        return -1
 
     def stop_wanted(self) -> bool:
         """Whether this rank received the request to stop after a step that all ranks agree on."""
-        ...
+        return False
 
     def intervals(self) -> tuple[int, int]:
         """Steps between two saves to memory, and to the remote tier, as this rank received them."""
-        ...
+        return 0, 0
 
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool
@@ -76,7 +80,7 @@ class Hooks(Protocol):
 
         The state may be copied until the next `commit_gate` returns; it does not change before.
         """
-        ...
+        return None
 
     def committed(self, row: StepRow) -> None:
         """`row.step` has been applied by this rank."""

@@ -12,19 +12,14 @@ import contextlib
 import math
 import time
 import traceback
-from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from holdfast_workers.checkpoint.load import load_whole_state
 from holdfast_workers.checkpoint.manifest import BadCheckpoint, CheckpointError
-from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.retention import quarantine
-from holdfast_workers.checkpoint.storage import StorageError, StorageOptions
+from holdfast_workers.checkpoint.storage import StorageError
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.fault_injection.failing_storage import with_injected_failures
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.background_copy import WaitBudget
 from holdfast_workers.memory.segment import Segment, SegmentError
@@ -38,9 +33,22 @@ from holdfast_workers.protocol.messages import (
     StepRow,
     Tier,
 )
+from holdfast_workers.protocol.processes import (
+    LoadOrder,
+    LoadOutcome,
+    SegmentReady,
+    SignalOfWorker,
+    StateReply,
+    StepDigest,
+    StepReport,
+    WorkerMessage,
+    WorkerSignal,
+    ZygoteConfig,
+)
 from holdfast_workers.protocol.signals import (
     GuardTripReported,
     StepRecomputed,
+    WorkerDone,
     WorkerFailed,
     WorkerJoined,
 )
@@ -53,10 +61,12 @@ from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import DigestSource, Steps
 from holdfast_workers.worker.initial_state import load_initial_state
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
+from holdfast_workers.worker.remote_loading import LoadBuffer
 
 if TYPE_CHECKING:
     from holdfast_workers.fault_injection.fault_points import FaultPoints
     from holdfast_workers.progress.beacon import Beacon
+    from holdfast_workers.state.layout import StateLayout
     from holdfast_workers.training.recipe import Recipe
     from holdfast_workers.training.step_agreement import Agreed
 
@@ -65,8 +75,6 @@ HOLD = "hold"
 """The phase of a rank that waits for the supervisor to renew its lease."""
 COLD_STEPS = 3
 """The first steps of an attempt touch memory for the first time, and may compile."""
-RESTORE_ATTEMPTS = 1000
-
 
 _RESTORE_PHASES = {Tier.OWN_RAM: "restore", Tier.PARTNER_RAM: "restore_partner"}
 """Phases whose durations are learned per tier; all other tiers share the phase `restore_far`."""
@@ -92,10 +100,11 @@ class CannotMove(WorkersError):
 class ControlLink(Protocol):
     """The control link of the worker, as far as an attempt uses it."""
 
-    def send(self, message: dict[str, Any]) -> None: ...
+    def send(self, message: WorkerMessage) -> None: ...
     def is_fenced(self, attempt: int) -> bool: ...
     def wait_replicated(self, attempt: int, step: int, timeout_s: float) -> int: ...
-    def wait_state(self, attempt: int, timeout_s: float) -> dict[str, Any]: ...
+    def wait_state(self, attempt: int, timeout_s: float) -> StateReply: ...
+    def wait_load(self, attempt: int, timeout_s: float) -> LoadOutcome: ...
     def is_to_finish(self, attempt: int) -> bool: ...
     def has_lease(self, attempt: int) -> bool: ...
     def await_lease(self, attempt: int) -> None: ...
@@ -108,7 +117,7 @@ class RankAttempt:
     def __init__(
         self,
         order: JoinOrder,
-        config: dict[str, Any],
+        config: ZygoteConfig,
         recipe: Recipe,
         link: ControlLink,
         faults: FaultPoints,
@@ -129,11 +138,9 @@ class RankAttempt:
         self._step = 0
         self._cold_until = 0
         self._start_digest: str | None = None
-        self._checkpoints = RankCheckpoints(order, recipe.layout, self._report, faults)
+        self._checkpoints = RankCheckpoints(order, recipe.layout, link.send, faults)
         self._log = RankLog(self._rank, self._number, order.mesh, self._spec.train.steps)
-        self._wait_budget = WaitBudget(
-            config["replication_patience_s"], config["replication_share"]
-        )
+        self._wait_budget = WaitBudget(config.replication_patience_s, config.replication_share)
         self._intervals = order.intervals or self._spec.checkpoint.first_intervals
         self._saving = (False, False)  # saves (memory, remote) that run beside the present step
         self._step_wait_s = 0.0  # the training thread's waits for checkpoints in this step
@@ -153,7 +160,7 @@ class RankAttempt:
         self._checkpoints.finish()
         process_groups.leave()
         self._log.log_done(last)
-        self._report("done", step=last)
+        self._signal(WorkerDone(last))
 
     def _start_steps(self, world: World) -> Steps:
         """Load the state once the recipe is built, and report that this rank has joined."""
@@ -161,7 +168,7 @@ class RankAttempt:
         self._check_fence()
         start = self._restore()
         tier = self._join_order.restore.tier
-        self._report("joined", detail=asdict(WorkerJoined(start, tier, self._phases)))
+        self._signal(WorkerJoined(start, tier, self._phases))
         self._log.log_joined(start, tier, self._phases)
         self._step = start
         self._cold_until = start + COLD_STEPS
@@ -186,7 +193,7 @@ class RankAttempt:
         self._log.log_failed(self._step, report.kind, report.type, report.message, report.traceback)
         trip = error.report if isinstance(error, GuardTripped) else None
         finding = error.finding if isinstance(error, CorruptionFound) else None
-        self._report("failed", detail=asdict(WorkerFailed(report, trip, finding)))
+        self._signal(WorkerFailed(report, trip, finding))
 
     def abandon(self) -> None:
         """Discard the unfinished step and the process groups; the process stays alive.
@@ -288,20 +295,20 @@ class RankAttempt:
                 memory_saved=self._saving[0],
                 remote_saving=self._saving[1],
             )
-            self._report("row", row=asdict(row))
+            self._link.send(StepReport(self._rank, row))
         self._log.log_step(row)
         self._wait_budget.earn(row.step_time_s)
         self._step_wait_s = 0.0
 
     def tripped(self, report: TripReport) -> None:
         if self._join_order.reporter:
-            self._report("tripped", detail=asdict(GuardTripReported(report)))
+            self._signal(GuardTripReported(report))
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         if self._join_order.reporter:
-            self._report("digest", step=step, digest=hex)
+            self._link.send(StepDigest(step, hex))
             if step == self._join_order.recheck:
-                self._report("recomputed", detail=asdict(StepRecomputed(step, of_ranks)))
+                self._signal(StepRecomputed(step, of_ranks))
 
     # --- joining --------------------------------------------------------------------------------
 
@@ -372,12 +379,12 @@ class RankAttempt:
         self._recipe.initialize()
         self._checkpoints.segment()
         own = self._recipe.freeze(step).rank_bytes()
-        self._report("wanted", own={name: b64encode(raw).decode() for name, raw in own.items()})
+        self._link.send(SegmentReady(self._number, own))
 
     def _from_memory(self, restore: Restore) -> None:
         reply = self._link.wait_state(self._number, self._join_order.timeout_s)
-        if not reply["ok"]:
-            raise (StateDamaged if reply.get("damaged") else RestoreFailed)(reply["message"])
+        if reply.problem:
+            raise (StateDamaged if reply.damaged else RestoreFailed)(reply.problem)
         path = self._checkpoints.path
         try:
             segment = Segment.open(path)
@@ -397,30 +404,35 @@ class RankAttempt:
         raise RestoreFailed(f"step {restore.step} is not in the memory of this node")
 
     def _load_initial_state(self, restore: Restore) -> None:
-        options = StorageOptions(**self._config["remote"]["options"])
+        def load(buffer: LoadBuffer, layout: StateLayout) -> None:
+            self._load(buffer, layout, restore.uri, own=False)
+
         try:
-            load_initial_state(self._recipe, restore, self._join_order.mesh, self._rank, options)
+            load_initial_state(self._recipe, restore, load)
         except StorageError as error:
             raise RestoreFailed(str(error)) from error
 
     def _from_remote(self, uri: str, step: int) -> None:
         layout = self._recipe.layout()
-        payload = memoryview(bytearray(layout.payload_bytes))
+        buffer = LoadBuffer(uri, layout.payload_bytes)
         self._recipe.initialize()  # for the parts that a checkpoint of another mesh lacks
-        self._recipe.write_state(payload, step)
-        options = StorageOptions(**self._config["remote"]["options"])
-        # This rank has no other work meanwhile, so retry until `patience_s` is used up.
-        storage = open_storage(uri, replace(options, attempts=RESTORE_ATTEMPTS))
-        at = with_injected_failures(storage, Path(self._config["remote"]["fault_file"]))
+        self._recipe.write_state(buffer.payload, step)
         try:
-            load_whole_state(at, layout, payload, mesh=self._join_order.mesh, rank=self._rank)
+            self._load(buffer, layout, uri, own=True)
         except BadCheckpoint as error:
-            with contextlib.suppress(StorageError):  # a failing storage must not hide the cause
-                quarantine(at, str(error))
             raise StateDamaged(str(error)) from error
         except CheckpointError as error:
             raise RestoreFailed(str(error)) from error
-        self._recipe.read_state(payload)
+        self._recipe.read_state(buffer.payload)
+
+    def _load(self, buffer: LoadBuffer, layout: StateLayout, uri: str, *, own: bool) -> None:
+        order = LoadOrder(self._number, self._rank, uri, self._join_order.mesh, own)
+
+        def ask(order: LoadOrder) -> LoadOutcome:
+            self._link.send(order)
+            return self._link.wait_load(self._number, self._config.load_timeout_s)
+
+        buffer.load(order, layout, Path(self._config.storage_fault_file), ask)
 
     def _ensure_in_memory(self, step: int) -> None:
         """Commit the restored state to memory, if it is not there yet."""
@@ -454,8 +466,8 @@ class RankAttempt:
             self._step_wait_s += waited_s
             self._total_wait_s += waited_s
 
-    def _report(self, op: str, **fields: Any) -> None:
-        self._link.send({"op": op, "attempt": self._number, "rank": self._rank, **fields})
+    def _signal(self, detail: SignalOfWorker) -> None:
+        self._link.send(WorkerSignal(self._number, self._rank, detail))
 
 
 def _same_place(before: World, after: World) -> bool:

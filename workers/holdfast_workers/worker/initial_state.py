@@ -6,14 +6,13 @@ or only the model's parameters, and everything else is as at step 0. The meshes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast_workers.checkpoint.load import load_whole_state
 from holdfast_workers.checkpoint.manifest import CheckpointError
-from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
 from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout
+from holdfast_workers.worker.remote_loading import LoadBuffer
 
 if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
@@ -24,30 +23,30 @@ class CannotBegin(Exception):
 
 
 def load_initial_state(
-    recipe: Recipe,
-    restore: Restore,
-    mesh: dict[str, int],
-    rank: int,
-    options: StorageOptions,
+    recipe: Recipe, restore: Restore, load: Callable[[LoadBuffer, StateLayout], None]
 ) -> None:
-    """Load the state that the order's `restore` names. Raises CannotBegin, StorageError."""
+    """Load the state that the order's `restore` names. Raises CannotBegin, StorageError.
+
+    `load` fills a buffer from `restore.uri`.
+    """
     recipe.initialize()  # also for the parts that the checkpoint lacks or that are not requested
     uri = restore.uri
     if not uri:
         return
     whole = recipe.layout()
-    payload = memoryview(bytearray(whole.payload_bytes))
+    is_stock = uri.startswith(DCP_URI_PREFIX)
+    buffer = LoadBuffer(uri.removeprefix(DCP_URI_PREFIX), whole.payload_bytes)
+    payload = buffer.payload
     recipe.write_state(payload, restore.step)
     wanted = _part(whole, restore.what)
     try:
-        if uri.startswith(DCP_URI_PREFIX):
+        if is_stock:
             # Late import: only such a checkpoint needs stock torch's reader.
             from holdfast_workers.checkpoint.stock_reading import load_stock_model
 
             load_stock_model(uri.removeprefix(DCP_URI_PREFIX), wanted, payload)
         else:
-            storage = open_storage(uri, options)
-            load_whole_state(storage, wanted, payload, mesh=mesh, rank=rank)
+            load(buffer, wanted)
     except CheckpointError as error:
         raise CannotBegin(str(error)) from error
     recipe.read_state(payload)

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -25,9 +25,28 @@ from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.progress import collective_counts
 from holdfast_workers.progress.beacon import Beacon
-from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.lease import clock_s
 from holdfast_workers.protocol.messages import JoinOrder
+from holdfast_workers.protocol.processes import (
+    WORKER_ORDERS,
+    ArmFault,
+    AttemptsLeft,
+    FaultFired,
+    JoinAttempt,
+    LeaseUpdate,
+    LeaveAttempts,
+    LoadOutcome,
+    LoadResult,
+    NewIntervals,
+    PartnerPresence,
+    RankPlace,
+    StateReply,
+    StepReplicated,
+    StopAfterStep,
+    WorkerMessage,
+    WorkerOrder,
+    ZygoteConfig,
+)
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.recipe import World
 from holdfast_workers.worker.attempt import AttemptFenced, RankAttempt
@@ -38,14 +57,14 @@ if TYPE_CHECKING:
 SEVER_RETRY_S = 0.01
 LOG_WAIT_OVER_S = 0.5
 _log = structlog.get_logger()
+Value = TypeVar("Value")
 
 
-def expected_world(expected: dict[str, Any] | None, device: str) -> World | None:
-    """The world of a rank of a mesh, {mesh, rank}, without an attempt; None for None."""
-    if expected is None:
+def expected_world(place: RankPlace | None, device: str) -> World | None:
+    """The world of a rank of a mesh, without an attempt; None for None."""
+    if place is None:
         return None
-    mesh = expected["mesh"]
-    return World(expected["rank"], prod(mesh.values()), mesh, 0, device)
+    return World(place.rank, prod(place.mesh.values()), place.mesh, 0, device)
 
 
 class Worker:
@@ -54,7 +73,7 @@ class Worker:
     def __init__(
         self,
         end: socket.socket,
-        config: dict[str, Any],
+        config: ZygoteConfig,
         recipe: Recipe,
         beacon: Beacon,
         expected: World | None,
@@ -70,18 +89,17 @@ class Worker:
         self._expected = expected
 
     def run(self) -> int:
-        self._link.send({"op": "hello", "pid": os.getpid()})
         self._link.start()
         self._beacon.make_current()
         collective_counts.install(self._beacon)
         if self._expected is not None:
             self._recipe.expect(self._expected)
         while True:
-            order = self._link.next_order()
-            if order["op"] == "fence":
-                self._link.send({"op": "parked", "attempt": order["attempt"]})
-            elif order["op"] == "join":
-                self._run_attempt(codec.restore(JoinOrder, order["order"]))
+            match self._link.next_order():
+                case LeaveAttempts(attempt=attempt):
+                    self._link.send(AttemptsLeft(attempt))
+                case JoinAttempt(order=order):
+                    self._run_attempt(order)
 
     def _run_attempt(self, order: JoinOrder) -> None:
         if not self._link.enter(order.attempt, has_partner=order.has_partner):
@@ -123,28 +141,27 @@ class WorkerLink:
         self._faults = faults
         self._changed = threading.Condition()
         self._sending = threading.Lock()
-        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[JoinAttempt | LeaveAttempts] = queue.SimpleQueue()
         self._fence = 0
         self._attempt = 0  # 0: in no attempt
         self._foreign_sockets: frozenset[process_groups.OpenSocket] = frozenset()
         self._replicated: dict[int, int] = {}  # attempt -> newest step that all partners hold
-        self._state: dict[int, dict[str, Any]] = {}  # attempt -> the agent's reply about the state
+        self._state: dict[int, StateReply] = {}  # attempt -> the agent's reply about the state
+        self._load: dict[int, LoadOutcome] = {}  # attempt -> the outcome of the ordered load
         self._partnered = (0, True)  # (attempt, whether it has a partner)
         self._intervals: dict[int, tuple[int, int]] = {}  # attempt -> save intervals
         self._injected: set[int] = set()
-        self._leases: dict[
-            int, tuple[int, float]
-        ] = {}  # attempt -> (number, until when it may step)
+        self._leases: dict[int, tuple[int, float]] = {}  # attempt -> (number, until when)
         self._to_finish = 0  # the newest attempt that shall stop after its next agreed step
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name=control_channel.THREAD_NAME, daemon=True).start()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: WorkerMessage) -> None:
         with self._sending:
             control_channel.send(self._end, message)
 
-    def next_order(self) -> dict[str, Any]:
+    def next_order(self) -> JoinAttempt | LeaveAttempts:
         return self._orders.get()
 
     def enter(self, attempt: int, *, has_partner: bool) -> bool:
@@ -210,16 +227,28 @@ class WorkerLink:
             self._changed.wait_for(reached, timeout_s)
             return self._newest(attempt) if self._partnered[1] else step
 
-    def wait_state(self, attempt: int, timeout_s: float) -> dict[str, Any]:
+    def wait_state(self, attempt: int, timeout_s: float) -> StateReply:
         """The agent's reply that this rank's segment contains the state, or why it does not."""
+        late = f"the state did not arrive within {timeout_s} s"
+        return self._wait_for(self._state, attempt, timeout_s) or StateReply(attempt, late)
+
+    def wait_load(self, attempt: int, timeout_s: float) -> LoadOutcome:
+        """The outcome of the load that this rank has ordered."""
+        late = f"the checkpoint was not loaded within {timeout_s} s"
+        return self._wait_for(self._load, attempt, timeout_s) or LoadOutcome(
+            attempt, LoadResult.FAILED, reason=late
+        )
+
+    def _wait_for(
+        self, by_attempt: dict[int, Value], attempt: int, timeout_s: float
+    ) -> Value | None:
         with self._changed:
             self._changed.wait_for(
-                lambda: attempt in self._state or self.is_fenced(attempt), timeout_s
+                lambda: attempt in by_attempt or self.is_fenced(attempt), timeout_s
             )
             if self.is_fenced(attempt):
                 raise AttemptFenced(attempt)
-            late = {"ok": False, "message": f"the state did not arrive within {timeout_s} s"}
-            return self._state.get(attempt, late)
+            return by_attempt.get(attempt)
 
     def _newest(self, attempt: int) -> int:
         return self._replicated.get(attempt, -1)
@@ -233,7 +262,7 @@ class WorkerLink:
                 if not self._has_message(SEVER_RETRY_S if cutting else None):
                     self.sever()  # connections may have been made since the last time
                     continue
-                self._handle(control_channel.receive(self._end))
+                self._handle(control_channel.receive(self._end, *WORKER_ORDERS))
         except control_channel.ControlClosed:
             os._exit(0)
         except BaseException:  # a worker without control messages must not continue training
@@ -246,48 +275,56 @@ class WorkerLink:
     def _has_message(self, timeout_s: float | None) -> bool:
         return bool(select.select([self._end], [], [], timeout_s)[0])
 
-    def _handle(self, message: dict[str, Any]) -> None:
-        op = message["op"]
-        if op == "stop":
-            os._exit(0)
-        for order in (message,) if op == "inject" else message.get("faults", ()):
-            self._inject(order)
+    def _handle(self, message: WorkerOrder) -> None:
+        match message:
+            case ArmFault():
+                self._inject(message)
+            case JoinAttempt(faults=faults):
+                for fault in faults:
+                    self._inject(fault)
         with self._changed:
-            if op == "fence":
-                self._fence = max(self._fence, message["attempt"])
-            elif op == "replicated":
-                _keep_newest(self._replicated, message["attempt"], message["step"])
-                if message["attempt"] == self._partnered[0]:
-                    self._partnered = (message["attempt"], True)  # a failed partner has recovered
-            elif op == "state":
-                _keep_newest(self._state, message["attempt"], message)
-            elif op == "partner" and message["attempt"] >= self._partnered[0]:
-                self._partnered = (message["attempt"], message["present"])
-                self._replicated.clear()  # it was about the previous partners
-            elif op == "intervals":
-                _keep_newest(self._intervals, message["attempt"], tuple(message["steps"]))
-            elif op == "lease":
-                attempt = message["attempt"]  # an older lease may arrive after a newer one
-                lease = (message["number"], message["until"])
-                _keep_newest(self._leases, attempt, max(lease, self._leases.get(attempt, lease)))
-            elif op == "finish":
-                self._to_finish = max(self._to_finish, message["attempt"])
+            self._take_in(message)
             self._changed.notify_all()
-        if op in ("fence", "join"):
+        if isinstance(message, JoinAttempt | LeaveAttempts):
             self._orders.put(message)
         if self._must_cut():
             self.sever()
 
-    def _inject(self, order: dict[str, Any]) -> None:
+    def _take_in(self, message: WorkerOrder) -> None:
+        match message:
+            case LeaveAttempts(attempt=attempt):
+                self._fence = max(self._fence, attempt)
+            case StepReplicated(attempt=attempt, step=step):
+                _keep_newest(self._replicated, attempt, step)
+                if attempt == self._partnered[0]:
+                    self._partnered = (attempt, True)  # a failed partner has recovered
+            case StateReply(attempt=attempt):
+                _keep_newest(self._state, attempt, message)
+            case LoadOutcome(attempt=attempt):
+                _keep_newest(self._load, attempt, message)
+            case PartnerPresence(attempt=attempt, present=present):
+                if attempt >= self._partnered[0]:
+                    self._partnered = (attempt, present)
+                    self._replicated.clear()  # it was about the previous partners
+            case NewIntervals(attempt=attempt, steps=steps):
+                _keep_newest(self._intervals, attempt, steps)
+            case LeaseUpdate(attempt=attempt, until=until, number=number):
+                # An older lease may arrive after a newer one.
+                lease = (number, until)
+                _keep_newest(self._leases, attempt, max(lease, self._leases.get(attempt, lease)))
+            case StopAfterStep(attempt=attempt):
+                self._to_finish = max(self._to_finish, attempt)
+
+    def _inject(self, order: ArmFault) -> None:
         """Arm the fault once for each number, even if the order is repeated."""
-        if order["number"] in self._injected:
+        if order.number in self._injected:
             return
-        self._injected.add(order["number"])
-        report = {"op": "injected", "number": order["number"]}
-        self._faults.arm(Injection.of(order["fault"]), lambda: self.send(report))
+        self._injected.add(order.number)
+        report = FaultFired(order.number)
+        self._faults.arm(Injection.of(order.fault), lambda: self.send(report))
 
 
-def _keep_newest(by_attempt: dict[int, Any], attempt: int, value: Any) -> None:
+def _keep_newest(by_attempt: dict[int, Value], attempt: int, value: Value) -> None:
     """Keep only the newest attempt's value: a message about an older attempt may arrive late."""
     if attempt >= max(by_attempt, default=0):
         by_attempt.clear()

@@ -19,6 +19,13 @@ from holdfast_workers.memory.background_copy import BackgroundCopies
 from holdfast_workers.memory.frozen_copies import copy_path
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentSpaceError
 from holdfast_workers.protocol.messages import JoinOrder
+from holdfast_workers.protocol.processes import (
+    CommittedToMemory,
+    FrozenCopy,
+    WorkerMessage,
+    WorkerSignal,
+)
+from holdfast_workers.protocol.signals import ShardFailed
 from holdfast_workers.state.rank_state import CopyStopped
 
 if TYPE_CHECKING:
@@ -32,13 +39,13 @@ _log = structlog.get_logger()
 
 
 class RankCheckpoints:
-    """`layout` is called once the model exists; `report` sends a message to the agent."""
+    """`layout` is called once the model exists; `send` sends a message to the agent."""
 
     def __init__(
         self,
         order: JoinOrder,
         layout: Callable[[], StateLayout],
-        report: Callable[..., None],
+        send: Callable[[WorkerMessage], None],
         faults: FaultPoints,
     ) -> None:
         self.memory_step = -1
@@ -50,7 +57,7 @@ class RankCheckpoints:
         self._number = order.attempt
         self._rank = order.rank
         self._layout = layout
-        self._report = report
+        self._send = send
         self._faults = faults
         self._segment: Segment | None = None
         self._copies = BackgroundCopies()
@@ -124,7 +131,7 @@ class RankCheckpoints:
         self._faults.reach("memory", step)
         commit = segment.commit(attempt=self._number, step=step, digest=digest)
         self.memory_step, self.memory_committed_at = step, time.monotonic()
-        self._report("committed", step=step)
+        self._send(CommittedToMemory(self._number, step))
         self._faults.reach("committed", step)
         return commit
 
@@ -142,7 +149,7 @@ class RankCheckpoints:
         with Segment.create(path, self._layout()) as copy:
             digest = write(copy.begin(step))
             copy.commit(attempt=self._number, step=step, digest=digest)
-        self._report("save", step=step, path=str(path), metrics=metrics)
+        self._send(FrozenCopy(str(path), self._rank, self._number, step, metrics))
         self._faults.reach("saved", step)
         return digest
 
@@ -152,7 +159,7 @@ class RankCheckpoints:
         try:
             return self.leave_for_saver(step, write, metrics)
         except SegmentSpaceError as error:
-            self._report("unsaved", step=step, message=str(error))
+            self._send(WorkerSignal(self._number, self._rank, ShardFailed(step, str(error))))
             return None
 
     def _copy_out(

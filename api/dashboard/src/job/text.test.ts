@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import type { EventView, IncidentView, LogLineView } from "../api/types";
 import { eventText } from "./incidents/eventText";
 import { NodeIdShortener } from "./format";
-import { causeClause, costs, evidenceSentence, learnNodeIds, lostSentences, phaseBars, tiers } from "./incidents/incidentFacts";
+import { causeClause, costs, learnNodeIds, lostSentences, phaseBars, tiers } from "./incidents/incidentFacts";
 import { appended, EMPTY_LOG, level, MAX_LINES, pieces, prepended, query, NO_FILTER } from "./logs/logBuffer";
 import { lines, matching, toYaml, specYaml } from "./specTree";
 import { joined } from "./incidents/useEvents";
@@ -83,13 +83,14 @@ test("a spec is read as lines, searched with its sections, and written as YAML",
   expect([toYaml("yes"), toYaml("1"), toYaml("a: b")]).toEqual(['"yes"', '"1"', '"a: b"']);
 });
 
-test("an announced removal, another cause and structured evidence read as sentences", () => {
-  const lost = [{ cause: "worker_crash", rank: 4, ranks: [], worker: "n1.a.2", agent: "n1", on_notice: true }];
+test("an announced removal and another cause read as sentences", () => {
+  const lost = [
+    { cause: "worker_crash", rank: 4, ranks: [], worker: "n1.a.2", agent: "n1", attempt: null, on_notice: true },
+  ];
   expect(lostSentences({ ...incident, lost })).toEqual([
     "Rank 4 on agent n1 (process n1.a.2) was lost, after the cluster had announced the removal of the node: " +
       "the process of a rank ended unexpectedly.",
   ]);
-  expect(evidenceSentence({ probe: "network", on_notice: false, step: 3 })).toBe("The probe is network, the step is 3.");
   expect(causeClause("new_cause")).toBe("new cause");
 });
 

@@ -11,16 +11,3 @@ export interface RankHistory {
   /** The rows in the order of `ranks`, one after another; NaN for a value that was not measured. */
   values: Float32Array;
 }
-
-/** A suspect of an incident; the API does not fix the fields. */
-export interface Suspect {
-  rank?: number;
-  score?: number;
-  reasons?: string[];
-  agent?: string;
-}
-
-export interface Stack {
-  ranks?: number[];
-  frames?: string[];
-}

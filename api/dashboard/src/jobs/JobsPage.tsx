@@ -43,7 +43,7 @@ export default function JobsPage() {
       </header>
       <States filters={filters} counts={jobs.list.counts} change={change} />
       {jobs.error && <Failure error={jobs.error} retry={jobs.reload} />}
-      <Lines jobs={jobs} filters={filters} clear={() => change({ q: null, state: null, owner: null })} search={search} />
+      <Lines jobs={jobs} filters={filters} clear={() => change({ q: null, state: null, owner: null })} />
     </div>
   );
 }
@@ -125,10 +125,9 @@ interface LinesProps {
   jobs: Jobs;
   filters: Filters;
   clear: () => void;
-  search: React.RefObject<HTMLInputElement | null>;
 }
 
-function Lines({ jobs, filters, clear, search }: LinesProps) {
+function Lines({ jobs, filters, clear }: LinesProps) {
   const { rows, total } = jobs.list;
   const [, go] = useLocation();
   const narrow = useMedia("(max-width: 820px)");
@@ -167,7 +166,7 @@ function Lines({ jobs, filters, clear, search }: LinesProps) {
 
   if (!jobs.loading && total === 0 && !jobs.error) {
     const filtered = filters.q !== "" || filters.states.length > 0 || filters.owner !== null;
-    return filtered ? <NothingMatches clear={clear} search={search} /> : <NoJobs />;
+    return filtered ? <NothingMatches clear={clear} /> : <NoJobs />;
   }
   const shown = jobs.loading ? 12 : Math.max(total, rows.length);
   return (
@@ -183,7 +182,7 @@ function Lines({ jobs, filters, clear, search }: LinesProps) {
   );
 }
 
-function NothingMatches({ clear }: Pick<LinesProps, "clear" | "search">) {
+function NothingMatches({ clear }: Pick<LinesProps, "clear">) {
   return (
     <div className="card empty">
       <h2>No job matches</h2>

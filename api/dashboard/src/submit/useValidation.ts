@@ -33,10 +33,19 @@ export function useValidation(text: string): Validation {
   return held;
 }
 
-/** JSON is valid YAML, but the JSON parser reports its errors better. */
+/** JSON is sent as such: YAML reads its numbers otherwise (`1e-5`). Anything else is YAML. */
 export const bodyOf = (text: string): Body => ({
-  text, type: text.trimStart().startsWith("{") ? "application/json" : "application/yaml",
+  text, type: isJson(text) ? "application/json" : "application/yaml",
 });
+
+function isJson(text: string): boolean {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
 
 async function validate(text: string, signal: AbortSignal): Promise<Validation> {
   if (text.trim() === "") return { state: "unknown" };

@@ -24,6 +24,8 @@ test.each([
   [null, "null"],
   [true, "true"],
   [1e-8, "1.0e-8"],
+  [1e20, "1.0e+20"],
+  ["a\u0085b\u2028", '"a\\u0085b\\u2028"'],
 ])("%j is written as %s", (value, written) => {
   expect(yaml({ key: value })).toBe(`key: ${written}\n`);
 });

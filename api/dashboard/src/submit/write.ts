@@ -27,10 +27,16 @@ function short(value: unknown): string {
 function scalar(value: unknown): string {
   if (typeof value === "number") return number(value);
   if (typeof value !== "string") return String(value);
-  return PLAIN.test(value) && !RESERVED.has(value.toLowerCase()) && value === value.trim() ? value : JSON.stringify(value);
+  return PLAIN.test(value) && !RESERVED.has(value.toLowerCase()) && value === value.trim() ? value : quoted(value);
 }
 
-/** YAML 1.1 reads `3e-7` as text; a number needs a decimal point. */
-const number = (value: number): string => String(value).replace(/^(-?\d+)e/, "$1.0e");
+/** Readers of YAML replace or refuse these characters; JSON does not escape them. */
+const quoted = (text: string): string => JSON.stringify(text).replace(
+  /[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]/g, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`,
+);
+
+/** YAML 1.1 reads `3e-7` as text: a number needs a decimal point. The server refuses larger integers. */
+const number = (value: number): string =>
+  (Math.abs(value) > Number.MAX_SAFE_INTEGER ? value.toExponential() : String(value)).replace(/^(-?\d+)e/, "$1.0e");
 
 const isFlat = (value: Record<string, unknown>): boolean => !Object.values(value).some(isMapping);

@@ -8,15 +8,26 @@ submission has an idempotency key. Errors are those of `holdfast.errors`.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from holdfast.client import address as addresses
 from holdfast.client import calls
 from holdfast.client import job_names as names
-from holdfast.client.calls import PAGE, Document, LogQuery
+from holdfast.client.calls import (
+    JOBS,
+    PAGE,
+    Call,
+    Document,
+    LogQuery,
+    checkpoint_path,
+    job_path,
+    node_path,
+    plain,
+)
 from holdfast.client.synchronous.transport import Transport
 from holdfast.client.waiting import off_loop, sleep
 from holdfast.errors import WaitTimeout, unfinished
@@ -32,16 +43,20 @@ from holdfast_service.views.jobs import (
     EventView,
     FaultView,
     IncidentView,
+    JobPage,
     JobView,
     LogLineView,
     LogPage,
     MetricPoint,
+    NodePage,
     NodeView,
     VerificationView,
 )
 from holdfast_service.views.lists import ClusterView, JobRow, SpecDifferenceView
 from holdfast_service.views.ranks import RanksView
 from holdfast_service.views.timeline import TimelineView, VerdictView
+
+T = TypeVar("T")
 
 
 class RequestMethods:
@@ -84,16 +99,21 @@ class RequestMethods:
         """Submit a job; the folder in its `code` is sent first. Raises InvalidSpec with every
         fault; Conflict if the key was used for another document; CodeUnusable."""
         spec = self._with_code(spec)
-        return self._transport.call(calls.submit(spec, idempotency_key))
+        headers = _key(idempotency_key)
+        return self._send("POST", JOBS, JobView, body=plain(spec), headers=headers)
 
     def validate(self, spec: Document) -> dict[str, Any]:
         """The resolved spec, with its defaults; creates no job. Raises InvalidSpec."""
-        return self._transport.call(calls.validate(self._with_code(spec)))
+        path, body = f"{JOBS}/validate", plain(self._with_code(spec))
+        call = Call("POST", path, lambda answer: dict(answer["spec"]), body=body)
+        return self._transport.call(call)
 
     def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code. Can be repeated. Raises CodeUnusable."""
         package = off_loop(code_archive.pack, folder)
-        return self._transport.call(calls.send_code(package))
+        headers = {"Content-Type": "application/zip"}
+        path = "/api/v1/code"
+        return self._send("POST", path, CodeView, headers=headers, content=package)
 
     def _with_code(self, spec: Document) -> Document:
         folder = code_archive.folder_of_spec(spec)
@@ -112,7 +132,7 @@ class RequestMethods:
         """The jobs with these ids, in this order, with few requests; unknown ids are skipped."""
         for start in range(0, len(ids), calls.JOBS_PAGE):
             batch = ids[start : start + calls.JOBS_PAGE]
-            page = self._transport.call(calls.jobs_of(batch))
+            page = self._get(JOBS, JobPage, id=list(batch), limit=calls.JOBS_PAGE)
             found = {job.id: job for job in page.jobs}
             for job_id in batch:
                 if job_id in found:
@@ -141,22 +161,23 @@ class RequestMethods:
         return self._transport.pages(calls.rows(q, state, owner, sort))
 
     def get(self, job_id: str) -> JobView:
-        return self._transport.call(calls.job(job_id))
+        return self._get(job_path(job_id), JobView)
 
     def cancel(self, job_id: str, *, now: bool = False) -> JobView:
         """Cancel a job; its last state is saved first, unless `now`.
 
         Raises Conflict if the job has ended in another way.
         """
-        return self._transport.call(calls.cancel(job_id, now))
+        params = {"now": True} if now else None
+        return self._send("POST", job_path(job_id, "/cancel"), JobView, params=params)
 
     def pause(self, job_id: str) -> JobView:
         """Let a job save its state and leave the cluster. Raises Conflict if it has ended."""
-        return self._transport.call(calls.pause(job_id))
+        return self._send("POST", job_path(job_id, "/pause"), JobView)
 
     def resume(self, job_id: str) -> JobView:
         """Resume a paused job from its newest checkpoint. Raises Conflict if it has ended."""
-        return self._transport.call(calls.resume(job_id))
+        return self._send("POST", job_path(job_id, "/resume"), JobView)
 
     def wait(self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
         """Wait until the job has ended, with any result. Raises WaitTimeout."""
@@ -171,11 +192,11 @@ class RequestMethods:
 
     def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""
-        return self._transport.call(calls.attempts(job_id))
+        return self._get(job_path(job_id, "/attempts"), list[AttemptView])
 
     def incidents(self, job_id: str) -> Sequence[IncidentView]:
         """Oldest first."""
-        return self._transport.call(calls.incidents(job_id))
+        return self._get(job_path(job_id, "/incidents"), list[IncidentView])
 
     def inject(
         self, job_id: str, kind: str, *, idempotency_key: str | None = None, **how: Any
@@ -184,39 +205,42 @@ class RequestMethods:
 
         Raises InjectionDisabled if the server does not allow it.
         """
-        return self._transport.call(calls.inject(job_id, kind, idempotency_key, how))
+        body, headers = {"kind": str(kind), **how}, _key(idempotency_key)
+        path = job_path(job_id, "/faults")
+        return self._send("POST", path, FaultView, body=body, headers=headers)
 
     def faults(self, job_id: str) -> Sequence[FaultView]:
         """The injected faults, oldest first."""
-        return self._transport.call(calls.faults(job_id))
+        return self._get(job_path(job_id, "/faults"), list[FaultView])
 
     def goodput(self, job_id: str) -> GoodputView:
         """The account of the job's time, so far or in total."""
-        return self._transport.call(calls.goodput(job_id))
+        return self._get(job_path(job_id, "/goodput"), GoodputView)
 
     def verdict(self, job_id: str) -> VerdictView:
         """The state in plain sentences: the present activity, the last event, the next step."""
-        return self._transport.call(calls.verdict(job_id))
+        return self._get(job_path(job_id, "/verdict"), VerdictView)
 
     def timeline(self, job_id: str) -> TimelineView:
         """The use of every moment of the job's time."""
-        return self._transport.call(calls.timeline(job_id))
+        return self._get(job_path(job_id, "/timeline"), TimelineView)
 
     def ranks(self, job_id: str) -> RanksView:
         """The ranks of the newest attempt, as last seen."""
-        return self._transport.call(calls.ranks(job_id))
+        return self._get(job_path(job_id, "/ranks"), RanksView)
 
     def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
         """The differences between the resolved specs of two jobs."""
-        return self._transport.call(calls.difference(job_id, against))
+        path = job_path(job_id, "/spec/diff")
+        return self._get(path, list[SpecDifferenceView], against=against)
 
     def cluster(self) -> ClusterView:
         """Nodes, queue and capacity."""
-        return self._transport.call(calls.cluster())
+        return self._get("/api/v1/cluster", ClusterView)
 
     def checkpoints(self, job_id: str) -> CheckpointsView:
         """The checkpoints that the job can continue from, by tier."""
-        return self._transport.call(calls.checkpoints(job_id))
+        return self._get(job_path(job_id, "/checkpoints"), CheckpointsView)
 
     def verify_checkpoint(self, job_id: str, step: int) -> Iterator[VerificationView]:
         """Verify every byte of a checkpoint; yields the progress. The last item has `done`.
@@ -224,8 +248,11 @@ class RequestMethods:
         Raises ServerError if it could not be finished, ServerUnreachable if the connection broke.
         """
         done = False
-        for line in self._transport.lines(*calls.verification(job_id, step)):
-            progress = calls.verified(line)
+        path = checkpoint_path(job_id, step, "/verify")
+        for line in self._transport.lines("POST", path):
+            progress = VerificationView.model_validate_json(line)
+            if progress.problem is not None:
+                raise unfinished(progress.problem)
             yield progress
             done = progress.done
         if not done:
@@ -233,14 +260,14 @@ class RequestMethods:
 
     def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         """Protect a checkpoint from removal. Can be repeated."""
-        return self._transport.call(calls.pin(job_id, step))
+        return self._send("PUT", checkpoint_path(job_id, step, "/pin"), CheckpointView)
 
     def unpin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
-        return self._transport.call(calls.unpin(job_id, step))
+        return self._send("DELETE", checkpoint_path(job_id, step, "/pin"), CheckpointView)
 
     def remove_checkpoint(self, job_id: str, step: int) -> None:
         """Raises Conflict if the checkpoint is pinned, needed, or the only one of a job."""
-        self._transport.call(calls.remove_checkpoint(job_id, step))
+        self._send("DELETE", checkpoint_path(job_id, step), type(None))
 
     def export_checkpoint(
         self,
@@ -256,24 +283,26 @@ class RequestMethods:
         The server verifies every byte first, which can take a while. `target` appears whole or not
         at all. `on_bytes` receives the bytes written and the total.
         """
-        path, params = calls.export(job_id, step, hugging_face)
+        path = checkpoint_path(job_id, step, "/export")
+        params = {"format": "safetensors", "names": "hf" if hugging_face else "own"}
         return self._transport.download(path, params, target, on_bytes)
 
     def nodes(self) -> Sequence[NodeView]:
         """All nodes that were ever seen, present nodes first."""
-        return self._transport.call(calls.nodes())
+        return (self._get(calls.NODES, NodePage)).nodes
 
     def node(self, name: str) -> NodeView:
         """A node by its name, or the start of the name."""
-        return self._transport.call(calls.node(name))
+        return self._get(node_path(name), NodeView)
 
     def cordon(self, name: str, reason: str, *, until: float | None = None) -> NodeView:
         """Place no new rank on a node, until a time (Unix seconds) or until `uncordon`."""
-        return self._transport.call(calls.cordon(name, reason, until))
+        body = {"reason": reason, "until": until}
+        return self._send("POST", node_path(name, "/cordon"), NodeView, body=body)
 
     def uncordon(self, name: str) -> NodeView:
         """End the cordon or quarantine of a node. Can be repeated."""
-        return self._transport.call(calls.uncordon(name))
+        return self._send("POST", node_path(name, "/uncordon"), NodeView)
 
     def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
         """One page of events."""
@@ -343,4 +372,15 @@ class RequestMethods:
 
     def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not ready."""
-        return self._transport.call(calls.ready())
+        return self._get("/readyz", Readiness)
+
+    def _get(self, path: str, answer: type[T], **params: Any) -> T:
+        return self._transport.call(calls.get(path, answer, **params))
+
+    def _send(self, method: str, path: str, answer: type[T], **parts: Any) -> T:
+        """`parts`: the other fields of the `Call`."""
+        return self._transport.call(calls.call(method, path, answer, **parts))
+
+
+def _key(given: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": given or str(uuid.uuid4())}

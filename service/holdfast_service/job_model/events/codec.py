@@ -7,16 +7,14 @@ are. A document of a newer format is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from holdfast_service.job_model.events import attempts, checkpoints, health, incidents, progress
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.events.kinds import JobEvent
+from holdfast_workers.protocol.codec import as_json, restore
 
 FORMAT_VERSION = 1
 """The version of the journal's format. It grows only if older readers would misread a document;
@@ -68,11 +66,6 @@ EVENT_TYPES: Mapping[str, type[JobEvent]] = {
     )
 }
 
-T = TypeVar("T")
-
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
-"""The adapter of a class, built when it is first needed."""
-
 
 @dataclass(frozen=True)
 class UnknownEvent:
@@ -83,10 +76,6 @@ class UnknownEvent:
 
 
 AnyEvent = JobEvent | UnknownEvent
-
-
-class UnreadableEvent(ValueError):
-    """The data of an event do not fit its kind, or have a newer format."""
 
 
 def encode(event: AnyEvent) -> dict[str, Any]:
@@ -104,31 +93,14 @@ def encode(event: AnyEvent) -> dict[str, Any]:
 
 
 def decode(kind: str, data: Mapping[str, Any]) -> AnyEvent:
-    """The event of these data. Raises UnreadableEvent if they do not fit the kind."""
+    """The event of these data. Raises UnreadableDocument if they do not fit the kind."""
     event_type = EVENT_TYPES.get(kind)
     if event_type is None:
         return UnknownEvent(kind, data)
     merged = {event_type.merged: data} if event_type.merged else {}
-    return read(event_type, {**data, **merged})
-
-
-def as_json(part: Any) -> dict[str, Any]:
-    """A part of an event, any of its dataclasses, as JSON values."""
-    encoded: dict[str, Any] = _adapter(type(part)).dump_python(part, mode="json", by_alias=True)
-    return encoded
-
-
-def read(part: type[T], data: Mapping[str, Any]) -> T:
-    """A part of an event from its JSON values. Raises UnreadableEvent."""
-    try:
-        found: T = _adapter(part).validate_python(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the data"
-        raise UnreadableEvent(f"{part.__name__}: {place}: {first['msg']}") from error
-    return found
+    return restore(event_type, {**data, **merged})
 
 
 def read_incident(number: int, data: Mapping[str, Any]) -> IncidentRecord:
-    """An incident from the data in its row, which may be incomplete. Raises UnreadableEvent."""
-    return read(IncidentRecord, {"incident": number, **data})
+    """An incident from the data in its row, which may be incomplete. Raises UnreadableDocument."""
+    return restore(IncidentRecord, {"incident": number, **data})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from holdfast_service.diagnosis.hang_culprit import HangFinding, RankStack, Suspect
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.protocol.findings import HealthFinding
+from holdfast_workers.protocol.findings import HealthFinding, TripReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +46,13 @@ class StragglerEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardTrip:
-    """A step whose loss or gradients were out of bounds. A number is None if it was not finite, or
-    is not known."""
-
-    kind: str = ""
-    """The value of a `holdfast_workers.training.guards.GuardKind`."""
-    step: int = 0
-    window: int = 0
-    """The data window that the step read."""
-    value: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    middle: float | None = None
-    limit: float | None = None
-    ranks: tuple[int, ...] = ()
-    """The ranks on which it began."""
-    layer: str | None = None
-    what: str | None = None
-    """output, gradient, loss or state."""
-    micro_batch: int | None = None
-    decision: str = ""
-    """The value of a `holdfast_workers.training.guards.GuardAction`."""
-    why: str = ""
-    skipped: tuple[int, int] | None = None
-    """The half-open range of windows that it adds to the ledger."""
-    back_to: int | None = None
-    """For a rollback: the last step that is kept."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class GuardTrippedEvent(JobEvent):
     """A guard tripped, and all ranks decided alike."""
 
     kind = EventKind.GUARD_TRIPPED
     merged = "trip"
     attempt: int
-    trip: GuardTrip
+    trip: TripReport
     ledger: tuple[tuple[int, int], ...]
     """All skipped windows, as half-open ranges."""
 

@@ -22,7 +22,8 @@ from holdfast_workers.protocol.commands import Command
 
 @dataclass(frozen=True)
 class RemoveAgent:
-    """Kill the agent's process, so that none of its workers continues. It may restart."""
+    """Kill this process of the agent if it lives, so that none of its workers continues. The agent
+    restarts."""
 
     agent: str
     why: str

@@ -59,15 +59,16 @@ class IncidentLog:
         self.current = self.current.with_evidence(evidence)
         return True
 
-    def add_phase_time(self, phase: str, seconds: float) -> None:
+    def end_phase(self, phase: str, now: float) -> None:
+        """The time since the end of the last phase belongs to `phase`."""
         if self.current is not None:
-            self.current = self.current.with_phase_time(phase, seconds)
+            self.current = self.current.with_phase(phase, now)
 
-    def close(self, now: float, resolution: str) -> Incident | None:
-        """Close the open incident, which may still be amended. None if there is none."""
+    def close(self, now: float, phase: str, resolution: str) -> Incident | None:
+        """Close the open incident in `phase`; it may still be amended. None if there is none."""
         if self.current is None:
             return None
-        self.closed, self.current = self.current.closed(now, resolution), None
+        self.closed, self.current = self.current.closed(now, phase, resolution), None
         return self.closed
 
     def amend_closed(self, evidence: str) -> Incident | None:
@@ -103,7 +104,7 @@ class IncidentLog:
         """Close the incident of the remote tier. None if there is none."""
         if self.outage is None:
             return None
-        closed, self.outage = self.outage.closed(now, resolution), None
+        closed, self.outage = self.outage.closed(now, "outage", resolution), None
         return closed
 
     def gather(self, fault: Fault) -> None:

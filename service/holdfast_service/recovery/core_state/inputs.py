@@ -48,10 +48,10 @@ class AgentLost:
     at: float | None = None
     """When the loss was detected; None means at the `now` of the call."""
     certain: bool = True
-    """Whether its processes are known to be dead (connection closed, node declared dead). False
-    for an agent that is only silent: its ranks may step until its lease has ended (`LeaseEnded`),
-    and the core forms no new world before that. The shell sends the input again with True as soon
-    as the death is known."""
+    """Whether its process is known to have ended, by its own kernel or by the raylet of its node.
+    The end of a connection is no proof. False for an agent that is silent: its ranks may step until
+    its lease has ended (`LeaseEnded`), and the core forms no new world before that. If the death
+    becomes known later, the shell sends `LeaseEnded` with `certain`."""
 
 
 @dataclass(frozen=True)

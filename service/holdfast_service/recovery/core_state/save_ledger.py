@@ -65,16 +65,20 @@ class SaveLedger:
         self.doubted_copies: frozenset[BadCopy] = frozenset()
         """Copies that are restored only if there is no other state."""
 
-    def record_shard(self, shard: ShardRecord) -> None:
-        """Record that a rank's shard is durable."""
-        key = (shard.attempt, shard.step)
-        if self._is_settled(key) or not 0 <= shard.rank < self._world_size:
-            return
-        ranks = self._shards.setdefault(key, set())
-        ranks.add(shard.rank)
-        if len(ranks) == self._world_size:
-            self.pending[key] = PendingManifest(*key)
-            del self._shards[key]
+    def record_shards(self, shards: Iterable[ShardRecord], line: HistoryLine) -> None:
+        """Record that shards of ranks are durable. A shard of an ended attempt counts while its
+        step is on the present `line`: a save continues after its worker has died."""
+        for shard in shards:
+            key = (shard.attempt, shard.step)
+            if self._is_settled(key) or not 0 <= shard.rank < self._world_size:
+                continue
+            if not line.contains(*key, formed_too=True):
+                continue
+            ranks = self._shards.setdefault(key, set())
+            ranks.add(shard.rank)
+            if len(ranks) == self._world_size:
+                self.pending[key] = PendingManifest(*key)
+                del self._shards[key]
 
     def incomplete(self, saving: Iterable[tuple[int, int, int]]) -> dict[CheckpointKey, set[int]]:
         """(attempt, step) of unfinished checkpoints → the ranks whose shards are durable or, as

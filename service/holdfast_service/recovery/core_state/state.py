@@ -40,6 +40,15 @@ from holdfast_service.recovery.core_state.stage_timer import Stage, StageTimer
 from holdfast_service.recovery.core_state.worlds import Worlds
 from holdfast_workers.training.skipped_windows import Ledger
 
+_PHASES = {
+    Stage.ASSEMBLING: "gather",
+    Stage.ADOPTING: "gather",
+    Stage.GATHERING: "gather",
+    Stage.FENCING: "fence",
+    Stage.WAITING: "decide",
+}
+"""Stage → phase of an incident; in all others, the first step is still to come."""
+
 
 @dataclass
 class CoreState:
@@ -109,12 +118,25 @@ class CoreState:
         if self.incidents.add_evidence(evidence):
             self.emit_incident()
 
+    def enter(self, stage: Stage, now: float, wait_s: float | None) -> None:
+        """Enter `stage` (see `StageTimer.enter`). The time in the stage before it belongs to that
+        stage's phase of the open incident."""
+        self.incidents.end_phase(self._phase_of_incident(), now)
+        self.timer.enter(stage, now, wait_s)
+
     def close_incident(self, now: float, resolution: str) -> bool:
         """Close the open incident. False if there is none."""
-        closed = self.incidents.close(now, resolution)
+        closed = self.incidents.close(now, self._phase_of_incident(), resolution)
         if closed is not None:
             self.emit(IncidentClosedEvent.of(closed))
         return closed is not None
+
+    def _phase_of_incident(self) -> str:
+        """The phase of an incident (`incidents.PHASES`) that the present stage belongs to."""
+        world = self.worlds.present
+        if self.timer.stage is Stage.FORMING and (world is None or world.joined_at is None):
+            return "form"
+        return _PHASES.get(self.timer.stage, "first_step")
 
     def _restore(self, facts: Facts, now: float) -> None:
         """Let each owner restore its part from the journal."""

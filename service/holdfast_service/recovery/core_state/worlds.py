@@ -87,7 +87,8 @@ class AttemptWorld:
     formed_at: float
     joined_at: float | None = None
     first_step: int | None = None
-    first_step_at: float | None = None
+    store: str = ""
+    """The agent whose rendezvous store the ranks meet at; "" in an adopted world."""
     placement: Placement | None = None
     """Placement of the members' partners; None in a world adopted from a former supervisor."""
     placed_at: float = 0.0
@@ -105,15 +106,14 @@ class AttemptWorld:
     def record_all_joined(self, now: float) -> None:
         self.joined_at = now
 
-    def record_first_step(self, step: int, now: float) -> None:
+    def record_first_step(self, step: int) -> None:
         """Record a committed step; only the first one counts."""
         if self.first_step is None:
-            self.first_step, self.first_step_at = step, now
+            self.first_step = step
 
     def resume(self, first_step: int, now: float) -> None:
         """Record that the world runs already, as an adopted world does."""
-        self.joined_at = self.first_step_at = now
-        self.first_step = first_step
+        self.joined_at, self.first_step = now, first_step
 
     def counted_partners(self) -> Mapping[int, Partners]:
         """Rank → the partners that count for durability."""

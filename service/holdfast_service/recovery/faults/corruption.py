@@ -22,7 +22,7 @@ from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_service.recovery.faults import guard_decisions, judgement
+from holdfast_service.recovery.faults import guard_decisions
 from holdfast_workers.protocol.findings import ReplicaFinding
 from holdfast_workers.protocol.messages import ErrorReport
 from holdfast_workers.protocol.signals import Signal
@@ -34,12 +34,12 @@ known to have joined (FORMING), or while another fault waits for its judgement (
 
 
 def handle_corruption(
-    state: CoreState, signal: Signal, finding: ReplicaFinding, error: ErrorReport, now: float
-) -> None:
-    """Handle a rank that left its attempt because its ranks found differing replicas."""
+    state: CoreState, signal: Signal, finding: ReplicaFinding, error: ErrorReport
+) -> tuple[Fault, ...]:
+    """The faults of a rank that left its attempt because its ranks found differing replicas."""
     world = state.worlds.present
     if world is None or not state.corruption.begin(finding.attempt):
-        return  # another rank has already reported it
+        return ()  # another rank has already reported it
     _discard_corrupt_state(state, finding)
     seats = {
         rank: RankHolder(member.agent, member.worker) for rank, member in world.members.items()
@@ -47,20 +47,22 @@ def handle_corruption(
     evidence = Evidence(finding, seats, state.corruption.refereed_rank)
     verdict = judge_corruption(evidence, state.corruption.unexplained)
     state.corruption.record_verdict(verdict, evidence)
-    _report_faults(state, verdict, evidence, signal.at, now, error)
+    return _faults(state, verdict, evidence, signal.at, error)
 
 
-def handle_recomputed(state: CoreState, signal: Signal, digests: Sequence[str], now: float) -> None:
+def handle_recomputed(
+    state: CoreState, signal: Signal, digests: Sequence[str]
+) -> tuple[Fault, ...]:
     """The step was computed again, and the replicas agree: the digests may name a rank."""
     before = state.corruption.unexplained
     if before is None or signal.attempt != state.worlds.attempt:
-        return
+        return ()
     verdict = after_repeat(before, digests)
     state.corruption.close()
     if verdict.ranks and state.timer.stage in _UNDER_WAY:
-        _report_faults(state, verdict, before, signal.at, now, None)
-    else:
-        _amend_closed_incident(state, _verdict_text(verdict))
+        return _faults(state, verdict, before, signal.at, None)
+    _amend_closed_incident(state, _verdict_text(verdict))
+    return ()
 
 
 def expire_recheck(state: CoreState, attempt: int, step: int, now: float) -> None:
@@ -97,15 +99,14 @@ def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
     )
 
 
-def _report_faults(
+def _faults(
     state: CoreState,
     verdict: CorruptionVerdict,
     evidence: Evidence,
     at: float,
-    now: float,
     error: ErrorReport | None,
-) -> None:
-    """Report one fault for each named rank, or one fault without a rank."""
+) -> tuple[Fault, ...]:
+    """One fault for each named rank, or one fault without a rank."""
     fault = Fault(
         Cause.CORRUPTION,
         attempt=state.worlds.attempt,
@@ -115,13 +116,12 @@ def _report_faults(
         error=error,
         certain=error is not None,
     )
-    source = verdict.evidence or evidence
-    for rank in verdict.ranks:
-        seat = source.seats[rank]
-        named = replace(fault, rank=rank, agent=seat.agent, worker=seat.worker)
-        judgement.report_fault(state, named, now)
-    if not verdict.ranks:
-        judgement.report_fault(state, fault, now)
+    seats = (verdict.evidence or evidence).seats
+    named = (
+        replace(fault, rank=rank, agent=seats[rank].agent, worker=seats[rank].worker)
+        for rank in verdict.ranks
+    )
+    return tuple(named) or (fault,)
 
 
 def _verdict_text(verdict: CorruptionVerdict) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
-from holdfast_service.job_model.events.codec import read
-from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
+from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders
+from holdfast_workers.protocol.codec import restore as read
 from holdfast_workers.protocol.findings import TripReport
+from holdfast_workers.protocol.findings import TripReport as GuardTrip
 
 
 def apply_guard_trip(state: CoreState, attempt: int, report: TripReport) -> None:

@@ -261,6 +261,8 @@ def _report_hang(
         certain=False,
     )
     judgement.report_fault(state, fault, now)
+    if state.timer.stage is Stage.ENDED:
+        return
     state.incidents.amend(
         suspects=tuple(_located(world, suspect) for suspect in verdict.suspects),
         stacks=tuple(SharedStack(stack.ranks, stack.frames) for stack in verdict.stacks),

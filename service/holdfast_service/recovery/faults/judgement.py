@@ -6,7 +6,7 @@ available. The module also records saved states that must not be restored again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
@@ -18,9 +18,15 @@ from holdfast_service.policy.decision_ladder import Action, decide, is_tolerable
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import situation
-from holdfast_service.recovery.upkeep import draining, remote_cleanup_orders
+from holdfast_service.recovery.upkeep import remote_cleanup_orders
 from holdfast_service.recovery.world import graceful_stop, outcome
 from holdfast_workers.protocol.messages import Place, Restore, Tier
+
+
+def report_faults(state: CoreState, faults: Iterable[Fault], now: float) -> None:
+    """Report the faults that an input has shown, in their order."""
+    for fault in faults:
+        report_fault(state, fault, now)
 
 
 def report_fault(state: CoreState, fault: Fault, now: float) -> None:
@@ -39,7 +45,7 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
         return
     if is_tolerable(fault.cause) and _is_ignored(state, fault, now):
         return
-    fault = replace(fault, on_notice=draining.on_notice(state, fault))
+    fault = replace(fault, on_notice=situation.is_on_notice(state, fault))
     _record_fault(state, fault, now)
     state.incidents.gather(fault)
     wait_s = state.config.gather_s if _is_explained(state) else state.config.communication_wait_s
@@ -47,14 +53,13 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
         state.timer.shorten(now + wait_s)
         return
     state.set_phase(Phase.RECOVERING)
-    state.timer.enter(Stage.GATHERING, now, wait_s)
+    state.enter(Stage.GATHERING, now, wait_s)
 
 
 def judge_batch(state: CoreState, now: float) -> bool:
     """End the world after its faults were gathered. True if a new attempt must be formed."""
     batch = state.incidents.batch
     first = primary_fault(batch)
-    state.incidents.add_phase_time("gather", now - state.timer.since)
     situation.record_condemned_attempt(state, batch, now)
     assessed = situation.assess(state, batch, now)
     decision = decide(assessed)
@@ -109,7 +114,7 @@ def _is_ignored(state: CoreState, fault: Fault, now: float) -> bool:
         offences=tuple(offence for offence in state.budget.offences if offence not in before),
     )
     state.emit(IncidentOpenedEvent.of(ignored))
-    state.emit(IncidentClosedEvent.of(ignored.closed(now, "training goes on")))
+    state.emit(IncidentClosedEvent.of(ignored.closed(now, "detect", "training goes on")))
     return True
 
 
@@ -196,10 +201,11 @@ def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
 
 
 def _is_explained(state: CoreState) -> bool:
-    """Whether the batch contains a cause other than communication errors, or such an error of every
-    rank: then no further fault is expected."""
-    if any(fault.cause is not Cause.COMMUNICATION for fault in state.incidents.batch):
+    """Whether the batch contains a cause other than the communication errors of ranks, or such an
+    error of every rank: then no further fault is expected."""
+    batch = state.incidents.batch
+    if any(fault.cause is not Cause.COMMUNICATION or fault.rank is None for fault in batch):
         return True
     assert state.worlds.present is not None
-    reported = {fault.rank for fault in state.incidents.batch}
+    reported = {fault.rank for fault in batch}
     return reported >= set(state.worlds.present.members)

@@ -1,6 +1,6 @@
 """Ranks leave a node that is unhealthy or avoided, if a better node is available.
 
-The fault that this module reports is uncertain: it does not prove that the ranks of the node have
+The fault that this module finds is uncertain: it does not prove that the ranks of the node have
 stopped. Only the answer to the fence proves that.
 """
 
@@ -20,7 +20,6 @@ from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
-from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.nodes import node_eligibility, situation
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.commands import CheckNode
@@ -127,12 +126,12 @@ def _store_health(state: CoreState, record: AgentRecord, health: AgentHealth) ->
     )
 
 
-def evict_if_better(state: CoreState, now: float) -> None:
-    """Condemn the world if its ranks should leave a node and another node can take them, or if the
-    node cannot run them any more."""
+def evict_if_better(state: CoreState, now: float) -> tuple[Fault, ...]:
+    """The faults of nodes that ranks should leave and others can replace, or that cannot run their
+    ranks any more."""
     world = state.worlds.present
     if state.timer.stage is not Stage.RUNNING or world is None or state.ending.stop is not None:
-        return
+        return ()
     records = state.roster.live()
     by_agent = {record.agent: record for record in records}
     hosts = [by_agent[agent] for agent in sorted(world.hosts()) if agent in by_agent]
@@ -142,7 +141,7 @@ def evict_if_better(state: CoreState, now: float) -> None:
         if (why := node_eligibility.why_avoided(state, record))
     }
     if not left:
-        return
+        return ()
     homes = {
         index: GroupHome(home.agent, home.domain, alive=True)
         for index, home in state.worlds.homes.items()
@@ -150,21 +149,21 @@ def evict_if_better(state: CoreState, now: float) -> None:
     result = assign(state.config.groups, homes, situation.candidate_nodes(state, records, {}, now))
     moved = result.moved if isinstance(result, Assignment) else ()
     emptied = {homes[index].agent for index in moved}
-    for record in hosts:
-        agent = record.agent
-        if agent in left and (
-            agent in emptied or node_eligibility.has_lost_device(state.nodes, record)
-        ):
-            _report_unfit_host(state, world, record, left[agent], now)
+    return tuple(
+        _fault_of_host(state, world, record, left[record.agent], now)
+        for record in hosts
+        if record.agent in left
+        and (record.agent in emptied or node_eligibility.has_lost_device(state.nodes, record))
+    )
 
 
-def _report_unfit_host(
+def _fault_of_host(
     state: CoreState, world: AttemptWorld, record: AgentRecord, why: str, now: float
-) -> None:
+) -> Fault:
     ranks = tuple(member.rank for member in world.members.values() if member.agent == record.agent)
     unfit = bool(node_eligibility.why_unfit(state.nodes, record))
     condition = "is unhealthy" if unfit else "must be left"
-    fault = Fault(
+    return Fault(
         Cause.NODE_UNWELL if unfit else Cause.PREEMPTED,
         attempt=world.attempt,
         at=now,
@@ -175,4 +174,3 @@ def _report_unfit_host(
         step=state.progress.committed,
         certain=False,
     )
-    judgement.report_fault(state, fault, now)

@@ -6,7 +6,7 @@ node, and the decision ladder decides whether a better node is available.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast_service.diagnosis.stragglers import Straggler
 from holdfast_service.job_model.events.health import StragglerEvent
@@ -15,22 +15,21 @@ from holdfast_service.recovery.core_state.slow_ranks import SlowRank
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
-from holdfast_service.recovery.faults import judgement
 from holdfast_workers.protocol.messages import StepRow
 
 
-def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> None:
-    """Evaluate new steps: emit which ranks became slow or recovered."""
+def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> Iterable[Fault]:
+    """Evaluate new steps: emit which ranks became slow or recovered; a rank that is slow for too
+    long is a fault."""
     world = state.worlds.present
     if state.timer.stage is not Stage.RUNNING or world is None:
-        return
+        return ()
     _drop_moved_ranks(state, world)
     for row in rows:
         if row.attempt == world.attempt and len(row.compute_s) == len(world.members):
             for straggler in state.slow.add_row(row):
                 _record_change(state, world, straggler, now)
-    if state.config.replace_stragglers:
-        _report_lasting_stragglers(state, world, now)
+    return _lasting_stragglers(state, world, now) if state.config.replace_stragglers else ()
 
 
 def _drop_moved_ranks(state: CoreState, world: AttemptWorld) -> None:
@@ -79,14 +78,17 @@ def _describe(slow: SlowRank) -> str:
     )
 
 
-def _report_lasting_stragglers(state: CoreState, world: AttemptWorld, now: float) -> None:
+def _lasting_stragglers(state: CoreState, world: AttemptWorld, now: float) -> Iterator[Fault]:
+    """The faults of ranks that are slow for too long, each found after the one before was reported:
+    if that one ends the attempt, the speed of the other ranks is measured again."""
     for slow in state.slow.ranks.values():
-        lasting = now - slow.since >= state.config.straggler_patience_s
-        if slow.reported or not lasting or state.ending.stop is not None:
+        if state.timer.stage is not Stage.RUNNING or state.ending.stop is not None:
+            return
+        if slow.reported or now - slow.since < state.config.straggler_patience_s:
             continue
         state.slow.mark_reported(slow.straggler.rank)
         member = world.members[slow.straggler.rank]
-        fault = Fault(
+        yield Fault(
             Cause.STRAGGLER,
             attempt=world.attempt,
             at=now,
@@ -96,6 +98,3 @@ def _report_lasting_stragglers(state: CoreState, world: AttemptWorld, now: float
             step=state.progress.committed,
             certain=False,
         )
-        judgement.report_fault(state, fault, now)
-        if state.timer.stage is not Stage.RUNNING:
-            return

@@ -17,6 +17,8 @@ from holdfast_service.policy.causes import (
     Offence,
     blames_node,
     is_external,
+    is_lack_of_progress,
+    is_preemption,
     is_repeat_of,
     primary_fault,
     within_window,
@@ -32,7 +34,9 @@ from holdfast_workers.protocol.messages import ErrorKind
 def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
     """The input of the ladder for a batch of faults. Their offences must already be recorded."""
     first = primary_fault(batch)
-    nodes = {_node_of_agent(state, fault.agent) for fault in batch if blames_node(fault)} - {""}
+    repeated = any(is_repeat_of(state.progress.mark, fault) for fault in batch)
+    blamed = [fault.agent for fault in batch if blames_node(fault)]
+    nodes = {_node_of_agent(state, agent) for agent in blamed} - {""}
     times = Counter(
         offence.node
         for offence in state.budget.offences
@@ -46,7 +50,7 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
         named=first.worker is not None,
         node_gone=_has_lost_device(state, first.agent),
         times=max((times[node] for node in nodes), default=0),
-        repeated=any(is_repeat_of(state.progress.mark, fault) for fault in batch),
+        repeated=repeated,
         room=_has_room(state, first.agent, now),
         may_roll_back=first.error is not None and first.error.kind is ErrorKind.GUARD,
         ended=any(not is_tolerable(fault.cause) for fault in batch),
@@ -64,16 +68,15 @@ def budget(state: CoreState, now: float, coming: Sequence[Fault] = ()) -> Budget
         max_failures=config.max_failures,
         preemptions=len(within_window(state.budget.preemptions, now, config.window_s)) + preempted,
         max_preemptions=config.max_preemptions,
-        without_progress=state.progress.without_progress + _is_lack_of_progress(coming),
+        without_progress=state.progress.without_progress + is_lack_of_progress(coming),
         max_without_progress=config.max_without_progress,
         window_s=config.window_s,
     )
 
 
-def is_preemption(batch: Sequence[Fault]) -> bool:
-    """Whether the loss was announced (a preemption), and so is no failure."""
-    seen = [fault for fault in batch if fault.cause is not Cause.COMMUNICATION]
-    return bool(seen) and all(fault.cause is Cause.PREEMPTED or fault.on_notice for fault in seen)
+def is_on_notice(state: CoreState, fault: Fault) -> bool:
+    """Whether the fault is the announced removal of a node."""
+    return is_external(fault) and node_eligibility.is_draining(state, fault.agent)
 
 
 def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: float) -> None:
@@ -85,17 +88,9 @@ def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: floa
     else:
         state.budget.count_failure(now)
         state.incidents.amend(failures=(*(incident.failures if incident else ()), now))
-    if _is_lack_of_progress(batch):
+    if is_lack_of_progress(batch):
         state.progress.count_lack_of_progress()
     record_offences(state, batch, now)
-
-
-def _is_lack_of_progress(batch: Sequence[Fault]) -> bool:
-    """Whether the condemned attempt counts as an attempt without progress."""
-    if not batch:
-        return False
-    first = primary_fault(batch)
-    return first.cause not in _OTHER_STATE and not is_external(first)
 
 
 def record_offences(state: CoreState, batch: Sequence[Fault], now: float) -> None:
@@ -147,11 +142,6 @@ def _node_of_agent(state: CoreState, agent: str | None) -> str:
 
 def _node_name(record: AgentRecord) -> str:
     return node_name(record.report.node_id, record.report.host)
-
-
-_OTHER_STATE = frozenset({Cause.BAD_STATE, Cause.NOT_FINITE, Cause.RESTORE_UNAVAILABLE})
-"""Causes after which the next attempt starts from another state. These end by themselves when no
-state is left."""
 
 
 def _has_room(state: CoreState, agent: str | None, now: float) -> bool:

@@ -1,4 +1,6 @@
 """Handlers of signals and agent reports. They apply to the present world; stale ones are ignored.
 
-`takeover.py` starts the first attempt, or adopts the attempt of a former supervisor.
+A handler selects what is of the present world and passes it to the room that it concerns. It
+returns the faults that the input shows and never judges them. `takeover.py` starts the first
+attempt, or adopts the attempt of a former supervisor.
 """

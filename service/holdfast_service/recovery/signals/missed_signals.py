@@ -12,7 +12,6 @@ from holdfast_service.recovery.core_state.inputs import WorkersPolled
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import Member
-from holdfast_service.recovery.signals import signal_handlers
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import WorkerState
 from holdfast_workers.protocol.signals import (
@@ -25,17 +24,21 @@ from holdfast_workers.protocol.signals import (
 )
 
 
-def handle_workers_polled(state: CoreState, event: WorkersPolled, now: float) -> None:
-    """Compare an agent's polled workers and saved shards with the known state."""
-    if state.roster.is_current(event.agent, event.incarnation):
-        for shard in event.shards:
-            signal_handlers.record_saved_shard(state, shard)
-        lost = [_failed_signal(event, shard, now) for shard in _failures_of_last_step(state, event)]
-        signal_handlers.handle_signals(state, lost, now)
+def record_polled_shards(state: CoreState, event: WorkersPolled, now: float) -> list[Signal]:
+    """Record the saved shards that a poll lists. Returns the signals of its failed shards."""
+    if not state.roster.is_current(event.agent, event.incarnation):
+        return []
+    state.saves.record_shards(event.shards, state.progress.line)
+    return [_failed_signal(event, shard, now) for shard in _failures_of_last_step(state, event)]
+
+
+def find_missed_signals(state: CoreState, event: WorkersPolled, now: float) -> list[Signal]:
+    """Compare an agent's polled workers with the known state. Returns the signals that are missing
+    for the second time."""
     world = state.worlds.present
     if world is None or state.timer.stage not in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
         state.roster.record_missed_signals(event.agent, frozenset())
-        return
+        return []
     seen = {report.worker: report for report in event.workers}
     missing = {
         signal.worker: signal
@@ -47,8 +50,7 @@ def handle_workers_polled(state: CoreState, event: WorkersPolled, now: float) ->
     before = state.roster.record_missed_signals(
         event.agent, frozenset((signal.kind, name) for name, signal in missing.items())
     )
-    twice = [signal for name, signal in missing.items() if (signal.kind, name) in before]
-    signal_handlers.handle_signals(state, twice, now)
+    return [signal for name, signal in missing.items() if (signal.kind, name) in before]
 
 
 def _missed_signal(

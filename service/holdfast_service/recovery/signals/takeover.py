@@ -10,14 +10,13 @@ from holdfast_service.job_model.supervisor_protocol import Phase
 from holdfast_service.placement.rank_assignment import Assignment, assign
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.progress import Progress
-from holdfast_service.recovery.core_state.roster import Roster
+from holdfast_service.recovery.core_state.roster import AgentRecord, Roster
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
-from holdfast_service.recovery.faults import hang_suspicion, judgement
+from holdfast_service.recovery.faults import hang_suspicion
 from holdfast_service.recovery.nodes import node_eligibility
-from holdfast_service.recovery.signals import signal_handlers
-from holdfast_service.recovery.world import attempt_formation, outcome
+from holdfast_service.recovery.world import attempt_formation, attempt_progress, outcome
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import Restore, Tier, WorkerState
 
@@ -52,10 +51,7 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
         record.agent for record in live if not (record.report.ready or record.report.failure)
     ]
     waiting = f"; not ready: {', '.join(unready)}" if unready else ""
-    broken = {record.agent: record.report.failure for record in live if record.report.failure}
-    waiting += "".join(
-        f"; {agent} cannot run workers: {why.message}" for agent, why in broken.items()
-    )
+    waiting += "".join(f"; {_inability(record)}" for record in live if record.report.failure)
     avoided = {
         record.agent: why for record in live if (why := node_eligibility.why_avoided(state, record))
     }
@@ -67,18 +63,20 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
     outcome.fail(state, now, "start_timeout", message)
 
 
-def check_adoption(state: CoreState, now: float) -> None:
+def check_adoption(state: CoreState, now: float) -> tuple[Fault, ...]:
     """Adopt the last attempt if all its ranks are alive. Form a new attempt when all agents have
     reported and that is not so."""
     active = _complete_world(state)
     if active is not None:
         _adopt(state, active, now)
     elif len(state.roster.live()) >= state.config.nodes + state.config.standby_nodes:
-        form_new_attempt(state, now)
+        return form_new_attempt(state, now)
+    return ()
 
 
-def form_new_attempt(state: CoreState, now: float) -> None:
-    """Form a new attempt: the attempt of the former supervisor cannot be adopted."""
+def form_new_attempt(state: CoreState, now: float) -> tuple[Fault, ...]:
+    """Form a new attempt: the attempt of the former supervisor cannot be adopted. Returns the
+    faults of its ranks."""
     facts = state.facts
     assert facts is not None
     branch = state.progress.newest_branch()
@@ -88,26 +86,33 @@ def form_new_attempt(state: CoreState, now: float) -> None:
         hosts = {(member.agent, member.incarnation) for member in facts.members}
         state.fencing.require_proof(hosts - facts.gone)
         attempt_formation.open_attempt(state, now)
-        _replay_early_signals(state, now)
-        return
+        return ()
     world = _world_from_facts(state, now)
     state.worlds.begin(world, state.config.groups, state.roster)
-    state.timer.enter(Stage.FORMING, now, state.config.form_timeout_s)
-    for fault in _missing_member_faults(state.roster, world, state.progress.committed, now):
-        judgement.report_fault(state, fault, now)
-    _replay_early_signals(state, now)
+    state.enter(Stage.FORMING, now, state.config.form_timeout_s)
+    return _missing_member_faults(state.roster, world, state.progress.committed, now)
 
 
 def _end_if_unstartable(state: CoreState, now: float) -> bool:
     """End the job at once if too few agents can run workers."""
     config = state.config
-    failures = [record.report.failure for record in state.roster.live() if record.report.failure]
-    if not failures or config.nodes + config.standby_nodes - len(failures) >= config.nodes:
+    unable = [record for record in state.roster.live() if record.report.failure]
+    if not unable or config.nodes + config.standby_nodes - len(unable) >= config.nodes:
         return False
-    first = failures[0]
-    code = "user_error" if first.type else "start_failed"
-    outcome.fail(state, now, code, first.message, first.traceback)
+    first = unable[0].report.failure
+    assert first is not None
+    if first.type:
+        outcome.fail(state, now, "user_error", first.message, first.traceback)
+    else:
+        outcome.fail(state, now, "start_failed", "; ".join(map(_inability, unable)))
     return True
+
+
+def _inability(record: AgentRecord) -> str:
+    """Which agent, on which node, cannot run workers, and why."""
+    report = record.report
+    why = report.failure.message if report.failure is not None else ""
+    return f"{record.agent} on {report.host} (node {report.node_id[:12]}) cannot run workers: {why}"
 
 
 def _last_formed(progress: Progress, roster: Roster) -> int:
@@ -183,11 +188,11 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
     if running:
         world.resume(max(facts.committed, branch.restored_step), now)
         state.set_phase(Phase.RUNNING)
-        state.timer.enter(Stage.RUNNING, now, None)
+        state.enter(Stage.RUNNING, now, None)
         hang_suspicion.inspect_soon(state, now)
     else:
         state.set_phase(Phase.RECOVERING if state.incidents.current else Phase.STARTING)
-        state.timer.enter(Stage.FORMING, now, state.config.form_timeout_s)
+        state.enter(Stage.FORMING, now, state.config.form_timeout_s)
     # The step of a worker that is still joining belongs to the attempt before.
     steps = [
         worker.step for _, worker in active.values() if worker.state is not WorkerState.JOINING
@@ -196,22 +201,12 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
 
 
 def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: float) -> None:
-    signal_handlers.record_committed_step(state, world.attempt, step, now)
-    attempt_formation.advance(state, now)
-    if state.timer.stage is Stage.RUNNING and any(m.done for m in world.members.values()):
-        attempt_formation.finish_if_complete(state, now)
+    attempt_progress.record_committed_step(state, world.attempt, step, now)
+    attempt_progress.advance(state, now)
     for record in state.roster.live():
         if record.agent not in world.hosts():
             attempt_formation.admit_agent(state, record)
-        for shard in record.report.shards:
-            signal_handlers.record_saved_shard(state, shard)
-    _replay_early_signals(state, now)
-
-
-def _replay_early_signals(state: CoreState, now: float) -> None:
-    for signal in state.inbox.take_signals():
-        if state.timer.stage is not Stage.ENDED:
-            signal_handlers.handle_signal(state, signal, now)
+        state.saves.record_shards(record.report.shards, state.progress.line)
 
 
 def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
@@ -238,7 +233,7 @@ def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
 
 def _missing_member_faults(
     roster: Roster, world: AttemptWorld, step: int, now: float
-) -> list[Fault]:
+) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     for member in world.members.values():
         record = roster.find(member.agent)
@@ -266,8 +261,8 @@ def _missing_member_faults(
                 )
             )
     if faults:
-        return faults
+        return tuple(faults)
     description = f"a restarted supervisor found that attempt {world.attempt} had stopped"
-    return [
-        Fault(Cause.NO_PROGRESS, attempt=world.attempt, at=now, what=description, certain=False)
-    ]
+    return (
+        Fault(Cause.NO_PROGRESS, attempt=world.attempt, at=now, what=description, certain=False),
+    )

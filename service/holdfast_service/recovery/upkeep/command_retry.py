@@ -13,9 +13,21 @@ from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import request_partners
 from holdfast_workers.protocol.commands import CommandKind, WarmUp
 
+REPEATED_COMMANDS = frozenset(
+    {
+        CommandKind.SET_PARTNERS,
+        CommandKind.SET_INTERVALS,
+        CommandKind.FREE_MEMORY,
+        CommandKind.WARM_UP,
+    }
+)
+
 
 def record_failure(state: CoreState, event: CommandFailed) -> None:
-    """Record that a command of this attempt failed, so that it is repeated."""
+    """Record that a command failed. If it is of this attempt, it is repeated."""
+    state.add_evidence(f"command {event.command} failed on agent {event.agent}: {event.why}")
+    if event.attempt != state.worlds.attempt or event.command not in REPEATED_COMMANDS:
+        return
     if state.worlds.present is None or not state.roster.is_current(event.agent, event.incarnation):
         return
     if event.command is CommandKind.FREE_MEMORY:

@@ -9,7 +9,6 @@ possible. The loss of a draining node counts as a preemption and not against the
 from __future__ import annotations
 
 from holdfast_service.job_model.events.health import NodeDrainingEvent
-from holdfast_service.policy.causes import Fault, is_external
 from holdfast_service.recovery.core_state.inputs import NodesDraining
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
@@ -37,11 +36,6 @@ def handle_nodes_draining(state: CoreState, event: NodesDraining, now: float) ->
     if news:
         mend_partners(state, now)
         _save_as_often_as_possible(state)
-
-
-def on_notice(state: CoreState, fault: Fault) -> bool:
-    """Whether the fault is the announced removal of a node."""
-    return is_external(fault) and node_eligibility.is_draining(state, fault.agent)
 
 
 def _save_as_often_as_possible(state: CoreState) -> None:

@@ -9,6 +9,23 @@ from __future__ import annotations
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_workers.protocol.signals import ShardDelayed, Signal
+
+
+def handle_delayed_shard(
+    state: CoreState, signal: Signal, delayed: ShardDelayed, now: float
+) -> None:
+    """The remote tier refused a shard; the agent retries."""
+    place, step = f"rank {signal.rank} on {signal.agent}", delayed.step
+    open_outage(
+        state,
+        now,
+        at=signal.at,
+        description=f"{place} cannot save step {step}: {delayed.message}",
+        step=step,
+        rank=signal.rank,
+        agent=signal.agent,
+    )
 
 
 def open_outage(

@@ -1,4 +1,4 @@
-"""Formation of an attempt: fence, choose seats and state, form, join, first step.
+"""Formation of an attempt: fence, choose seats and state, send the orders.
 
 Attempt 1 is formed in the same way as every recovery. A world is formed at most once per attempt
 number, and only of agents that have answered this attempt's fence in their present incarnation.
@@ -11,17 +11,13 @@ from typing import Any
 
 from holdfast_service.job_model.events.attempts import (
     AttemptFormingEvent,
-    AttemptRunningEvent,
     FoundState,
-    InitialisedFromEvent,
-    JoinTimes,
     RestorePlan,
     SpareWorker,
     StandbyAgent,
     StandbyEvent,
 )
 from holdfast_service.job_model.events.progress import WaitingEvent
-from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.placement.rank_assignment import (
     Assignment,
     Shortage,
@@ -48,29 +44,31 @@ from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.nodes import situation
-from holdfast_service.recovery.upkeep import remote_cleanup_orders, shard_rescue
-from holdfast_service.recovery.upkeep.partners import emit_protection
+from holdfast_service.recovery.upkeep import shard_rescue
 from holdfast_service.recovery.world import outcome
-from holdfast_service.recovery.world.attempt_orders import build_world, form_orders, seating
+from holdfast_service.recovery.world.attempt_orders import (
+    build_world,
+    form_orders,
+    seating,
+    store_agent,
+)
 from holdfast_workers.protocol.commands import Fence, Form, WarmUp
-from holdfast_workers.protocol.messages import Restore, Tier
+from holdfast_workers.protocol.messages import Restore
 
 MAX_FOUND_REPORTED = 8
 """How many of the states found in all tiers the event of an attempt lists, newest first."""
 
 
 def open_attempt(state: CoreState, now: float) -> None:
-    """Announce the next attempt to every live agent."""
+    """Announce the next attempt to every live agent; `form_if_ready` forms it."""
     attempt = state.worlds.announce_attempt(state.roster.highest_attempt())
     state.timer.forget_resource()
+    state.enter(Stage.FENCING, now, state.config.fence_timeout_s)
     state.incidents.amend(next_attempt=attempt)
     state.emit_incident()
-    state.timer.enter(Stage.FENCING, now, state.config.fence_timeout_s)
     state.fencing.expect_no_answers()
     for record in state.roster.live():
         fence(state, record)
-    if not state.fencing.awaiting:
-        form_or_wait(state, now)
 
 
 def fence(state: CoreState, record: AgentRecord) -> None:
@@ -84,7 +82,7 @@ def fence(state: CoreState, record: AgentRecord) -> None:
     )
 
 
-def drop_unanswered_agents(state: CoreState, now: float) -> None:
+def drop_unanswered_agents(state: CoreState) -> None:
     """After the deadline of the fence, remove the agents that have not answered."""
     timeout_s = state.config.fence_timeout_s
     why = f"no answer to the fence of attempt {state.worlds.attempt} in {timeout_s:g} s"
@@ -95,7 +93,6 @@ def drop_unanswered_agents(state: CoreState, now: float) -> None:
                 state.emit(StandbyEvent(agent=agent, state="lost"))
             drop_agent(state, agent, why)
     state.fencing.expect_no_answers()
-    form_or_wait(state, now)
 
 
 def drop_agent(state: CoreState, agent: str, why: str) -> None:
@@ -109,9 +106,11 @@ def drop_agent(state: CoreState, agent: str, why: str) -> None:
     state.add_evidence(f"agent {agent} was removed: {why}")
 
 
-def form_or_wait(state: CoreState, now: float) -> None:
-    """After all live agents have answered the fence: form the world, or wait for a resource."""
-    if state.fencing.awaiting and state.timer.stage is Stage.FENCING:
+def form_if_ready(state: CoreState, now: float) -> None:
+    """Once all live agents have answered the fence: form the world, or wait for a resource. While
+    nothing is announced or nothing has changed, a call has no effect."""
+    waiting, fencing = state.timer.stage is Stage.WAITING, state.timer.stage is Stage.FENCING
+    if not waiting and not (fencing and not state.fencing.awaiting):
         return
     if state.fencing.is_proof_missing(state.roster):
         names = ", ".join(sorted(agent for agent, _ in state.fencing.unproven))
@@ -128,8 +127,9 @@ def form_or_wait(state: CoreState, now: float) -> None:
     ):
         outcome.conclude(state, now)
         return
-    if isinstance(result, Shortage):
-        _wait_for(state, f"node for {format_ranks(result.ranks)}", now)
+    if isinstance(result, Shortage) or store_agent(result, records) is None:
+        ranks = format_ranks(result.ranks) if isinstance(result, Shortage) else ""
+        _wait_for(state, f"node for {ranks}" if ranks else "rendezvous store", now)
         return
     known = _known_copies(state, records)
     point = _restore_point(state, known)
@@ -177,64 +177,6 @@ def _had_nonfinite_step(incidents: IncidentLog) -> bool:
     return any(fault.cause is Cause.NOT_FINITE for fault in faults)
 
 
-def advance(state: CoreState, now: float) -> None:
-    """A rank joined, stepped or finished: continue if no rank is missing any more."""
-    world = state.worlds.present
-    if state.timer.stage is not Stage.FORMING or world is None:
-        return
-    if not all(member.joined or member.done for member in world.members.values()):
-        return
-    if world.joined_at is None:
-        _record_all_joined(state, world, now)
-    all_done = all(member.done for member in world.members.values())
-    if world.first_step is not None or all_done:
-        start_running(state, now)
-
-
-def start_running(state: CoreState, now: float) -> None:
-    """The attempt commits steps: close the incident."""
-    world = state.worlds.present
-    assert world is not None
-    joined_at = world.joined_at if world.joined_at is not None else now
-    first = world.first_step if world.first_step is not None else world.restored_step
-    members = sorted(world.members.items())
-    state.emit(
-        AttemptRunningEvent(
-            attempt=world.attempt,
-            members=tuple(member.seated() for _, member in members),
-            joined={rank: JoinTimes(phases_s=member.phases_s) for rank, member in members},
-            first_step=first,
-        )
-    )
-    emit_protection(state)
-    state.fencing.pardon_all()
-    state.progress.continue_from(world.attempt, max(first, world.restored_step))
-    state.incidents.add_phase_time("first_step", (world.first_step_at or now) - joined_at)
-    if state.close_incident(now, f"attempt {world.attempt} runs from step {world.restored_step}"):
-        state.intervals.count_restore(member.restore.tier for member in world.members.values())
-    state.set_phase(Phase.RUNNING)
-    state.timer.enter(Stage.RUNNING, now, None)
-    if any(member.done for member in world.members.values()):
-        finish_if_complete(state, now)
-
-
-def finish_if_complete(state: CoreState, now: float) -> None:
-    """Handle a rank that is done. The job ends when all ranks are done and the last checkpoint is
-    durable."""
-    world = state.worlds.present
-    assert world is not None
-    if state.timer.stage is Stage.RUNNING:
-        state.set_phase(Phase.FINISHING)
-        state.timer.enter(Stage.FINISHING, now, state.config.finish_timeout_s)
-    if (
-        state.timer.stage is Stage.FINISHING
-        and all(member.done for member in world.members.values())
-        and outcome.is_last_step_durable(state)
-        and not remote_cleanup_orders.delays_end(state, now)
-    ):
-        outcome.conclude(state, now)
-
-
 def admit_agent(state: CoreState, record: AgentRecord) -> None:
     """Admit an agent without ranks: fence it while an attempt forms, otherwise warm it up."""
     if state.timer.stage in (Stage.FENCING, Stage.WAITING):
@@ -255,14 +197,13 @@ def warm_up(state: CoreState, record: AgentRecord) -> None:
 
 def _wait_for(state: CoreState, resource: str, now: float) -> None:
     if state.timer.stage is not Stage.WAITING:
-        state.incidents.add_phase_time("fence", now - state.timer.since)
         patience = state.config.wait_for_replacement_s
         if state.worlds.last is None and state.progress.committed == 0:
             patience = max(patience, state.timer.start_deadline - now)  # a start replaces no node
         patience = state.timer.limit_to_former_wait(patience, now)
         if state.fencing.unproven:
             patience = max(patience, state.config.lapse_s or 0.0)  # until the leases have ended
-        state.timer.enter(Stage.WAITING, now, patience)
+        state.enter(Stage.WAITING, now, patience)
     if state.timer.name_resource(resource):
         state.incidents.amend(decision=Action.WAIT.value, reason=f"no {resource} is available")
         state.emit_incident()
@@ -288,10 +229,7 @@ def _form_world(
     records: list[AgentRecord],
     now: float,
 ) -> None:
-    state.incidents.add_phase_time(
-        "decide" if state.timer.stage is Stage.WAITING else "fence", now - state.timer.since
-    )
-    state.incidents.add_phase_time("decide", 0.0)
+    state.enter(Stage.FORMING, now, state.config.form_timeout_s)
     if point.source in (RestoreSource.MEMORY, RestoreSource.RESHARD):
         state.progress.record_run(point.attempt)
     world = build_world(state, result, point, records, now)
@@ -309,7 +247,6 @@ def _form_world(
     state.saves.keep_only(state.progress.line)
     for record in standbys:
         warm_up(state, record)
-    state.timer.enter(Stage.FORMING, now, state.config.form_timeout_s)
 
 
 def _emit_decision(
@@ -373,21 +310,3 @@ def _standby(record: AgentRecord) -> StandbyAgent:
 def _source_name(restore: Restore) -> str:
     agents = sorted({origin.agent for origin in restore.origins})
     return restore.agent or restore.uri or ", ".join(agents)
-
-
-def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> None:
-    world.record_all_joined(now)
-    state.progress.record_run(world.attempt)
-    restore = max((m.phases_s.get("restore", 0.0) for m in world.members.values()), default=0.0)
-    state.incidents.add_phase_time("form", now - world.formed_at - restore)
-    state.incidents.add_phase_time("restore", restore)
-    state.incidents.amend(joined_attempt=world.attempt)
-    state.emit_incident()
-    start = world.members[0].restore
-    if start.tier is Tier.INIT and start.uri:
-        state.emit(
-            InitialisedFromEvent(
-                attempt=world.attempt, uri=start.uri, step=start.step, what=start.what.value
-            )
-        )
-    state.timer.postpone(now + state.config.first_step_timeout_s)

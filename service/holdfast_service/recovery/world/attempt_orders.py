@@ -20,6 +20,15 @@ from holdfast_service.recovery.upkeep.partners import choose_partners
 from holdfast_workers.protocol.messages import FormOrder, Seat, Tier
 
 
+def store_agent(result: Assignment, records: list[AgentRecord]) -> str | None:
+    """The agent whose rendezvous store serves the attempt: of the lowest rank whose node has a
+    store. The loss of any host ends the attempt in any case, so the store adds no further point of
+    failure. None: no store has answered the fence."""
+    with_store = {record.agent for record in records if record.report.store_port}
+    placed = sorted(result.placed, key=lambda placed: placed.rank)
+    return next((rank.agent for rank in placed if rank.agent in with_store), None)
+
+
 def build_world(
     state: CoreState,
     result: Assignment,
@@ -56,6 +65,7 @@ def build_world(
         restored_step=point.step,
         members=members,
         formed_at=now,
+        store=store_agent(result, records) or "",
         placement=chosen.placement,
         placed_at=now,
     )
@@ -64,9 +74,8 @@ def build_world(
 def form_orders(
     state: CoreState, world: AttemptWorld, records: Mapping[str, AgentRecord]
 ) -> list[tuple[str, FormOrder]]:
-    """The order of each agent with ranks. Rank 0's agent hosts the store: its loss ends the attempt
-    in any case, so the store adds no further point of failure."""
-    store = records[world.members[0].agent].report
+    """The order of each agent with ranks."""
+    store = records[world.store].report
     orders: list[tuple[str, FormOrder]] = []
     for agent in dict.fromkeys(world.members[rank].agent for rank in sorted(world.members)):
         seats = tuple(

@@ -11,12 +11,16 @@ from holdfast_service.job_model.events.checkpoints import (
     CheckpointSavedEvent,
 )
 from holdfast_service.placement.restore_points import RemoteCheckpoint
-from holdfast_service.recovery.core_state.inputs import CheckpointFinalized, RemoteCheckpoints
+from holdfast_service.recovery.core_state.inputs import (
+    CheckpointFinalized,
+    CommandFailed,
+    RemoteCheckpoints,
+)
 from holdfast_service.recovery.core_state.save_ledger import PendingManifest
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders, remote_outage
-from holdfast_service.recovery.world import attempt_formation, outcome
+from holdfast_service.recovery.world import attempt_progress, outcome
 from holdfast_workers.protocol.commands import FinalizeCheckpoint
 from holdfast_workers.protocol.signals import RetentionDone
 
@@ -39,21 +43,16 @@ def apply_remote_listing(state: CoreState, event: RemoteCheckpoints, now: float)
     it answered."""
     if not event.known:
         state.saves.record_unreachable(event.problem)
-        if state.timer.stage is Stage.WAITING:
-            attempt_formation.form_or_wait(state, now)  # updates the reason of the wait
         return
     state.saves.record_listing(event.found)
     for damaged in event.damaged:
         if state.saves.mark_bad(damaged.uri):
             state.emit(CheckpointBadEvent(step=damaged.step, uri=damaged.uri, message=damaged.why))
-    announce_finished(state, now)
-    if state.timer.stage is Stage.WAITING:
-        attempt_formation.form_or_wait(state, now)
-    if state.timer.stage is Stage.FINISHING and outcome.is_last_step_durable(state):
-        attempt_formation.finish_if_complete(state, now)
+    _announce_finished(state, now)
+    attempt_progress.advance(state, now)
 
 
-def announce_finished(state: CoreState, now: float) -> None:
+def _announce_finished(state: CoreState, now: float) -> None:
     """Emit every finished checkpoint of the present line, once in the life of the job."""
     for checkpoint in sorted(
         state.saves.remotes.values(), key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)
@@ -83,22 +82,50 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
     """Handle a durable manifest. A checkpoint that is off the present line is never used."""
     if event.uri in state.saves.bad_uris:
         return
-    if not state.progress.line.contains(event.attempt, event.step, formed_too=True):
+    is_usable = state.progress.line.contains(event.attempt, event.step, formed_too=True)
+    if is_usable:
+        state.saves.record_finished(
+            RemoteCheckpoint(event.step, event.attempt, event.uri, event.nbytes, event.metrics)
+        )
+        _announce_finished(state, now)
+    else:
         state.saves.abandon(event.attempt, event.step)
         state.saves.mark_bad(event.uri)
         message = f"a later attempt started before step {event.step} of attempt {event.attempt}"
         state.emit(CheckpointBadEvent(step=event.step, uri=event.uri, message=message))
-        remote_cleanup_orders.request_cleanup(
-            state, event.step
-        )  # retention must not take it for the newest good one
-        return
-    state.saves.record_finished(
-        RemoteCheckpoint(event.step, event.attempt, event.uri, event.nbytes, event.metrics)
-    )
-    announce_finished(state, now)
+    # Retention must not take an unusable checkpoint for the newest good one.
     remote_cleanup_orders.request_cleanup(state, event.step)
-    if event.step >= state.ending.last_step:
+    if is_usable and event.step >= state.ending.last_step:
         _conclude_last_checkpoint(state, now)
+
+
+def handle_finalize_failed(state: CoreState, event: CommandFailed, now: float) -> None:
+    """Let another agent write the manifest, a few times; then abandon the checkpoint. If the remote
+    tier refuses the manifest, retry without limit."""
+    pending = state.saves.pending.get((event.attempt, event.step))
+    if pending is None or pending.agent != event.agent:
+        return
+    if event.refused:
+        description = f"agent {event.agent} cannot publish step {event.step}: {event.why}"
+        remote_outage.open_outage(
+            state,
+            now,
+            at=now,
+            description=description,
+            step=event.step,
+            rank=None,
+            agent=event.agent,
+        )
+        state.saves.record_refusal(
+            event.attempt,
+            event.step,
+            now,
+            pause_s=state.config.finalize_pause_s,
+            longest_pause_s=state.config.finalize_longest_pause_s,
+        )
+    elif state.saves.record_failure(event.attempt, event.step, state.config.finalize_attempts):
+        message = f"step {event.step} could not be finalized: {event.why}"
+        state.emit(CheckpointBadEvent(step=event.step, message=message))
 
 
 def handle_tidied(state: CoreState, agent: str, result: RetentionDone, now: float) -> None:
@@ -109,14 +136,13 @@ def handle_tidied(state: CoreState, agent: str, result: RetentionDone, now: floa
             state.emit(CheckpointDeletedEvent(step=gone.step, uri=uri, why=why))
     if result.message:
         state.add_evidence(f"retention failed on agent {agent}: {result.message}")
-    is_last = state.saves.end_tidying(result.step)
-    if is_last and state.timer.stage is Stage.FINISHING:
-        attempt_formation.finish_if_complete(state, now)
+    if state.saves.end_tidying(result.step):
+        attempt_progress.advance(state, now)
 
 
 def _conclude_last_checkpoint(state: CoreState, now: float) -> None:
     if state.timer.stage is Stage.FINISHING:
-        attempt_formation.finish_if_complete(state, now)
+        attempt_progress.advance(state, now)
     elif state.timer.stage is Stage.WAITING or (
         state.ending.stop is not None and state.timer.stage in _RECOVERING
     ):

@@ -37,7 +37,7 @@ def begin_stop(state: CoreState, now: float) -> None:
     """Order the running world to commit its last step."""
     assert state.ending.stop is not None
     state.set_phase(Phase.FINISHING)
-    state.timer.enter(Stage.FINISHING, now, max(0.0, state.ending.stop.deadline - now))
+    state.enter(Stage.FINISHING, now, max(0.0, state.ending.stop.deadline - now))
     _request_finish(state)
 
 
@@ -92,7 +92,7 @@ def _undo_pause(state: CoreState, now: float, why: str) -> None:
     state.emit(StopUndoneEvent(wanted=stop.kind, reason=reason, step=step))
     state.ending.undo()
     if state.timer.stage is Stage.FINISHING and state.ending.final_step == state.config.steps:
-        state.timer.enter(
+        state.enter(
             Stage.FINISHING, now, state.config.finish_timeout_s
         )  # this was the last step anyway
         return

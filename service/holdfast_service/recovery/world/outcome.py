@@ -46,7 +46,7 @@ def end_job(
     for record in state.roster.live():
         state.request(Stop(record.agent, message, record.incarnation))
     state.request(End(outcome, code, message, traceback, at_step))
-    state.timer.enter(Stage.ENDED, now, None)
+    state.enter(Stage.ENDED, now, None)
     state.worlds.end_present()
 
 

@@ -19,13 +19,13 @@ from tests.support.service.event_examples import (
 from holdfast_service.job_model.events.codec import (
     EVENT_TYPES,
     UnknownEvent,
-    UnreadableEvent,
     decode,
     encode,
 )
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
+from holdfast_workers.protocol.codec import UnreadableDocument
 
 
 def through_json(data: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_a_missing_field_has_its_default(kind: str, data: dict[str, Any]) -> Non
         elif field.default_factory is not MISSING:
             assert getattr(decode(kind, less), field.name) == field.default_factory()
         elif len(less) < len(data):
-            with pytest.raises(UnreadableEvent, match=field.name):
+            with pytest.raises(UnreadableDocument, match=field.name):
                 decode(kind, less)
     assert decode(kind, data) == whole
 
@@ -97,7 +97,9 @@ def test_an_unknown_kind_keeps_its_data(kind: str, data: dict[str, Any]) -> None
 
 def test_data_that_do_not_fit_the_kind_are_refused_with_their_place() -> None:
     forming = {"attempt": 1, "mesh": {}, "world_size": 1, "members": [{"rank": "first"}]}
-    with pytest.raises(UnreadableEvent, match=r"AttemptFormingEvent: members\.0\.rank: .*integer"):
+    with pytest.raises(
+        UnreadableDocument, match=r"AttemptFormingEvent: members\.0\.rank: .*integer"
+    ):
         decode("attempt.forming", forming)
 
 

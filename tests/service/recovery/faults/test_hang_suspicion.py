@@ -12,6 +12,7 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, ru
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol import commands
@@ -146,6 +147,17 @@ def test_an_agent_that_does_not_answer_about_awaited_ranks_is_removed() -> None:
     assert [effect.agent for effect in effects if isinstance(effect, fx.RemoveAgent)] == ["n1"]
     job.uninspectable = frozenset()
     assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_hang_found_when_the_last_step_is_durable_ends_the_job_and_nothing_follows() -> None:
+    job = running(cluster())
+    effects = watched(job)
+    job.uninspectable = frozenset({"n1"})
+    job.hang_rank(3)
+    durable = inputs.CheckpointFinalized(job.config.steps, 1, "memory://last", 1)
+    job.core.handle(durable, job.now)
+    assert job.run().outcome == "SUCCEEDED"
+    assert isinstance(effects[-1], fx.End)
 
 
 def test_a_supervisor_that_adopts_a_stalled_world_inspects_it() -> None:

@@ -318,3 +318,50 @@ def test_a_waiting_job_uses_a_node_that_returned_after_its_check() -> None:
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == ["n2"]
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
+
+
+SETTLED_S = 5.0
+"""After this no message about the loss of a node is under way, which might end the wait."""
+
+
+def test_a_waiting_job_uses_a_standby_that_is_healthy_again() -> None:
+    job = running(cluster(steps=60))
+    report_findings(job, "n2", ECC)
+    job.kill_node("n0", back_after_s=None)
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    job.at(SETTLED_S, lambda: report_findings(job, "n2"))
+    assert job.run().outcome == "SUCCEEDED"
+    assert hosts(forming(job)[-1]) == {"n1", "n2"}
+
+
+def test_a_waiting_job_uses_a_standby_that_is_reached_again() -> None:
+    job = running(cluster(steps=60))
+    life = job.agents["n2"].incarnation
+    job.send(inputs.LinkChecked("n2", life, "refused"))
+    job.kill_node("n0", back_after_s=None)
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    job.at(SETTLED_S, lambda: job.send(inputs.LinkChecked("n2", life, "")))
+    assert job.run().outcome == "SUCCEEDED"
+    assert hosts(forming(job)[-1]) == {"n1", "n2"}
+
+
+def test_a_waiting_job_uses_its_restarted_node_when_the_node_is_uncordoned() -> None:
+    job = running(cluster(standbys=0, steps=60))
+    set_aside(job, "n0")
+    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
+    job.kill_agent("n0", back_after_s=0.5)
+    job.run_until(lambda: job.core.stage is Stage.WAITING and job.agents["n0"].ready)
+    job.at(SETTLED_S, lambda: job.send(inputs.NodesAvoided({})))
+    assert job.run().outcome == "SUCCEEDED"
+    assert hosts(forming(job)[-1]) == {"n0", "n1"}
+
+
+def test_a_waiting_job_uses_a_cordoned_standby_that_is_only_quarantined() -> None:
+    """It is a last resort then, and there is no other node."""
+    job = running(cluster(steps=60))
+    set_aside(job, "n2")
+    job.kill_node("n0", back_after_s=None)
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    job.at(SETTLED_S, lambda: set_aside(job, "n2", standing=NodeStanding.QUARANTINED))
+    assert job.run().outcome == "SUCCEEDED"
+    assert hosts(forming(job)[-1]) == {"n1", "n2"}

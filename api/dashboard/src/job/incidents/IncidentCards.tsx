@@ -7,7 +7,6 @@ import { within, type Window } from "../axis";
 import { clock, compact, fineDuration, moment, NodeIdShortener, finePercent } from "../format";
 import {
   costs,
-  evidenceSentence,
   learnNodeIds,
   lostSentences,
   phaseBars,
@@ -19,7 +18,6 @@ import {
 } from "./incidentFacts";
 import { KINDS } from "./kinds";
 import { Swatch } from "../Ribbon";
-import type { Stack, Suspect } from "../views";
 
 interface IncidentCardsProps {
   incidents: readonly IncidentView[];
@@ -160,14 +158,14 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
             <ol className="evidence">
               {incident.evidence.map((item, index) => (
                 <li key={index}>
-                  <ShortIds ids={ids} text={evidenceSentence(item)} />
+                  <ShortIds ids={ids} text={sentence(item)} />
                 </li>
               ))}
             </ol>
           </Part>
           {incident.lost.length > 0 && <Sentences name="Losses" ids={ids} texts={lostSentences(incident)} />}
           {incident.suspects.length > 0 && (
-            <Suspects suspects={incident.suspects as Suspect[]} ids={ids} onRank={onRank} />
+            <Suspects suspects={incident.suspects} ids={ids} onRank={onRank} />
           )}
           {Object.keys(incident.tiers).length > 0 && <RestoreSources incident={incident} />}
           {incident.resolution && <Sentences name="Resolution" ids={ids} texts={[sentence(incident.resolution)]} />}
@@ -181,7 +179,7 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
           <Phases incident={incident} />
         </div>
       </div>
-      {incident.stacks.length > 0 && <Stacks stacks={incident.stacks as Stack[]} onRank={onRank} />}
+      {incident.stacks.length > 0 && <Stacks stacks={incident.stacks} onRank={onRank} />}
     </div>
   );
 }
@@ -329,7 +327,7 @@ function Phases({ incident }: { incident: IncidentView }) {
 }
 
 interface SuspectsProps {
-  suspects: readonly Suspect[];
+  suspects: IncidentView["suspects"];
   ids: NodeIdShortener;
   onRank: (rank: number) => void;
 }
@@ -340,21 +338,17 @@ function Suspects({ suspects, ids, onRank }: SuspectsProps) {
       <ul className="suspects">
         {suspects.map((suspect, index) => (
           <li key={index}>
-            {suspect.rank == null ? (
-              <b>{suspect.agent ? `agent ${suspect.agent}` : "an unknown rank"}</b>
-            ) : (
-              <button type="button" className="link" onClick={() => onRank(suspect.rank!)}>
-                rank {suspect.rank}
-              </button>
-            )}
+            <button type="button" className="link" onClick={() => onRank(suspect.rank)}>
+              rank {suspect.rank}
+            </button>
             <span className="score" title="suspicion score, 1 at most">
               <span className="bar" aria-hidden="true">
-                <i style={{ width: `${Math.min(1, suspect.score ?? 0) * 100}%` }} />
+                <i style={{ width: `${Math.min(1, suspect.score) * 100}%` }} />
               </span>
-              {suspect.score == null ? "" : compact(suspect.score, 2)}
+              {compact(suspect.score, 2)}
             </span>
             <span className="reasons">
-              <ShortIds ids={ids} text={sentence((suspect.reasons ?? []).join("; "))} />
+              <ShortIds ids={ids} text={sentence(suspect.reasons.join("; "))} />
             </span>
           </li>
         ))}
@@ -363,14 +357,12 @@ function Suspects({ suspects, ids, onRank }: SuspectsProps) {
   );
 }
 
-function Stacks({ stacks, onRank }: { stacks: readonly Stack[]; onRank: (rank: number) => void }) {
+function Stacks({ stacks, onRank }: { stacks: IncidentView["stacks"]; onRank: (rank: number) => void }) {
   return (
     <section className="part">
       <h4>Stacks of the ranks</h4>
       <div className="stacks">
-        {stacks.map((stack, index) => {
-          const ranks = stack.ranks ?? [];
-          const frames = stack.frames ?? [];
+        {stacks.map(({ ranks, frames }, index) => {
           return (
             <details key={index} open={index === 0}>
               <summary>

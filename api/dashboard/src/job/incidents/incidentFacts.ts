@@ -127,42 +127,30 @@ export function costs(incident: IncidentView): { label: string; value: string }[
   return found;
 }
 
-interface LostItem {
-  cause?: unknown;
-  ranks?: unknown;
-  rank?: unknown;
-  worker?: unknown;
-  agent?: unknown;
-  attempt?: unknown;
-  on_notice?: unknown;
-}
+type LostItem = IncidentView["lost"][number];
 
 /** `Ranks 4–7 on agent n1 were lost.`: a sentence for each item of `lost`. */
 export function lostSentences(incident: IncidentView): string[] {
-  return incident.lost.map((item) => {
-    if (typeof item !== "object" || item === null) return sentence(`lost: ${plainText(item)}`);
-    return lostSentence(item as LostItem, incident);
-  });
+  return incident.lost.map((item) => lostSentence(item, incident));
 }
 
 function lostSentence(item: LostItem, incident: IncidentView): string {
-  const cause = item.cause ? String(item.cause) : "";
-  const listed = Array.isArray(item.ranks) ? (item.ranks as number[]) : [];
-  const ranks = !listed.length && typeof item.rank === "number" ? [item.rank] : listed;
+  const { cause } = item;
+  const ranks = !item.ranks.length && item.rank != null ? [item.rank] : item.ranks;
   const verb = PROCESS_LOSING.has(cause) ? "lost" : "affected";
   let text = `${lostSubject(item, ranks)} ${ranks.length > 1 ? "were" : "was"} ${verb}`;
-  if (item.attempt != null && item.attempt !== incident.attempt) text += ` in attempt ${String(item.attempt)}`;
-  if (item.on_notice === true) text += ", after the cluster had announced the removal of the node";
+  if (item.attempt != null && item.attempt !== incident.attempt) text += ` in attempt ${item.attempt}`;
+  if (item.on_notice) text += ", after the cluster had announced the removal of the node";
   if (cause && cause !== incident.cause) text += `: ${causeClause(cause)}`;
   return sentence(text);
 }
 
 function lostSubject(item: LostItem, ranks: readonly number[]): string {
-  const place = item.agent ? ` on agent ${String(item.agent)}` : "";
-  const process = item.worker ? `process ${String(item.worker)}` : "";
+  const place = item.agent ? ` on agent ${item.agent}` : "";
+  const process = item.worker ? `process ${item.worker}` : "";
   if (ranks.length) return `${ranksText(ranks, 8)}${place}${process && ` (${process})`}`;
   if (process) return `${process}${place}`;
-  return item.agent ? `agent ${String(item.agent)}` : "no particular rank";
+  return item.agent ? `agent ${item.agent}` : "no particular rank";
 }
 
 /** "rank 3", "ranks 0–7, 12". */
@@ -188,25 +176,6 @@ export function tiers(incident: IncidentView): { tier: string; ranks: number[] }
     else found.set(name, [Number(rank)]);
   }
   return [...found].map(([tier, ranks]) => ({ tier, ranks })).sort((a, b) => b.ranks.length - a.ranks.length);
-}
-
-/** An item of evidence as a sentence. */
-export function evidenceSentence(item: unknown): string {
-  return sentence(plainText(item));
-}
-
-/** A text as it is; of a mapping, its values, without those that are empty or false. */
-function plainText(value: unknown): string {
-  if (Array.isArray(value)) return value.map(plainText).join(", ");
-  if (typeof value !== "object" || value === null) return String(value);
-  return Object.entries(value)
-    .filter(([, part]) => part !== null && part !== "" && part !== false && !isEmpty(part))
-    .map(([key, part]) => `the ${humanize(key)} is ${plainText(part)}`)
-    .join(", ");
-}
-
-function isEmpty(value: unknown): boolean {
-  return typeof value === "object" && value !== null && Object.keys(value).length === 0;
 }
 
 /** Registers the node ids in all texts of the incidents that the cards show. */

@@ -101,6 +101,7 @@ export const PHASES: readonly { name: string; label: string; kind: SpanKind }[] 
   { name: "form", label: "forming", kind: "recovering" },
   { name: "restore", label: "restore", kind: "restoring" },
   { name: "first_step", label: "first step", kind: "replaying" },
+  { name: "outage", label: "outage", kind: "recovering" },
 ];
 
 /** A code of the API with spaces: `worker_crash` → "worker crash". */

@@ -1,0 +1,123 @@
+"""The progress of a formed attempt: its ranks join, commit their first step, and finish.
+
+Each report of progress is recorded, and the attempt then goes as far as its ranks have come. A
+repeated report changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast_service.job_model.events.attempts import (
+    AttemptRunningEvent,
+    InitialisedFromEvent,
+    JoinTimes,
+)
+from holdfast_service.job_model.lifecycle import Phase
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
+from holdfast_service.recovery.upkeep import remote_cleanup_orders
+from holdfast_service.recovery.upkeep.partners import emit_protection
+from holdfast_service.recovery.world import outcome
+from holdfast_workers.protocol.messages import Tier
+
+
+def record_joined(
+    state: CoreState, member: Member, phases_s: Mapping[str, float], now: float
+) -> None:
+    """Record that a rank of the present world has joined, and how long each phase took."""
+    member.record_joined(phases_s)
+    advance(state, now)
+
+
+def record_committed_step(state: CoreState, attempt: int, step: int, now: float) -> None:
+    """Record that a signal or a metric row shows a committed step of the attempt."""
+    state.progress.record_step(attempt, step)
+    world = state.worlds.present
+    if world is None or attempt != world.attempt or step <= world.restored_step:
+        return
+    world.record_first_step(step)
+    advance(state, now)
+
+
+def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:
+    """Record that a rank of the present world is done: `step` was its last one."""
+    member.record_done()
+    state.ending.record_final_step(step)
+    state.progress.record_step(attempt, step)
+    advance(state, now)
+
+
+def advance(state: CoreState, now: float) -> None:
+    """Continue as far as the ranks have come: RUNNING when all have joined and one has stepped,
+    FINISHING when one is done, and the end of the job when all are done and the last checkpoint is
+    durable."""
+    world = state.worlds.present
+    if world is None:
+        return
+    members = world.members.values()
+    if state.timer.stage is Stage.FORMING and all(m.joined or m.done for m in members):
+        if world.joined_at is None:
+            _record_all_joined(state, world, now)
+        if world.first_step is not None or all(member.done for member in members):
+            _start_running(state, world, now)
+    if state.timer.stage is Stage.RUNNING and any(member.done for member in members):
+        state.set_phase(Phase.FINISHING)
+        state.enter(Stage.FINISHING, now, state.config.finish_timeout_s)
+    if (
+        state.timer.stage is Stage.FINISHING
+        and all(member.done for member in members)
+        and outcome.is_last_step_durable(state)
+        and not remote_cleanup_orders.delays_end(state, now)
+    ):
+        outcome.conclude(state, now)
+
+
+def handle_finish_deadline(state: CoreState, now: float) -> None:
+    """The ranks or their last checkpoint took too long: end the job."""
+    if outcome.is_last_step_durable(state):
+        outcome.conclude(state, now)
+        return
+    late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
+    late += f": {state.incidents.outage.reason}" if state.incidents.outage is not None else ""
+    outcome.fail(state, now, "final_checkpoint", late)
+
+
+def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> None:
+    world.record_all_joined(now)
+    state.progress.record_run(world.attempt)
+    restore = max((m.phases_s.get("restore", 0.0) for m in world.members.values()), default=0.0)
+    state.incidents.end_phase("form", now - restore)
+    state.incidents.end_phase("restore", now)
+    state.incidents.amend(joined_attempt=world.attempt)
+    state.emit_incident()
+    start = world.members[0].restore
+    if start.tier is Tier.INIT and start.uri:
+        state.emit(
+            InitialisedFromEvent(
+                attempt=world.attempt, uri=start.uri, step=start.step, what=start.what.value
+            )
+        )
+    state.timer.postpone(now + state.config.first_step_timeout_s)
+
+
+def _start_running(state: CoreState, world: AttemptWorld, now: float) -> None:
+    """The attempt commits steps: close the incident."""
+    first = world.first_step if world.first_step is not None else world.restored_step
+    members = sorted(world.members.items())
+    state.emit(
+        AttemptRunningEvent(
+            attempt=world.attempt,
+            members=tuple(member.seated() for _, member in members),
+            joined={rank: JoinTimes(phases_s=member.phases_s) for rank, member in members},
+            first_step=first,
+        )
+    )
+    emit_protection(state)
+    state.fencing.pardon_all()
+    state.progress.continue_from(world.attempt, max(first, world.restored_step))
+    if state.close_incident(now, f"attempt {world.attempt} runs from step {world.restored_step}"):
+        state.intervals.count_restore(member.restore.tier for member in world.members.values())
+    state.set_phase(Phase.RUNNING)
+    state.enter(Stage.RUNNING, now, None)

@@ -1,0 +1,117 @@
+"""A hypothesis strategy for valid job specs: any value that each field's own limits allow."""
+
+from __future__ import annotations
+
+import types
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from holdfast_service.job_model.job_spec import JobSpec
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+LIKE_OTHER_TYPES = st.sampled_from(
+    [
+        *("", "1e5", "1e-05", "1:30", "on", "no", "~", "null", "<<", "=", "2001-12-14", "0o17"),
+        *("0x1F", "017", "1_000", ".inf", ".5", "*a", "&a", "{}", "[]", "- a", "a: b", "# a"),
+        *("!!int 1", "\ufeff", "\x85", "\u2028", "a\n b", "\x7f"),
+    ]
+)
+TEXT = ANY_TEXT | LIKE_OTHER_TYPES
+INTEGERS = st.integers(-(2**53) + 1, 2**53 - 1)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([1e-05, 1e16])
+OWN_SETTINGS = st.recursive(
+    st.none() | st.booleans() | INTEGERS | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True) | st.just("1e5")
+RELATED: dict[str, st.SearchStrategy[Any]] = {
+    # Other fields limit these.
+    "labels": st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9._-]{0,31}", fullmatch=True), TEXT, max_size=3
+    ),
+    "config": st.dictionaries(TEXT, OWN_SETTINGS, max_size=4),
+    "env": st.dictionaries(st.from_regex(r"[A-Z]{1,8}_OF_USER", fullmatch=True), TEXT, max_size=3),
+    "every_steps": st.just("auto") | st.integers(0, 2**53 - 1),
+    "dim": st.sampled_from([64, 128, 256]),
+    "heads": st.sampled_from([2, 4]),
+    "kv_heads": st.none() | st.just(2),
+    "global_batch": st.integers(1, 2**40).map(lambda n: 8 * n),
+    "micro_batch": st.sampled_from([1, 2, 4]),
+    "dp_replicate": st.just(1),
+    "dp_shard": st.sampled_from([1, 2]),
+    "tp": st.sampled_from([1, 2]),
+    "sequence_length": st.integers(1, 2**40).map(lambda n: 2 * n),
+    "ffn_dim": st.none() | st.integers(1, 2**40).map(lambda n: 2 * n),
+    "steps": st.integers(20, 2**53 - 1),
+    "warmup_steps": st.integers(0, 20),
+    "rollback_steps": st.just(1),
+    "max_skips": st.integers(1, 100),
+    "heartbeat_timeout_s": st.floats(0.2, 10),
+    "lease_s": st.just(0) | st.floats(600, 86400),
+    "workers_per_node": st.just(1),
+    "gpus_per_worker": st.just(0) | st.integers(1, 8),
+    "recipe": st.just("pretrain") | st.just("my.module:Recipe"),
+    "function": st.none(),
+    "source": st.just("python-stdlib") | TEXT,
+    "uri": st.none() | st.sampled_from(["/data/ä b", "file:///a%20b", "s3://bucket/prefix"]),
+    "endpoint": st.none(),
+    "region": st.none(),
+    "secret": st.none(),
+    "code": st.none(),
+    "init_from": st.none() | st.just("job/3") | st.just({"from": "job", "what": "model"}),
+}
+
+
+def documents() -> st.SearchStrategy[dict[str, Any]]:
+    """Documents with a name and any other keys."""
+    return st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
+
+
+def section(model: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
+    """Any keys of a section, with values that are valid by themselves."""
+    values = {
+        name: RELATED[name] if name in RELATED else field_values(field)
+        for name, field in model.model_fields.items()
+        if name != "name"
+    }
+    return st.fixed_dictionaries({}, optional=values)
+
+
+def field_values(field: FieldInfo) -> st.SearchStrategy[Any]:
+    return of_type(field.annotation, *field.metadata)
+
+
+def of_type(kind: Any, *limits: Any) -> st.SearchStrategy[Any]:
+    """Values of a type that keep to pydantic's limits."""
+    if get_origin(kind) is Annotated:
+        inner, *more = get_args(kind)
+        return of_type(inner, *more, *limits)
+    if get_origin(kind) in (Union, types.UnionType):
+        return st.one_of([of_type(each, *limits) for each in get_args(kind)])
+    if get_origin(kind) is dict:
+        return st.dictionaries(TEXT, of_type(get_args(kind)[1]), max_size=3)
+    if get_origin(kind) is tuple:
+        return st.tuples(*map(of_type, get_args(kind))).map(list)
+    if kind in (int, float):
+        return _number(kind, limits)
+    is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return section(kind) if is_section else TEXT if kind is str else st.from_type(kind)
+
+
+def _number(kind: type, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    flat = [each for limit in limits for each in getattr(limit, "metadata", [limit])]
+    bounds = {
+        name: value
+        for limit in flat
+        for name in ("ge", "gt", "le", "lt")
+        if (value := getattr(limit, name, None)) is not None
+    }
+    low = bounds.get("ge", bounds.get("gt", -(2**53) + 1))
+    high = bounds.get("le", bounds.get("lt", 2**53 - 1))
+    if kind is int:
+        return st.integers(low, high)
+    return st.floats(low, high, exclude_min="gt" in bounds, exclude_max="lt" in bounds)

@@ -1,0 +1,466 @@
+"""Control messages: all that a node agent and the processes forked for it send to each other.
+
+`ipc/control_channel.py` carries them, encoded by `codec.py`. A process is forked for a *job*: the
+request to fork it, which says what process it becomes and what it answers. A new message is a
+dataclass, and its name in the union of its direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+from typing import Annotated, Any, ClassVar, get_args
+
+from pydantic import Field
+
+from holdfast_workers.protocol.answers import AgentFailure, PublishedCheckpoint
+from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
+from holdfast_workers.protocol.findings import HealthFinding
+from holdfast_workers.protocol.messages import JoinOrder, StepRow
+from holdfast_workers.protocol.signals import (
+    GuardTripReported,
+    RetentionDone,
+    ShardFailed,
+    ShardRecord,
+    StepRecomputed,
+    WorkerDone,
+    WorkerFailed,
+    WorkerJoined,
+)
+
+# --- from an agent to a worker --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArmFault:
+    """Inject a fault, now or when it is due. A repeated number changes nothing."""
+
+    number: int
+    fault: dict[str, str | int | float]
+    """`Injection.document()`."""
+
+
+@dataclass(frozen=True)
+class JoinAttempt:
+    """Take a rank of an attempt, with the faults that are injected into it."""
+
+    order: JoinOrder
+    faults: tuple[ArmFault, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeaveAttempts:
+    """Leave every attempt before this one; the worker answers `AttemptsLeft`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StateReply:
+    """The rank's segment contains the state that its order names, or why it does not."""
+
+    attempt: int
+    problem: str = ""
+    damaged: bool = False
+    """The state exists, and is not the one that was saved."""
+
+
+class LoadResult(StrEnum):
+    """How a load ended."""
+
+    LOADED = "loaded"
+    BAD = "bad"
+    """The checkpoint is damaged."""
+    UNFIT = "unfit"
+    """The checkpoint is of another model."""
+    FAILED = "failed"
+    """The storage refused it, or it was not finished."""
+
+
+@dataclass(frozen=True)
+class LoadOutcome:
+    """A loader's answer, which its agent passes on to the worker."""
+
+    attempt: int
+    result: LoadResult
+    uri: str = ""
+    """The damaged object, or the one that the storage refused."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StepReplicated:
+    """All partners of the rank hold this step."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True)
+class PartnerPresence:
+    """Whether the rank has partners now. What former partners held no longer counts."""
+
+    attempt: int
+    present: bool
+
+
+@dataclass(frozen=True)
+class StopAfterStep:
+    """Request a stop in the next step agreement."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class NewIntervals:
+    """Propose these save intervals, as in `FormOrder.intervals`, in the next step agreement."""
+
+    attempt: int
+    steps: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LeaseUpdate:
+    """The rank may step until this time of the lease's clock."""
+
+    attempt: int
+    until: float
+    number: int
+    """A message with a lower number is older, whenever it arrives."""
+
+
+WorkerOrder = (
+    JoinAttempt
+    | LeaveAttempts
+    | StateReply
+    | LoadOutcome
+    | StepReplicated
+    | PartnerPresence
+    | StopAfterStep
+    | NewIntervals
+    | LeaseUpdate
+    | ArmFault
+)
+WORKER_ORDERS: tuple[type, ...] = get_args(WorkerOrder)
+
+# --- from a worker to its agent -------------------------------------------------------------------
+
+
+SignalOfWorker = (
+    WorkerJoined | WorkerFailed | WorkerDone | GuardTripReported | StepRecomputed | ShardFailed
+)
+
+
+@dataclass(frozen=True)
+class WorkerSignal:
+    """An event that the agent reports to the supervisor, once it has taken note of it."""
+
+    attempt: int
+    rank: int
+    detail: Annotated[SignalOfWorker, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class CommittedToMemory:
+    """The rank's segment contains this step, as `attempt` computed it."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The row of a committed step, from the reporting rank of its node."""
+
+    rank: int
+    row: StepRow
+
+
+@dataclass(frozen=True)
+class StepDigest:
+    """The digest (xxh3-128, hex) of the state after a step, from the reporting rank."""
+
+    step: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class SegmentReady:
+    """The rank has made its segment, to be filled from another mesh."""
+
+    attempt: int
+    own: dict[str, bytes]
+    """The entries that belong to this rank alone."""
+
+
+@dataclass(frozen=True)
+class AttemptsLeft:
+    """The worker has left every attempt before this one."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class FaultFired:
+    """An injected fault is about to happen."""
+
+    number: int
+
+
+# --- answers of other processes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProcessReady:
+    """A zygote or a template has prepared everything."""
+
+
+@dataclass(frozen=True)
+class TemplateUnfit:
+    """A template has threads, or could prepare nothing."""
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A zygote's or a template's answer to a job."""
+
+    pid: int
+    """0: no process could be forked."""
+    threads: tuple[str, ...] = ()
+    """Why it was not forked: the modules that have started threads in the zygote."""
+
+
+@dataclass(frozen=True)
+class AskStorePort:
+    """An agent asks its rendezvous store whether it still answers."""
+
+
+@dataclass(frozen=True)
+class StorePort:
+    """The rendezvous store listens on this port."""
+
+    port: int
+
+
+@dataclass(frozen=True)
+class StorageRefusal:
+    """The storage refuses the operation for now."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class PreflightResult:
+    """The result of a check of the node."""
+
+    findings: tuple[HealthFinding, ...]
+    measured: dict[str, float]
+    """Device → GB/s of its memory."""
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FrozenCopy:
+    """One rank's state at one step, frozen in the file at `path`. A worker hands it to its agent;
+    as a job, a saver writes it to the remote tier."""
+
+    path: str
+    rank: int
+    attempt: int
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the step, for the manifest."""
+
+    process: ClassVar[str] = "saver"
+    answers: ClassVar[tuple[type, ...]] = (ShardRecord, StorageRefusal)
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """What to load for one rank, and where to. A worker hands it to its agent if the checkpoint is
+    in a bucket; as a job, a loader carries it out."""
+
+    attempt: int
+    rank: int
+    uri: str
+    mesh: dict[str, int]
+    own: bool
+    """Whether the checkpoint is one of the rank's own job: if it is bad, it is quarantined."""
+    memory: str = ""
+    """Path of the shared memory: the payload, then its layout as JSON."""
+    payload_bytes: int = 0
+
+    process: ClassVar[str] = "loader"
+    answers: ClassVar[tuple[type, ...]] = (LoadOutcome,)
+
+
+WorkerMessage = (
+    WorkerSignal
+    | CommittedToMemory
+    | StepReport
+    | StepDigest
+    | FrozenCopy
+    | LoadOrder
+    | SegmentReady
+    | AttemptsLeft
+    | FaultFired
+)
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank of a mesh. The axes are ordered: a mesh with another order is another place."""
+
+    axes: tuple[tuple[str, int], ...]
+    rank: int
+
+    @classmethod
+    def of(cls, mesh: dict[str, int], rank: int) -> RankPlace:
+        return cls(tuple(mesh.items()), rank)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        return dict(self.axes)
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """Train."""
+
+    beacon: str
+    """Path of the file in which it shows its progress."""
+    env: dict[str, str] = field(default_factory=dict)
+    place: RankPlace | None = None
+    """The only place that it may be given; None: any place."""
+
+    process: ClassVar[str] = "worker"
+    answers: ClassVar[tuple[type, ...]] = get_args(WorkerMessage)
+
+
+@dataclass(frozen=True)
+class TemplateJob:
+    """Prepare everything that a worker in this place needs, then fork such workers."""
+
+    place: RankPlace
+
+    process: ClassVar[str] = "template"
+    answers: ClassVar[tuple[type, ...]] = (ProcessReady, TemplateUnfit)
+
+
+@dataclass(frozen=True)
+class StoreJob:
+    """Host the rendezvous store, on the node's address."""
+
+    host: str
+
+    process: ClassVar[str] = "store"
+    answers: ClassVar[tuple[type, ...]] = (StorePort,)
+
+
+@dataclass(frozen=True)
+class FinalizerJob:
+    """Publish a remote checkpoint."""
+
+    command: FinalizeCheckpoint
+
+    process: ClassVar[str] = "finalizer"
+    answers: ClassVar[tuple[type, ...]] = (PublishedCheckpoint, StorageRefusal)
+
+
+@dataclass(frozen=True)
+class TidierJob:
+    """Remove the remote checkpoints that are not kept."""
+
+    command: TidyRemoteTier
+
+    process: ClassVar[str] = "tidier"
+    answers: ClassVar[tuple[type, ...]] = (RetentionDone, StorageRefusal)
+
+
+@dataclass(frozen=True)
+class PreflightJob:
+    """Check processor and devices."""
+
+    devices: bool
+    memory_floor_gb_per_s: float
+    """0: no minimum."""
+
+    process: ClassVar[str] = "preflight"
+    answers: ClassVar[tuple[type, ...]] = (PreflightResult,)
+
+
+StorageJob = FrozenCopy | FinalizerJob | TidierJob | LoadOrder
+"""Reaches the storage of checkpoints, and runs no users' code."""
+Job = WorkerJob | TemplateJob | StoreJob | PreflightJob | StorageJob
+JOBS: tuple[type, ...] = get_args(Job)
+
+# --- the zygotes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """Connection, timeout and retry settings of a bucket. A file system ignores them."""
+
+    endpoint: str | None = None
+    """URL of an S3 service other than AWS's own."""
+    region: str | None = None
+    credentials: dict[str, str] | None = field(default=None, repr=False)
+    """`access_key_id`, `secret_access_key`, optional `session_token`. None: AWS's default chain;
+    with an `endpoint`, requests are then not signed."""
+    refuse_local: bool = False
+    """Whether an endpoint with a loopback or link-local address is refused."""
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 20.0
+    """Longest time without a byte from the server."""
+    part_timeout_s: float = 120.0
+    """Limit for one whole part, however slowly its bytes arrive."""
+    attempts: int = 5
+    patience_s: float = 60.0
+    """From the start of an operation's first attempt to the start of its last."""
+    part_bytes: int = 16 * 1024 * 1024
+    in_flight: int = 4
+    """Parts transferred concurrently; each open object takes this many parts of memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageZygoteConfig:
+    """The configuration of the zygote without users' code, which forks storage jobs only."""
+
+    job_id: str
+    training: dict[str, Any]
+    """The job's `TrainingSpec`, as JSON."""
+    mesh: dict[str, int]
+    """The mesh of the first attempt."""
+    remote_root: str
+    """URI of the folder of the job's remote checkpoints."""
+    storage: StorageOptions
+    storage_fault_file: str
+    """The file that requests failures of the remote tier, for fault injection."""
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return prod(self.mesh.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZygoteConfig(StorageZygoteConfig):
+    """The configuration of the zygote that imports users' code, and of everything that is forked
+    from it. Its `storage` has no credentials."""
+
+    device: str
+    """The device of a worker, as the worker itself names it."""
+    cache_dir: str
+    replication_patience_s: float
+    replication_share: float
+    load_timeout_s: float = 3600.0
+    """For a rank's load from a bucket, all of its bytes."""
+    imports_recipe: bool = True
+    """Whether the zygote imports and prepares the recipe. Otherwise each process does that needs
+    it: the recipe's modules start threads, and a process with threads cannot be forked."""
+
+
+ZYGOTE_ANSWERS = (ProcessReady, AgentFailure)

@@ -1,0 +1,132 @@
+"""Loads a checkpoint into a rank's payload: from a folder in the rank's own process, from a bucket
+through its agent.
+
+A rank runs users' code, so it never has a bucket's credentials. For a bucket, the agent starts a
+process without users' code (`child_programs/loader.py`), which fills memory that it shares with the
+rank. Both ways raise the same errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast_workers.checkpoint.load import load_whole_state
+from holdfast_workers.checkpoint.manifest import (
+    BadCheckpoint,
+    CheckpointError,
+    IncompatibleCheckpoint,
+)
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.retention import quarantine
+from holdfast_workers.checkpoint.storage import StorageError, TransientStorageError, local_folder
+from holdfast_workers.fault_injection.failing_storage import with_injected_failures
+from holdfast_workers.ipc import control_channel
+from holdfast_workers.protocol.processes import (
+    LoadOrder,
+    LoadOutcome,
+    LoadResult,
+    StorageOptions,
+)
+from holdfast_workers.state.layout import StateLayout
+
+RESTORE_ATTEMPTS = 1000
+"""A rank has no other work meanwhile, so a job's own checkpoint is tried until `patience_s` is used
+up."""
+
+
+class LoadBuffer:
+    """A rank's payload that a checkpoint is loaded into: in memory that can be shared if the
+    checkpoint is in a bucket."""
+
+    def __init__(self, uri: str, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._shared: int | None = None
+        if local_folder(uri) is not None:
+            self.payload = memoryview(bytearray(nbytes))
+            return
+        self._shared = os.memfd_create("holdfast-load", os.MFD_CLOEXEC)
+        os.truncate(self._shared, nbytes)
+        self.payload = memoryview(mmap.mmap(self._shared, nbytes))
+
+    def load(
+        self,
+        order: LoadOrder,
+        layout: StateLayout,
+        fault_file: Path,
+        ask: Callable[[LoadOrder], LoadOutcome],
+    ) -> None:
+        """Fill the payload. `ask` has the agent carry out an order, and returns its answer.
+
+        Raises BadCheckpoint, another CheckpointError, StorageError.
+        """
+        if self._shared is None:
+            fill(order, layout, self.payload, StorageOptions(), fault_file)
+            return
+        try:
+            os.pwrite(self._shared, layout.to_json(), self._nbytes)
+            path = f"/proc/{os.getpid()}/fd/{self._shared}"
+            _check(ask(replace(order, memory=path, payload_bytes=self._nbytes)), order.uri)
+        finally:
+            os.close(self._shared)
+
+
+def fill_shared(order: LoadOrder, options: StorageOptions, fault_file: Path) -> LoadOutcome:
+    """Carry out an order whose memory another process shares."""
+    try:
+        with (
+            Path(order.memory).open("r+b") as file,
+            mmap.mmap(file.fileno(), 0) as memory,
+            memoryview(memory) as whole,
+            whole[: order.payload_bytes] as payload,
+        ):
+            layout = StateLayout.from_json(bytes(whole[order.payload_bytes :]))
+            fill(order, layout, payload, options, fault_file)
+    except BadCheckpoint as error:
+        return _not_loaded(order, LoadResult.BAD, error.reason, error.uri)
+    except CheckpointError as error:
+        return _not_loaded(order, LoadResult.UNFIT, str(error))
+    except StorageError as error:
+        return _not_loaded(order, LoadResult.FAILED, error.reason, error.uri)
+    return LoadOutcome(order.attempt, LoadResult.LOADED)
+
+
+def _not_loaded(order: LoadOrder, result: LoadResult, reason: str, uri: str = "") -> LoadOutcome:
+    return LoadOutcome(order.attempt, result, uri, control_channel.shorten_middle(reason))
+
+
+def fill(
+    order: LoadOrder,
+    layout: StateLayout,
+    payload: memoryview,
+    options: StorageOptions,
+    fault_file: Path,
+) -> None:
+    """Load into `payload`. Raises BadCheckpoint, another CheckpointError, StorageError."""
+    if order.own:
+        options = replace(options, attempts=RESTORE_ATTEMPTS)
+    storage = open_storage(order.uri, options)
+    if order.own:
+        storage = with_injected_failures(storage, fault_file)
+    try:
+        load_whole_state(storage, layout, payload, mesh=order.mesh, rank=order.rank)
+    except BadCheckpoint as error:
+        if order.own:
+            with contextlib.suppress(StorageError):  # a failing storage must not hide the cause
+                quarantine(storage, str(error))
+        raise
+
+
+def _check(outcome: LoadOutcome, uri: str) -> None:
+    """Raise the error that the process which loaded has met."""
+    match outcome.result:
+        case LoadResult.BAD:
+            raise BadCheckpoint(outcome.uri, outcome.reason)
+        case LoadResult.UNFIT:
+            raise IncompatibleCheckpoint(outcome.reason)
+        case LoadResult.FAILED:
+            raise TransientStorageError(outcome.uri or uri, outcome.reason)
