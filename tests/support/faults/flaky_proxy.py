@@ -16,6 +16,7 @@ from typing import Any
 UPSTREAM_S = 30.0
 SLOW_PIECE_S = 0.002
 SLOW_PIECE = 4096
+LATE_S = 0.8
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Rule:
     """One fault. `action`: `status` (answer with this status, without the server), `silence` (never
     answer), `reset` (close at once), `cut_upload` (close after some bytes of the body),
     `cut_download` (close after some bytes of the answer), `slow` (send the answer slowly),
+    `late` (answer after 0.8 s),
     `lose_answer` (the server handles the request, but the answer is dropped)."""
 
     action: str
@@ -116,6 +118,9 @@ class FlakyProxy:
             return
         if rule is not None and action == "cut_download":
             client.sendall(answer[: rule.after_bytes])
+        elif action == "late":
+            self.closing.wait(LATE_S)
+            client.sendall(answer)
         elif action == "slow":
             for start in range(0, len(answer), SLOW_PIECE):
                 client.sendall(answer[start : start + SLOW_PIECE])

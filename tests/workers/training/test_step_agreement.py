@@ -136,3 +136,9 @@ def test_a_stop_of_one_rank_stops_all_and_rank_zero_sets_the_save_intervals() ->
     agreed = fold(records)
     assert (agreed.stop, agreed.intervals) == (True, (2, 30))
     assert not fold([record(0), record(1)]).stop
+
+
+def test_a_save_of_one_rank_is_under_way_for_all() -> None:
+    saving = Record.unpack(record(1, saving=True).pack())
+    assert fold([record(0), saving]).saving
+    assert not fold([record(0), record(1)]).saving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,15 @@ from tests.support.nodes.agent_config import join_order
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.memory.segment import Segment, SegmentSpaceError
-from holdfast_workers.protocol.processes import CommittedToMemory, WorkerMessage, WorkerSignal
+from holdfast_workers.protocol.processes import (
+    CommittedToMemory,
+    FrozenCopy,
+    WorkerMessage,
+    WorkerSignal,
+)
 from holdfast_workers.protocol.signals import ShardFailed
 from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
 
 SAVED = Saved(attempt=2, step=5)
@@ -50,6 +57,28 @@ def test_a_copy_that_does_not_fit_is_skipped_and_training_continues(
     assert unsaved.detail.step == 5
     assert "bytes are free" in unsaved.detail.message
     assert [path.name for path in shm.iterdir()] == ["own-0.seg"]
+    assert not own.has_pending_saves()
+    own.end(0.0)
+
+
+def test_a_save_is_pending_from_its_start_until_its_copy_is_gone(shm: Path) -> None:
+    sent: Messages = []
+    begun = threading.Event()
+
+    def layout() -> StateLayout:
+        assert begun.wait(30)
+        return layout_of(SAVED.sizes)
+
+    order = replace(join_order(shm, shm / "own-0.seg"), attempt=SAVED.attempt)
+    own = RankCheckpoints(order, layout, sent.append, FaultPoints(None))
+    own.start(snapshot_of(SAVED), 5, to_memory=False, metrics={}, last=False)
+    assert own.has_pending_saves()  # no file exists yet
+    begun.set()
+    own.finish()
+    (frozen,) = sent
+    assert isinstance(frozen, FrozenCopy)
+    assert own.has_pending_saves()
+    Path(frozen.path).unlink()
     assert not own.has_pending_saves()
     own.end(0.0)
 

@@ -1,9 +1,9 @@
 """The queue of frozen copies that a node has yet to save to the remote tier, with retries. Pure.
 
-For each rank at most one copy is being saved and one waits. A newer copy replaces the waiting copy:
-when the remote tier answers again after a long time, every rank of the job saves its newest copy,
-and these are all of one step. A save that the storage refused is retried without end, with growing
-pauses; a save whose process died is retried a few times.
+For each rank at most one copy is being saved and one waits. While an attempt runs, no rank makes a
+copy while another waits (`training/remote_save_schedule.py`), except of the last step. That copy,
+or the first copy of a new attempt, replaces the waiting copy. A save that the storage refused is
+retried without end, with growing pauses; a save whose process died is retried a few times.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The record carries all values that every rank needs before the step may be applied: loss, gradient
 norm, whether anything was not finite, the consumed samples, the digest of the state after the
-previous step, the newest replicated step, a stop request, and the save intervals. If a step has
-user metrics, a second all-gather exchanges them.
+previous step, the newest replicated step, a stop request, the save intervals, and whether a save to
+the remote tier is under way. If a step has user metrics, a second all-gather exchanges them.
 
 Folding the records is pure and in rank order, so ranks with the same records get the same result,
 bit for bit. A record of another attempt or step makes the fold raise, so no rank applies the step.
@@ -25,7 +25,7 @@ from holdfast_workers.state.digest import step_digest
 from holdfast_workers.state.replicas import ReplicaComparison
 from holdfast_workers.training.guards import Trip
 
-_RECORD = struct.Struct("<qqdqdd???xIqQqq16sqqqd")
+_RECORD = struct.Struct("<qqdqdd????IqQqq16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
 
 
@@ -77,6 +77,8 @@ class Record:
     """Time that this rank spent on the step without waiting for peers, data or checkpoints."""
     user_metrics_bytes: int = 0
     """Size of the contribution's packed user metrics, which are not part of the record."""
+    saving: bool = False
+    """Whether an earlier state of this rank is still being saved to the remote tier."""
 
     def pack(self) -> bytes:
         share = self.contribution
@@ -90,6 +92,7 @@ class Record:
             share.nonfinite,
             share.changed,
             self.stop,
+            self.saving,
             self.user_metrics_bytes,
             share.data_index,
             share.samples,
@@ -113,6 +116,7 @@ class Record:
             nonfinite,
             changed,
             stop,
+            saving,
             user_metrics_bytes,
             data_index,
             samples,
@@ -145,6 +149,7 @@ class Record:
             (intervals[0], intervals[1]),
             compute_s,
             user_metrics_bytes,
+            saving,
         )
 
 
@@ -173,6 +178,8 @@ class Agreed:
     """Whether any rank received a stop request: this step is then the last, on every rank."""
     intervals: tuple[int, int] = (0, 0)
     """The save intervals that rank 0 received; they apply to all ranks from this step on."""
+    saving: bool = False
+    """Whether any rank still saves an earlier state to the remote tier."""
     compute_s: tuple[float, ...] = ()
     """Time that each rank spent on the step without waiting, by rank."""
     trip: Trip | None = None
@@ -232,6 +239,7 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
         replicated_step=min(record.replicated_step for record in records),
         stop=any(record.stop for record in records),
         intervals=first.intervals,
+        saving=any(record.saving for record in records),
         compute_s=tuple(record.compute_s for record in records),
         user_metrics_bytes=max(record.user_metrics_bytes for record in records),
     )

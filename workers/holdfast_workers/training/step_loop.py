@@ -73,6 +73,10 @@ class Hooks(Protocol):
         """Steps between two saves to memory, and to the remote tier, as this rank received them."""
         return 0, 0
 
+    def is_saving(self) -> bool:
+        """Whether an earlier state of this rank is still being saved to the remote tier."""
+        return False
+
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool
     ) -> DigestSource | None:
@@ -239,6 +243,7 @@ class Steps:
             replicated_step=replicated,
             stop=self._hooks.stop_wanted(),
             intervals=self._hooks.intervals(),
+            saving=self._hooks.is_saving(),
             compute_s=self._compute_s(share),
             user_metrics_bytes=len(pack_user_metrics(share.user_metrics)),
         )

@@ -57,6 +57,7 @@ from holdfast_workers.training.guard_memory import LedgerMismatch
 from holdfast_workers.training.guards import GuardAction
 from holdfast_workers.training.rank_log import RankLog
 from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World
+from holdfast_workers.training.remote_save_schedule import RemoteSaveSchedule
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import DigestSource, Steps
 from holdfast_workers.worker.initial_state import load_initial_state
@@ -142,6 +143,7 @@ class RankAttempt:
         self._log = RankLog(self._rank, self._number, order.mesh, self._spec.train.steps)
         self._wait_budget = WaitBudget(config.replication_patience_s, config.replication_share)
         self._intervals = order.intervals or self._spec.checkpoint.first_intervals
+        self._remote_saves = RemoteSaveSchedule()
         self._saving = (False, False)  # saves (memory, remote) that run beside the present step
         self._step_wait_s = 0.0  # the training thread's waits for checkpoints in this step
         self._total_wait_s = 0.0
@@ -260,6 +262,9 @@ class RankAttempt:
     def intervals(self) -> tuple[int, int]:
         return self._link.intervals(self._number) or self._intervals
 
+    def is_saving(self) -> bool:
+        return self._checkpoints.has_pending_saves()
+
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool
     ) -> DigestSource | None:
@@ -274,8 +279,10 @@ class RankAttempt:
         to_memory = (
             self._memory_due(step) and agreed.replicated_step >= self._checkpoints.memory_step
         )
-        to_remote = last or self._remote_due(step)
-        self._saving = (to_memory, self._checkpoints.has_pending_saves() or to_remote)
+        to_remote = self._remote_saves.is_due(
+            step, agreed.intervals[1], saving=agreed.saving, last=last
+        )
+        self._saving = (to_memory, agreed.saving or to_remote)
         if to_remote:  # rare and slower, so its duration is learned apart from other steps
             self._beacon.enter("save", step)
         if not (to_memory or to_remote):
@@ -449,10 +456,6 @@ class RankAttempt:
 
     def _memory_due(self, step: int) -> bool:
         every = self._intervals[0]
-        return every > 0 and step % every == 0
-
-    def _remote_due(self, step: int) -> bool:
-        every = self._intervals[1]
         return every > 0 and step % every == 0
 
     @contextlib.contextmanager

@@ -62,6 +62,7 @@ class RankCheckpoints:
         self._segment: Segment | None = None
         self._copies = BackgroundCopies()
         self._saver_copies: set[Path] = set()  # copies for savers
+        self._makes_saver_copy = False
 
     def start(
         self,
@@ -79,6 +80,7 @@ class RankCheckpoints:
         For the `last` step it is an error, because no later checkpoint can replace it.
         """
         make_copy = self.leave_for_saver if last else self._leave_if_it_fits
+        self._makes_saver_copy = self._makes_saver_copy or metrics is not None
         return self._copies.start(
             lambda captured: self._copy_out(snapshot, step, to_memory, metrics, captured, make_copy)
         )
@@ -99,7 +101,9 @@ class RankCheckpoints:
             self._segment = None
 
     def has_pending_saves(self) -> bool:
-        """Whether a saver still works on a copy of this rank."""
+        """Whether a copy of this rank is being made for a saver, or its saver is not done."""
+        if self._makes_saver_copy:
+            return True
         self._saver_copies -= {path for path in tuple(self._saver_copies) if not path.exists()}
         return bool(self._saver_copies)
 
@@ -175,6 +179,7 @@ class RankCheckpoints:
         if not to_memory:
             write = partial(snapshot.write, stopped=self._stopped)
             captured(make_copy(step, write, metrics or {}) or snapshot.digest())
+            self._makes_saver_copy = False
             return
         commit = self.write_memory(snapshot, step)
         captured(commit.digest)
@@ -182,6 +187,7 @@ class RankCheckpoints:
             assert self._segment is not None
             payload = self._segment.payload(commit)
             make_copy(step, lambda view: self._copy_payload(payload, view, commit.digest), metrics)
+            self._makes_saver_copy = False
 
     def _copy_payload(self, source: memoryview, target: memoryview, digest: str) -> str:
         to, origin = (np.frombuffer(view, dtype=np.uint8) for view in (target, source))
