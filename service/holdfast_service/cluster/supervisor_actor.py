@@ -19,6 +19,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopOrder,
 )
 from holdfast_service.placement.restore_points import InitialCheckpoint
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.remote_tier.location import remote_uri, storage_options
@@ -93,9 +94,7 @@ def recovery_config(
     """The recovery core's configuration from a job's spec, its resolved `init_from` (`origin`) and
     its ledger of skipped windows."""
     return RecoveryConfig(
-        mesh=spec.parallel.mesh,
-        world_size=spec.parallel.world_size,
-        workers_per_node=spec.resources.workers_per_node,
+        shapes=(WorldShape.of(spec.parallel.mesh, spec.resources.workers_per_node),),
         standby_nodes=spec.resources.standby_nodes,
         steps=spec.train.steps,
         intervals=spec.checkpoint.first_intervals,

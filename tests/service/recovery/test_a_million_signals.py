@@ -16,6 +16,7 @@ from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.watchdog import Watchdog
 
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.causes import within_window
 from holdfast_service.policy.decision_ladder import Action
 from holdfast_service.recovery.core import RecoveryCore
@@ -66,9 +67,7 @@ KINDS = (
 
 def config(rng: random.Random) -> RecoveryConfig:
     return RecoveryConfig(
-        mesh=MESH,
-        world_size=4,
-        workers_per_node=2,
+        shapes=(WorldShape.of(MESH, 2),),
         standby_nodes=rng.randint(0, 2),
         steps=1_000_000,
         intervals=(1, 1000),
@@ -88,7 +87,7 @@ class RandomJob:
         self.now = 1_000_000.0
         self.core = RecoveryCore(self.config, self.now)
         self.watchdog = Watchdog(self.config)
-        count = self.config.nodes + self.config.standby_nodes
+        count = self.config.best_shape.nodes + self.config.standby_nodes
         self.agents = {f"n{at}": SimAgent(f"n{at}", self.config) for at in range(count)}
         self.pending: list[fx.Effect] = []
         self.attempt = 0

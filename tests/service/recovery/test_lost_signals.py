@@ -18,7 +18,7 @@ from holdfast_workers.protocol.signals import ZygoteLost
 
 
 def test_an_unreported_death_is_detected_within_two_polls() -> None:
-    job = running(cluster(standbys=0, mesh={"dp_shard": 1}, world_size=1, workers_per_node=1))
+    job = running(cluster(standbys=0, mesh={"dp_shard": 1}, workers_per_node=1))
     job.lose_signals("n0", for_s=4.0)
     died_at = job.now
     job.kill_rank(0)

@@ -6,6 +6,7 @@ import pytest
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, members, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
@@ -219,7 +220,8 @@ def test_no_second_world_forms_beside_a_world_that_may_still_step() -> None:
 
 
 def test_too_few_nodes_end_the_start_with_a_named_reason() -> None:
-    core = RecoveryCore(RecoveryConfig({"tp": 2}, 2, 1, 0, steps=10, start_timeout_s=30.0), now=0.0)
+    shapes = (WorldShape.of({"tp": 2}, 1),)
+    core = RecoveryCore(RecoveryConfig(shapes, 0, steps=10, start_timeout_s=30.0), now=0.0)
     assert core.next_deadline() == 30.0
     job = cluster()
     report = next(iter(job.agents.values())).report()

@@ -14,6 +14,7 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_network import START
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
@@ -82,11 +83,8 @@ def prepared(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
 ) -> SimulatedCluster:
     mesh, workers_per_node, standbys = LAYOUTS[layout]
-    world_size = mesh["dp_shard"] * mesh["tp"]
     config = RecoveryConfig(
-        mesh=mesh,
-        world_size=world_size,
-        workers_per_node=workers_per_node,
+        shapes=(WorldShape.of(mesh, workers_per_node),),
         standby_nodes=standbys,
         steps=40,
         memory_copies=1 + seed % 2,

@@ -33,7 +33,7 @@ def recovered(job: SimulatedCluster, incidents: int) -> None:
 
 def send_times(job: SimulatedCluster, slow_rank: int | None, first_step: int) -> None:
     """Forty steps in which `slow_rank` takes three times as long as its peers."""
-    attempt, ranks = job.core.attempt, range(job.config.world_size)
+    attempt, ranks = job.core.attempt, range(job.config.best_shape.world_size)
     times = tuple(3.0 if rank == slow_rank else 1.0 for rank in ranks)
     job.feed(
         inputs.StepsMeasured(
@@ -294,7 +294,7 @@ def test_a_straggler_is_replaced_by_a_standby() -> None:
 @pytest.mark.parametrize("spent", ["max_failures", "max_preemptions", "max_without_progress"])
 @pytest.mark.parametrize("cause", [Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED])
 def test_a_spent_budget_never_ends_a_job_that_still_commits_steps(cause: Cause, spent: str) -> None:
-    job = running(cluster(straggler_patience_s=0.0, **{spent: 0}))
+    job = running(cluster(straggler_patience_s=0.0, **{spent: 0}))  # type: ignore[arg-type]
     accuse(job, cause, "n0")
     assert job.run().outcome == "SUCCEEDED"
     counted = spent != ("max_failures" if cause is Cause.PREEMPTED else "max_preemptions")

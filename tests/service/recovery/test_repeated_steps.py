@@ -24,7 +24,7 @@ def differ(job: SimulatedCluster, step: int) -> None:
 def differed_twice() -> tuple[SimulatedCluster, int]:
     """A job in which another node recomputes a step, and that step."""
     mesh = {"dp_replicate": 2}
-    job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
+    job = running(cluster(mesh=mesh, workers_per_node=1, steps=200))
     step = job.core.committed
     for attempt in (2, 3):
         differ(job, step)
@@ -64,7 +64,7 @@ def test_a_late_recheck_outcome_names_the_differing_rank() -> None:
 def test_a_recheck_outcome_received_before_all_ranks_joined_names_the_differing_rank() -> None:
     """Signals of other agents may be slower than that of the reporting rank."""
     mesh = {"dp_replicate": 2}
-    job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
+    job = running(cluster(mesh=mesh, workers_per_node=1, steps=200))
     step = job.core.committed
     differ(job, step)
     job.run_until(lambda: job.core.attempt == 2 and job.core.stage is Stage.FORMING)

@@ -26,6 +26,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopOrder,
     SupervisorEvent,
 )
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.fence_record import FenceFloor, FenceRecord, open_fence
@@ -101,11 +102,8 @@ class SupervisedRun:
         storage = storage or StorageOptions()
         self.remote = open_storage(remote or str(self.remote_root), storage)
         self.fence = open_fence(self.remote.uri, storage)
-        world = training.parallel.world_size
         self._config = RecoveryConfig(
-            mesh=training.parallel.mesh,
-            world_size=world,
-            workers_per_node=workers_per_node,
+            shapes=(WorldShape.of(training.parallel.mesh, workers_per_node),),
             standby_nodes=standbys,
             steps=training.train.steps,
             intervals=training.checkpoint.first_intervals,
@@ -120,7 +118,7 @@ class SupervisedRun:
         os.environ[PASSED_ON_VARIABLE] = "HOLDFAST_TEST_*,HOLDFAST_BENCH_*"
         self._times = times or SupervisorTimes(poll_s=0.1)
         self.agents = agents(
-            self._config.nodes + standbys,
+            self._config.best_shape.nodes + standbys,
             training.model_dump(mode="json"),
             training.parallel.mesh,
             workers_per_node,

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.simulation.simulated_agent import SimAgent
 
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
@@ -23,10 +24,8 @@ def running_state(
 ) -> CoreState:
     """Attempt 1 with two ranks on n0 and two on n1, and n2 as a standby. `incarnations`: of agents
     when the world was formed; `restores`: of ranks."""
-    mesh = {"dp_shard": 2, "tp": 2}
-    config = RecoveryConfig(
-        mesh, world_size=4, workers_per_node=2, standby_nodes=1, steps=30, **changes
-    )
+    shape = WorldShape.of({"dp_shard": 2, "tp": 2}, 2)
+    config = RecoveryConfig((shape,), standby_nodes=1, steps=30, **changes)
     state = CoreState.started(config, NOW)
     members: dict[int, Member] = {}
     for at, name in enumerate(("n0", "n1", "n2")):
@@ -35,7 +34,7 @@ def running_state(
         report = agent.report()
         state.roster.record_report(report)
         for rank, worker in zip((2 * at, 2 * at + 1), report.workers, strict=True):
-            if rank < config.world_size:
+            if rank < shape.world_size:
                 members[rank] = Member(
                     rank=rank,
                     agent=name,
@@ -48,8 +47,8 @@ def running_state(
                     partners=(),
                     joined=True,
                 )
-    world = AttemptWorld(state.worlds.announce_attempt(0), 0, members, formed_at=NOW)
-    state.worlds.begin(world, config.groups, state.roster)
+    world = AttemptWorld(state.worlds.announce_attempt(0), shape, 0, members, formed_at=NOW)
+    state.worlds.begin(world, state.roster)
     state.progress.start_attempt(world.attempt, 0)
     state.progress.record_step(world.attempt, 10)
     state.timer.enter(Stage.RUNNING, NOW, None)

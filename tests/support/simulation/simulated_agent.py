@@ -73,7 +73,7 @@ class SimAgent:
 
     @property
     def capacity(self) -> int:
-        return self.config.workers_per_node
+        return self.config.best_shape.ranks_per_node
 
     @property
     def store_port(self) -> int:
@@ -215,4 +215,4 @@ class SimAgent:
         del slots[:-2]
 
     def _mesh(self) -> str:
-        return ",".join(f"{axis}={size}" for axis, size in self.config.mesh.items())
+        return ",".join(f"{axis}={size}" for axis, size in self.config.best_shape.mesh.items())

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
-def cluster(standbys: int = 1, **changes: Any) -> SimulatedCluster:
+def cluster(
+    standbys: int = 1,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    workers_per_node: int = 2,
+    **changes: Any,
+) -> SimulatedCluster:
     fields: dict[str, Any] = {
-        "mesh": {"dp_shard": 2, "tp": 2},
-        "world_size": 4,
-        "workers_per_node": 2,
+        "shapes": (WorldShape.of(mesh or {"dp_shard": 2, "tp": 2}, workers_per_node),),
         "standby_nodes": standbys,
         "steps": 30,
         **changes,

@@ -70,7 +70,7 @@ class SimulatedNetwork:
         """Called with every effect before it is carried out."""
         self.supervisor = 1
         self.watchdog = Watchdog(config)
-        names = [f"n{i}" for i in range(config.nodes + config.standby_nodes)]
+        names = [f"n{i}" for i in range(config.best_shape.nodes + config.standby_nodes)]
         self.agents = {
             name: SimAgent(name, config, domain=f"d{i % domains}" if domains else "")
             for i, name in enumerate(names)

@@ -225,7 +225,7 @@ class SimulatedTraining(SimulatedNetwork):
 
     def _all_in(self, attempt: int, state: WorkerState) -> bool:
         members = self.members_of(attempt)
-        return len(members) == self.config.world_size and all(
+        return len(members) == self.orders[attempt].world_size and all(
             worker is not None and self._is_in(agent, worker, attempt) and worker.state is state
             for _, agent, worker in members
         )

@@ -99,7 +99,7 @@ class Watchdog:
         self._formed.add(attempt)
         seats = [(form.agent, seat) for form in forms for seat in form.order.seats]
         ranks = Counter(seat.rank for _, seat in seats)
-        assert ranks == Counter(range(self._config.world_size)), "every rank exactly once"
+        assert ranks == Counter(range(forms[0].order.world_size)), "every rank exactly once"
         workers = Counter(seat.worker for _, seat in seats if seat.worker is not None)
         assert all(count == 1 for count in workers.values()), "one rank per worker"
         assert len({(f.order.store_host, f.order.store_port) for f in forms}) == 1

@@ -47,6 +47,8 @@ class Facts:
 
     attempt: int = 0
     """The highest attempt that the journal shows as announced."""
+    meshes: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    """Attempt that was formed → its mesh."""
     line: HistoryLine = field(default_factory=HistoryLine)
     ledger: Ledger = field(default_factory=Ledger)
     members: tuple[SeatedRank, ...] = ()
@@ -160,6 +162,7 @@ class Facts:
         if restore.attempt:
             self.line = self.line.with_run(restore.attempt)
         self.attempt = max(self.attempt, event.attempt)
+        self.meshes[event.attempt] = event.mesh
         if self.line.starts_elsewhere(restore.step):
             self.floor = restore.step
         self.line = self.line.with_attempt(event.attempt, restore.step)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast_service.placement.restore_points import InitialCheckpoint, RemoteCheckpoint
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 
 
@@ -13,9 +15,9 @@ class RecoveryConfig:
     """Sizes, budgets and deadlines. All times are in seconds. Every wait of the core has its limit
     here."""
 
-    mesh: dict[str, int]
-    world_size: int
-    workers_per_node: int
+    shapes: tuple[WorldShape, ...]
+    """The shapes that a world of the job may have, best first. One shape: the job cannot change
+    its size."""
     standby_nodes: int
     steps: int
     intervals: tuple[int, int] = (1, 100)
@@ -91,15 +93,10 @@ class RecoveryConfig:
         return self.lease_s + 2 * self.lease_margin_s if self.lease_s else None
 
     @property
-    def nodes(self) -> int:
-        """Number of training nodes that the world needs."""
-        return -(-self.world_size // self.workers_per_node)
+    def best_shape(self) -> WorldShape:
+        return self.shapes[0]
 
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that always share an agent, as blocks of consecutive ranks."""
-        per_node = self.workers_per_node
-        return tuple(
-            tuple(range(start, min(start + per_node, self.world_size)))
-            for start in range(0, self.world_size, per_node)
-        )
+    def shape_with(self, mesh: Mapping[str, int]) -> WorldShape:
+        """The shape with this mesh; the best one if there is none."""
+        axes = tuple(mesh.items())
+        return next((shape for shape in self.shapes if shape.axes == axes), self.best_shape)

@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast_service.placement.restore_points import BadCopy, HistoryLine, RemoteCheckpoint
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.worlds import Worlds
 from holdfast_workers.protocol.signals import ShardRecord
 
 CheckpointKey = tuple[int, int]
@@ -40,8 +41,7 @@ class PendingManifest:
 class SaveLedger:
     """Durable shards, pending manifests, finished checkpoints and bad copies of a job."""
 
-    def __init__(self, world_size: int, remotes: Iterable[RemoteCheckpoint]) -> None:
-        self._world_size = world_size
+    def __init__(self, remotes: Iterable[RemoteCheckpoint]) -> None:
         self._shards: dict[CheckpointKey, set[int]] = {}
         """The ranks whose shards are durable."""
         self._finished: set[CheckpointKey] = set()
@@ -65,18 +65,21 @@ class SaveLedger:
         self.doubted_copies: frozenset[BadCopy] = frozenset()
         """Copies that are restored only if there is no other state."""
 
-    def record_shards(self, shards: Iterable[ShardRecord], line: HistoryLine) -> None:
+    def record_shards(
+        self, shards: Iterable[ShardRecord], line: HistoryLine, worlds: Worlds
+    ) -> None:
         """Record that shards of ranks are durable. A shard of an ended attempt counts while its
         step is on the present `line`: a save continues after its worker has died."""
         for shard in shards:
             key = (shard.attempt, shard.step)
-            if self._is_settled(key) or not 0 <= shard.rank < self._world_size:
+            world_size = worlds.shape_of(shard.attempt).world_size
+            if self._is_settled(key) or not 0 <= shard.rank < world_size:
                 continue
             if not line.contains(*key, formed_too=True):
                 continue
             ranks = self._shards.setdefault(key, set())
             ranks.add(shard.rank)
-            if len(ranks) == self._world_size:
+            if len(ranks) == world_size:
                 self.pending[key] = PendingManifest(*key)
                 del self._shards[key]
 

@@ -63,8 +63,8 @@ class CoreState:
     saves: SaveLedger
     intervals: SaveIntervals
     ending: Ending
+    worlds: Worlds
     roster: Roster = field(default_factory=Roster)
-    worlds: Worlds = field(default_factory=Worlds)
     incidents: IncidentLog = field(default_factory=IncidentLog)
     nodes: NodeRecords = field(default_factory=NodeRecords)
     corruption: CorruptionCase = field(default_factory=CorruptionCase)
@@ -84,9 +84,10 @@ class CoreState:
             fencing=Fencing(leased=config.lease_s > 0),
             progress=Progress(Ledger.of(config.skipped)),
             budget=FailureBudget(config.window_s),
-            saves=SaveLedger(config.world_size, config.remotes),
+            saves=SaveLedger(config.remotes),
             intervals=SaveIntervals(dict(zip(AutoTier, config.intervals, strict=True))),
             ending=Ending(config.steps),
+            worlds=Worlds(config.best_shape),
         )
         if facts is not None and (facts.attempt or facts.ended):
             state.facts = facts
@@ -140,7 +141,8 @@ class CoreState:
 
     def _restore(self, facts: Facts, now: float) -> None:
         """Let each owner restore its part from the journal."""
-        self.worlds.restore(facts.attempt)
+        shapes = {number: self.config.shape_with(mesh) for number, mesh in facts.meshes.items()}
+        self.worlds.restore(facts.attempt, shapes)
         self.progress.restore(facts)
         self.incidents.restore(facts)
         self.budget.restore(facts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from holdfast_service.job_model.events.attempts import SeatedRank
 from holdfast_service.placement.rank_assignment import GroupHome
 from holdfast_service.placement.replica_placement import Partners, Placement
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord, Roster
 from holdfast_workers.protocol.commands import CommandKind
 from holdfast_workers.protocol.messages import Restore
@@ -82,6 +83,7 @@ class AttemptWorld:
     """One formed attempt, from its orders to its end."""
 
     attempt: int
+    shape: WorldShape
     restored_step: int
     members: Mapping[int, Member]
     formed_at: float
@@ -149,6 +151,8 @@ class AttemptWorld:
 class Worlds:
     """The present and the last world of a job, and the newest attempt announced."""
 
+    shape: WorldShape
+    """The shape of the newest world; before the first, the best shape of the job."""
     attempt: int = 0
     present: AttemptWorld | None = None
     last: AttemptWorld | None = None
@@ -156,16 +160,24 @@ class Worlds:
     homes: Mapping[int, GroupHome] = field(default_factory=dict)
     """Group of ranks → the agent that hosts it."""
     home_incarnations: Mapping[int, str] = field(default_factory=dict)
+    shapes: Mapping[int, WorldShape] = field(default_factory=dict)
+    """Attempt → its shape."""
+
+    def shape_of(self, attempt: int) -> WorldShape:
+        """The shape of an attempt; of an unknown one, the newest shape."""
+        return self.shapes.get(attempt, self.shape)
 
     def announce_attempt(self, highest: int) -> int:
         """The number of the next attempt. `highest`: the highest number that any agent knows."""
         self.attempt = max(self.attempt, highest) + 1
         return self.attempt
 
-    def begin(self, world: AttemptWorld, groups: Iterable[tuple[int, ...]], roster: Roster) -> None:
+    def begin(self, world: AttemptWorld, roster: Roster) -> None:
         """`world` is the present world; its hosts are the homes of the groups of ranks."""
         self.present, self.attempt = world, max(self.attempt, world.attempt)
-        leads = {index: world.members[group[0]] for index, group in enumerate(groups)}
+        self.shape = world.shape
+        self.shapes = {**self.shapes, world.attempt: world.shape}
+        leads = {index: world.members[group[0]] for index, group in enumerate(world.shape.groups)}
         self.homes = {
             index: GroupHome(lead.agent, roster.domain_of(lead.agent), alive=True)
             for index, lead in leads.items()
@@ -199,6 +211,7 @@ class Worlds:
         members = self.last.members.values() if self.last is not None else ()
         return {member.worker: member.rank for member in members if member.worker is not None}
 
-    def restore(self, attempt: int) -> None:
-        """Restore the newest attempt from the journal."""
-        self.attempt = attempt
+    def restore(self, attempt: int, shapes: Mapping[int, WorldShape]) -> None:
+        """Restore the newest attempt, and the shapes of all, from the journal."""
+        self.attempt, self.shapes = attempt, shapes
+        self.shape = shapes[max(shapes)] if shapes else self.shape

@@ -189,7 +189,7 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.stall_limit_s)
     overdue = state.timer.stage is Stage.RUNNING and now >= _stall_deadline(state) + late_s
-    verdict = hang_culprit.judge(state.config.mesh, look, suspicion.before, overdue=overdue)
+    verdict = hang_culprit.judge(state.worlds.shape.mesh, look, suspicion.before, overdue=overdue)
     if verdict.finding is HangFinding.HANG and verdict.sure:
         _report_hang(state, suspicion, verdict, now)
     elif verdict.finding is HangFinding.HANG and _all_joined(state):

@@ -146,7 +146,7 @@ def evict_if_better(state: CoreState, now: float) -> tuple[Fault, ...]:
         index: GroupHome(home.agent, home.domain, alive=True)
         for index, home in state.worlds.homes.items()
     }
-    result = assign(state.config.groups, homes, situation.candidate_nodes(state, records, {}, now))
+    result = assign(world.shape.groups, homes, situation.candidate_nodes(state, records, {}, now))
     moved = result.moved if isinstance(result, Assignment) else ()
     emptied = {homes[index].agent for index in moved}
     return tuple(

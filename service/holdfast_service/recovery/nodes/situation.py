@@ -162,7 +162,7 @@ def _has_room(state: CoreState, agent: str | None, now: float) -> bool:
         index: replace(home, alive=home.agent in live and home.agent != agent)
         for index, home in state.worlds.homes.items()
     }
-    return isinstance(assign(state.config.groups, homes, nodes), Assignment)
+    return isinstance(assign(state.worlds.shape.groups, homes, nodes), Assignment)
 
 
 def _has_lost_device(state: CoreState, agent: str | None) -> bool:

@@ -189,7 +189,7 @@ def _record_report(
     state.fencing.record_alive(report.agent, report.incarnation)
     if arrival is not Arrival.KNOWN:
         state.fencing.expect_no_answer(report.agent)  # its former incarnation will not answer
-    state.saves.record_shards(report.shards, state.progress.line)
+    state.saves.record_shards(report.shards, state.progress.line, state.worlds)
     restarted = arrival is Arrival.RESTARTED
     return arrival, _drop_former_incarnation(state, report.agent, now) if restarted else ()
 

@@ -28,7 +28,7 @@ def record_polled_shards(state: CoreState, event: WorkersPolled, now: float) -> 
     """Record the saved shards that a poll lists. Returns the signals of its failed shards."""
     if not state.roster.is_current(event.agent, event.incarnation):
         return []
-    state.saves.record_shards(event.shards, state.progress.line)
+    state.saves.record_shards(event.shards, state.progress.line, state.worlds)
     return [_failed_signal(event, shard, now) for shard in _failures_of_last_step(state, event)]
 
 

@@ -85,7 +85,7 @@ def _dispatch(  # noqa: PLR0912  (one per kind)
         case NodeUnwell(health=health):
             node_eviction.handle_health_signal(state, signal.agent, health)
         case ShardSaved(shard=shard):
-            state.saves.record_shards((shard,), state.progress.line)
+            state.saves.record_shards((shard,), state.progress.line, state.worlds)
         case ShardDelayed() as delayed:
             remote_outage.handle_delayed_shard(state, signal, delayed, now)
         case RetentionDone() as done:

@@ -31,9 +31,9 @@ def check_start(state: CoreState, now: float) -> None:
     records = state.roster.live()
     ready = [record for record in records if record.report.ready]
     nodes = node_eligibility.candidate_nodes(state, ready, {})
-    if not isinstance(assign(config.groups, {}, nodes), Assignment):
+    if not isinstance(assign(config.best_shape.groups, {}, nodes), Assignment):
         state.timer.wait_for_agents()
-    elif len(ready) >= config.nodes + config.standby_nodes:
+    elif len(ready) >= config.best_shape.nodes + config.standby_nodes:
         attempt_formation.open_attempt(state, now)
     else:
         state.timer.wait_for_standbys(now, config.standby_wait_s)
@@ -57,7 +57,7 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
     }
     waiting += "".join(f"; {agent} is not used: {why}" for agent, why in avoided.items())
     message = (
-        f"{len(ready)} of {config.nodes} training nodes were ready within "
+        f"{len(ready)} of {config.best_shape.nodes} training nodes were ready within "
         f"{config.start_timeout_s:g} s{waiting}"
     )
     outcome.fail(state, now, "start_timeout", message)
@@ -69,7 +69,7 @@ def check_adoption(state: CoreState, now: float) -> tuple[Fault, ...]:
     active = _complete_world(state)
     if active is not None:
         _adopt(state, active, now)
-    elif len(state.roster.live()) >= state.config.nodes + state.config.standby_nodes:
+    elif len(state.roster.live()) >= state.config.best_shape.nodes + state.config.standby_nodes:
         return form_new_attempt(state, now)
     return ()
 
@@ -88,7 +88,7 @@ def form_new_attempt(state: CoreState, now: float) -> tuple[Fault, ...]:
         attempt_formation.open_attempt(state, now)
         return ()
     world = _world_from_facts(state, now)
-    state.worlds.begin(world, state.config.groups, state.roster)
+    state.worlds.begin(world, state.roster)
     state.enter(Stage.FORMING, now, state.config.form_timeout_s)
     return _missing_member_faults(state.roster, world, state.progress.committed, now)
 
@@ -97,7 +97,7 @@ def _end_if_unstartable(state: CoreState, now: float) -> bool:
     """End the job at once if too few agents can run workers."""
     config = state.config
     unable = [record for record in state.roster.live() if record.report.failure]
-    if not unable or config.nodes + config.standby_nodes - len(unable) >= config.nodes:
+    if len(unable) <= config.standby_nodes:
         return False
     first = unable[0].report.failure
     assert first is not None
@@ -144,7 +144,7 @@ def _complete_world(state: CoreState) -> dict[int, tuple[str, WorkerReport]] | N
                 return None  # it stopped for a pause that was undone meanwhile
             assert worker.rank is not None
             active[worker.rank] = (record.agent, worker)
-    return active if len(active) == state.config.world_size else None
+    return active if len(active) == state.worlds.shape_of(attempt).world_size else None
 
 
 def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: float) -> None:
@@ -182,8 +182,15 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         )
         if members[rank].done:
             state.ending.record_final_step(worker.step)
-    world = AttemptWorld(attempt, branch.restored_step, members, formed_at=now, placed_at=now)
-    state.worlds.begin(world, state.config.groups, state.roster)
+    world = AttemptWorld(
+        attempt,
+        state.worlds.shape_of(attempt),
+        branch.restored_step,
+        members,
+        formed_at=now,
+        placed_at=now,
+    )
+    state.worlds.begin(world, state.roster)
     running = facts.running == branch.attempt
     if running:
         world.resume(max(facts.committed, branch.restored_step), now)
@@ -206,7 +213,7 @@ def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: 
     for record in state.roster.live():
         if record.agent not in world.hosts():
             attempt_formation.admit_agent(state, record)
-        state.saves.record_shards(record.report.shards, state.progress.line)
+        state.saves.record_shards(record.report.shards, state.progress.line, state.worlds)
 
 
 def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
@@ -228,7 +235,8 @@ def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
         )
         for seated in facts.members
     }
-    return AttemptWorld(branch.attempt, branch.restored_step, members, formed_at=now)
+    shape = state.worlds.shape_of(branch.attempt)
+    return AttemptWorld(branch.attempt, shape, branch.restored_step, members, formed_at=now)
 
 
 def _missing_member_faults(

@@ -32,13 +32,14 @@ class ChosenPartners:
 
 def choose_partners(
     state: CoreState,
+    mesh: Mapping[str, int],
     seats: Mapping[int, str],
     records: list[AgentRecord],
     keep: Mapping[int, Partners] | None = None,
 ) -> ChosenPartners:
-    """The best partners for ranks in these seats, among the available agents."""
+    """The best partners for ranks of `mesh` in these seats, among the available agents."""
     places = sites(records)
-    place = partial(place_partners, state.config.mesh, seats, places)
+    place = partial(place_partners, mesh, seats, places)
     copies, avoid = state.config.memory_copies, _links_to_avoid(state, seats, records)
     placement = place(copies=copies, avoid=avoid, keep=keep)
     if not (avoid and placement.cost.missing):
@@ -93,7 +94,7 @@ def mend_partners(state: CoreState, now: float) -> None:
         for rank, member in world.members.items()
     }
     counted_on = world.counted_partners()
-    chosen = choose_partners(state, seats, list(records.values()), keep=serving)
+    chosen = choose_partners(state, world.shape.mesh, seats, list(records.values()), keep=serving)
     for rank, member in sorted(world.members.items()):
         if set(chosen.partners[rank]) == set(member.partners):
             continue
@@ -136,7 +137,7 @@ def free_former_copies(state: CoreState, attempt: int, protected_step: int, now:
     ):
         return
     world.record_freed()
-    mesh = dict(state.config.mesh)
+    mesh = world.shape.mesh
     members = world.members.values()
     for record in state.roster.live():
         own = frozenset(member.rank for member in members if member.agent == record.agent)

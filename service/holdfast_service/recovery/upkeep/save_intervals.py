@@ -53,7 +53,7 @@ def _decide(state: CoreState, tier: AutoTier) -> None:
         state.intervals.restores if tier is AutoTier.MEMORY else state.intervals.remote_restores
     )
     trained_s = state.progress.committed * step_s
-    mtbf_s = mean_time_between_failures_s(tier, failures, trained_s, config.nodes)
+    mtbf_s = mean_time_between_failures_s(tier, failures, trained_s, state.worlds.shape.nodes)
     choice = choose_interval(tier, cost_s, mtbf_s, step_s, config.overhead_target)
     if tier not in state.intervals.measured or is_worth_changing(every, choice.every_steps):
         _apply_choice(state, choice)

@@ -26,7 +26,7 @@ def request_missing_shards(state: CoreState, records: list[AgentRecord]) -> None
         if not is_newer or not state.progress.line.contains(attempt, step, formed_too=True):
             continue
         held = _held_copies(state, records, attempt, step)
-        missing = set(range(state.config.world_size)) - covered
+        missing = set(range(state.worlds.shape_of(attempt).world_size)) - covered
         if missing <= held.keys():
             for rank in sorted(missing):
                 _request_save(
@@ -39,7 +39,7 @@ def _held_copies(
 ) -> dict[int, tuple[HeldCopy, ...]]:
     for shelf in copies_by_step(copies(records), state.saves.bad_copies):
         of_this = (shelf.attempt, shelf.step) == (attempt, step)
-        if of_this and is_mesh(shelf.mesh, state.config.mesh):
+        if of_this and is_mesh(shelf.mesh, state.worlds.shape_of(attempt).mesh):
             return dict(shelf.copies)
     return {}
 

@@ -18,12 +18,7 @@ from holdfast_service.job_model.events.attempts import (
     StandbyEvent,
 )
 from holdfast_service.job_model.events.progress import WaitingEvent
-from holdfast_service.placement.rank_assignment import (
-    Assignment,
-    Shortage,
-    assign,
-    format_ranks,
-)
+from holdfast_service.placement.rank_assignment import Shortage, format_ranks
 from holdfast_service.placement.restore_points import (
     RestorePoint,
     RestoreSource,
@@ -35,6 +30,7 @@ from holdfast_service.placement.tier_inventory import (
     newest_restorable,
     why_not_newer,
 )
+from holdfast_service.placement.world_shape import ShapedAssignment, WorldShape, assign_best
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import Action, Decision, applied_decision
 from holdfast_service.recovery.core_state.effects import RemoveAgent
@@ -121,18 +117,20 @@ def form_if_ready(state: CoreState, now: float) -> None:
     shard_rescue.request_missing_shards(state, records)
     config = state.config
     nodes = situation.candidate_nodes(state, records, state.worlds.last_ranks(), now)
-    result = assign(config.groups, state.worlds.homes_among(records), nodes)
+    result = assign_best(
+        config.shapes, state.worlds.shape, state.worlds.homes_among(records), nodes
+    )
     if outcome.is_last_step_durable(state) and (
         isinstance(result, Shortage) or _needs_no_further_attempt(state)
     ):
         outcome.conclude(state, now)
         return
-    if isinstance(result, Shortage) or store_agent(result, records) is None:
+    if isinstance(result, Shortage) or store_agent(result.assignment, records) is None:
         ranks = format_ranks(result.ranks) if isinstance(result, Shortage) else ""
         _wait_for(state, f"node for {ranks}" if ranks else "rendezvous store", now)
         return
     known = _known_copies(state, records)
-    point = _restore_point(state, known)
+    point = _restore_point(state, result.shape, known)
     if point.source is not RestoreSource.MEMORY and not state.saves.known:
         why = f" ({state.saves.problem})" if state.saves.problem else ""
         _wait_for(
@@ -147,7 +145,7 @@ def form_if_ready(state: CoreState, now: float) -> None:
         )
         outcome.fail(state, now, "not_finite", why)
         return
-    _form_world(state, result, point, holdings(config.mesh, **known), records, now)
+    _form_world(state, result, point, holdings(result.shape.mesh, **known), records, now)
 
 
 def _needs_no_further_attempt(state: CoreState) -> bool:
@@ -159,14 +157,14 @@ def _needs_no_further_attempt(state: CoreState) -> bool:
     )
 
 
-def _restore_point(state: CoreState, known: dict[str, Any]) -> RestorePoint:
-    """The state to restore. Doubted copies are used only if there is no other saved state."""
-    config = state.config
+def _restore_point(state: CoreState, shape: WorldShape, known: dict[str, Any]) -> RestorePoint:
+    """The state that a world of `shape` restores. Doubted copies are used only if there is no
+    other saved state."""
     find = partial(
         find_restore_point,
-        world_size=config.world_size,
-        mesh=config.mesh,
-        initial=config.initial,
+        world_size=shape.world_size,
+        mesh=shape.mesh,
+        initial=state.config.initial,
     )
     point = find(**{**known, "bad": known["bad"] | state.saves.doubted_copies})
     return point if point.source is not RestoreSource.INIT else find(**known)
@@ -223,7 +221,7 @@ def _known_copies(state: CoreState, records: list[AgentRecord]) -> dict[str, Any
 
 def _form_world(
     state: CoreState,
-    result: Assignment,
+    result: ShapedAssignment,
     point: RestorePoint,
     found: list[Holding],
     records: list[AgentRecord],
@@ -233,7 +231,7 @@ def _form_world(
     if point.source in (RestoreSource.MEMORY, RestoreSource.RESHARD):
         state.progress.record_run(point.attempt)
     world = build_world(state, result, point, records, now)
-    decision = applied_decision(state.incidents.decision, seating(state, result, world))
+    decision = applied_decision(state.incidents.decision, seating(state, result.assignment, world))
     _emit_decision(state, decision, point, world, why_not_newer(found, point.step))
     hosts = world.hosts()
     standbys = [record for record in records if record.agent not in hosts]
@@ -241,7 +239,7 @@ def _form_world(
     by_agent = {record.agent: record for record in records}
     for order_agent, order in form_orders(state, world, by_agent):
         state.request(Form(order_agent, order, by_agent[order_agent].incarnation))
-    state.worlds.begin(world, state.config.groups, state.roster)
+    state.worlds.begin(world, state.roster)
     state.timer.end_wait()
     state.progress.start_attempt(world.attempt, world.restored_step)
     state.saves.keep_only(state.progress.line)
@@ -278,8 +276,8 @@ def _emit_forming(
     state.emit(
         AttemptFormingEvent(
             attempt=world.attempt,
-            mesh=state.config.mesh,
-            world_size=state.config.world_size,
+            mesh=world.shape.mesh,
+            world_size=world.shape.world_size,
             members=tuple(member.seated() for member in members),
             standbys=tuple(_standby(record) for record in standbys),
             restore=RestorePlan(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from holdfast_service.placement.rank_assignment import Assignment, format_ranks
 from holdfast_service.placement.restore_points import RestorePoint, restore_for
+from holdfast_service.placement.world_shape import ShapedAssignment
 from holdfast_service.policy.decision_ladder import SeatingResult
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
@@ -31,15 +32,16 @@ def store_agent(result: Assignment, records: list[AgentRecord]) -> str | None:
 
 def build_world(
     state: CoreState,
-    result: Assignment,
+    seats: ShapedAssignment,
     point: RestorePoint,
     records: list[AgentRecord],
     now: float,
 ) -> AttemptWorld:
     """Build the world of the attempt: seats, partners, and the restore source of each rank."""
     by_agent = {record.agent: record for record in records}
-    seats = {placed.rank: placed.agent for placed in result.placed}
-    chosen = choose_partners(state, seats, records)
+    shape, result = seats.shape, seats.assignment
+    agents = {placed.rank: placed.agent for placed in result.placed}
+    chosen = choose_partners(state, shape.mesh, agents, records)
     workers = (worker for record in records for worker in record.report.workers)
     pids: dict[str | None, int] = {worker.worker: worker.pid for worker in workers}
     busy: Counter[str] = Counter()
@@ -62,6 +64,7 @@ def build_world(
         )
     return AttemptWorld(
         attempt=state.worlds.attempt,
+        shape=shape,
         restored_step=point.step,
         members=members,
         formed_at=now,
@@ -90,8 +93,8 @@ def form_orders(
         )
         order = FormOrder(
             attempt=world.attempt,
-            mesh=dict(state.config.mesh),
-            world_size=state.config.world_size,
+            mesh=world.shape.mesh,
+            world_size=world.shape.world_size,
             store_host=store.host,
             store_port=store.store_port,
             seats=seats,
@@ -106,7 +109,7 @@ def form_orders(
 
 def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> SeatingResult:
     """The moved and forked ranks, for the record of the decision."""
-    ranks = tuple(rank for index in result.moved for rank in state.config.groups[index])
+    ranks = tuple(rank for index in result.moved for rank in world.shape.groups[index])
     return SeatingResult(
         moved=ranks,
         forked=tuple(
@@ -118,7 +121,8 @@ def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> Seatin
 
 
 def _why_moved(state: CoreState, result: Assignment) -> str:
-    before = {state.worlds.homes[index].agent: state.config.groups[index] for index in result.moved}
+    groups, homes = state.worlds.shape.groups, state.worlds.homes
+    before = {homes[index].agent: groups[index] for index in result.moved}
     reasons = []
     for agent, ranks in before.items():
         record = state.roster.find(agent)

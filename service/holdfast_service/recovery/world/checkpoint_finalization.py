@@ -71,7 +71,7 @@ def _announce_finished(state: CoreState, now: float) -> None:
                 tier="remote",
                 uri=checkpoint.uri,
                 nbytes=checkpoint.nbytes,
-                mesh=state.config.mesh,
+                mesh=state.worlds.shape_of(checkpoint.attempt).mesh,
                 metrics=checkpoint.metrics,
             )
         )

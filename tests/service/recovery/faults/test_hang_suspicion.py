@@ -216,7 +216,7 @@ def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
 
 def alone(**changes: Any) -> SimulatedCluster:
     """A job of a single rank, whose agent reports for how long the rank has not moved."""
-    job = cluster(mesh={"dp_shard": 1, "tp": 1}, world_size=1, workers_per_node=1, **changes)
+    job = cluster(mesh={"dp_shard": 1, "tp": 1}, workers_per_node=1, **changes)
     moved = {"at": 0.0}
 
     def aged(worker: SimWorker, inspection: Inspection) -> Inspection:

@@ -121,7 +121,7 @@ def test_a_failed_upkeep_command_is_repeated_with_the_next_steps(
 
 
 def test_a_lost_standby_partner_is_replaced_while_training_continues() -> None:
-    job = running(cluster(standbys=2, mesh={"tp": 2}, world_size=2))
+    job = running(cluster(standbys=2, mesh={"tp": 2}))
     first = job.agents["n0"].partners
     lost = first[0][0]
     job.kill_node(lost)
