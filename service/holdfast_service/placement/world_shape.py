@@ -32,6 +32,11 @@ class WorldShape:
         return dict(self.axes)
 
     @property
+    def name(self) -> str:
+        """E.g. "dp_shard 4 x tp 2"."""
+        return " x ".join(f"{axis} {size}" for axis, size in self.axes)
+
+    @property
     def world_size(self) -> int:
         return prod(size for _, size in self.axes)
 

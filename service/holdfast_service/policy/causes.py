@@ -38,6 +38,7 @@ class Cause(StrEnum):
     REMOTE_UNAVAILABLE = (
         "remote_unavailable"  # the remote tier takes no checkpoint; no attempt ends for it
     )
+    RESIZE = "resize"  # no fault: a better mesh has room, and the world ends for it
     COMMUNICATION = "communication"  # only errors of survivors; no process was seen to die
 
 
@@ -164,12 +165,17 @@ def is_preemption(batch: Sequence[Fault]) -> bool:
     return bool(seen) and all(fault.cause is Cause.PREEMPTED or fault.on_notice for fault in seen)
 
 
+def is_planned(batch: Sequence[Fault]) -> bool:
+    """Whether the world ends only because it is resized: nothing failed."""
+    return bool(batch) and all(fault.cause is Cause.RESIZE for fault in batch)
+
+
 def is_lack_of_progress(batch: Sequence[Fault]) -> bool:
     """Whether the condemned attempt counts as an attempt without progress."""
     if not batch:
         return False
     first = primary_fault(batch)
-    return first.cause not in _OTHER_STATE and not is_external(first)
+    return first.cause not in _OTHER_STATE | {Cause.RESIZE} and not is_external(first)
 
 
 def error_mark_of(fault: Fault) -> ErrorMark | None:

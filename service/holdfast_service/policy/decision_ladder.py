@@ -32,6 +32,7 @@ class Action(StrEnum):
     )
     ROLL_BACK = "roll back and skip a data window"
     SHRINK = "shrink to a smaller mesh"
+    GROW = "grow to a larger mesh"
     WAIT = "wait for a replacement"  # with a deadline
     STOP = "stop"
 
@@ -75,6 +76,8 @@ class Situation:
     """Whether the program failed in the same way at the same step before, with no later step."""
     room: bool = False
     """Whether another node, which is not avoided, is ready to take the ranks."""
+    smaller: bool = False
+    """Whether a smaller mesh of the job has room on the nodes that may run ranks."""
     may_roll_back: bool = False
     """Whether the ranks have agreed to roll back, and on the data to skip."""
     ended: bool = False
@@ -113,6 +116,10 @@ class SeatingResult:
     """The agents that took over the moved ranks."""
     why_moved: str = ""
     """The reason why the moved ranks left their agents."""
+    resized: str = ""
+    """The change of the mesh, as text; "" if it is the same."""
+    grown: bool = False
+    """Whether the mesh has more ranks than before."""
 
 
 def decide(now: Situation) -> Decision:
@@ -160,6 +167,7 @@ _NO_PROCESS_LOST = frozenset(
         Cause.COMMUNICATION,
     }
 )
+"""Causes after which every process can go on."""
 _TOLERABLE = frozenset({Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED})
 """Correct steps are still made: without a better node, training continues on this one."""
 
@@ -211,6 +219,8 @@ def _ignore(now: Situation) -> _Verdict:
         return _Verdict(True, "steps are still made, and no budget is left to leave the node")
     if _should_move(now) and now.room:
         return _Verdict(False, "a better node is ready")
+    if _may_shrink_away(now):
+        return _Verdict(False, "a smaller mesh can train without the node")
     return _Verdict(True, "steps are still made, and no better node is ready")
 
 
@@ -219,6 +229,8 @@ def _reform(now: Situation) -> _Verdict:
         return _Verdict(True, _REFORM_BECAUSE[now.cause])
     if now.cause is Cause.GUARD:
         return _Verdict(False, "the same data would give the same result")
+    if now.cause is Cause.RESIZE:
+        return _Verdict(False, "the mesh would stay the same")
     if _node_unusable(now):
         return _Verdict(False, "the processes on the node are lost")
     return _Verdict(False, "a process is lost or not trusted any more")
@@ -261,6 +273,12 @@ def _roll_back(now: Situation) -> _Verdict:
     )
 
 
+def _grow(now: Situation) -> _Verdict:
+    if now.cause is not Cause.RESIZE:
+        return _Verdict(False, "not the answer to a fault")
+    return _Verdict(True, "a larger mesh has had room for long enough to be worth the pause")
+
+
 def _wait(now: Situation) -> _Verdict:
     if not _node_unusable(now):
         return _Verdict(False, "no node is missing")
@@ -271,8 +289,19 @@ def _wait(now: Situation) -> _Verdict:
 
 
 def _shrink(now: Situation) -> _Verdict:
-    del now
-    return _Verdict(False, "not available yet: a running job cannot change its mesh")
+    if not _node_unusable(now) and not _may_shrink_away(now):
+        return _Verdict(False, "no node is missing")
+    if now.room:
+        return _Verdict(False, "another node is ready")
+    if not now.smaller:
+        return _Verdict(False, "the job has no smaller mesh that would have room")
+    return _Verdict(True, "a smaller mesh trains on while nodes are missing")
+
+
+def _may_shrink_away(now: Situation) -> bool:
+    """Whether the node should be left although steps are made, and a smaller mesh allows it."""
+    leaves = now.cause in (Cause.PREEMPTED, Cause.NODE_UNWELL) and _can_continue(now)
+    return leaves and now.smaller and not now.room
 
 
 _EVALUATE: dict[Action, Callable[[Situation], _Verdict]] = {
@@ -282,6 +311,7 @@ _EVALUATE: dict[Action, Callable[[Situation], _Verdict]] = {
     Action.REPLACE_NODE: _replace_node,
     Action.ROLL_BACK: _roll_back,
     Action.SHRINK: _shrink,
+    Action.GROW: _grow,
     Action.WAIT: _wait,
 }
 
@@ -316,7 +346,7 @@ def _reason_to_leave_node(now: Situation) -> str:
 
 def _reason_to_stop(now: Situation) -> GiveUp | None:
     """Why the job must end, or None."""
-    if now.cause is Cause.REMOTE_UNAVAILABLE:
+    if now.cause in (Cause.REMOTE_UNAVAILABLE, Cause.RESIZE):
         return None
     if now.repeated:
         return _end_for_repetition(now)
@@ -363,6 +393,9 @@ def _end_for_repetition(now: Situation) -> GiveUp:
 
 
 def _applied_action(seating: SeatingResult) -> tuple[Action, str]:
+    if seating.resized:
+        action = Action.GROW if seating.grown else Action.SHRINK
+        return action, f"{seating.resized}; the state is resharded from memory"
     if seating.moved:
         takes = f"{', '.join(seating.onto)} takes them over, the other ranks keep their processes"
         return Action.REPLACE_NODE, f"{seating.why_moved}; {takes}"

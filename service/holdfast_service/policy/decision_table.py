@@ -34,6 +34,7 @@ DOMAINS: Mapping[str, tuple[object, ...]] = {
     "repeated": (False, True),
     "may_roll_back": (True, False),
     "room": (True, False),
+    "smaller": (True, False),
 }
 """The facts on which a decision can depend, besides the budget, and their distinct values."""
 
@@ -43,6 +44,7 @@ _DEFAULTS: Known = {
     "times": 0,
     "repeated": False,
     "may_roll_back": False,
+    "smaller": False,
 }
 """The values of facts that do not vary for a cause, because they are not in `_VARIABLE_FACTS`."""
 
@@ -73,6 +75,8 @@ _TEXT: Mapping[tuple[str, object], str] = {
     ("may_roll_back", False): "no data may be skipped",
     ("room", True): "another node is ready",
     ("room", False): "no other node is ready",
+    ("smaller", True): "a smaller mesh has room",
+    ("smaller", False): "no smaller mesh has room",
 }
 
 _EXCEEDED_BUDGETS = (
@@ -84,7 +88,8 @@ _EXCEEDED_BUDGETS = (
 
 def possible_situations(cause: Cause) -> Iterator[Known]:
     """Every combination of facts that is possible with this cause."""
-    variable = {**_VARIABLE_FACTS.get(cause, {}), "room": DOMAINS["room"]}
+    at_hand = {name: DOMAINS[name] for name in ("room", "smaller")}
+    variable = {**_VARIABLE_FACTS.get(cause, {}), **at_hand}
     domains = [variable.get(name, (_DEFAULTS.get(name),)) for name in DOMAINS]
     for values in itertools.product(*domains):
         yield dict(zip(DOMAINS, values, strict=True))
@@ -106,7 +111,9 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
             groups.setdefault((action, reason), []).append(known)
         for (action, reason), members in groups.items():
             for facts in _merged(cause, members):
-                at_hand = facts.pop("room", "")
+                at_hand = "; ".join(
+                    facts.pop(name) for name in ("room", "smaller") if name in facts
+                )
                 yield f"`{cause.value}`", "; ".join(facts.values()), at_hand, action, reason
 
 

@@ -64,6 +64,7 @@ from holdfast_service.recovery.signals import (
 from holdfast_service.recovery.upkeep import (
     command_retry,
     draining,
+    growth,
     injection_dispatch,
     partners,
     save_intervals,
@@ -123,6 +124,8 @@ class RecoveryCore:
         if state.timer.stage is Stage.RUNNING:
             faults = node_eviction.evict_if_better(state, now)
             judgement.report_faults(state, faults, now)
+        if state.timer.stage is Stage.RUNNING:
+            judgement.report_faults(state, growth.grow_if_due(state, now), now)
         if state.saves.pending:
             checkpoint_finalization.assign_pending(state, now)
         if state.inbox.requested_faults:
@@ -136,6 +139,7 @@ class RecoveryCore:
             return None
         deadline = state.timer.deadline
         due = [deadline, hang_suspicion.next_due(state), node_eviction.next_check_due(state)]
+        due.append(growth.next_due(state))
         if state.roster.live():  # without a live agent there is no retry; a new one gets it at once
             due.append(state.saves.next_retry_at())
         if deadline is not None and state.ending.stop is not None:

@@ -5,7 +5,7 @@ The watchdog checks every invariant after every input; these tests check the end
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from hypothesis import HealthCheck, example, given, settings
@@ -19,14 +19,17 @@ from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 
-LAYOUTS = (
-    # mesh, workers per node, standby nodes
-    ({"dp_shard": 2, "tp": 2}, 2, 1),
-    ({"dp_shard": 2, "tp": 2}, 2, 0),
-    ({"dp_shard": 2, "tp": 2}, 1, 2),
-    ({"dp_shard": 3, "tp": 1}, 2, 1),
-    ({"dp_shard": 1, "tp": 1}, 1, 1),
-    ({"dp_shard": 4, "tp": 2}, 2, 2),
+LAYOUTS: tuple[tuple[Sequence[Mapping[str, int]], int, int], ...] = (
+    # meshes, workers per node, standby nodes
+    ([{"dp_shard": 2, "tp": 2}], 2, 1),
+    ([{"dp_shard": 2, "tp": 2}], 2, 0),
+    ([{"dp_shard": 2, "tp": 2}], 1, 2),
+    ([{"dp_shard": 3, "tp": 1}], 2, 1),
+    ([{"dp_shard": 1, "tp": 1}], 1, 1),
+    ([{"dp_shard": 4, "tp": 2}], 2, 2),
+    ([{"dp_shard": 4, "tp": 1}, {"dp_shard": 2, "tp": 1}, {"dp_shard": 1, "tp": 1}], 1, 0),
+    ([{"dp_shard": 4, "tp": 2}, {"dp_shard": 3, "tp": 2}, {"dp_shard": 2, "tp": 2}], 2, 1),
+    ([{"dp_replicate": 2, "dp_shard": 2}, {"dp_shard": 3}, {"dp_shard": 2}], 2, 0),
 )
 
 OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
@@ -82,9 +85,9 @@ def play(
 def prepared(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
 ) -> SimulatedCluster:
-    mesh, workers_per_node, standbys = LAYOUTS[layout]
+    meshes, workers_per_node, standbys = LAYOUTS[layout]
     config = RecoveryConfig(
-        shapes=(WorldShape.of(mesh, workers_per_node),),
+        shapes=tuple(WorldShape.of(mesh, workers_per_node) for mesh in meshes),
         standby_nodes=standbys,
         steps=40,
         memory_copies=1 + seed % 2,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
+from holdfast_service.placement.restore_points import mesh_name, sizes
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.protocol.answers import AgentFailure, AgentReport, WorkerReport
 from holdfast_workers.protocol.commands import FreeMemory, SaveShard, SetPartners
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport
-from holdfast_workers.protocol.messages import Held, Place, Restore, Seat, WorkerState
+from holdfast_workers.protocol.messages import Held, Origin, Place, Restore, Seat, WorkerState
 from holdfast_workers.protocol.signals import FailedShard, ShardRecord, Signal, WorkerFailed
 
 
@@ -22,6 +24,8 @@ class SimWorker:
     rank: int | None = None
     step: int = 0
     failure: WorkerFailed | None = None
+    bound: tuple[str, int] | None = None
+    """The mesh and rank that it was built for: it can take no other."""
     hangs: str = ""
     """The process state of a hung worker: R, S, D or T; "" if it does not hang."""
 
@@ -47,6 +51,8 @@ class SimAgent:
     """Number of its present rendezvous store; 0 while none is running."""
     stores: int = 1
     known_attempt: int = 0
+    mesh: dict[str, int] = field(default_factory=dict)
+    """The mesh of its last order."""
     signals: int = 0
     workers: dict[str, SimWorker] = field(default_factory=dict)
     memory: dict[tuple[Place, int], list[Held]] = field(default_factory=dict)
@@ -151,8 +157,11 @@ class SimAgent:
 
     def free(self, effect: FreeMemory) -> None:
         kept = {Place.OWN: effect.own, Place.REPLICA: effect.replicas}
-        for place, rank in list(self.memory):
-            if rank not in kept[place]:
+        mesh = mesh_name(effect.mesh)
+        for (place, rank), slots in list(self.memory.items()):
+            stays = rank in kept[place]
+            slots[:] = [s for s in slots if stays and mesh_name(sizes(s.mesh)) == mesh]
+            if not slots:
                 del self.memory[place, rank]
 
     def may_save(self, effect: SaveShard) -> bool:
@@ -169,12 +178,28 @@ class SimAgent:
         return max((held.step for held in slots if held.attempt == attempt), default=-1)
 
     def commit(self, rank: int, attempt: int, step: int) -> Held:
-        held = Held(rank, step, attempt, self._mesh(), f"{rank}:{step}", 1, Place.OWN)
+        held = Held(rank, step, attempt, mesh_tag(self.mesh), f"{rank}:{step}", 1, Place.OWN)
         self._keep(held)
         return held
 
     def keep_replica(self, held: Held) -> None:
         self._keep(replace(held, place=Place.REPLICA))
+
+    def holds(self, origin: Origin, source: Restore) -> bool:
+        """Whether the agent can serve this part of a state of another mesh."""
+        slots = self.memory.get((origin.place, origin.rank), ())
+        return (
+            self.alive
+            and not self.copies_unreadable
+            and any(
+                (held.attempt, held.step, held.mesh) == (source.attempt, source.step, source.mesh)
+                for held in slots
+            )
+        )
+
+    def keep_resharded(self, rank: int, source: Restore) -> None:
+        """The rank has made its part of `source` out of the parts of another mesh."""
+        self.commit(rank, source.attempt, source.step)
 
     def take_copy(self, source: Restore, rank: int, to: SimAgent) -> bool:
         """Copy the state named by `source` into the own memory of `to`. False if it is missing."""
@@ -206,13 +231,10 @@ class SimAgent:
         self.partners.clear()
 
     def _keep(self, held: Held) -> None:
-        """Keep two slots per rank and place: a new step replaces the oldest."""
+        """Keep two slots per mesh, rank and place: a new step replaces the oldest."""
         slots = self.memory.setdefault((held.place, held.rank), [])
-        slots[:] = [
-            other for other in slots if (other.attempt, other.step) != (held.attempt, held.step)
-        ]
+        name = (held.mesh, held.attempt, held.step)
+        slots[:] = [other for other in slots if (other.mesh, other.attempt, other.step) != name]
         slots.append(held)
-        del slots[:-2]
-
-    def _mesh(self) -> str:
-        return ",".join(f"{axis}={size}" for axis, size in self.config.best_shape.mesh.items())
+        own = [other for other in slots if other.mesh == held.mesh]
+        slots[:] = [other for other in slots if other.mesh != held.mesh] + own[-2:]

@@ -20,6 +20,7 @@ def cluster(
     workers_per_node: int = 2,
     **changes: Any,
 ) -> SimulatedCluster:
+    """`changes` may name the `shapes` of the job; without, it has one mesh."""
     fields: dict[str, Any] = {
         "shapes": (WorldShape.of(mesh or {"dp_shard": 2, "tp": 2}, workers_per_node),),
         "standby_nodes": standbys,

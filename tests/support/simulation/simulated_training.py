@@ -16,9 +16,10 @@ from tests.support.simulation.simulated_agent import SimAgent, SimWorker
 from tests.support.simulation.simulated_network import MISSED_S, SimulatedNetwork
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
-from holdfast_service.placement.restore_points import RemoteCheckpoint
+from holdfast_service.placement.restore_points import RemoteCheckpoint, sizes
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
+from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.protocol import commands
 from holdfast_workers.protocol.commands import CommandKind
 from holdfast_workers.protocol.messages import (
@@ -42,6 +43,7 @@ from holdfast_workers.protocol.signals import (
     WorkerFailed,
     WorkerJoined,
 )
+from holdfast_workers.state.replicas import ranks_by_shard
 
 STEP_S = 0.1
 HOLD_S = 0.25
@@ -154,6 +156,11 @@ class SimulatedTraining(SimulatedNetwork):
 
     def _form(self, agent: SimAgent, order: FormOrder) -> None:
         agent.known_attempt = max(agent.known_attempt, order.attempt)
+        agent.mesh = order.mesh
+        seated = {seat.worker for seat in order.seats}
+        for name in [w.name for w in agent.workers.values() if w.rank is not None]:
+            if name not in seated:
+                del agent.workers[name]
         self.orders[order.attempt] = order
         for seat in order.seats:
             worker = agent.seat(seat, order.attempt)
@@ -161,6 +168,9 @@ class SimulatedTraining(SimulatedNetwork):
                 gone = WorkerExited(why="gone before it could take its rank")
                 self.signal(agent, gone, order.attempt, rank=seat.rank, worker=seat.worker)
                 continue
+            place = (mesh_tag(order.mesh), seat.rank)
+            assert worker.bound in (None, place), f"{worker.name} cannot move to {place}"
+            worker.bound = place
             if agent.loses_next_worker:
                 agent.loses_next_worker = False
                 continue
@@ -190,6 +200,15 @@ class SimulatedTraining(SimulatedNetwork):
         source = agent.restores[rank]
         holder = self.agents.get(source.agent)
         ok = source.tier is Tier.INIT or source.uri in self.remotes
+        if source.tier is Tier.RESHARD:
+            there = {
+                origin.rank
+                for origin in source.origins
+                if self.agents[origin.agent].holds(origin, source)
+            }
+            ok = all(there & set(ranks) for ranks in ranks_by_shard(sizes(source.mesh)))
+            if ok:
+                agent.keep_resharded(rank, source)
         if holder is not None:
             ok = holder.alive and holder.take_copy(source, rank, agent)
         if not ok:

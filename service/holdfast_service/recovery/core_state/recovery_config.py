@@ -40,6 +40,11 @@ class RecoveryConfig:
     start_timeout_s: float = 120.0
     standby_wait_s: float = 3.0
     """How long a start waits for standby nodes after enough training nodes are ready."""
+    assemble_wait_s: float = 30.0
+    """How long a start waits for the nodes of the best mesh while a smaller one has room."""
+    grow_after_s: float = 10.0
+    """How long a better mesh must have had room before the world grows to it; doubles with each
+    resize within the window."""
     gather_s: float = 0.005
     communication_wait_s: float = 1.0
     """How long communication errors of survivors wait for the death that caused them."""

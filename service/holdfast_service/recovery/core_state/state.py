@@ -26,6 +26,7 @@ from holdfast_service.recovery.core_state.ending import Ending
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.failure_budget import FailureBudget
 from holdfast_service.recovery.core_state.fencing import Fencing
+from holdfast_service.recovery.core_state.growth import Growth
 from holdfast_service.recovery.core_state.hang_watch import HangWatch
 from holdfast_service.recovery.core_state.inbox import Inbox
 from holdfast_service.recovery.core_state.incident_log import IncidentLog
@@ -64,6 +65,7 @@ class CoreState:
     intervals: SaveIntervals
     ending: Ending
     worlds: Worlds
+    growth: Growth
     roster: Roster = field(default_factory=Roster)
     incidents: IncidentLog = field(default_factory=IncidentLog)
     nodes: NodeRecords = field(default_factory=NodeRecords)
@@ -88,6 +90,7 @@ class CoreState:
             intervals=SaveIntervals(dict(zip(AutoTier, config.intervals, strict=True))),
             ending=Ending(config.steps),
             worlds=Worlds(config.best_shape),
+            growth=Growth(config.grow_after_s, config.window_s),
         )
         if facts is not None and (facts.attempt or facts.ended):
             state.facts = facts

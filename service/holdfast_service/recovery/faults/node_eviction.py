@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.health import NodeHealthEvent
-from holdfast_service.placement.rank_assignment import Assignment, GroupHome, assign, format_ranks
+from holdfast_service.placement.rank_assignment import GroupHome, Shortage, format_ranks
+from holdfast_service.placement.world_shape import ShapedAssignment
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.quarantine import Avoided, node_name
 from holdfast_service.recovery.core_state.inputs import CommandFailed, LinkChecked
@@ -20,7 +21,7 @@ from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
-from holdfast_service.recovery.nodes import node_eligibility, situation
+from holdfast_service.recovery.nodes import node_eligibility, shape_selection, situation
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.commands import CheckNode
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
@@ -146,15 +147,26 @@ def evict_if_better(state: CoreState, now: float) -> tuple[Fault, ...]:
         index: GroupHome(home.agent, home.domain, alive=True)
         for index, home in state.worlds.homes.items()
     }
-    result = assign(world.shape.groups, homes, situation.candidate_nodes(state, records, {}, now))
-    moved = result.moved if isinstance(result, Assignment) else ()
-    emptied = {homes[index].agent for index in moved}
+    nodes = situation.candidate_nodes(state, records, {}, now)
+    found = shape_selection.choose_from(state.config.shapes, world.shape, homes, nodes)
+    emptied = _emptied(world, homes, found)
     return tuple(
         _fault_of_host(state, world, record, left[record.agent], now)
         for record in hosts
         if record.agent in left
         and (record.agent in emptied or node_eligibility.has_lost_device(state.nodes, record))
     )
+
+
+def _emptied(
+    world: AttemptWorld, homes: Mapping[int, GroupHome], found: ShapedAssignment | Shortage
+) -> set[str]:
+    """The agents that ranks leave for the seats that were found."""
+    if isinstance(found, Shortage):
+        return set()
+    if found.shape == world.shape:
+        return {homes[index].agent for index in found.assignment.moved}
+    return world.hosts() - {placed.agent for placed in found.assignment.placed}
 
 
 def _fault_of_host(

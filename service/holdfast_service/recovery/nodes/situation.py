@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from holdfast_service.placement.rank_assignment import Assignment, CandidateNode, assign
+from holdfast_service.placement.world_shape import ShapedAssignment, assign_best
 from holdfast_service.policy.causes import (
     MOVE_AT_ONCE,
     Cause,
@@ -18,6 +19,7 @@ from holdfast_service.policy.causes import (
     blames_node,
     is_external,
     is_lack_of_progress,
+    is_planned,
     is_preemption,
     is_repeat_of,
     primary_fault,
@@ -52,6 +54,7 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
         times=max((times[node] for node in nodes), default=0),
         repeated=repeated,
         room=_has_room(state, first.agent, now),
+        smaller=_has_room_for_smaller_mesh(state, first.agent, now),
         may_roll_back=first.error is not None and first.error.kind is ErrorKind.GUARD,
         ended=any(not is_tolerable(fault.cause) for fault in batch),
         budget=budget(state, now),
@@ -82,6 +85,8 @@ def is_on_notice(state: CoreState, fault: Fault) -> bool:
 def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: float) -> None:
     """Count a condemned attempt: budget, progress, and the nodes to blame."""
     incident = state.incidents.current
+    if is_planned(batch):
+        return
     if is_preemption(batch):
         state.budget.count_preemption(now)
         state.incidents.amend(preemptions=(*(incident.preemptions if incident else ()), now))
@@ -163,6 +168,17 @@ def _has_room(state: CoreState, agent: str | None, now: float) -> bool:
         for index, home in state.worlds.homes.items()
     }
     return isinstance(assign(state.worlds.shape.groups, homes, nodes), Assignment)
+
+
+def _has_room_for_smaller_mesh(state: CoreState, agent: str | None, now: float) -> bool:
+    """Whether a mesh after the present one in the job's list has room without the agent."""
+    shapes = state.config.shapes
+    smaller = shapes[shapes.index(state.worlds.shape) + 1 :]
+    records = [record for record in state.roster.live() if record.agent != agent]
+    nodes = [node for node in candidate_nodes(state, records, {}, now) if not node.avoid]
+    homes = state.worlds.homes_among(records)
+    found = assign_best(smaller, state.worlds.shape, homes, nodes)
+    return isinstance(found, ShapedAssignment)
 
 
 def _has_lost_device(state: CoreState, agent: str | None) -> bool:

@@ -7,7 +7,8 @@ ranks become faults of an incident, and a new attempt is formed.
 from __future__ import annotations
 
 from holdfast_service.job_model.supervisor_protocol import Phase
-from holdfast_service.placement.rank_assignment import Assignment, assign
+from holdfast_service.placement.rank_assignment import Shortage
+from holdfast_service.placement.world_shape import assign_best
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.progress import Progress
 from holdfast_service.recovery.core_state.roster import AgentRecord, Roster
@@ -24,15 +25,19 @@ ACTIVE = (WorkerState.JOINING, WorkerState.TRAINING, WorkerState.DONE)
 
 
 def check_start(state: CoreState, now: float) -> None:
-    """Start when all agents are ready, or when enough are and the wait for standbys is over."""
+    """Start when all agents are ready, or when enough are and the wait for standbys is over. While
+    only a smaller mesh has room, the wait is for the nodes of the best one."""
     config = state.config
     if _end_if_unstartable(state, now):
         return
     records = state.roster.live()
     ready = [record for record in records if record.report.ready]
     nodes = node_eligibility.candidate_nodes(state, ready, {})
-    if not isinstance(assign(config.best_shape.groups, {}, nodes), Assignment):
+    found = assign_best(config.shapes, config.best_shape, {}, nodes)
+    if isinstance(found, Shortage):
         state.timer.wait_for_agents()
+    elif found.shape != config.best_shape:
+        state.timer.wait_for_standbys(now, config.assemble_wait_s)
     elif len(ready) >= config.best_shape.nodes + config.standby_nodes:
         attempt_formation.open_attempt(state, now)
     else:
@@ -69,7 +74,7 @@ def check_adoption(state: CoreState, now: float) -> tuple[Fault, ...]:
     active = _complete_world(state)
     if active is not None:
         _adopt(state, active, now)
-    elif len(state.roster.live()) >= state.config.best_shape.nodes + state.config.standby_nodes:
+    elif len(state.roster.live()) >= state.worlds.shape.nodes + state.config.standby_nodes:
         return form_new_attempt(state, now)
     return ()
 
@@ -97,7 +102,8 @@ def _end_if_unstartable(state: CoreState, now: float) -> bool:
     """End the job at once if too few agents can run workers."""
     config = state.config
     unable = [record for record in state.roster.live() if record.report.failure]
-    if len(unable) <= config.standby_nodes:
+    needed = min(shape.nodes for shape in config.shapes)
+    if len(unable) <= config.best_shape.nodes + config.standby_nodes - needed:
         return False
     first = unable[0].report.failure
     assert first is not None

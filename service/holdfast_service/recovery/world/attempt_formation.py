@@ -30,7 +30,7 @@ from holdfast_service.placement.tier_inventory import (
     newest_restorable,
     why_not_newer,
 )
-from holdfast_service.placement.world_shape import ShapedAssignment, WorldShape, assign_best
+from holdfast_service.placement.world_shape import ShapedAssignment, WorldShape
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import Action, Decision, applied_decision
 from holdfast_service.recovery.core_state.effects import RemoveAgent
@@ -39,7 +39,7 @@ from holdfast_service.recovery.core_state.roster import AgentRecord, copies
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
-from holdfast_service.recovery.nodes import situation
+from holdfast_service.recovery.nodes import shape_selection
 from holdfast_service.recovery.upkeep import shard_rescue
 from holdfast_service.recovery.world import outcome
 from holdfast_service.recovery.world.attempt_orders import (
@@ -115,11 +115,7 @@ def form_if_ready(state: CoreState, now: float) -> None:
         return
     records = state.roster.fenced(state.worlds.attempt)
     shard_rescue.request_missing_shards(state, records)
-    config = state.config
-    nodes = situation.candidate_nodes(state, records, state.worlds.last_ranks(), now)
-    result = assign_best(
-        config.shapes, state.worlds.shape, state.worlds.homes_among(records), nodes
-    )
+    result = shape_selection.choose_seats(state, records, now)
     if outcome.is_last_step_durable(state) and (
         isinstance(result, Shortage) or _needs_no_further_attempt(state)
     ):
@@ -232,6 +228,8 @@ def _form_world(
         state.progress.record_run(point.attempt)
     world = build_world(state, result, point, records, now)
     decision = applied_decision(state.incidents.decision, seating(state, result.assignment, world))
+    if state.worlds.last is not None and world.shape != state.worlds.shape:
+        state.growth.record_resize(now)
     _emit_decision(state, decision, point, world, why_not_newer(found, point.step))
     hosts = world.hosts()
     standbys = [record for record in records if record.agent not in hosts]

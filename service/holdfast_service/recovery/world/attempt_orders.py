@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from holdfast_service.placement.rank_assignment import Assignment, format_ranks
 from holdfast_service.placement.restore_points import RestorePoint, restore_for
-from holdfast_service.placement.world_shape import ShapedAssignment
+from holdfast_service.placement.world_shape import ShapedAssignment, WorldShape
 from holdfast_service.policy.decision_ladder import SeatingResult
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
@@ -109,6 +109,7 @@ def form_orders(
 
 def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> SeatingResult:
     """The moved and forked ranks, for the record of the decision."""
+    before = state.worlds.shape if state.worlds.last is not None else world.shape
     ranks = tuple(rank for index in result.moved for rank in world.shape.groups[index])
     return SeatingResult(
         moved=ranks,
@@ -117,6 +118,17 @@ def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> Seatin
         ),
         onto=tuple(sorted({world.members[rank].agent for rank in ranks})),
         why_moved=_why_moved(state, result),
+        resized=_resized(before, world.shape),
+        grown=before.world_size < world.shape.world_size,
+    )
+
+
+def _resized(before: WorldShape, after: WorldShape) -> str:
+    if before.axes == after.axes:
+        return ""
+    return (
+        f"{after.world_size} ranks ({after.name}) on {after.nodes} nodes in place of "
+        f"{before.world_size} ({before.name}) on {before.nodes}"
     )
 
 

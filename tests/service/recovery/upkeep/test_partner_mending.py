@@ -17,7 +17,7 @@ from holdfast_workers.protocol.signals import PartnerLost, Signal
 
 
 def two_nodes(**changes: Any) -> SimulatedCluster:
-    fields = {"mesh": {"tp": 2}, "world_size": 2, "workers_per_node": 1, "steps": 200}
+    fields = {"mesh": {"tp": 2}, "workers_per_node": 1, "steps": 200}
     return cluster(standbys=0, **{**fields, **changes})
 
 

@@ -1,0 +1,125 @@
+"""A job with several meshes: it trains on a smaller one while nodes are missing, then grows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.policy.quarantine import NodeStanding
+
+SHAPES = tuple(WorldShape.of({"dp_shard": ranks}, 1) for ranks in (4, 3, 2))
+
+
+def elastic(**changes: Any) -> SimulatedCluster:
+    options: dict[str, Any] = {"standbys": 0, "shapes": SHAPES, "steps": 400, "grow_after_s": 2.0}
+    return cluster(**(options | changes))
+
+
+def world_sizes(job: SimulatedCluster) -> list[int]:
+    return [event["world_size"] for event in forming(job)]
+
+
+def test_a_lost_node_without_a_replacement_shrinks_the_world_at_once() -> None:
+    job = running(elastic())
+    job.kill_node("n3", back_after_s=None)
+    job.run_until(lambda: len(closed(job)) == 1)
+    (incident,) = closed(job)
+    assert incident["decision"] == "shrink to a smaller mesh"
+    assert "3 ranks (dp_shard 3) on 3 nodes in place of 4 (dp_shard 4) on 4" in incident["reason"]
+    assert incident["phases_s"]["total"] < 2.0
+    assert world_sizes(job) == [4, 3]
+    assert set(incident["tiers"].values()) == {"reshard"}
+    assert not job.emitted(EventKind.WAITING)
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_the_world_grows_when_the_node_has_been_back_for_a_while() -> None:
+    job = running(elastic())
+    job.kill_node("n3", back_after_s=5.0)
+    job.run_until(lambda: len(closed(job)) == 2)
+    shrunk, grown = closed(job)
+    assert (shrunk["cause"], grown["cause"]) == ("node_lost", "resize")
+    assert grown["decision"] == "grow to a larger mesh"
+    assert grown["opened_at"] - shrunk["closed_at"] >= 5.0
+    assert grown["failures"] == []
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 3, 4]
+
+
+def test_a_node_that_comes_and_goes_is_followed_ever_more_rarely() -> None:
+    job = running(elastic(steps=3000, max_failures=1000))
+
+    def flap() -> None:
+        job.kill_node("n3", back_after_s=1.0)
+        job.at(8.0, flap)
+
+    job.at(0.0, flap)
+    job.run_until(lambda: job.core.committed >= 1500)
+    assert world_sizes(job).count(4) <= 4
+
+
+def test_two_nodes_lost_shrink_to_the_smallest_mesh_and_a_third_makes_the_job_wait() -> None:
+    job = running(elastic(wait_for_replacement_s=60.0))
+    job.kill_node("n3", back_after_s=None)
+    job.kill_node("n2", back_after_s=None)
+    job.run_until(lambda: world_sizes(job)[-1] == 2 and len(closed(job)) == 1)
+    job.kill_node("n1", back_after_s=30.0)
+    assert job.run().outcome == "SUCCEEDED"
+    assert job.emitted(EventKind.WAITING)
+
+
+def test_a_standby_takes_the_ranks_before_the_world_shrinks() -> None:
+    job = running(elastic(standbys=1))
+    job.kill_node("n3", back_after_s=None)
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 4]
+
+
+def test_a_draining_node_is_left_for_a_smaller_mesh_before_its_deadline() -> None:
+    job = running(elastic())
+    job.drain_node("n3", in_s=20.0)
+    job.run_until(lambda: len(closed(job)) == 1)
+    (incident,) = closed(job)
+    assert incident["cause"] == "preempted"
+    assert incident["decision"] == "shrink to a smaller mesh"
+    assert job.agents["n3"].alive
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_cordoned_node_is_left_and_used_again_after_its_check() -> None:
+    job = running(elastic())
+    job.set_aside("n3", 10.0, NodeStanding.CORDONED)
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 3, 4]
+
+
+def test_a_start_with_too_few_nodes_trains_on_the_smaller_mesh_after_its_wait() -> None:
+    job = elastic(assemble_wait_s=5.0)
+    job.agents["n3"].never_ready = True
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [3]
+
+
+def test_a_restarted_supervisor_adopts_a_shrunk_world() -> None:
+    job = running(elastic())
+    job.kill_node("n3", back_after_s=None)
+    job.run_until(lambda: len(closed(job)) == 1)
+    job.restart_supervisor()
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 3]
+
+
+def test_checkpoints_are_complete_with_the_ranks_of_their_own_attempt() -> None:
+    job = elastic(steps=60)
+    job.remote_every = 5
+    running(job)
+    job.kill_node("n3", back_after_s=None)
+    assert job.run().outcome == "SUCCEEDED"
+    saved = job.emitted(EventKind.CHECKPOINT_SAVED)
+    meshes = Counter(event["mesh"]["dp_shard"] for event in saved)
+    assert meshes[4] and meshes[3]
