@@ -19,7 +19,6 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopOrder,
 )
 from holdfast_service.placement.restore_points import InitialCheckpoint
-from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.remote_tier.location import remote_uri, storage_options
@@ -94,7 +93,7 @@ def recovery_config(
     """The recovery core's configuration from a job's spec, its resolved `init_from` (`origin`) and
     its ledger of skipped windows."""
     return RecoveryConfig(
-        shapes=(WorldShape.of(spec.parallel.mesh, spec.resources.workers_per_node),),
+        shapes=spec.shapes,
         standby_nodes=spec.resources.standby_nodes,
         steps=spec.train.steps,
         intervals=spec.checkpoint.first_intervals,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from ipaddress import ip_address
 from math import ceil
 from typing import Annotated, Any
@@ -18,8 +19,10 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from holdfast_service.errors import InvalidSpec
+from holdfast_service.job_model.node_range import NodeRange, resolve_auto, shapes_in
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
 from holdfast_service.job_model.supervisor_protocol import Capacity
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers import spec as training_spec
 from holdfast_workers.checkpoint.storage import uri_fault
 from holdfast_workers.ipc import environment
@@ -53,6 +56,11 @@ class ResourcesSpec(Section):
     workers_per_node: Positive = Field(default=1, description="Ranks that run on each node.")
     standby_nodes: NonNegative = Field(
         default=0, description="Additional nodes with warm workers, which replace failed nodes."
+    )
+    nodes: NodeRange | None = Field(
+        default=None,
+        description="The range of nodes of an elastic job: it trains on fewer while nodes are "
+        "missing, and grows again. null: the mesh never changes.",
     )
 
 
@@ -171,6 +179,20 @@ class JobSpec(TrainingSpec):
         return self.training_nodes + self.resources.standby_nodes
 
     @property
+    def needed_nodes(self) -> int:
+        """Nodes without which the job does not start."""
+        elastic = self.resources.nodes is not None
+        return min(shape.nodes for shape in self.shapes) if elastic else self.nodes
+
+    @property
+    def shapes(self) -> tuple[WorldShape, ...]:
+        """The shapes that the job's world may have, best first."""
+        per_node = self.resources.workers_per_node
+        if self.resources.nodes is None:
+            return (WorldShape.of(self.parallel.mesh, per_node),)
+        return shapes_in(self.resources.nodes, self.parallel, self.train, per_node)
+
+    @property
     def node_cpus(self) -> float:
         """CPUs in the bundle of each node."""
         return self.resources.workers_per_node * self.resources.cpus_per_worker
@@ -187,7 +209,16 @@ def parse(document: Mapping[str, Any], capacity: Capacity | None) -> JobSpec:
 
 def read(document: Mapping[str, Any]) -> SpecReading[JobSpec]:
     """The document's form: a spec, whose invalid fields have their defaults, and the faults."""
-    return validate_document(JobSpec, document, stand_ins={"name": "unnamed"})
+    resolved = resolve_auto(document) if isinstance(document, Mapping) else None
+    form = resolved.document if resolved is not None else document
+    reading = validate_document(JobSpec, form, stand_ins={"name": "unnamed"})
+    if resolved is None or resolved.fault is None:
+        return reading
+    return replace(
+        reading,
+        faults=(resolved.fault, *reading.faults),
+        defaulted=(*reading.defaulted, "parallel", *_SIZED_BY_MESH),
+    )
 
 
 def check(
@@ -208,6 +239,7 @@ def check(
             *_checkpoint_faults(spec),
             *_env_faults(spec),
             *_resource_faults(spec),
+            *_range_faults(spec),
             *_lease_faults(spec),
             *(_capacity_faults(spec, capacity) if capacity else ()),
             *_size_faults(spec),
@@ -217,6 +249,10 @@ def check(
     if spec is None or faults:
         raise InvalidSpec.of(faults)
     return spec
+
+
+_SIZED_BY_MESH = ("resources.nodes", "resources.workers_per_node")
+"""What cannot be judged without the size of the mesh."""
 
 
 def _depends_on(fault: SpecFault, paths: Iterable[str]) -> bool:
@@ -368,6 +404,22 @@ def _resource_faults(spec: JobSpec) -> list[SpecFault]:
     return found
 
 
+def _range_faults(spec: JobSpec) -> list[SpecFault]:
+    nodes = spec.resources.nodes
+    if nodes is None:
+        return []
+    if nodes.min > nodes.max:
+        message = f"min {nodes.min} exceeds max {nodes.max}"
+        return [SpecFault(path="resources.nodes.min", message=message)]
+    if nodes.max != spec.training_nodes:
+        message = (
+            f"max {nodes.max} does not match the mesh {spec.parallel.product}, which trains on "
+            f"{spec.training_nodes} nodes: write {nodes.axis}: auto"
+        )
+        return [SpecFault(path="resources.nodes.max", message=message)]
+    return []
+
+
 def _lease_faults(spec: JobSpec) -> list[SpecFault]:
     """After a supervisor's end, ranks must not stop sooner than after its silence."""
     lease_s, timeout_s = spec.recovery.lease_s, spec.recovery.heartbeat_timeout_s
@@ -412,7 +464,7 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
     if found:
         return found
     fitting = sum(node.cpus >= cpus and node.gpus >= gpus for node in capacity.nodes)
-    if fitting >= spec.nodes:
+    if fitting >= spec.needed_nodes:
         return []
     standby = spec.resources.standby_nodes
     return [
