@@ -103,14 +103,17 @@ class SupervisedRun:
         self.remote = open_storage(remote or str(self.remote_root), storage)
         self.fence = open_fence(self.remote.uri, storage)
         self._config = RecoveryConfig(
-            shapes=(WorldShape.of(training.parallel.mesh, workers_per_node),),
             standby_nodes=standbys,
             steps=training.train.steps,
             intervals=training.checkpoint.first_intervals,
             auto=auto_tiers(training),
             overhead_target=training.checkpoint.overhead_target,
             memory_copies=training.checkpoint.memory.partner_copies,
-            **{"standby_wait_s": 20.0, **(config or {})},
+            **{
+                "shapes": (WorldShape.of(training.parallel.mesh, workers_per_node),),
+                "standby_wait_s": 20.0,
+                **(config or {}),
+            },
         )
         plan = folder / "chaos.json"
         plan.write_text(json.dumps(chaos or []))

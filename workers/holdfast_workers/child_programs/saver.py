@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Collection
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,18 @@ def save(end: socket.socket, copy: FrozenCopy, config: StorageZygoteConfig) -> i
 def finalize(end: socket.socket, command: FinalizeCheckpoint, config: StorageZygoteConfig) -> int:
     """Publish the checkpoint of the command's step; answers as soon as it is durable."""
     step, attempt = command.step, command.attempt
+    mesh = command.mesh or config.mesh
     FaultPoints.from_environment().reach("finalizer", step)
     folder = _root(config).below(checkpoint_folder(step, attempt))
     try:
         folder.delete_broken()  # left by killed savers; all shards exist by now
-        records = [_record(folder, rank) for rank in range(config.world_size)]
+        records = [_record(folder, rank) for rank in range(prod(mesh.values()))]
         # A shard that a partner saved for a lost rank has no metrics; those of all ranks are equal.
         metrics: dict[str, float] = next(
             (record["metrics"] for record in records if record["metrics"]), {}
         )
         extra = {"job": config.job_id, "training": config.training, "metrics": metrics}
-        manifest = publish(folder, records, config.mesh, extra)
+        manifest = publish(folder, records, mesh, extra)
         nbytes = sum(folder.objects().values())
     except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)

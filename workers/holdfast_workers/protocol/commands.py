@@ -10,7 +10,7 @@ defaults. Repeating a command must be harmless.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -170,6 +170,8 @@ class FinalizeCheckpoint:
     step: int
     attempt: int
     incarnation: str = ""
+    mesh: dict[str, int] = field(default_factory=dict)
+    """The mesh of the attempt; empty: that of the job's spec."""
     kind: Literal[CommandKind.FINALIZE_CHECKPOINT] = CommandKind.FINALIZE_CHECKPOINT
 
 

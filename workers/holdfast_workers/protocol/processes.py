@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import prod
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import Field
@@ -440,10 +439,6 @@ class StorageZygoteConfig:
     storage_fault_file: str
     """The file that requests failures of the remote tier, for fault injection."""
     env: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def world_size(self) -> int:
-        return prod(self.mesh.values())
 
 
 @dataclass(frozen=True, kw_only=True)

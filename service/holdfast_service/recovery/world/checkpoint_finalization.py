@@ -160,6 +160,7 @@ def _assign(state: CoreState, pending: PendingManifest) -> None:
     if chosen is None:
         return
     state.saves.assign(pending.attempt, pending.step, chosen.agent)
+    mesh = state.worlds.shape_of(pending.attempt).mesh
     state.request(
-        FinalizeCheckpoint(chosen.agent, pending.step, pending.attempt, chosen.incarnation)
+        FinalizeCheckpoint(chosen.agent, pending.step, pending.attempt, chosen.incarnation, mesh)
     )
