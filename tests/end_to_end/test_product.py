@@ -298,6 +298,39 @@ def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[i
     assert set(product.samples(job.id)) == set(range(1, STEPS + 1))
 
 
+def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
+    product: Product,
+) -> None:
+    client = product.client
+    local_cluster.add_node(product.cluster)  # in place of the lost node
+    steps = 500
+    job = client.submit(
+        spec(
+            name="elastic",
+            parallel={"dp_shard": "auto", "tp": 2},
+            resources={**WITHOUT_STANDBY, "nodes": {"min": 2, "max": 3}},
+            train={**spec()["train"], "steps": steps, "global_batch": 12},
+            recovery={"grow_after_s": 1.0},
+        )
+    )
+
+    def sizes() -> list[int]:
+        return [attempt.world_size for attempt in client.attempts(job.id)]
+
+    product.wait_step(job.id, 10)
+    assert sizes() == [6]
+    client.inject(job.id, "node_loss", rank=5)
+    product.wait(lambda: any(incident.closed_at for incident in client.incidents(job.id)))
+    (incident,) = client.incidents(job.id)
+    assert (incident.cause, incident.decision) == ("node_lost", "shrink to a smaller mesh")
+    assert sizes() == [6, 4]
+    local_cluster.add_node(product.cluster)
+    product.wait(lambda: sizes() == [6, 4, 6], 90)
+    assert product.finish(job.id).state == "SUCCEEDED"
+    assert set(product.samples(job.id)) == set(range(1, steps + 1))
+    product.wait(lambda: not product.left_of(job.id), 60)
+
+
 def test_an_orderly_shutdown_leaves_no_process_no_segment_and_no_file(product: Product) -> None:
     """Must be the last: it ends the server."""
     cluster = product.cluster

@@ -33,6 +33,7 @@ CAUSE_SENTENCES = {
     "straggler": "a rank computed more slowly than its peers",
     "restore_unavailable": "the remote storage did not answer during a restore",
     "remote_unavailable": "the remote storage accepted no checkpoint",
+    "resize": "a better mesh had room",
     "communication": "ranks lost their connections, and no process was seen to end",
 }
 """By the value of a cause. Text keys: a newer server may send a cause that is not in the enum."""

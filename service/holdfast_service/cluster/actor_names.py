@@ -41,4 +41,10 @@ def job_of(name: str) -> str | None:
 def job_of_group(name: str, installation: str) -> str | None:
     """The job that owns the placement group of this name; None: not this installation's."""
     prefix = placement_group(installation, "")
-    return name.removeprefix(prefix) if name.startswith(prefix) else None
+    return name.removeprefix(prefix).partition(":")[0] if name.startswith(prefix) else None
+
+
+def is_group_of(name: str, installation: str, job_id: str) -> bool:
+    """Whether the placement group of this name is of the job: of all its nodes, or of one seat."""
+    own = placement_group(installation, job_id)
+    return name == own or name.startswith(f"{own}:")

@@ -1,12 +1,14 @@
 """The supervisor's access to a job's node agents on Ray: named seats that answer calls.
 
 The placement group holds one node-sized bundle per training and standby node, spread strictly;
-Ray places the bundle of a dead node again when a node is free, and restarts the agent in it.
+Ray places the bundle of a dead node again when a node is free, and restarts the agent in it. The
+seats of an elastic job have a group each (`cluster/seat_groups.py`), and agents as far as placed.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import draining_nodes, has_ended, runs
 from holdfast_service.cluster.runtime_env import with_code
+from holdfast_service.cluster.seat_groups import SeatGroups
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_workers.protocol import codec
@@ -35,6 +38,9 @@ Expected = TypeVar("Expected")
 
 PLACEMENT_TIMEOUT_S = 3.0
 """How long placement avoids nodes in quarantine; after that, these nodes are used too."""
+
+SEAT_PASS_S = 0.25
+"""Pause between two looks at the seats of an elastic job."""
 
 HEARTBEAT_FRACTION = 1 / 8
 """Heartbeat interval of an agent, as a fraction of the timeout that makes it count as lost."""
@@ -65,19 +71,22 @@ class RayAgents:
         self._cache_dir = cache
         self._avoid = avoid or {}
         self._handles: dict[str, Any] = {}
+        self._closing = threading.Event()
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
 
     @property
     def seats(self) -> list[str]:
-        resources = self._spec.resources
-        training = -(-self._spec.parallel.world_size // resources.workers_per_node)
-        return [f"n{index}" for index in range(training + resources.standby_nodes)]
+        return [f"n{index}" for index in range(self._spec.nodes)]
 
     def ensure(self) -> None:
         """Create the placement group and the agents, or adopt those with the same names."""
+        if self._spec.resources.nodes is not None:
+            self._keep_seats()
+            return
         group = self._placement_group()
         for index, seat in enumerate(self.seats):
-            self._handles[seat] = self._create(group, index, seat)
+            name = names.agent(self._job_id, seat)
+            self._handles[seat] = self._create(group, index, seat, name)
 
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
@@ -95,6 +104,7 @@ class RayAgents:
         return has_ended(self._handles[seat], process)
 
     def close(self) -> None:
+        self._closing.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def node_answers(self, node_id: str) -> bool:
@@ -124,6 +134,38 @@ class RayAgents:
                 ray.kill(self._handles[seat], no_restart=False)
         except Exception:  # Ray cannot be asked, or the actor is already gone
             _log.exception("cannot restart an agent", agent=seat)
+
+    def _keep_seats(self) -> None:
+        """Place the seats of an elastic job, now and as nodes come and go."""
+        groups = SeatGroups(
+            self._installation,
+            self._job_id,
+            self.seats,
+            self._bundle(),
+            lambda: self._node_ids_with(NodeStanding.CORDONED),
+        )
+        self._place_seats(groups)
+
+        def keep() -> None:
+            while not self._closing.wait(SEAT_PASS_S):
+                try:
+                    self._place_seats(groups)
+                except Exception:  # the cluster does not answer; the next pass repeats it
+                    _log.exception("cannot place the seats of a job", job=self._job_id)
+
+        threading.Thread(target=keep, name="seat-groups", daemon=True).start()
+
+    def _place_seats(self, groups: SeatGroups) -> None:
+        placed = groups.refresh(self._free_seat)
+        for seat, group in placed.items():
+            if seat not in self._handles:
+                # The agent of a former group of this seat may not have ended yet.
+                name = names.agent(self._job_id, f"{seat}:{group.id.hex()}")
+                self._handles[seat] = self._create(group, 0, seat, name)
+
+    def _free_seat(self, seat: str) -> None:
+        """The group of this seat is removed, and Ray ends its actor."""
+        self._handles.pop(seat, None)
 
     def _placement_group(self) -> Any:
         name = names.placement_group(self._installation, self._job_id)
@@ -164,10 +206,10 @@ class RayAgents:
             bundle["GPU"] = resources.gpus_per_worker * resources.workers_per_node
         return bundle
 
-    def _create(self, group: Any, index: int, seat: str) -> Any:
+    def _create(self, group: Any, index: int, seat: str, name: str) -> Any:
         bundle = self._bundle()
         actor = ray.remote(AgentActor).options(
-            name=names.agent(self._job_id, seat),
+            name=name,
             namespace=names.namespace(self._installation),
             lifetime="detached",
             get_if_exists=True,

@@ -220,8 +220,11 @@ class RayCluster:
         ]
         _kill_actors([actor for actor in mine if actor[1] == actor_names.supervisor(job_id)])
         _kill_actors([actor for actor in mine if actor[1] != actor_names.supervisor(job_id)])
-        names = {actor_names.placement_group(each, job_id) for each in installations}
-        groups = [group for name, group in _groups() if name in names]
+        groups = [
+            group
+            for name, group in _groups()
+            if any(actor_names.is_group_of(name, each, job_id) for each in installations)
+        ]
         for group in groups:
             ray.util.remove_placement_group(group)
         if mine or groups:

@@ -105,6 +105,8 @@ def recovery_config(
         max_without_progress=spec.recovery.max_without_progress,
         window_s=spec.recovery.window_s,
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s,
+        grow_after_s=spec.recovery.grow_after_s,
+        assemble_wait_s=spec.recovery.assemble_wait_s,
         lease_s=spec.recovery.lease_s,
         stall_limit_s=spec.detection.stall_limit_s,
         replace_stragglers=spec.detection.replace_stragglers,

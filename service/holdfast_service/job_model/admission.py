@@ -30,7 +30,8 @@ class NodeDemand:
 
     @classmethod
     def from_spec(cls, spec: JobSpec) -> NodeDemand:
-        return cls(nodes=spec.nodes, cpus=spec.node_cpus, gpus=spec.node_gpus)
+        """What must be free for the job to start."""
+        return cls(nodes=spec.needed_nodes, cpus=spec.node_cpus, gpus=spec.node_gpus)
 
     @classmethod
     def from_stored_spec(cls, spec: Mapping[str, Any]) -> NodeDemand | None:

@@ -84,6 +84,16 @@ class RecoverySpec(Section):
         default=60,
         description="Longest wait for free nodes for all ranks; after it the job fails.",
     )
+    grow_after_s: Annotated[float, Field(ge=0)] = Field(
+        default=30,
+        description="An elastic job grows when nodes for a larger mesh have been ready this long. "
+        "Each resize within `window_s` doubles it.",
+    )
+    assemble_wait_s: Annotated[float, Field(ge=0)] = Field(
+        default=30,
+        description="How long an elastic job waits at its start for the nodes of its largest mesh, "
+        "once a smaller one could start.",
+    )
     heartbeat_timeout_s: Annotated[float, Field(ge=0.2, le=600)] = Field(
         default=2,
         description="A supervisor declares an agent lost after this long without a message.",

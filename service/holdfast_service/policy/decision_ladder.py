@@ -202,7 +202,7 @@ def is_tolerable(cause: Cause) -> bool:
 def _verdict(action: Action, now: Situation, end: GiveUp | None) -> _Verdict:
     if action is Action.STOP:
         return _Verdict(True, end.message if end else "there is no reason to end the job")
-    if end is not None and action is not Action.SHRINK:
+    if end is not None:
         return _Verdict(False, "it would not help: see the reason why the job ends")
     return _EVALUATE[action](now)
 

@@ -106,6 +106,7 @@ _CAUSES: dict[str, str] = {
     Cause.STRAGGLER: "a rank that computes too slowly",
     Cause.RESTORE_UNAVAILABLE: "a remote tier that did not answer",
     Cause.REMOTE_UNAVAILABLE: "a remote tier that accepts no checkpoints",
+    Cause.RESIZE: "a change of the mesh",
     Cause.COMMUNICATION: "broken communication",
 }
 

@@ -30,6 +30,7 @@ SITUATIONS = st.builds(
     times=st.integers(0, 4),
     repeated=st.booleans(),
     room=st.booleans(),
+    smaller=st.booleans(),
     may_roll_back=st.booleans(),
     budget=st.builds(
         Budget,
@@ -60,12 +61,14 @@ def test_every_situation_has_one_decision_with_a_reason_for_and_against_each_act
     if found.end is not None:
         assert found.end.code
         assert found.end.message == found.reason
-    assert found.action is not Action.SHRINK
+    if found.action is Action.SHRINK:
+        assert now.smaller and not now.room
+    assert (found.action is Action.GROW) == (now.cause is Cause.RESIZE)
     if found.action is Action.IGNORE:
         assert is_tolerable(now.cause)
     if found.action is Action.REPLACE_NODE:
         assert now.room
-    if found.action not in (Action.STOP, Action.IGNORE):
+    if found.action not in (Action.STOP, Action.IGNORE, Action.GROW):
         assert now.budget.failures <= now.budget.max_failures
         assert now.budget.without_progress <= now.budget.max_without_progress
 

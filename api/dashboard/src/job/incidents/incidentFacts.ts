@@ -24,6 +24,7 @@ const CAUSES: Record<string, string> = {
   internal_error: "an internal error of Holdfast occurred",
   no_progress: "an attempt did not reach its first step in time",
   straggler: "a rank computed more slowly than its peers",
+  resize: "a better mesh had room",
   restore_unavailable: "the remote storage did not answer during a restore",
   remote_unavailable: "the remote storage accepted no checkpoint",
   communication: "ranks lost their connections, and no process was seen to end",
