@@ -357,13 +357,18 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     def add(path: str, message: str) -> None:
         faults.append(SpecFault(path=path, message=message))
 
-    per_pass = train.micro_batch * parallel.data_parallel
-    if train.global_batch % per_pass:
+    if train.global_batch % train.micro_batch:
         add(
             "train.global_batch",
-            f"global_batch {train.global_batch} is not a multiple of micro_batch × dp_replicate × "
-            f"dp_shard = {train.micro_batch} × {parallel.dp_replicate} × {parallel.dp_shard} = "
-            f"{per_pass}",
+            f"global_batch {train.global_batch} is not a multiple of micro_batch "
+            f"{train.micro_batch}",
+        )
+    elif train.global_batch < train.micro_batch * parallel.data_parallel:
+        add(
+            "train.global_batch",
+            f"global_batch {train.global_batch} has less than one micro_batch of "
+            f"{train.micro_batch} for each of dp_replicate × dp_shard = {parallel.dp_replicate} × "
+            f"{parallel.dp_shard} = {parallel.data_parallel} ranks",
         )
     if spec.function is None and train.schedule.warmup_steps > train.steps:
         add(

@@ -1,8 +1,8 @@
 """The meshes that a job with a range of nodes may train on, best first. Pure.
 
 One axis changes its size; all others are fixed. More ranks are preferred: they share the global
-batch, so that no step takes longer. A mesh is legal if its ranks fill whole nodes and the global
-batch is dealt evenly: otherwise samples would be dropped.
+batch, so that no step takes longer. A mesh is legal if its ranks fill whole nodes, and each has a
+part of the global batch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class MeshRange:
             return f"{ranks} ranks are not a multiple of the other axes, {others}"
         mesh = self._shape_on(nodes).mesh
         parts = prod(mesh.get(axis, 1) for axis in self.data_axes)
-        if self.micro_batches % parts:
-            return f"{self.micro_batches} micro-batches are not dealt evenly to {parts} ranks"
+        if parts > self.micro_batches:
+            return f"{parts} ranks share only {self.micro_batches} micro-batches"
         return ""
 
     def _shape_on(self, nodes: int) -> WorldShape:

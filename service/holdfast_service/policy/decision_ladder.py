@@ -204,6 +204,8 @@ def _verdict(action: Action, now: Situation, end: GiveUp | None) -> _Verdict:
         return _Verdict(True, end.message if end else "there is no reason to end the job")
     if end is not None:
         return _Verdict(False, "it would not help: see the reason why the job ends")
+    if now.cause is Cause.RESIZE and action is not Action.GROW:
+        return _Verdict(False, "nothing has failed")
     return _EVALUATE[action](now)
 
 
@@ -229,8 +231,6 @@ def _reform(now: Situation) -> _Verdict:
         return _Verdict(True, _REFORM_BECAUSE[now.cause])
     if now.cause is Cause.GUARD:
         return _Verdict(False, "the same data would give the same result")
-    if now.cause is Cause.RESIZE:
-        return _Verdict(False, "the mesh would stay the same")
     if _node_unusable(now):
         return _Verdict(False, "the processes on the node are lost")
     return _Verdict(False, "a process is lost or not trusted any more")

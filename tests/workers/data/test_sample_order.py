@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast_workers.data.sample_order import (
     micro_batch_positions,
+    passes,
     permute,
     samples_at,
     samples_digest,
@@ -52,6 +53,32 @@ def test_an_order_is_close_to_random() -> None:
     neighbours = np.corrcoef(order[:-1], order[1:])[0, 1]
     assert abs(correlation) < 0.06
     assert abs(neighbours) < 0.06
+
+
+@given(
+    window=st.integers(0, 5),
+    micro_batch=st.integers(1, 4),
+    micro_batches=st.integers(1, 24),
+    data_parallel=st.integers(1, 24),
+)
+def test_the_ranks_read_a_window_exactly_once_also_if_it_is_not_dealt_evenly(
+    window: int, micro_batch: int, micro_batches: int, data_parallel: int
+) -> None:
+    global_batch = micro_batch * micro_batches
+    read = [
+        micro_batch_positions(
+            window,
+            index,
+            data_index=rank,
+            data_parallel=data_parallel,
+            micro_batch=micro_batch,
+            global_batch=global_batch,
+        )
+        for index in range(passes(global_batch, micro_batch, data_parallel))
+        for rank in range(data_parallel)
+    ]
+    start = window * global_batch
+    assert sorted(np.concatenate(read).tolist()) == list(range(start, start + global_batch))
 
 
 @given(samples=st.integers(1, 50), start=st.integers(0, 200), count=st.integers(1, 120))

@@ -61,6 +61,8 @@ def undisturbed(worlds: Worlds, states: Path) -> dict[str, Any]:
         {"dp_replicate": 2},
         {"dp_replicate": 2, "tp": 2},
         {"dp_replicate": 4},
+        {"dp_shard": 3},
+        {"dp_replicate": 3},
     ],
     ids=lambda mesh: ",".join(f"{axis}={size}" for axis, size in mesh.items()),
 )

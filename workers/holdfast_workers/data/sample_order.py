@@ -57,11 +57,19 @@ def micro_batch_positions(
 
     A step reads a window of `global_batch` positions (0 is the first window; the `Ledger` assigns
     windows to steps). The window is cut into micro-batches, dealt to the data-parallel ranks in
-    turn. `data_index` is the rank's index among them, `data_parallel` their number.
+    turn. `data_index` is the rank's index among them, `data_parallel` their number. Where they are
+    not dealt evenly, there is none left for the last pass of some ranks: no positions.
     """
-    start = window * global_batch
-    start += (micro_batch_index * data_parallel + data_index) * micro_batch
+    dealt = (micro_batch_index * data_parallel + data_index) * micro_batch
+    if dealt >= global_batch:
+        return np.arange(0, dtype=np.int64)
+    start = window * global_batch + dealt
     return np.arange(start, start + micro_batch, dtype=np.int64)
+
+
+def passes(global_batch: int, micro_batch: int, data_parallel: int) -> int:
+    """Forward and backward passes of a step, the same on every rank."""
+    return -(-global_batch // (micro_batch * data_parallel))
 
 
 def samples_digest(positions: Indices, samples: Indices) -> int:

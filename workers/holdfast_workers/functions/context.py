@@ -19,13 +19,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from holdfast_workers.data.sample_order import micro_batch_positions, samples_at, samples_digest
+from holdfast_workers.data.sample_order import (
+    micro_batch_positions,
+    passes,
+    samples_at,
+    samples_digest,
+)
 from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
 from holdfast_workers.functions.step_metrics import UserMetrics
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_index, data_mesh, data_parallel
@@ -73,6 +79,7 @@ class Context:
         """The step for which the generators were seeded."""
         self._loss = torch.zeros((), dtype=torch.float64)
         self._samples = 0
+        self._counts = True  # whether the present micro-batch has weight
         self._digest = 0
         self._metrics = UserMetrics()
         self.ended_by: Exception | None = None
@@ -179,7 +186,11 @@ class Context:
     def batches(self, samples: int) -> Iterator[NDArray[Any]]:
         """This rank's samples of this step, one micro-batch after the other, as indices below
         `samples`. Over all ranks and steps, each sample of an epoch comes exactly once, in an order
-        that depends on the seed alone."""
+        that depends on the seed alone.
+
+        Where the micro-batches are not dealt evenly, ranks without one in the last pass get samples
+        of another rank, so that all ranks run the same passes; `backward` gives them no weight.
+        """
         with self._unwinding():
             steps, train = self._started(), self._recipe.spec.train
             window = self._recipe.guard_memory.ledger.window(steps.applied + 1)
@@ -197,7 +208,12 @@ class Context:
                 )
                 chosen = samples_at(positions, samples, train.seed)
                 self._digest = (self._digest + samples_digest(positions, chosen)) % (1 << 64)
-                self._samples += train.micro_batch
+                self._samples += len(chosen)
+                self._counts = len(chosen) > 0
+                if not self._counts:
+                    start = window * train.global_batch
+                    stand_ins = np.arange(start, start + train.micro_batch, dtype=np.int64)
+                    chosen = samples_at(stand_ins, samples, train.seed)
                 for module in self._recipe.registry.modules.values():
                     set_last_micro_batch(module, index == self.micro_batches - 1)
                 steps.phase("forward", index)
@@ -207,14 +223,18 @@ class Context:
     def micro_batches(self) -> int:
         """The number of micro-batches of `batches` in each step; it grows with fewer ranks."""
         train = self._recipe.spec.train
-        return train.global_batch // (train.micro_batch * self.data_parallel)
+        return passes(train.global_batch, train.micro_batch, self.data_parallel)
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch; `loss` is the mean over its samples."""
         with self._unwinding():
             self._started().phase("backward")
-        self._loss = self._loss.to(loss.device) + loss.detach().double() / self.micro_batches
-        torch.autograd.backward(loss / self.micro_batches)
+        train = self._recipe.spec.train
+        share = train.global_batch / (train.micro_batch * self.data_parallel)
+        if not self._counts:
+            loss = loss * 0.0
+        self._loss = self._loss.to(loss.device) + loss.detach().double() / share
+        torch.autograd.backward(loss / share)
 
     def step(
         self,
@@ -241,11 +261,12 @@ class Context:
                     "last step: iterate with `for step in ctx.steps()`"
                 )
             train, world = recipe.spec.train, recipe.world
-            samples = train.global_batch // self.data_parallel
+            share = train.global_batch / self.data_parallel  # of the global batch, if dealt evenly
+            samples = self._samples or round(share)
             mean = float(self._loss if loss is None else loss)
             first = world.coordinate(TENSOR_AXIS) == 0  # tensor-parallel peers have the same loss
             recipe.share = Contribution(
-                loss_sum=mean * samples if first else 0.0,
+                loss_sum=mean * share if first else 0.0,
                 count=samples if first else 0,
                 grad_sq=0.0,
                 data_index=self.data_index,

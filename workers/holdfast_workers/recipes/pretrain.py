@@ -21,7 +21,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.data.corpus import Corpus, open_corpus
-from holdfast_workers.data.sample_order import micro_batch_positions, samples_at, samples_digest
+from holdfast_workers.data.sample_order import (
+    micro_batch_positions,
+    passes,
+    samples_at,
+    samples_digest,
+)
 from holdfast_workers.models.llama import Llama, initial_values
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
@@ -271,26 +276,32 @@ class PretrainRecipe(Recipe):
 
     def _micro_batches(self) -> int:
         train = self.spec.train
-        return train.global_batch // (
-            train.micro_batch * data_parallel(self._require_built().world)
+        return passes(
+            train.global_batch, train.micro_batch, data_parallel(self._require_built().world)
         )
 
     def _loss(self, tokens: Tensor) -> Tensor:
-        """The loss, summed over the targets of a micro-batch."""
+        """The loss, summed over the targets of a micro-batch. A rank without one takes part in the
+        passes of the others, with the loss 0."""
+        if not len(tokens):
+            train, length = self.spec.train, self.spec.model.sequence_length
+            stand_in = tokens.new_zeros((train.micro_batch, length))
+            nothing: Tensor = self._require_built().model(stand_in).float().sum() * 0.0
+            return nothing
         logits = self._require_built().model(tokens[:, :-1]).float()
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
 
     def _forward_backward(self, step: int, phase: PhaseReporter) -> Contribution:
-        built, train = self._require_built(), self.spec.train
-        micro_batches = self._micro_batches()
+        built, micro_batches = self._require_built(), self._micro_batches()
         loss_sum = torch.zeros((), dtype=torch.float64, device=built.world.device)
-        digest, waited = 0, 0.0
+        digest, read, waited = 0, 0, 0.0
         self._losses = []
         for index in range(micro_batches):
             phase("load", step, index)
             began = time.perf_counter()
             tokens, share = self._read(step, index)
             digest = (digest + share) % (1 << 64)
+            read += len(tokens)
             waited += time.perf_counter() - began
             self.leave_if_over()
             set_last_micro_batch(built.model, index == micro_batches - 1)
@@ -300,10 +311,11 @@ class PretrainRecipe(Recipe):
             torch.autograd.backward(loss / self._targets())
             self._losses.append(loss.detach())
             loss_sum += loss.detach()
-        return self._share(float(loss_sum), micro_batches * train.micro_batch, digest, waited)
+        return self._share(float(loss_sum), read, digest, waited)
 
     def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, int]:
-        """Tokens (micro_batch, sequence_length + 1) on the device, and their samples' digest."""
+        """Tokens (micro_batch, sequence_length + 1) on the device, and their samples' digest; no
+        rows if no micro-batch is left for this rank."""
         built, train, corpus = self._require_built(), self.spec.train, self._opened_corpus()
         length = self.spec.model.sequence_length
         positions = micro_batch_positions(
