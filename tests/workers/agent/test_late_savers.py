@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -83,6 +84,49 @@ def test_a_hanging_saver_is_killed_reported_as_refused_and_its_copy_is_retried(
     (delayed,) = (signal.detail for signal in signals)
     assert isinstance(delayed, ShardDelayed) and "hang" in delayed.message
     assert path.exists()
+
+
+@pytest.fixture
+def frozen() -> Iterator[Callable[[int, bool], None]]:
+    """`frozen(pid, on)` makes a process unkillable as long as it is on: like one that waits in the
+    kernel for a dead mount, it takes no signal."""
+    group = Path("/sys/fs/cgroup/freezer") / f"holdfast-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer cgroup can be made here: {error}")
+
+    def switch(pid: int, on: bool) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN" if on else "THAWED")
+
+    yield switch
+    (group / "freezer.state").write_text("THAWED")
+    eventually(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_a_saver_that_cannot_be_killed_is_reported_and_retried_when_its_mount_answers(
+    hanging: Callable[[float], tuple[HangingSavers, list[Signal]]],
+    frozen: Callable[[int, bool], None],
+    tmp_path: Path,
+) -> None:
+    node, signals = hanging(1.0)
+    path = _hand_over(node.saves, tmp_path)
+    eventually(lambda: len(node.forked) == 1)
+    stuck = node.forked[0].pid
+    frozen(stuck, True)
+    eventually(lambda: len(signals) == 1)
+    (delayed,) = (signal.detail for signal in signals)
+    assert isinstance(delayed, ShardDelayed) and "hang" in delayed.message
+    assert node.saves.saving == ((0, 1, 5),)
+    assert len(node.forked) == 1  # a second saver would wait for the same mount
+    assert Path(f"/proc/{stuck}").exists()
+    frozen(stuck, False)
+    eventually(lambda: len(node.forked) == 2)
+    assert path.exists()
+    assert len(signals) == 1  # the outage is known
 
 
 def test_a_saver_is_not_killed_before_its_deadline(

@@ -64,7 +64,7 @@ class ZygoteThread:
 
     def kill(self) -> None: ...
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         return 0
 
     def _run(self) -> None:

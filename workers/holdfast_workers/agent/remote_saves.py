@@ -146,7 +146,8 @@ class RemoteSaves:
     def on_exit(self, frozen: FrozenCopy, end: ProcessEnd) -> None:
         """Handle the end of a saver's process."""
         with self._changed:
-            outcome = self._savers.pop(frozen.path).outcome
+            saver = self._savers.pop(frozen.path)
+            outcome = saver.outcome
             copy = self._copies[frozen.path]
             if isinstance(outcome, ShardRecord):
                 self._backlog.saved(copy)
@@ -154,7 +155,7 @@ class RemoteSaves:
             case ShardRecord():
                 self._remove(copy)
             case StorageRefusal(message=message):
-                self._refused(copy, message)
+                self._refused(copy, message, late=saver.killed)  # reported when it was killed
             case None:
                 self._crashed(copy, f"the saver ended by {end}")
         with self._changed:
@@ -211,7 +212,9 @@ class RemoteSaves:
                     self._changed.wait(None if until is None else until - time.monotonic())
                 if self._closing:
                     return
-                self._end_late(time.monotonic())
+                late = self._end_late(time.monotonic())
+            for copy, why in late:
+                self._send_signal(ShardDelayed(copy.frozen.step, why), copy)
             for copy in due:
                 self._save(copy)
 
@@ -221,13 +224,18 @@ class RemoteSaves:
             times.append(start_at)
         return min(times, default=None)
 
-    def _end_late(self, now: float) -> None:
-        for saver in self._savers.values():
+    def _end_late(self, now: float) -> list[tuple[QueuedCopy, str]]:
+        """Kill the savers that are late; returns their copies. One that waits for a dead mount ends
+        only when that answers, and its copy is retried only then."""
+        late = []
+        for path, saver in self._savers.items():
             if saver.deadline <= now and not saver.killed:
                 why = f"not saved within {saver.limit_s:.0f} s: does the storage hang?"
                 saver.outcome = saver.outcome or StorageRefusal(why)
                 saver.killed = True
                 saver.child.kill()
+                late.append((self._copies[path], why))
+        return late
 
     def _save(self, copy: QueuedCopy) -> None:
         """Fork the saver of a shard; signals report how it ends."""
@@ -246,10 +254,10 @@ class RemoteSaves:
             self._savers[frozen.path] = _Saver(child, limit_s, time.monotonic() + limit_s)
         self._io.watch(child)
 
-    def _refused(self, copy: QueuedCopy, why: str) -> None:
+    def _refused(self, copy: QueuedCopy, why: str, *, late: bool) -> None:
         with self._changed:
             given_up = self._backlog.refused(copy, time.monotonic(), random.random())
-        if copy.refusals == 1:
+        if copy.refusals == 1 and not late:
             self._send_signal(ShardDelayed(copy.frozen.step, why), copy)
         if given_up is not None:
             self._give_up(copy, f"superseded by a newer step: {why}", superseded=True)

@@ -142,6 +142,8 @@ NVML_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Makes `torch.cuda.is_available()` ask NVML. Otherwise it asks the driver, whose context does not
 survive a fork: one such call in a user's module would take the devices from every worker."""
 
+KILL_WAIT_S = 10.0
+"""How long a killed zygote may take to end. One that waits for a dead mount ends with the wait."""
 COPY_TUNING = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000"}
 """Makes glibc copy 1 MiB and more with non-temporal stores, which bypass the cache. That is its
 default only where a processor's share of the cache is small; with a large share, a copy first reads
@@ -155,7 +157,7 @@ class ZygoteProcess(Protocol):
     def pid(self) -> int: ...
     def poll(self) -> int | None: ...
     def kill(self) -> None: ...
-    def wait(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 def start_zygote(fd: int, env: dict[str, str]) -> ZygoteProcess:
@@ -289,5 +291,6 @@ class ChildProcesses:
             self._end = None
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired, TimeoutError):
+                self._process.wait(KILL_WAIT_S)
             self._process = None

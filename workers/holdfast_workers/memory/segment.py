@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.memory.memory_room import MARGIN_BYTES, smallest_room
 from holdfast_workers.state.digest import interruptible_digest
 from holdfast_workers.state.layout import StateLayout
 
@@ -36,6 +37,8 @@ MAGIC = b"HOLDFAST"
 VERSION = 1
 SLOTS = 2
 PAGE = 4096
+CLAIM_BYTES = 32 << 20
+"""Memory is claimed in pieces of this size."""
 
 _HEADER = struct.Struct("<8sIIQQQ")  # magic, version, layout bytes, payload bytes, slot offsets
 _HEADER_CRC_AT = _HEADER.size
@@ -356,17 +359,43 @@ def _read_header(path: Path, view: memoryview) -> tuple[int, tuple[int, ...], St
 
 
 def _claim_pages(fd: int, size: int, path: Path) -> None:
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
-            raise
-        stat = os.statvfs(path.parent)
+    """Claim the pages of the file. Nothing is claimed if it cannot hold all; then the pages are
+    claimed piece by piece, as other processes claim memory at the same time."""
+    for start in range(0, size, CLAIM_BYTES):
+        _require_room(size - start, path)
+        try:
+            os.posix_fallocate(fd, start, min(CLAIM_BYTES, size - start))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
+                raise
+            raise _no_space(size, path) from error
+
+
+def _require_room(size: int, path: Path) -> None:
+    """Raises SegmentSpaceError if shared memory or a memory limit cannot hold `size` more bytes.
+    Beyond a limit, the kernel would kill a process."""
+    if size > _free_shared_memory(path):
+        raise _no_space(size, path)
+    room = smallest_room()
+    if room is not None and size + MARGIN_BYTES > room.free_bytes:
         raise SegmentSpaceError(
-            f"{path.parent} cannot hold a memory checkpoint of {size} bytes: "
-            f"{stat.f_bavail * stat.f_frsize} bytes are free. Give the node more shared memory "
-            f"(for a container: a larger /dev/shm), or turn the memory tier off"
-        ) from error
+            f"{path.parent} cannot hold {size} bytes of a memory checkpoint: {room.limit} leaves "
+            f"{room.free_bytes}, of which {MARGIN_BYTES} stay free. Raise that limit, or turn the "
+            "memory tier off"
+        )
+
+
+def _no_space(size: int, path: Path) -> SegmentSpaceError:
+    return SegmentSpaceError(
+        f"{path.parent} cannot hold {size} bytes of a memory checkpoint: "
+        f"{_free_shared_memory(path)} bytes are free. Give the node more shared memory "
+        f"(for a container: a larger /dev/shm), or turn the memory tier off"
+    )
+
+
+def _free_shared_memory(path: Path) -> int:
+    stat = os.statvfs(path.parent)
+    return stat.f_bavail * stat.f_frsize
 
 
 def _round_up(nbytes: int) -> int:
