@@ -118,8 +118,12 @@ class Product:
 
     def actor_pids(self, kind: str) -> list[int]:
         """Process ids of an actor class: `SupervisorActor` or `AgentActor`."""
+        return self.pids_of(f"ray::{kind}")
+
+    def pids_of(self, program: str) -> list[int]:
+        """Process ids of a program of the cluster."""
         pids = processes.of_cluster(self.cluster.cluster_id)
-        return [pid for pid in pids if _title(pid).startswith(f"ray::{kind}")]
+        return [pid for pid in pids if _program(pid).startswith(program)]
 
     def agent_of(self, job_id: str, rank: int) -> int:
         """The process of the node agent that runs the rank."""
@@ -168,10 +172,10 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
 
 
-def _title(pid: int) -> str:
+def _program(pid: int) -> str:
     try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
+        return Path(psutil.Process(pid).cmdline()[0]).name
+    except (psutil.Error, IndexError):
         return ""
 
 

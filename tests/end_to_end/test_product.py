@@ -100,6 +100,26 @@ def test_a_killed_agent_is_replaced_by_the_standby_node(
     assert after[2].node_id == before[2].node_id
 
 
+def test_a_rank_recovers_while_rays_control_service_is_silent(
+    product: Product, undisturbed: dict[int, str]
+) -> None:
+    """No call of the supervisor's loop waits for it."""
+    job = product.client.submit(spec(resources=WITHOUT_STANDBY))
+    product.wait_step(job.id, 10)
+    lost = product.members(job.id)[1].pid
+    assert lost is not None
+    (silent,) = product.pids_of("gcs_server")
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        os.kill(lost, signal.SIGKILL)
+        product.wait(lambda: any(one.closed_at for one in product.client.incidents(job.id)), 30)
+        (incident,) = product.client.incidents(job.id)
+        assert (incident.phases_s["total"] or 0.0) < 5.0
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    assert_same(product, job.id, undisturbed)
+
+
 def test_a_user_error_ends_the_job_with_its_traceback(product: Product) -> None:
     job = product.client.submit(
         spec(recipe="tests.support.ranks.recipes:RaisesAtStepTen", **ONE_NODE)
