@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.nodes.history_proof import assert_same_history, incidents, no
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.supervisor.supervisor import SupervisorTimes
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, complete_manifest, verify
 from holdfast_workers.ipc import linux_processes
@@ -91,6 +93,26 @@ def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
             if member["rank"] in pids and member["pid"] != pids[member["rank"]]
         ]
         assert len(moved) <= stuck, run.story()
+
+
+def test_all_agents_and_the_supervisor_end_at_once_and_no_row_is_lost(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The rows since the last poll are in shared memory, beside the state that is restored."""
+    times = SupervisorTimes(poll_s=1.0)
+    with supervised(tmp_path, small_training(STEPS), standbys=0, times=times) as run:
+        run.wait_step(10)
+        time.sleep(0.4)  # some steps whose rows nobody has fetched
+        run.supervisor.halt()
+        for seat in run.agents.seats:
+            run.agents.kill(seat)
+        run.lose_supervisor()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        assert set(run.rows) == set(range(1, STEPS + 1))
+        assert set(run.digests) >= set(range(1, STEPS + 1))
+        restored = [event["restore"]["step"] for event in run.of(EventKind.ATTEMPT_FORMING)][-1]
+        assert restored > 10, "the state was restored from memory"
 
 
 def test_both_nodes_die_one_after_the_other_and_the_first_comes_back(

@@ -481,6 +481,7 @@ class NodeAgent:
             self._folder.take()
             self._memory.open()
             self._saves.remove_leftovers()
+            self._journal.keep_in(self._root)
         except (OSError, WorkersError) as error:
             self._record_failure(error)
             return False

@@ -1,7 +1,8 @@
 """Keeps metric rows, digests and log lines of a run until the supervisor fetches them.
 
 Bounded: the oldest entries are dropped first. Every node keeps the same rows and digests, so losing
-a node loses none of them.
+a node loses none of them; the newest also lie in shared memory (`agent/row_file.py`), so losing all
+agents loses none either.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import threading
 import time
 from collections import deque
 from itertools import takewhile
+from pathlib import Path
 
+from holdfast_workers.agent.row_file import RowFile
 from holdfast_workers.protocol.messages import LogLine, StepRow
 
 KEEP_ROWS = 20_000
@@ -31,6 +34,19 @@ class RunJournal:
         self._lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
         self._logged = 0
         self._attempt = 0
+        self._file: RowFile | None = None
+
+    def keep_in(self, folder: Path) -> None:
+        """Take up what a former incarnation of the agent left in the node's folder of shared
+        memory, and keep new entries there too."""
+        file = RowFile(folder)
+        for entry in file.load():
+            if isinstance(entry, StepRow):
+                self.add_row(entry)
+            else:
+                self.add_digest(*entry)
+        with self._lock:
+            self._file = file
 
     def add_row(self, row: StepRow) -> bool:
         """Keep a row, unless it belongs to an older attempt: rows are fetched in order of attempt
@@ -42,12 +58,16 @@ class RunJournal:
                 self._digests = {s: d for s, d in self._digests.items() if s < row.step}
             if row.attempt >= self._attempt:
                 self._rows.append(row)
+                if self._file is not None:
+                    self._file.add(row)
             self._attempt = max(self._attempt, row.attempt)
             return first
 
     def add_digest(self, step: int, digest: str) -> None:
         with self._lock:
             self._digests[step] = digest
+            if self._file is not None:
+                self._file.add((step, digest))
             while len(self._digests) > KEEP_ROWS:
                 self._digests.pop(next(iter(self._digests)))
 
