@@ -53,6 +53,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "heartbeat_timeout_s": st.floats(0.2, 10),
     "lease_s": st.just(0) | st.floats(600, 86400),
     "workers_per_node": st.just(1),
+    "nodes": st.none(),
     "gpus_per_worker": st.just(0) | st.integers(1, 8),
     "recipe": st.just("pretrain") | st.just("my.module:Recipe"),
     "function": st.none(),
@@ -67,8 +68,17 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
 
 
 def documents() -> st.SearchStrategy[dict[str, Any]]:
-    """Documents with a name and any other keys."""
-    return st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
+    """Documents with a name and any other keys; some of elastic jobs."""
+    fixed = st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
+    return fixed | fixed.map(_elastic)
+
+
+def _elastic(document: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **document,
+        "parallel": {**document.get("parallel", {}), "dp_shard": "auto"},
+        "resources": {**document.get("resources", {}), "nodes": {"min": 1, "max": 4}},
+    }
 
 
 def section(model: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
