@@ -117,6 +117,17 @@ class HistoryLine:
             if later.attempt > attempt and (later.ran or formed_too)
         )
 
+    def limits(self) -> dict[int, int]:
+        """Attempt → its last step that is part of history, for attempts that have a limit."""
+        ends = [(cut.attempt + 1, cut.step) for cut in self.cuts]
+        ends += [(branch.attempt, branch.restored_step) for branch in self.branches if branch.ran]
+        found = {}
+        for branch in self.branches:
+            steps = [step for attempt, step in ends if branch.attempt < attempt]
+            if steps:
+                found[branch.attempt] = min(steps)
+        return found
+
 
 @dataclass(frozen=True)
 class InitialCheckpoint:

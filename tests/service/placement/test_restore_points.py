@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from holdfast_service.placement.restore_points import (
     BadCopy,
     HeldCopy,
@@ -176,3 +179,22 @@ def test_rolled_back_steps_are_not_restored_from_any_copy() -> None:
         world_size=2, mesh=MESH, copies=copies[1::2], remotes=remotes, line=line
     )
     assert (point.source, point.uri) == (RestoreSource.REMOTE, "r6")
+
+
+@given(
+    attempts=st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=6),
+    cuts=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 30)), max_size=3),
+)
+def test_the_limits_of_attempts_are_those_of_the_line(
+    attempts: list[tuple[int, bool]], cuts: list[tuple[int, int]]
+) -> None:
+    line = HistoryLine()
+    for number, (step, ran) in enumerate(attempts, 1):
+        line = line.with_attempt(number, step)
+        line = line.with_run(number) if ran else line
+    for attempt, step in cuts:
+        line = line.with_rollback(attempt, step)
+    limits = line.limits()
+    for attempt in range(1, len(attempts) + 1):
+        for step in range(32):
+            assert line.contains(attempt, step) == (step <= limits.get(attempt, step))

@@ -56,8 +56,14 @@ def _config(**remote: Any) -> ZygoteConfig:
     return agent_config(Path("/unused"), mesh=MESH, training=training).zygote_config
 
 
-def _tidy(attempt: int, *, keep: int, bad: frozenset[str] = frozenset()) -> Any:
-    command = TidyRemoteTier("n0", attempt, 0, (), bad)
+def _tidy(
+    attempt: int,
+    *,
+    keep: int,
+    bad: frozenset[str] = frozenset(),
+    limits: dict[int, int] | None = None,
+) -> Any:
+    command = TidyRemoteTier("n0", attempt, 0, (), bad, limits=limits or {})
     with _control() as (ours, theirs):
         saver.tidy(ours, command, _config(keep=keep))
         return control_channel.receive(theirs, *TidierJob.answers)
@@ -95,6 +101,18 @@ def test_a_publication_succeeds_although_the_cleanup_of_older_checkpoints_fails(
     assert isinstance(refused, StorageRefusal)
     assert "cannot be read" in refused.message
     assert len(_folders(root)) == 3
+
+
+def test_a_checkpoint_that_a_paused_finalizer_published_late_replaces_no_good_one(
+    root: Storage,
+) -> None:
+    """Attempt 2 continued from step 90; the finalizer of attempt 1 slept, and published 120."""
+    made = {key: save_world(root, *key, MESH) for key in ((90, 1), (100, 2), (120, 1))}
+    answer = _tidy(2, keep=1, limits={1: 90})
+    assert list(answer.deleted) == [made[90, 1].uri]
+    assert _folders(root) == [checkpoint_folder(100, 2)]
+    late = root.below(made[120, 1].folder)
+    assert b"continued from step 90" in late.read(QUARANTINED)
 
 
 def test_retention_does_not_count_a_quarantined_checkpoint(root: Storage) -> None:

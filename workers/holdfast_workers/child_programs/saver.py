@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from holdfast_workers.checkpoint.manifest import (
     BadCheckpoint,
     checkpoint_folder,
     content_digest,
+    list_checkpoints,
 )
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.publish import finalize as publish
@@ -101,12 +102,13 @@ def finalize(end: socket.socket, command: FinalizeCheckpoint, config: StorageZyg
 
 
 def tidy(end: socket.socket, command: TidyRemoteTier, config: StorageZygoteConfig) -> int:
-    """Quarantine the checkpoints that the command names as bad, then apply retention to the
-    rest."""
+    """Quarantine the checkpoints that are bad or were published too late, then apply retention to
+    the rest."""
     FaultPoints.from_environment().reach("tidier", command.step)
     root = _root(config)
     try:
         _quarantine(root, sorted(command.bad))
+        _quarantine_late(root, command.limits)
         removed = retain(
             root,
             RemoteTierSpec.model_validate(config.training["checkpoint"]["remote"]),
@@ -126,6 +128,14 @@ def _quarantine(root: Storage, uris: Collection[str]) -> None:
         own = uri == joined(root.uri, folder)  # only the job's own checkpoints
         if own and FOLDER_NAME.fullmatch(folder):
             quarantine(root.below(folder), QUARANTINE_REASON)
+
+
+def _quarantine_late(root: Storage, limits: Mapping[int, int]) -> None:
+    for manifest in list_checkpoints(root) if limits else ():
+        last = limits.get(manifest.attempt)
+        if last is not None and manifest.step > last:
+            why = f"published after a later attempt had continued from step {last}"
+            quarantine(root.below(manifest.folder), why)
 
 
 def _refused(end: socket.socket, error: StorageError) -> int:

@@ -187,6 +187,9 @@ class TidyRemoteTier:
     unfinished: tuple[tuple[int, int], ...]
     bad: frozenset[str]
     incarnation: str = ""
+    limits: dict[int, int] = field(default_factory=dict)
+    """Attempt → its last step that is part of history. A later checkpoint of it was published too
+    late, by a process that had been paused, and goes into quarantine."""
     kind: Literal[CommandKind.TIDY_REMOTE_TIER] = CommandKind.TIDY_REMOTE_TIER
 
 

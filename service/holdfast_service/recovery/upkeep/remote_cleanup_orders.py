@@ -26,6 +26,7 @@ def request_cleanup(state: CoreState, step: int) -> None:
             state.saves.unfinished(),
             frozenset(state.saves.bad_uris),
             chosen.incarnation,
+            state.progress.line.limits(),
         )
     )
 
