@@ -36,6 +36,7 @@ KINDS: dict[FaultKind, int] = {
     FaultKind.NODE_LOSS: 2,
     FaultKind.SUPERVISOR_DEATH: 3,
     FaultKind.REMOTE_DOWN: 1,
+    FaultKind.RESET: 3,
 }
 """Relative frequency of each fault."""
 

@@ -34,7 +34,7 @@ class Process:
 
 
 def orders_without_ranks(root: Path) -> FaultOrders:
-    return FaultOrders(root, lambda rank: None, None, None, lambda code: None)
+    return FaultOrders(root, lambda rank: None, None, None, lambda code: None, lambda: 0)
 
 
 def test_a_fault_that_arrives_during_the_fork_of_its_rank_reaches_the_new_process(
@@ -79,7 +79,9 @@ def test_links_are_cut_for_the_given_time_and_only_where_allowed(
     tmp_path: Path,
 ) -> None:
     cut: list[float] = []
-    orders = FaultOrders(tmp_path, lambda rank: None, None, cut.append, lambda code: None)
+    orders = FaultOrders(
+        tmp_path, lambda rank: None, None, cut.append, lambda code: None, lambda: 0
+    )
     orders.accept(1, Injection(FaultKind.PARTITION, rank=0, duration_s=2.5))
     eventually(lambda: cut == [2.5], 5.0)
     with pytest.raises(CannotInject, match=link_cut.VARIABLE):

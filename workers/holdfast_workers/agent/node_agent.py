@@ -212,7 +212,12 @@ class NodeAgent:
             lambda: len(self._worker_pool.reports()),
         )
         self._fault_orders = FaultOrders(
-            self._root, self._worker_pool.child_of, lose_node, cut_links, self._health.inject_xid
+            self._root,
+            self._worker_pool.child_of,
+            lose_node,
+            cut_links,
+            self._health.inject_xid,
+            lambda: self._memory.port,
         )
         children = ChildEvents(
             self._child_processes,

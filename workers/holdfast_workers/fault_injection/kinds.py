@@ -59,6 +59,7 @@ class FaultKind(StrEnum):
     AGENT_DEATH = "agent_death"
     NODE_LOSS = "node_loss"
     PARTITION = "partition"
+    RESET = "reset"
     XID = "xid"
     REMOTE_DOWN = "remote_down"
     DISK_FULL = "disk_full"
@@ -135,6 +136,10 @@ KINDS: Mapping[FaultKind, FaultKindSpec] = {
     FaultKind.PARTITION: _kind(
         "the network links of the rank's node are down (those that its operator allows to be cut)",
         "duration_s",
+        victim=Victim.NODE,
+    ),
+    FaultKind.RESET: _kind(
+        "every connection to the data port of the rank's node is reset, as by a firewall",
         victim=Victim.NODE,
     ),
     FaultKind.XID: _kind(

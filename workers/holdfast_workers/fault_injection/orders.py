@@ -19,6 +19,7 @@ from pathlib import Path
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection import link_cut
+from holdfast_workers.fault_injection.connection_reset import reset_connections
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.fault_injection.kinds import (
     PARTITION_S,
@@ -43,7 +44,7 @@ class FaultOrders:
 
     `child_of(rank)` is the process of the rank, if any. `lose_node()` ends everything that runs on
     this node, `cut_links(seconds)` disconnects it for that time; None if the node cannot do that.
-    `show_xid(code)` makes its health probe report an XID.
+    `show_xid(code)` makes its health probe report an XID; `data_port()` is the node's.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class FaultOrders:
         lose_node: Callable[[], None] | None,
         cut_links: Callable[[float], None] | None,
         show_xid: Callable[[int], None],
+        data_port: Callable[[], int],
     ) -> None:
         self._root = root
         self._child_of = child_of
         self._node_killer = lose_node
         self._cut_links = cut_links
         self._show_xid = show_xid
+        self._data_port = data_port
         self._lock = threading.Lock()
         self._taken: set[int] = set()
         self._armed: dict[int, Injection] = {}
@@ -117,6 +120,8 @@ class FaultOrders:
                 _run_soon(self._lose_files_and_node)
             case FaultKind.PARTITION:
                 self._cut(PARTITION_S if fault.duration_s is None else fault.duration_s)
+            case FaultKind.RESET:
+                reset_connections(self._data_port())
             case FaultKind.XID:
                 self._show_xid(48 if fault.xid is None else fault.xid)
             case FaultKind.REMOTE_DOWN | FaultKind.DISK_FULL:

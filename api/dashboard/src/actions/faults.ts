@@ -33,6 +33,7 @@ export const FAULTS: Record<FaultKind, FaultDescription> = {
   agent_death: { group: "The node", label: "The node agent is killed with its ranks", fields: [] },
   node_loss: { group: "The node", label: "The node is lost with all its memory", fields: [] },
   partition: { group: "The node", label: "Network partition", fields: ["duration_s"] },
+  reset: { group: "The node", label: "Its connections are reset", fields: [] },
   xid: { group: "The node", label: "The accelerator reports an XID error", fields: ["xid"] },
   remote_down: { group: around, label: "The remote tier refuses every call", fields: ["duration_s"] },
   disk_full: { group: around, label: "The remote tier has no space", fields: ["duration_s"] },
