@@ -6,7 +6,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,21 +21,24 @@ pytestmark = [
 ]
 FAULTS = 300
 STEPS = 900  # even late faults come well before the end
+SHORT_FAULTS = 24
+SHORT_STEPS = 120
 API_DEATH = "api_death"
 API_SHARE = 0.05
 ADVANCE_S = 240.0
 
 
-@pytest.fixture
-def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
-    monkeypatch.setenv("HOLDFAST_QUARANTINE_INCIDENTS", "0")  # all nodes have many incidents here
-    with served(tmp_path) as started:
-        yield started
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HOLDFAST_QUARANTINE_INCIDENTS", "0")  # all nodes have many incidents
+        with served(tmp_path_factory.mktemp("product")) as started:
+            yield started
 
 
-def document() -> dict[str, object]:
+def document(steps: int) -> dict[str, object]:
     whole = spec(name="storm")
-    whole["train"] = {**whole["train"], "steps": STEPS}
+    whole["train"] = {**whole["train"], "steps": steps}
     whole["recovery"] = {
         **whole["recovery"],
         "max_failures": 100_000,
@@ -47,28 +49,50 @@ def document() -> dict[str, object]:
 
 
 def test_three_hundred_faults_over_rest_change_no_bit_and_leave_nothing(product: Product) -> None:
-    calm = product.client.submit(document())
+    calm = product.client.submit(document(STEPS))
     assert product.finish(calm.id, 1800.0).state == "SUCCEEDED"
-    undisturbed = product.client.digests(calm.id)
-    job = product.client.submit(document()).id
-    injected = inject_faults(product, job, random.Random(3))
+    compare(product, calm.id, STEPS, FAULTS, seed=3)
+
+
+@pytest.fixture(scope="module")
+def short_calm(product: Product) -> str:
+    """An undisturbed job of few steps."""
+    calm = product.client.submit(document(SHORT_STEPS))
+    assert product.finish(calm.id, 600.0).state == "SUCCEEDED"
+    return calm.id
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_short_storms_with_resets_between_processes(
+    product: Product, short_calm: str, seed: int
+) -> None:
+    compare(product, short_calm, SHORT_STEPS, SHORT_FAULTS, seed)
+
+
+def compare(product: Product, calm: str, steps: int, faults: int, seed: int) -> None:
+    """Run the job of `calm` once more under faults, and compare all bits."""
+    undisturbed = product.client.digests(calm)
+    job = product.client.submit(document(steps)).id
+    injected = inject_faults(product, job, random.Random(seed), steps, faults)
     ended = product.finish(job, 1800.0)
     print(summary(product, job, injected))
     assert ended.state == "SUCCEEDED", ended.outcome
     digests = product.client.digests(job)
-    assert digests[STEPS] == undisturbed[STEPS]
+    assert digests[steps] == undisturbed[steps]
     assert digests.items() <= undisturbed.items()
     sampled = product.samples(job)
-    assert sampled.items() <= product.samples(calm.id).items()
+    assert sampled.items() <= product.samples(calm).items()
     assert len(product.client.faults(job)) == sum(kind != API_DEATH for _, kind in injected)
     product.wait(lambda: not product.left_of(job), 60.0)
 
 
-def inject_faults(product: Product, job: str, rng: random.Random) -> list[tuple[float, str]]:
+def inject_faults(
+    product: Product, job: str, rng: random.Random, steps: int, faults: int
+) -> list[tuple[float, str]]:
     injected: list[tuple[float, str]] = []
     kinds = list(KINDS)
-    while len(injected) < FAULTS:
-        product.wait_step(job, 5 + STEPS * len(injected) // (2 * FAULTS), ADVANCE_S)
+    while len(injected) < faults:
+        product.wait_step(job, 5 + steps * len(injected) // (2 * faults), ADVANCE_S)
         if rng.random() < API_SHARE:
             injected.append((time.time(), API_DEATH))
             product.kill()
