@@ -27,11 +27,21 @@ class NodeDemand:
     nodes: int
     cpus: float
     gpus: float
+    least: int = 0
+    """Nodes with which an elastic job can start; 0: it needs all."""
+
+    @property
+    def to_start(self) -> int:
+        return self.least or self.nodes
 
     @classmethod
     def from_spec(cls, spec: JobSpec) -> NodeDemand:
-        """What must be free for the job to start."""
-        return cls(nodes=spec.needed_nodes, cpus=spec.node_cpus, gpus=spec.node_gpus)
+        return cls(
+            nodes=spec.nodes,
+            cpus=spec.node_cpus,
+            gpus=spec.node_gpus,
+            least=spec.needed_nodes if spec.resources.nodes is not None else 0,
+        )
 
     @classmethod
     def from_stored_spec(cls, spec: Mapping[str, Any]) -> NodeDemand | None:
@@ -44,6 +54,7 @@ class NodeDemand:
                 nodes=ceil(_world_size(spec) / per_node) + int(resources["standby_nodes"]),
                 cpus=per_node * float(resources["cpus_per_worker"]),
                 gpus=per_node * float(resources["gpus_per_worker"]),
+                least=int((resources.get("nodes") or {"min": 0})["min"]),
             )
         except _READ_ERRORS:
             return None
@@ -103,11 +114,11 @@ def reason_to_wait(
     for demand in before:
         _take(free, demand, partly=False)
     fitting = len(_fitting(free, wanted))
-    if fitting >= wanted.nodes:
+    if fitting >= wanted.to_start:
         return None
     return (
-        f"{wanted.nodes} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are needed, "
-        f"{fitting} of {len(capacity.nodes)} nodes have them" + _set_aside_note(capacity)
+        f"{wanted.to_start} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are "
+        f"needed, {fitting} of {len(capacity.nodes)} nodes have them" + _set_aside_note(capacity)
     )
 
 
@@ -140,9 +151,9 @@ def _take(free: dict[str, list[float]], demand: NodeDemand, *, partly: bool) -> 
     """Subtract the demand from the nodes with most free, as a spread placement does. `partly`: also
     if only some of its nodes fit."""
     nodes = _fitting(free, demand)
-    if len(nodes) < demand.nodes and not partly:
+    if len(nodes) < demand.to_start and not partly:
         return
-    for node in nodes[: demand.nodes]:
+    for node in nodes[: demand.nodes if partly else demand.to_start]:
         free[node][0] -= demand.cpus
         free[node][1] -= demand.gpus
 

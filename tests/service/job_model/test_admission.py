@@ -30,6 +30,15 @@ def test_a_job_starts_when_it_fits() -> None:
     assert reason_to_wait(nodes(1, 1, 1), [], [], ONE_EACH) is None
 
 
+def test_an_elastic_job_starts_with_its_fewest_nodes_and_holds_up_to_its_most() -> None:
+    elastic = NodeDemand(nodes=4, cpus=1.0, gpus=0.0, least=2)
+    assert reason_to_wait(nodes(1, 1), [], [], elastic) is None
+    reason = reason_to_wait(nodes(1), [], [], elastic)
+    assert reason is not None and reason.startswith("2 nodes with 1 CPUs")
+    assert reason_to_wait(nodes(1, 1, 1), [], [elastic], NodeDemand(1, 1, 0)) is None
+    assert reason_to_wait(nodes(1, 1, 1), [elastic], [], NodeDemand(1, 1, 0))
+
+
 def test_bundles_of_one_job_need_different_nodes() -> None:
     assert reason_to_wait(nodes(9, 9), [], [], ONE_EACH)
 

@@ -30,7 +30,9 @@ def test_auto_is_the_largest_legal_mesh_and_a_resolved_spec_means_the_same() -> 
     assert spec.parallel.mesh == {"dp_shard": 6, "tp": 2}
     assert [shape.mesh["dp_shard"] for shape in spec.shapes] == [6, 5, 4, 3, 2]
     assert (spec.nodes, spec.needed_nodes) == (7, 2)
-    assert NodeDemand.from_spec(spec).nodes == 2
+    demand = NodeDemand.from_spec(spec)
+    assert (demand.nodes, demand.to_start) == (7, 2)
+    assert NodeDemand.from_stored_spec(spec.model_dump(mode="json")) == demand
     again = parse(spec.model_dump(mode="json"), None)
     assert again == spec
     assert again.shapes == spec.shapes

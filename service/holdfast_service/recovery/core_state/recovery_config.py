@@ -103,5 +103,5 @@ class RecoveryConfig:
 
     def shape_with(self, mesh: Mapping[str, int]) -> WorldShape:
         """The shape with this mesh; the best one if there is none."""
-        axes = tuple(mesh.items())
-        return next((shape for shape in self.shapes if shape.axes == axes), self.best_shape)
+        found = (shape for shape in self.shapes if shape.mesh == mesh)  # a database may sort keys
+        return next(found, self.best_shape)
