@@ -105,6 +105,7 @@ def recovery_config(
         max_without_progress=spec.recovery.max_without_progress,
         window_s=spec.recovery.window_s,
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s,
+        requeue=spec.recovery.on_shortage == "queue",
         grow_after_s=spec.recovery.grow_after_s,
         assemble_wait_s=spec.recovery.assemble_wait_s,
         lease_s=spec.recovery.lease_s,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -82,7 +82,11 @@ class RecoverySpec(Section):
     )
     wait_for_replacement_s: Annotated[float, Field(ge=0)] = Field(
         default=60,
-        description="Longest wait for free nodes for all ranks; after it the job fails.",
+        description="Longest wait for free nodes for all ranks; see `on_shortage`.",
+    )
+    on_shortage: Literal["queue", "fail"] = Field(
+        default="queue",
+        description="After that wait: queue the job again, with its state saved, or let it fail.",
     )
     grow_after_s: Annotated[float, Field(ge=0)] = Field(
         default=30,

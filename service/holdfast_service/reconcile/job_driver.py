@@ -324,7 +324,7 @@ class JobDriver:
             await self._crash_hook(CrashPoint.PAUSE_INTENDED)
             return NextStep(0.0)
         if Effect.RELEASE in intents:
-            return await self._finish_pause(job)
+            return await self._finish_pause(job, intents)
         intent = intents[Effect.PAUSE]
         order = StopOrder(StopKind.PAUSE, "paused by the user", intent.at + _final_save_s(job))
         await self._send_stop(job, intents, Effect.PAUSE, order)
@@ -340,7 +340,7 @@ class JobDriver:
             async with self._transaction() as tx:
                 await tx.record_done(effect, intents)
 
-    async def _finish_pause(self, job: JobRecord) -> NextStep:
+    async def _finish_pause(self, job: JobRecord, intents: Mapping[str, Intent]) -> NextStep:
         """PAUSING, and the supervisor has ended: release the job's resources."""
         if not await self._cluster.release(job.id):
             return NextStep(self._settings.release_retry_s)
@@ -353,7 +353,10 @@ class JobDriver:
             tx.emit(JobReleasedEvent())
             tx.transition(State.PAUSED, reason="its state is saved")
             if tx.job.desired == Desired.RUNNING:  # resumed before the pause was complete
-                tx.transition(State.QUEUED, reason="resumed by the user")
+                resumed = Effect.PAUSE in intents
+                tx.transition(
+                    State.QUEUED, reason="resumed by the user" if resumed else "too few nodes"
+                )
             elif tx.job.desired == Desired.CANCELLED:
                 tx.end(State.CANCELLED, "cancelled", "cancelled during the pause")
         return NextStep(0.0)

@@ -75,7 +75,9 @@ from holdfast_service.recovery.world import (
     checkpoint_finalization,
     graceful_stop,
     outcome,
+    requeue,
 )
+from holdfast_service.recovery.world.attempt_formation import NODE_FOR
 from holdfast_workers.protocol.signals import NodeUnwell, Signal, StepRecomputed
 
 _MAY_END_WAIT = (
@@ -274,7 +276,11 @@ def _handle_tick(state: CoreState, now: float) -> tuple[Fault, ...]:
 def _end_after_wait(state: CoreState, now: float) -> None:
     waited_s = round(now - state.timer.since, 1)
     waited = f"no {state.timer.waiting_for} within {waited_s:g} s{_after_last_fault(state)}"
-    if not graceful_stop.ends_as_requested(state, GiveUp("no_replacement", waited), now):
+    if graceful_stop.ends_as_requested(state, GiveUp("no_replacement", waited), now):
+        return
+    if state.config.requeue and state.timer.waiting_for.startswith(NODE_FOR):
+        requeue.give_back(state, now, waited)
+    else:
         outcome.fail(state, now, "no_replacement", waited)
 
 

@@ -33,7 +33,7 @@ from holdfast_service.job_model.events.progress import (
     StopUndoneEvent,
     WaitingEvent,
 )
-from holdfast_service.job_model.lifecycle import Desired, Phase, State, state_after_report
+from holdfast_service.job_model.lifecycle import Desired, Phase, State, may, state_after_report
 from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_service.policy.quarantine import QuarantineRules, node_name
 from holdfast_service.store import nodes, series
@@ -152,6 +152,11 @@ async def end_job(tx: JobTransaction, event: EndedEvent, at: float) -> None:
         tx.job.step = event.step
     if event.outcome == State.PAUSED and tx.state is State.PAUSING:
         await tx.record_intent(Effect.RELEASE)  # PAUSED follows once the job has left the cluster
+        return
+    given_back = event.outcome == State.PAUSED and event.code == "no_nodes"
+    if given_back and may(tx.state, State.PAUSING):
+        tx.transition(State.PAUSING, reason=text(event.message), at=at)
+        await tx.record_intent(Effect.RELEASE)  # QUEUED follows once it has left the cluster
         return
     outcome = next((state for state in _OUTCOMES if state == event.outcome), State.FAILED)
     if event.outcome == State.PAUSED:

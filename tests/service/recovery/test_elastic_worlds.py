@@ -123,3 +123,45 @@ def test_checkpoints_are_complete_with_the_ranks_of_their_own_attempt() -> None:
     saved = job.emitted(EventKind.CHECKPOINT_SAVED)
     meshes = Counter(event["mesh"]["dp_shard"] for event in saved)
     assert meshes[4] and meshes[3]
+
+
+def lose(job: SimulatedCluster, *names: str) -> None:
+    for name in names:
+        job.kill_node(name, back_after_s=None)
+
+
+def test_a_job_with_too_few_nodes_saves_its_newest_state_and_is_given_back() -> None:
+    job = running(elastic(requeue=True, wait_for_replacement_s=5.0))
+    lose(job, "n3")
+    job.run_until(lambda: len(closed(job)) == 1)
+    running(job, job.core.committed + 20)  # every rank has a copy on another node
+    lose(job, "n2")
+    job.run_until(lambda: len(closed(job)) == 2)
+    running(job, job.core.committed + 20)
+    lose(job, "n1")
+    reached = job.core.committed
+    end = job.run()
+    assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
+    (ended,) = job.emitted(EventKind.ENDED)
+    assert ended["durable_step"] >= reached - 1
+    assert "no node for rank 1 within 5 s" in ended["message"]
+
+
+def test_a_job_that_is_to_fail_for_lack_of_nodes_fails() -> None:
+    job = running(elastic(wait_for_replacement_s=5.0))
+    lose(job, "n1", "n2", "n3")
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "no_replacement")
+
+
+def test_a_node_that_comes_back_during_the_save_keeps_the_job() -> None:
+    job = running(elastic(requeue=True, wait_for_replacement_s=5.0, requeue_save_s=30.0))
+    job.publishes = False
+    lose(job, "n2", "n3")
+    job.run_until(lambda: len(closed(job)) == 1)
+    running(job, job.core.committed + 20)
+    job.kill_node("n1", back_after_s=12.0)
+    job.run_until(lambda: bool(job.emitted(EventKind.WAITING)))
+    job.run_until(lambda: job.core.snapshot().stage.name == "RUNNING", 60.0)
+    job.publishes = True
+    assert job.run().outcome == "SUCCEEDED"

@@ -18,6 +18,9 @@ class Ending:
     final_step: int | None = None
     """The last step, set when the first rank reports that it is done."""
 
+    giving_back: tuple[int, int] | None = None
+    """(attempt, step) that is saved before the job is given back to the queue."""
+
     @property
     def last_step(self) -> int:
         return self.steps if self.final_step is None else self.final_step
@@ -36,6 +39,14 @@ class Ending:
     def undo(self) -> None:
         """The job continues: no stop is requested."""
         self.stop = None
+
+    def give_back(self, key: tuple[int, int]) -> None:
+        """The job is given back to the queue once this (attempt, step) is saved."""
+        self.giving_back = key
+
+    def keep(self) -> None:
+        """A world could be formed after all."""
+        self.giving_back = None
 
     def record_final_step(self, step: int) -> None:
         self.final_step = step

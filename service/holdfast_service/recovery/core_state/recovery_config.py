@@ -45,6 +45,10 @@ class RecoveryConfig:
     grow_after_s: float = 10.0
     """How long a better mesh must have had room before the world grows to it; doubles with each
     resize within the window."""
+    requeue: bool = False
+    """Whether a job with too few nodes is given back to the queue instead of failing."""
+    requeue_save_s: float = 60.0
+    """How long the save before that may take."""
     gather_s: float = 0.005
     communication_wait_s: float = 1.0
     """How long communication errors of survivors wait for the death that caused them."""

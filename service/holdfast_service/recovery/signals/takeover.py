@@ -17,7 +17,7 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.faults import hang_suspicion
 from holdfast_service.recovery.nodes import node_eligibility
-from holdfast_service.recovery.world import attempt_formation, attempt_progress, outcome
+from holdfast_service.recovery.world import attempt_formation, attempt_progress, outcome, requeue
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import Restore, Tier, WorkerState
 
@@ -65,7 +65,11 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
         f"{len(ready)} of {config.best_shape.nodes} training nodes were ready within "
         f"{config.start_timeout_s:g} s{waiting}"
     )
-    outcome.fail(state, now, "start_timeout", message)
+    needed = min(shape.nodes for shape in config.shapes)
+    if config.requeue and len(live) < needed:
+        requeue.end(state, now, message)
+    else:
+        outcome.fail(state, now, "start_timeout", message)
 
 
 def check_adoption(state: CoreState, now: float) -> tuple[Fault, ...]:

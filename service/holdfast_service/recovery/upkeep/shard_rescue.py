@@ -29,9 +29,7 @@ def request_missing_shards(state: CoreState, records: list[AgentRecord]) -> None
         missing = set(range(state.worlds.shape_of(attempt).world_size)) - covered
         if missing <= held.keys():
             for rank in sorted(missing):
-                _request_save(
-                    state, min(held[rank], key=lambda copy: (copy.held.place, copy.agent))
-                )
+                request_save(state, min(held[rank], key=lambda copy: (copy.held.place, copy.agent)))
 
 
 def _held_copies(
@@ -44,7 +42,8 @@ def _held_copies(
     return {}
 
 
-def _request_save(state: CoreState, copy: HeldCopy) -> None:
+def request_save(state: CoreState, copy: HeldCopy) -> None:
+    """Order the agent that holds this copy to save it, once."""
     held = copy.held
     order = (copy.agent, copy.incarnation, held.rank, held.attempt, held.step)
     if state.saves.request_shard(order):

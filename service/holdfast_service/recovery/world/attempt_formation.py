@@ -55,6 +55,10 @@ MAX_FOUND_REPORTED = 8
 """How many of the states found in all tiers the event of an attempt lists, newest first."""
 
 
+NODE_FOR = "node for "
+"""Begins the resource that a job waits for if it has too few nodes."""
+
+
 def open_attempt(state: CoreState, now: float) -> None:
     """Announce the next attempt to every live agent; `form_if_ready` forms it."""
     attempt = state.worlds.announce_attempt(state.roster.highest_attempt())
@@ -123,7 +127,7 @@ def form_if_ready(state: CoreState, now: float) -> None:
         return
     if isinstance(result, Shortage) or store_agent(result.assignment, records) is None:
         ranks = format_ranks(result.ranks) if isinstance(result, Shortage) else ""
-        _wait_for(state, f"node for {ranks}" if ranks else "rendezvous store", now)
+        _wait_for(state, f"{NODE_FOR}{ranks}" if ranks else "rendezvous store", now)
         return
     known = _known_copies(state, records)
     point = _restore_point(state, result.shape, known)
@@ -238,6 +242,7 @@ def _form_world(
     for order_agent, order in form_orders(state, world, by_agent):
         state.request(Form(order_agent, order, by_agent[order_agent].incarnation))
     state.worlds.begin(world, state.roster)
+    state.ending.keep()
     state.timer.end_wait()
     state.progress.start_attempt(world.attempt, world.restored_step)
     state.saves.keep_only(state.progress.line)

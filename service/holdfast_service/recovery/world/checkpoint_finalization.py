@@ -20,7 +20,7 @@ from holdfast_service.recovery.core_state.save_ledger import PendingManifest
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders, remote_outage
-from holdfast_service.recovery.world import attempt_progress, outcome
+from holdfast_service.recovery.world import attempt_progress, outcome, requeue
 from holdfast_workers.protocol.commands import FinalizeCheckpoint
 from holdfast_workers.protocol.signals import RetentionDone
 
@@ -97,6 +97,8 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
     remote_cleanup_orders.request_cleanup(state, event.step)
     if is_usable and event.step >= state.ending.last_step:
         _conclude_last_checkpoint(state, now)
+    elif is_usable:
+        requeue.end_if_saved(state, (event.attempt, event.step), now)
 
 
 def handle_finalize_failed(state: CoreState, event: CommandFailed, now: float) -> None:
