@@ -333,6 +333,29 @@ async def test_a_pausing_job_is_polled_at_the_urgent_rate(
     assert time.monotonic() - began < MANY / POLLS_PER_S / 4
 
 
+async def test_a_job_that_is_given_back_for_lack_of_nodes_is_queued_and_started_again(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings) as reconciler:
+        job, _ = await jobs.submit(JOB)
+        reconciler.wake(job.id)
+        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+        first = cluster.supervisors[job.id]
+        first.form(1)
+        first.enter(Phase.RUNNING)
+        await until_state(jobs, job.id, State.RUNNING)
+        first.enter(Phase.RECOVERING)
+        first.end("PAUSED", "no_nodes", message="no node for rank 1 within 60 s; step 7 is saved")
+        await until(
+            lambda: cluster.supervisors.get(job.id) not in (None, first), what="a new supervisor"
+        )
+        events = (await jobs.events(job.id, limit=1000)).events
+        states = [event.data for event in events if event.kind == "job.state"]
+        reasons = [data["reason"] for data in states if data["to"] in ("PAUSING", "QUEUED")]
+        assert "no node for rank 1 within 60 s; step 7 is saved" in reasons
+        assert "too few nodes" in reasons
+
+
 async def test_a_watched_job_is_polled_at_the_urgent_rate(
     many_running: tuple[Reconciler, FakeSupervisor], jobs: JobService, store: Store
 ) -> None:
