@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-RUN_S = 300.0
+RUN_S = 600.0
 CLEAN_UP_S = 60.0
 SMALL = "--job {job} --quiet 1000"
 """A small job; no wait for an idle machine."""
