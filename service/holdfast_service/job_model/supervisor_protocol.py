@@ -52,11 +52,34 @@ class AvoidOrder:
     nodes: dict[str, Avoided]
 
 
+_EVENTS_PER_EPOCH = 1 << 32
+
+
+def first_event(epoch: int, after: int = 0) -> int:
+    """The number of the first event of the supervisor with this epoch.
+
+    It is higher than every number that an earlier supervisor has used or still uses, whichever of
+    them this supervisor knows. `after`: a number that is in use, for an epoch that is not certain
+    to be the highest.
+    """
+    return max(epoch, after // _EVENTS_PER_EPOCH + 1) * _EVENTS_PER_EPOCH + 1
+
+
+def is_next_event(number: int, last: int) -> bool:
+    """Whether no event is known to be missing between `last` and `number`."""
+    return number == last + 1 or (number > last and number % _EVENTS_PER_EPOCH == 1)
+
+
+def number_in_epoch(number: int) -> int:
+    """The place of an event among those of its supervisor, from 1."""
+    return number % _EVENTS_PER_EPOCH
+
+
 @dataclass(frozen=True)
 class SupervisorEvent:
     """A numbered event, encoded by `job_model/events/codec.py`."""
 
-    seq: int  # per job, from 1, without gaps, also across restarts of the supervisor
+    seq: int  # grows: `first_event` of its supervisor's epoch, then by one
     at: float
     kind: EventKind | str  # a text only if this version does not know the kind
     data: dict[str, Any]
@@ -127,7 +150,7 @@ class JobLaunch:
     name: str
     spec: dict[str, Any]  # the resolved JobSpec, as JSON
     data_dir: str  # the job's folder; the remote tier is in it by default
-    last_event: int = 0  # number of events already stored; the supervisor continues from it
+    last_event: int = 0  # the number of the last stored event
     last_attempt: int = 0  # number of the last known attempt; numbers only grow
     origin: InitialCheckpoint | None = None  # None: random from the seed
     skipped: tuple[tuple[int, int], ...] = ()  # the ledger of skipped windows, as stored

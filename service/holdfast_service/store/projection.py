@@ -28,6 +28,8 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     SupervisorEvent,
     SupervisorReport,
+    is_next_event,
+    number_in_epoch,
 )
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store import job_row_stats, nodes, rank_series, series
@@ -229,8 +231,9 @@ def _record_event(
 ) -> None:
     """`content`: of an event that cannot be decoded. Raises UnreadableDocument first of all."""
     content, job = content or event.content, tx.job
-    if event.seq != job.cursor_event + 1:
-        tx.emit(EventsLostEvent(after=job.cursor_event, before=event.seq))
+    if not is_next_event(event.seq, job.cursor_event):
+        after, before = number_in_epoch(job.cursor_event), number_in_epoch(event.seq)
+        tx.emit(EventsLostEvent(after=after, before=before))
     job.cursor_event = event.seq
     tx.emit(content, at=event.at, data=event.data)
 

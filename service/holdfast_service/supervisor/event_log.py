@@ -1,8 +1,8 @@
 """The supervisor's numbered events: appended by one thread, read by others.
 
-Numbers grow by one, also across restarts of the supervisor: agents back up the events for its
-successor. The log holds every event that is not stored yet, and of the stored events as many as
-the agents keep.
+Agents back up the events for the next supervisor, whose own numbers are higher than all of this
+one's: what it does not find at the agents stays in the store, and no number is used twice. The log
+holds every event that is not stored yet, and of the stored events as many as the agents keep.
 """
 
 from __future__ import annotations
@@ -11,59 +11,49 @@ import bisect
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from holdfast_service.job_model.events.codec import FORMAT_VERSION
 from holdfast_service.job_model.events.kinds import JobEvent
-from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
+from holdfast_service.job_model.supervisor_protocol import SupervisorEvent, first_event
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.messages import EventCopy
 
 
 class EventLog:
-    """Numbering continues after `last_stored`."""
+    """Numbers are higher than `last_stored`."""
 
     def __init__(self, last_stored: int = 0) -> None:
         self._lock = threading.Lock()
         self._events: list[SupervisorEvent] = []
-        self._last = last_stored
-        self._recovered = last_stored
-        self._was_read = False
+        self._last_used = last_stored
+        self._next = first_event(0, last_stored)
         self._backed_up_to: dict[tuple[str, str], int] = {}
         self.acked = last_stored
 
-    def adopt(self, backed_up: Iterable[EventCopy]) -> None:
-        """Take over the events that agents backed up for an earlier supervisor, in order. Raises
-        UnreadableDocument."""
+    def adopt(self, backed_up: Iterable[EventCopy], epoch: int) -> None:
+        """Take over the events that agents backed up for an earlier supervisor, in order; the next
+        event will be the first of `epoch`. Raises UnreadableDocument."""
         with self._lock:
             self._events = [_from_backup(event) for event in backed_up]
-            if self._events:
-                self._last = max(self._last, self._events[-1].seq)
-            self._recovered = self._last
+            last_used = max([self._last_used, *(event.seq for event in self._events[-1:])])
+            self._next = first_event(epoch, last_used)
 
     def append(self, event: JobEvent) -> None:
         with self._lock:
-            self._last += 1
-            self._events.append(SupervisorEvent.of(self._last, time.time(), event))
+            self._events.append(SupervisorEvent.of(self._next, time.time(), event))
+            self._next += 1
 
     def all(self) -> list[SupervisorEvent]:
         with self._lock:
             return list(self._events)
 
     def after(self, number: int) -> tuple[SupervisorEvent, ...]:
-        """Events after `number`, which the reconciler has stored.
-
-        If the first `number` is higher than the last recovered event, the reconciler had read
-        events of an earlier supervisor that were lost with it: this log's own events are then
-        renumbered to follow them.
-        """
+        """Events after `number`, which the reconciler has stored."""
         with self._lock:
-            if not self._was_read and number > self._recovered:
-                self._renumber_from(number)
-            self._was_read = True
             self.acked = max(self.acked, number)
-            self._events = self._events_after(self.acked - KEPT_EVENTS)
+            stored = bisect.bisect_right(self._events, self.acked, key=_number)
+            del self._events[: max(0, stored - KEPT_EVENTS)]
             return tuple(self._events_after(number))
 
     def not_backed_up_by(self, agent: str, incarnation: str) -> tuple[EventCopy, ...]:
@@ -79,15 +69,6 @@ class EventLog:
 
     def _events_after(self, number: int) -> list[SupervisorEvent]:
         return self._events[bisect.bisect_right(self._events, number, key=_number) :]
-
-    def _renumber_from(self, number: int) -> None:
-        fresh = [event for event in self._events if event.seq > self._recovered]
-        self._events = [event for event in self._events if event.seq <= self._recovered]
-        for event in fresh:
-            number += 1
-            self._events.append(replace(event, seq=number))
-        self._last = number
-        self._backed_up_to.clear()
 
 
 def _as_backup(event: SupervisorEvent) -> EventCopy:

@@ -61,9 +61,9 @@ from holdfast_workers.protocol.signals import Signal
 
 _log = structlog.get_logger()
 
-UNSEEN_ATTEMPTS = 1_000
-"""A supervisor that could not read the fence leaves out this many numbers: more than former
-supervisors can have used while the storage was away."""
+UNSEEN_NUMBERS = 1_000
+"""A supervisor that could not read the fence leaves out this many epochs and attempts: more than
+former supervisors can have used while the storage was away."""
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,13 @@ class Supervisor:
         floor = self._fence.read(0.0 if agreed else max(0.0, leases_end_at - clock_s()))
         # Claimed before any agent receives the epoch: an agent that cannot be reached now may
         # report it later.
+        used = max([floor.epoch if floor else 0, *(report.epoch for report in reports)])
         self._commands.epoch = self._fence.claim(
-            1 + max([floor.epoch if floor else 0, *(report.epoch for report in reports)]),
+            used + (1 if floor or agreed else UNSEEN_NUMBERS),
             times.calls.fence_store_s if floor else 0.0,
         )
         floor = self._fence.floor  # as listed after the claim
-        self._events.adopt(self._backed_up_events(reports))
+        self._events.adopt(self._backed_up_events(reports), self._commands.epoch)
         facts = Facts.from_events(self._events.all())
         for cut in facts.line.cuts:
             self._run_buffer.discard_after(cut.attempt, cut.step)
@@ -251,7 +252,7 @@ class Supervisor:
             *(checkpoint.attempt for checkpoint in remotes.checkpoints),
         )
         if floor is None and not agreed:
-            attempt += UNSEEN_ATTEMPTS
+            attempt += UNSEEN_NUMBERS
         self._fence.announce(attempt)
         facts = replace(facts, attempt=attempt)
         self._core = RecoveryCore(self._config, time.time(), facts if attempt else None)

@@ -35,7 +35,7 @@ class Takeover:
     def replayed(self) -> Facts:
         """As a supervisor does at its start."""
         log = EventLog()
-        log.adopt(codec.decode(self.events.encode(), KeptEvents).events)
+        log.adopt(codec.decode(self.events.encode(), KeptEvents).events, 1)
         return Facts.from_events(log.all())
 
 

@@ -27,7 +27,8 @@ class EventBackup:
     def forget(self, acked: int) -> None:
         """Drop the oldest of the events up to number `acked`, which are stored elsewhere."""
         with self._lock:
-            for seq in [seq for seq in self._events if seq <= acked - KEPT_EVENTS]:
+            stored = sorted(seq for seq in self._events if seq <= acked)
+            for seq in stored[:-KEPT_EVENTS]:
                 del self._events[seq]
 
     def all(self) -> tuple[EventCopy, ...]:
