@@ -18,8 +18,9 @@ from holdfast.client.address import (
 )
 from holdfast_service.embedded_cluster.local_cluster import folder
 from holdfast_service.store.installation import load_or_create_key
-from holdfast_service.supervisor.fence_record import FenceFloor, FenceRecord, open_fence
+from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
 from holdfast_service.supervisor.injection_record import InjectionRecord
+from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.memory.segment_store import SegmentStore, mesh_tag

@@ -60,6 +60,7 @@ SENTENCES = {
     "fault.failed": "an injected fault failed[ on agent {agent}][: {why}]",
     "event.unreadable": "an event of kind {kind} could not be read[: {error}]",
     "events.lost": "the events between {after} and {before} were lost",
+    "rows.lost": "the metrics and digests of the steps between {after} and {before} were lost",
     "ended": "the supervisor ended the job as {outcome}[ after step {step}][: {message}]",
 }
 """Kind -> its sentence; `[...]` is left out if one of its fields is missing."""

@@ -8,7 +8,7 @@ and followed by an `event.unreadable` event: it must not block the job.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from holdfast_service.job_model.events.progress import (
     EndedEvent,
     EventsLostEvent,
     EventUnreadableEvent,
+    RowsLostEvent,
 )
 from holdfast_service.job_model.lifecycle import Phase, State, state_after_report
 from holdfast_service.job_model.supervisor_protocol import (
@@ -150,6 +151,8 @@ async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[Step
         return []
     await series.store_rows(tx.session, job.id, rows)
     _add_metric_names(job, rows)
+    for lost in lost_rows(known, rows):
+        tx.emit(lost)
     newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
     job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
     job.loss = number(newest.loss)
@@ -160,6 +163,17 @@ async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[Step
         number(sum(row.tokens for row in rows) / seconds) if seconds > 0 else None
     )
     return rows
+
+
+def lost_rows(last: tuple[int, int], rows: Sequence[StepRow]) -> Iterator[RowsLostEvent]:
+    """The gaps in `rows`, which are in order and follow the row `last` (attempt, step).
+
+    Each step of an attempt has a row, and an attempt starts no later than after the last step of
+    the former ones. Nothing is known of the rows before a job's first, where `last` is (0, 0)."""
+    for row in rows:
+        if last != (0, 0) and row.step > last[1] + 1:
+            yield RowsLostEvent(attempt=row.attempt, after=last[1], before=row.step)
+        last = (row.attempt, row.step)
 
 
 def _add_metric_names(job: JobRecord, rows: list[StepRow]) -> None:

@@ -11,15 +11,21 @@ answer means unknown: it is retried with the next refresh, and is never taken fo
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
+from holdfast_workers.checkpoint.fence_objects import (
+    FENCE_FOLDER,
+    FenceFloor,
+    attempt_object,
+    epoch_object,
+    used_numbers,
+)
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import ObjectExists, Storage, joined
 from holdfast_workers.protocol.lease import clock_s
@@ -27,18 +33,8 @@ from holdfast_workers.protocol.processes import StorageOptions
 
 _log = structlog.get_logger()
 
-FOLDER = "fence"
 RETRY_S = 0.2
 _CALL_S = 2.0
-_NAME = re.compile(r"epoch-(\d+)(?:\.attempt-(\d+))?")
-
-
-@dataclass(frozen=True)
-class FenceFloor:
-    """The highest epoch and attempt in use: a successor takes higher ones."""
-
-    epoch: int = 0
-    attempt: int = 0
 
 
 class ClaimLost(Exception):
@@ -55,7 +51,7 @@ def open_fence(remote_root: str, options: StorageOptions) -> Storage:
         part_timeout_s=_CALL_S,
         attempts=1,
     )
-    return open_storage(joined(remote_root, FOLDER), soon)
+    return open_storage(joined(remote_root, FENCE_FOLDER), soon)
 
 
 class FenceRecord:
@@ -149,10 +145,10 @@ class FenceRecord:
         """First store, then list: see the top of this module."""
         asked_at, epoch, attempt = clock_s(), self._epoch, self._attempt
         if epoch and not self._claimed:
-            self._claimed = self._create(f"epoch-{epoch:08d}")
+            self._claimed = self._create(epoch_object(epoch))
         if self._claimed and attempt > self._stored_attempt:
-            self._create(f"epoch-{epoch:08d}.attempt-{attempt:08d}")
-        numbers = [_numbers(name) for name in self._storage.objects()]
+            self._create(attempt_object(epoch, attempt))
+        numbers = used_numbers(self._storage.objects())
         former = self._read_former_file()
         self.floor = FenceFloor(
             max([former.epoch, *(found.epoch for found in numbers)]),
@@ -181,8 +177,3 @@ class FenceRecord:
             return FenceFloor(**json.loads(self._former_file.read_text()))
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return FenceFloor()
-
-
-def _numbers(name: str) -> FenceFloor:
-    found = _NAME.fullmatch(name)
-    return FenceFloor(int(found[1]), int(found[2] or 0)) if found else FenceFloor()

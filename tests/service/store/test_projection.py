@@ -219,3 +219,23 @@ async def test_a_gap_in_the_events_of_a_supervisor_is_reported(
     events = (await jobs.events(supervisor.launch.job_id)).events
     lost = [event.data for event in events if event.kind == "events.lost"]
     assert lost == [{"after": last, "before": last + 4}]
+
+
+async def test_a_gap_in_the_rows_of_a_job_is_reported(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(1, 1, 10)
+        supervisor.form(2, restore_step=8)
+        supervisor.run(2, 9, 12)  # the same steps again are no gap
+        supervisor.form(3, restore_step=14)  # the rows of steps 13 and 14 are in no agent
+        supervisor.run(3, 15, 20)
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    events = (await jobs.events(job_id)).events
+    lost = [event.data for event in events if event.kind == "rows.lost"]
+    assert lost == [{"attempt": 3, "after": 12, "before": 15}]

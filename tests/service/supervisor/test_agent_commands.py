@@ -15,7 +15,8 @@ from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_record import FenceFloor, FenceRecord, open_fence
+from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
+from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.protocol.answers import (
     AgentReport,
     Done,

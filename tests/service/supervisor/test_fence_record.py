@@ -14,8 +14,9 @@ import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 
-from holdfast_service.supervisor.fence_record import FenceFloor, FenceRecord, open_fence
+from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
+from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.storage import Storage, TransientStorageError
 from holdfast_workers.protocol.processes import StorageOptions
 

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from tests.support.nodes.supervised import small_training, supervised
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.codec import FORMAT_VERSION
-from holdfast_service.job_model.supervisor_protocol import Cursors, Phase
+from holdfast_service.job_model.supervisor_protocol import Cursors, Phase, is_next_event
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog

@@ -21,7 +21,7 @@ from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.child_programs import saver
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
-from holdfast_workers.protocol.processes import FrozenCopy
+from holdfast_workers.protocol.processes import FrozenCopy, TidierJob
 from holdfast_workers.state.digest import payload_digest
 
 MESH = {"dp_shard": 2, "tp": 1}
@@ -82,7 +82,7 @@ class Job:
     def tidy(self, saved: Saved) -> None:
         command = TidyRemoteTier("n0", saved.attempt, saved.step, (), frozenset())
         with _control() as end:
-            saver.tidy(end, command, CONFIG)
+            saver.tidy(end, TidierJob(command, 1), CONFIG)
 
     def checkpoint(self, saved: Saved) -> None:
         for rank in range(RANKS):

@@ -13,6 +13,7 @@ from tests.support.checkpoint.saved_worlds import global_state, layout_of, paylo
 from tests.support.nodes.agent_config import agent_config
 
 from holdfast_workers.checkpoint import retention
+from holdfast_workers.checkpoint.fence_objects import FENCE_FOLDER, epoch_object
 from holdfast_workers.checkpoint.manifest import (
     QUARANTINED,
     Manifest,
@@ -62,10 +63,11 @@ def _tidy(
     keep: int,
     bad: frozenset[str] = frozenset(),
     limits: dict[int, int] | None = None,
+    epoch: int = 1,
 ) -> Any:
     command = TidyRemoteTier("n0", attempt, 0, (), bad, limits=limits or {})
     with _control() as (ours, theirs):
-        saver.tidy(ours, command, _config(keep=keep))
+        saver.tidy(ours, TidierJob(command, epoch), _config(keep=keep))
         return control_channel.receive(theirs, *TidierJob.answers)
 
 
@@ -113,6 +115,14 @@ def test_a_checkpoint_that_a_paused_finalizer_published_late_replaces_no_good_on
     assert _folders(root) == [checkpoint_folder(100, 2)]
     late = root.below(made[120, 1].folder)
     assert b"continued from step 90" in late.read(QUARANTINED)
+
+
+def test_a_tidier_that_slept_removes_nothing_under_a_later_supervisor(root: Storage) -> None:
+    made = [save_world(root, step, 1, MESH) for step in (80, 90, 100)]
+    root.below(FENCE_FOLDER).put_new(epoch_object(3), b"the supervisor that went back to step 80")
+    assert _tidy(1, keep=1, epoch=2).deleted == {}
+    assert _folders(root) == [manifest.folder for manifest in made]
+    assert list(_tidy(1, keep=1, epoch=3).deleted) == [manifest.uri for manifest in made[:2]]
 
 
 def test_retention_does_not_count_a_quarantined_checkpoint(root: Storage) -> None:

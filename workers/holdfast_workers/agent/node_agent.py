@@ -96,6 +96,7 @@ from holdfast_workers.protocol.processes import (
     LeaseUpdate,
     NewIntervals,
     StopAfterStep,
+    TidierJob,
     WorkerJob,
 )
 from holdfast_workers.protocol.signals import Signal, StoreLost, ZygoteLost
@@ -406,7 +407,7 @@ class NodeAgent:
         return self._saves.finalize(command, self._io)
 
     def _tidy(self, command: TidyRemoteTier) -> Done:
-        self._cleanup.request(command)
+        self._cleanup.request(TidierJob(command, self._authority.epoch))
         return Done()
 
     def _check(self, _: CheckNode) -> AgentReport:

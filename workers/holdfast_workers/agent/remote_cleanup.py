@@ -16,7 +16,6 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
-from holdfast_workers.protocol.commands import TidyRemoteTier
 from holdfast_workers.protocol.processes import StorageRefusal, TidierJob
 from holdfast_workers.protocol.signals import RetentionDone
 
@@ -34,7 +33,7 @@ class RemoteCleanup:
         self._signals = signals
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
-        self._requested: TidyRemoteTier | None = None
+        self._requested: TidierJob | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tidier", daemon=True)
 
@@ -47,10 +46,10 @@ class RemoteCleanup:
             self._closing = True
             self._changed.notify_all()
 
-    def request(self, command: TidyRemoteTier) -> None:
+    def request(self, job: TidierJob) -> None:
         """Clean up as soon as the running tidier has ended; a signal reports the result."""
         with self._changed:
-            self._requested = command
+            self._requested = job
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -59,15 +58,15 @@ class RemoteCleanup:
                 self._changed.wait_for(lambda: self._closing or self._requested is not None)
                 if self._closing:
                     return
-                command, self._requested = self._requested, None
-            assert command is not None
-            self._signals.send(self._tidy(command), command.attempt)
+                job, self._requested = self._requested, None
+            assert job is not None
+            self._signals.send(self._tidy(job), job.command.attempt)
 
-    def _tidy(self, command: TidyRemoteTier) -> RetentionDone:
+    def _tidy(self, job: TidierJob) -> RetentionDone:
         """Run a tidier to its end; returns its result, or why there is none."""
         assert self._io is not None
         try:
-            child = self._child_processes.fork(f"tidier-{command.step}", TidierJob(command))
+            child = self._child_processes.fork(f"tidier-{job.command.step}", job)
             answer: RetentionDone | StorageRefusal = self._io.await_answer(
                 child, self._config.tidy_timeout_s
             )
@@ -79,4 +78,4 @@ class RemoteCleanup:
         except (WorkersError, OSError) as error:
             _log.exception("the cleanup of the remote tier failed")
             message = control_channel.shorten_middle(str(error))
-        return RetentionDone(command.step, message=message)
+        return RetentionDone(job.command.step, message=message)

@@ -8,7 +8,7 @@ complete.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from holdfast_workers.checkpoint.manifest import (
     FOLDER_NAME,
@@ -41,11 +41,13 @@ def retain(
     *,
     current_attempt: int,
     unfinished: Collection[tuple[int, int]] = (),
+    may_remove: Callable[[], bool] = lambda: True,
 ) -> dict[str, str]:
     """Remove the checkpoints that the rules do not keep; return the reason by folder name.
 
     The `unfinished` checkpoints, as (step, attempt), are still to be published and are kept. Reads
-    the newest checkpoint in full, but only if a complete checkpoint is to be removed.
+    the newest checkpoint in full, but only if a complete checkpoint is to be removed. `may_remove`
+    is asked before each removal; the first no ends them.
     """
 
     def is_whole(stored: StoredCheckpoint) -> bool:
@@ -64,6 +66,8 @@ def retain(
     for removal in checkpoints_to_remove(
         present, rules, current_attempt=current_attempt, is_whole=is_whole
     ):
+        if not may_remove():
+            break
         folder = checkpoint_folder(removal.checkpoint.step, removal.checkpoint.attempt)
         if remove_unmarked(root.below(folder)):
             removed[folder] = removal.reason

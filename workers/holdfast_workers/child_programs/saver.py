@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from holdfast_workers.checkpoint.fence_objects import is_newest_epoch
 from holdfast_workers.checkpoint.manifest import (
     FOLDER_NAME,
     BadCheckpoint,
@@ -44,8 +45,13 @@ from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.protocol.answers import PublishedCheckpoint
-from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
-from holdfast_workers.protocol.processes import FrozenCopy, StorageRefusal, StorageZygoteConfig
+from holdfast_workers.protocol.commands import FinalizeCheckpoint
+from holdfast_workers.protocol.processes import (
+    FrozenCopy,
+    StorageRefusal,
+    StorageZygoteConfig,
+    TidierJob,
+)
 from holdfast_workers.protocol.signals import RetentionDone, ShardRecord
 from holdfast_workers.spec import RemoteTierSpec
 
@@ -101,9 +107,10 @@ def finalize(end: socket.socket, command: FinalizeCheckpoint, config: StorageZyg
     return 0
 
 
-def tidy(end: socket.socket, command: TidyRemoteTier, config: StorageZygoteConfig) -> int:
+def tidy(end: socket.socket, job: TidierJob, config: StorageZygoteConfig) -> int:
     """Quarantine the checkpoints that are bad or were published too late, then apply retention to
     the rest."""
+    command = job.command
     FaultPoints.from_environment().reach("tidier", command.step)
     root = _root(config)
     try:
@@ -114,6 +121,7 @@ def tidy(end: socket.socket, command: TidyRemoteTier, config: StorageZygoteConfi
             RemoteTierSpec.model_validate(config.training["checkpoint"]["remote"]),
             current_attempt=command.attempt,
             unfinished=set(command.unfinished),
+            may_remove=lambda: is_newest_epoch(root, job.epoch),
         )
     except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)

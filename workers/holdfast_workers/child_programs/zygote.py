@@ -259,8 +259,8 @@ def _run_storage(job: StorageJob, end: socket.socket, config: StorageZygoteConfi
             return saver.save(end, job, config)
         case FinalizerJob(command=publication):
             return saver.finalize(end, publication, config)
-        case TidierJob(command=cleanup):
-            return saver.tidy(end, cleanup, config)
+        case TidierJob():
+            return saver.tidy(end, job, config)
         case LoadOrder():
             return loader.load(end, job, config)
 

@@ -374,6 +374,9 @@ class TidierJob:
     """Remove the remote checkpoints that are not kept."""
 
     command: TidyRemoteTier
+    epoch: int
+    """Of the supervisor that wants it. Nothing is removed once the fence shows a later one, which
+    may want what this one gave up."""
 
     process: ClassVar[str] = "tidier"
     answers: ClassVar[tuple[type, ...]] = (RetentionDone, StorageRefusal)

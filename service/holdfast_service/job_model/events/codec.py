@@ -38,6 +38,7 @@ EVENT_TYPES: Mapping[str, type[JobEvent]] = {
         progress.EndedEvent,
         progress.EventUnreadableEvent,
         progress.EventsLostEvent,
+        progress.RowsLostEvent,
         attempts.AttemptFormingEvent,
         attempts.AttemptRunningEvent,
         attempts.AttemptEndedEvent,

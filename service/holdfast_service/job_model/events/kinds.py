@@ -55,6 +55,7 @@ class EventKind(StrEnum):
     FAULT_INJECTED = "fault.injected"
     EVENT_UNREADABLE = "event.unreadable"
     EVENTS_LOST = "events.lost"
+    ROWS_LOST = "rows.lost"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,8 +156,19 @@ class EventUnreadableEvent(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class EventsLostEvent(JobEvent):
-    """Events of the supervisor were lost between these two numbers."""
+    """Events of a supervisor were lost between these two of its numbers."""
 
     kind = EventKind.EVENTS_LOST
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsLostEvent(JobEvent):
+    """The metric rows and digests of the steps between these two were lost; the training was not
+    affected."""
+
+    kind = EventKind.ROWS_LOST
+    attempt: int
     after: int
     before: int
