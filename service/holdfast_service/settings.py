@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     queue_retry_s: Seconds = Field(
         default=1.0, description="Interval between two admission checks of a queued job."
     )
+    reserve_after_s: Seconds = Field(
+        default=300.0,
+        description="Nodes are reserved for the oldest job that has waited for them for so long.",
+    )
     cluster_retry_s: Seconds = Field(
         default=2.0, description="Interval between two attempts to reach an unreachable cluster."
     )

@@ -14,11 +14,12 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray._raylet import PlacementGroupID
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
@@ -147,17 +148,17 @@ class RayCluster:
 
     def _capacity(self) -> Capacity:
         draining = draining_nodes()  # Ray places nothing there
+        ours = _placed_bundles(self._installation)
+        available = available_resources_per_node()
         nodes = tuple(
-            NodeCapacity(
-                node_id=node["NodeID"],
-                host=node["NodeManagerAddress"],
-                cpus=float(node["Resources"].get("CPU", 0.0)),
-                gpus=float(node["Resources"].get("GPU", 0.0)),
-            )
+            _capacity_of(node, available.get(node["NodeID"]), ours)
             for node in ray.nodes()
             if node["Alive"] and node["NodeID"] not in draining
         )
-        return Capacity(nodes=nodes, can_grow=self._can_grow)
+        placed: dict[str, list[str]] = {}
+        for bundle in ours:
+            placed.setdefault(bundle.job, []).append(bundle.node)
+        return Capacity(nodes=nodes, can_grow=self._can_grow, placed=placed)
 
     def _ensure_supervisor(self, launch: JobLaunch) -> bool:
         with contextlib.suppress(SupervisorUnavailable):
@@ -285,6 +286,49 @@ class RayCluster:
         except (RayError, ConnectionError, TimeoutError, codec.UnreadableDocument) as error:
             self._supervisors.pop(job_id, None)
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _PlacedBundle:
+    """A bundle of a job's placement group that has its node."""
+
+    job: str
+    node: str
+    cpus: float
+    gpus: float
+
+
+def _placed_bundles(installation: str) -> list[_PlacedBundle]:
+    """Of all jobs of the installation."""
+    found = []
+    for group in ray.util.placement_group_table().values():
+        job = actor_names.job_of_group(group["name"], installation)
+        if job is None or group["state"] == "REMOVED":
+            continue
+        for index, node in group["bundles_to_node_id"].items():
+            resources = group["bundles"][index]
+            if node:
+                cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+                found.append(_PlacedBundle(job, node, float(cpus), float(gpus)))
+    return found
+
+
+def _capacity_of(
+    node: dict[str, Any], available: dict[str, float] | None, ours: list[_PlacedBundle]
+) -> NodeCapacity:
+    """`available`: what is free on the node; None: not known yet, then all is."""
+    resources, own = node["Resources"], [each for each in ours if each.node == node["NodeID"]]
+    cpus, gpus = float(resources.get("CPU", 0.0)), float(resources.get("GPU", 0.0))
+    free = resources if available is None else available
+    used_cpus, used_gpus = cpus - free.get("CPU", 0.0), gpus - free.get("GPU", 0.0)
+    return NodeCapacity(
+        node_id=node["NodeID"],
+        host=node["NodeManagerAddress"],
+        cpus=cpus,
+        gpus=gpus,
+        foreign_cpus=max(0.0, used_cpus - sum(each.cpus for each in own)),
+        foreign_gpus=max(0.0, used_gpus - sum(each.gpus for each in own)),
+    )
 
 
 def _head_resource() -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Decides which queued job may start, from the cluster's capacity and other jobs' demand. Pure.
 
-Jobs start in the order of submission; a job that does not fit does not block later jobs. The
-count is an estimate on purpose (only the cluster knows where bundles are placed): it avoids
-starting a job that would only wait, and gives the reason why a queued job waits.
+Jobs start in the order of submission. A job that does not fit lets later ones pass, for a while:
+then it is overdue, and nodes are reserved for the oldest overdue job, so that it starts once the
+jobs on them have ended. Where jobs that have just started will be placed is an estimate.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from holdfast_service.policy.quarantine import Avoided, cordoned_only, node_name
 
 MAX_NODES_LISTED = 4
 _SLACK = 1e-9  # sums of 0.1 CPUs
+_Free = list[float]  # CPUs, GPUs
+_Resources = dict[str, _Free]  # by node id
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,17 @@ def stored_world_size(spec: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """The demand of another job: one that has started, or an older one in the queue."""
+
+    job: str
+    demand: NodeDemand
+    name: str = ""
+    is_overdue: bool = False
+    """It has waited so long that nodes are reserved for it."""
+
+
+@dataclass(frozen=True)
 class Admission:
     """Whether a job may start, and the reason to report."""
 
@@ -80,8 +93,8 @@ class Admission:
 def admit(
     capacity: Capacity,
     aside: Mapping[str, Avoided],
-    held: Collection[NodeDemand],
-    before: Collection[NodeDemand],
+    held: Collection[Claim],
+    before: Collection[Claim],
     wanted: NodeDemand,
 ) -> Admission:
     """Admit the job if it fits. Nodes in quarantine are used only where the others are too few;
@@ -99,27 +112,58 @@ def admit(
 
 
 def reason_to_wait(
-    capacity: Capacity, held: Iterable[NodeDemand], before: Iterable[NodeDemand], wanted: NodeDemand
+    capacity: Capacity, held: Iterable[Claim], before: Iterable[Claim], wanted: NodeDemand
 ) -> str | None:
     """Why a job with the demand `wanted` cannot start now; None: it can.
 
-    `held`: the demand of started jobs. `before`: the demand of older queued jobs, which go first
-    where they fit.
+    `held`: of started jobs. `before`: of older queued jobs, the oldest first, which go first where
+    they fit.
     """
     if capacity.can_grow:
         return None  # the cluster's own scheduler waits, and adds nodes meanwhile
-    free = {node.node_id: [node.cpus, node.gpus] for node in capacity.nodes}
-    for demand in held:
-        _take(free, demand, partly=True)
-    for demand in before:
-        _take(free, demand, partly=False)
-    fitting = len(_fitting(free, wanted))
-    if fitting >= wanted.to_start:
+    free = _free_resources(capacity, held)
+    reserved, reserved_for = set[str](), ""
+    for claim in before:
+        fitting = _fitting(free, claim.demand)
+        if len(fitting) >= claim.demand.to_start:
+            _take(free, fitting[: claim.demand.to_start], claim.demand)
+        elif claim.is_overdue and not reserved:
+            reserved_for = claim.name or claim.job
+            reserved = set(nodes_to_reserve(capacity, free, claim.demand))
+            free = {node: left for node, left in free.items() if node not in reserved}
+    fitting = _fitting(free, wanted)
+    if len(fitting) >= wanted.to_start:
         return None
+    note = f"; {len(reserved)} are reserved for {reserved_for}" if reserved else ""
     return (
         f"{wanted.to_start} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are "
-        f"needed, {fitting} of {len(capacity.nodes)} nodes have them" + _set_aside_note(capacity)
+        f"needed, {len(fitting)} of {len(capacity.nodes)} nodes have them"
+        + note
+        + _set_aside_note(capacity)
     )
+
+
+def nodes_to_reserve(
+    capacity: Capacity, free: Mapping[str, _Free], demand: NodeDemand
+) -> list[str]:
+    """The nodes that are kept for a job until all of them have room for it: of those that are large
+    enough, the ones with most free. Empty if too few are large enough, which no waiting changes.
+
+    Younger jobs get none of them, so the room on the freest node only grows until it is enough, and
+    then on the next: the job starts after the jobs on these nodes have ended.
+    """
+    whole: _Resources = {
+        node.node_id: [node.cpus - node.foreign_cpus, node.gpus - node.foreign_gpus]
+        for node in capacity.nodes
+    }
+    large_enough = set(_fitting(whole, demand))
+    if len(large_enough) < demand.to_start:
+        return []
+    ready = [node for node in _fitting(free, demand) if node in large_enough]
+    others = sorted(
+        large_enough - set(ready), key=lambda node: (*(-amount for amount in free[node]), node)
+    )
+    return [*ready, *others][: demand.to_start]
 
 
 def usable(capacity: Capacity, aside: Mapping[str, Avoided]) -> Capacity:
@@ -147,18 +191,35 @@ def _set_aside_note(capacity: Capacity) -> str:
     return f"; {len(aside)} more are set aside: {', '.join([*aside[:MAX_NODES_LISTED], *rest])}"
 
 
-def _take(free: dict[str, list[float]], demand: NodeDemand, *, partly: bool) -> None:
-    """Subtract the demand from the nodes with most free, as a spread placement does. `partly`: also
-    if only some of its nodes fit."""
-    nodes = _fitting(free, demand)
-    if len(nodes) < demand.to_start and not partly:
-        return
-    for node in nodes[: demand.nodes if partly else demand.to_start]:
+def _free_resources(capacity: Capacity, held: Iterable[Claim]) -> _Resources:
+    """The free resources of each node. Jobs that have started but are not placed yet take those of
+    the nodes with most free, as a spread placement does. An elastic job that is placed asks for no
+    further nodes while another job waits."""
+    free: _Resources = {
+        node.node_id: [node.cpus - node.foreign_cpus, node.gpus - node.foreign_gpus]
+        for node in capacity.nodes
+    }
+    unplaced: list[tuple[NodeDemand, int, set[str]]] = []
+    for claim in held:
+        placed = capacity.placed.get(claim.job, ())
+        _take(free, [node for node in placed if node in free], claim.demand)
+        missing = (claim.demand.to_start if placed else claim.demand.nodes) - len(placed)
+        if missing > 0:
+            unplaced.append((claim.demand, missing, set(placed)))
+    for demand, missing, own in unplaced:
+        others = [node for node in _fitting(free, demand) if node not in own]
+        _take(free, others[:missing], demand)
+    return free
+
+
+def _take(free: _Resources, nodes: Iterable[str], demand: NodeDemand) -> None:
+    for node in nodes:
         free[node][0] -= demand.cpus
         free[node][1] -= demand.gpus
 
 
-def _fitting(free: dict[str, list[float]], demand: NodeDemand) -> list[str]:
+def _fitting(free: Mapping[str, _Free], demand: NodeDemand) -> list[str]:
+    """The nodes that have room for a bundle, those with most free first."""
     fitting = [
         node
         for node, (cpus, gpus) in free.items()

@@ -7,6 +7,7 @@ An event carries everything that the tables need, so a replay from number 0 rebu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -131,6 +132,8 @@ class NodeCapacity:
     host: str
     cpus: float
     gpus: float
+    foreign_cpus: float = 0.0  # in use by other programs on the cluster
+    foreign_gpus: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,8 @@ class Capacity:
     nodes: tuple[NodeCapacity, ...]
     can_grow: bool
     set_aside: tuple[str, ...] = ()  # further nodes that must not be used, and why
+    placed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The nodes on which each job has its place already, by job id."""
 
 
 @dataclass(frozen=True)

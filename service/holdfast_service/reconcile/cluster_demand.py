@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, select
 
-from holdfast_service.job_model.admission import NodeDemand
+from holdfast_service.job_model.admission import Claim, NodeDemand
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction
@@ -15,29 +15,34 @@ _QUERY_CHUNK = 500
 class CompetingDemand:
     """Caches the demand of jobs that hold or await nodes: a spec never changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserve_after_s: float) -> None:
+        """Nodes are reserved for a job that has waited for them for this long."""
+        self._reserve_after_s = reserve_after_s
         self._known: dict[str, NodeDemand | None] = {}
 
-    async def of_other_jobs(self, tx: JobTransaction) -> tuple[list[NodeDemand], list[NodeDemand]]:
-        """The demand of other jobs on the cluster, and of older jobs in the queue."""
+    async def of_other_jobs(self, tx: JobTransaction) -> tuple[list[Claim], list[Claim]]:
+        """The claims of other jobs on the cluster, and of older jobs in the queue."""
         rows = await tx.session.execute(
-            select(JobRecord.id, JobRecord.state, JobRecord.waiting)
+            select(JobRecord.id, JobRecord.name, JobRecord.state, JobRecord.waiting)
             .where(JobRecord.cleaned.is_(False), JobRecord.id != tx.job.id, ~_released())
             .order_by(JobRecord.id)
         )
-        held: list[str] = []
-        before: list[str] = []
-        for row in rows:
-            state = State(row.state)
-            if state is State.QUEUED:
-                # Only a queued job that was tried and waits for nodes keeps its place: a job that
-                # cannot be driven at all must not block the queue.
-                if row.id < tx.job.id and row.waiting and row.waiting["resource"] == "nodes":
-                    before.append(row.id)
-            elif state is not State.PAUSED:
-                held.append(row.id)
-        await self._read(tx, {*held, *before})
-        return self._demands(held), self._demands(before)
+        held: list[Claim] = []
+        before: list[Claim] = []
+        jobs = [row for row in rows if row.state != State.PAUSED]
+        await self._read(tx, {row.id for row in jobs})
+        for row in jobs:
+            demand = self._known.get(row.id)
+            if demand is None:
+                continue  # its spec cannot be read
+            if row.state != State.QUEUED:
+                held.append(Claim(row.id, demand, row.name))
+            # Only a queued job that was tried and waits for nodes keeps its place: a job that
+            # cannot be driven at all must not block the queue.
+            elif row.id < tx.job.id and row.waiting and row.waiting["resource"] == "nodes":
+                overdue = tx.now - row.waiting["since"] > self._reserve_after_s
+                before.append(Claim(row.id, demand, row.name, overdue))
+        return held, before
 
     async def _read(self, tx: JobTransaction, wanted: set[str]) -> None:
         known = {job: demand for job, demand in self._known.items() if job in wanted}
@@ -49,11 +54,6 @@ class CompetingDemand:
             ):
                 known[job] = NodeDemand.from_stored_spec(spec)
         self._known = known
-
-    def _demands(self, jobs: list[str]) -> list[NodeDemand]:
-        """The demand of each job whose spec is readable."""
-        demands = (self._known.get(job) for job in jobs)
-        return [demand for demand in demands if demand is not None]
 
 
 def _released() -> ColumnElement[bool]:

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import select, text
 
 from holdfast_service.crash_points import CrashHook, CrashPoint
-from holdfast_service.job_model.admission import NodeDemand, admit
+from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.events.progress import (
     JobReleasedEvent,
     ReleaseOverdueEvent,
@@ -168,8 +168,8 @@ class JobDriver:
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
             # A cluster that can grow has room for every job; other jobs do not matter then.
-            held: list[NodeDemand] = []
-            before: list[NodeDemand] = []
+            held: list[Claim] = []
+            before: list[Claim] = []
             if not capacity.can_grow:
                 held, before = await self._competing_demand.of_other_jobs(tx)
             spec = tx.job.spec

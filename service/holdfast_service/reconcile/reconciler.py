@@ -69,7 +69,7 @@ class Reconciler:
         self._owner = str(uuid4())
         self._reaper = Reaper(store, cluster, settings.release_unknown_jobs)
         self._init_sources = InitSources(store, settings)
-        self._competing_demand = CompetingDemand()
+        self._competing_demand = CompetingDemand(settings.reserve_after_s)
         self._poll_rate = PollRate(settings.polls_per_s)
         self._urgent_poll_rate = PollRate(settings.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
