@@ -32,6 +32,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     JobLaunch,
     NodeCapacity,
     Phase,
+    SizeOrder,
     StopKind,
     StopOrder,
     SupervisorEvent,
@@ -172,6 +173,9 @@ class SimulatedCluster:
 
     async def avoid(self, job_id: str, nodes: Mapping[str, Avoided]) -> None:
         del job_id, nodes
+
+    async def resize(self, job_id: str, order: SizeOrder) -> None:
+        del job_id, order
 
     async def release(self, job_id: str) -> bool:
         self._supervisors.pop(job_id, None)

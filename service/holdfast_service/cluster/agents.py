@@ -39,6 +39,7 @@ Expected = TypeVar("Expected")
 PLACEMENT_TIMEOUT_S = 3.0
 """How long placement avoids nodes in quarantine; after that, these nodes are used too."""
 
+SEAT_RELEASE_S = 5.0
 SEAT_PASS_S = 0.25
 """Pause between two looks at the seats of an elastic job."""
 
@@ -72,6 +73,7 @@ class RayAgents:
         self._avoid = avoid or {}
         self._handles: dict[str, Any] = {}
         self._closing = threading.Event()
+        self._kept: frozenset[str] | None = None
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
 
     @property
@@ -98,6 +100,10 @@ class RayAgents:
         """Kill this process of the agent, if it still lives; Ray starts the agent again. Returns at
         once."""
         self._pool.submit(self._restart, seat, process)
+
+    def keep_seats(self, seats: frozenset[str] | None) -> None:
+        """Carried out by the next pass over the seats of an elastic job."""
+        self._kept = seats
 
     def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
         """Whether Ray knows that this process of the agent has ended; blocks for the GCS."""
@@ -141,6 +147,7 @@ class RayAgents:
             self._installation,
             self._job_id,
             self.seats,
+            self._is_kept,
             self._bundle(),
             lambda: self._node_ids_with(NodeStanding.CORDONED),
         )
@@ -163,9 +170,15 @@ class RayAgents:
                 name = names.agent(self._job_id, f"{seat}:{group.id.hex()}")
                 self._handles[seat] = self._create(group, 0, seat, name)
 
+    def _is_kept(self, seat: str) -> bool:
+        return self._kept is None or seat in self._kept
+
     def _free_seat(self, seat: str) -> None:
-        """The group of this seat is removed, and Ray ends its actor."""
-        self._handles.pop(seat, None)
+        """The group of this seat is to be removed, and Ray ends its actor. An agent whose seat is
+        given back frees the shared memory of its node first."""
+        handle = self._handles.pop(seat, None)
+        if handle is not None and not self._is_kept(seat):
+            ray.wait([handle.release.remote()], timeout=SEAT_RELEASE_S)
 
     def _placement_group(self) -> Any:
         name = names.placement_group(self._installation, self._job_id)

@@ -38,6 +38,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     FaultOrder,
     JobLaunch,
     NodeCapacity,
+    SizeOrder,
     StopOrder,
     SupervisorReport,
     SupervisorUnavailable,
@@ -131,13 +132,18 @@ class RayCluster:
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
         await self._order(job_id, AvoidOrder(nodes))
 
+    async def resize(self, job_id: str, order: SizeOrder) -> None:
+        await self._order(job_id, order)
+
     async def release(self, job_id: str) -> bool:
         return await self._call(lambda: self._release(job_id))
 
     async def jobs_present(self) -> set[str]:
         return await self._call(self._jobs_present)
 
-    async def _order(self, job_id: str, order: StopOrder | FaultOrder | AvoidOrder) -> None:
+    async def _order(
+        self, job_id: str, order: StopOrder | FaultOrder | AvoidOrder | SizeOrder
+    ) -> None:
         def call() -> None:
             done = self._supervisor(job_id).order.remote(codec.encode(order))
             ray.get(done, timeout=POLL_S)

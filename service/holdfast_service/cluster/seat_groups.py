@@ -47,26 +47,30 @@ def plan_groups(
     alive: frozenset[str],
     avoided: frozenset[str],
     asked_off: Mapping[str, frozenset[str]],
+    is_kept: Callable[[str], bool] = lambda _: True,
 ) -> GroupPlan:
-    """Pure. `asked_off`: the nodes that each pending group was asked to be off; a group that is
-    missing in it was asked for by a former supervisor."""
+    """Pure. `is_kept`: a seat that is not kept has no group. `asked_off`: the nodes that each
+    pending group was asked to be off; a group that is missing in it was asked for by a former
+    supervisor."""
     placed: dict[str, SeatGroup] = {}
     lost: list[SeatGroup] = []
     for group in sorted(groups, key=lambda group: seats.index(group.seat)):
         if group.state != PLACED:
             continue
         taken = {other.node for other in placed.values()}
-        if group.node in alive and group.node not in taken:
+        if is_kept(group.seat) and group.node in alive and group.node not in taken:
             placed[group.seat] = group
         else:
             lost.append(group)
     off = frozenset(group.node for group in placed.values()) | avoided
     waiting = [group for group in groups if group.state == PENDING]
-    right = [group for group in waiting if asked_off.get(group.seat) == off][:1]
+    right = [
+        group for group in waiting if is_kept(group.seat) and asked_off.get(group.seat) == off
+    ][:1]
     others = [g for g in groups if g.state not in (PLACED, PENDING)]
     remove = (*lost, *(group for group in waiting if group not in right), *others)
     named = {group.seat for group in groups}
-    free = next((seat for seat in seats if seat not in named), None)
+    free = next((seat for seat in seats if seat not in named and is_kept(seat)), None)
     return GroupPlan(remove, None if right else free, off)
 
 
@@ -78,11 +82,13 @@ class SeatGroups:
         installation: str,
         job_id: str,
         seats: Sequence[str],
+        is_kept: Callable[[str], bool],
         bundle: dict[str, float],
         avoided: Callable[[], Sequence[str]],
     ) -> None:
         self._prefix = names.placement_group(installation, job_id) + ":"
         self._seats = seats
+        self._is_kept = is_kept
         self._bundle = bundle
         self._avoided = avoided
         self._asked_off: dict[str, frozenset[str]] = {}
@@ -93,7 +99,8 @@ class SeatGroups:
         nodes = ray.nodes()
         alive = frozenset(node["NodeID"] for node in nodes if node["Alive"])
         groups = self._groups()
-        plan = plan_groups(self._seats, groups, alive, frozenset(self._avoided()), self._asked_off)
+        avoided = frozenset(self._avoided())
+        plan = plan_groups(self._seats, groups, alive, avoided, self._asked_off, self._is_kept)
         for group in plan.remove:
             free_seat(group.seat)
             self._asked_off.pop(group.seat, None)

@@ -16,6 +16,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     FaultOrder,
     JobLaunch,
+    SizeOrder,
     StopOrder,
 )
 from holdfast_service.placement.restore_points import InitialCheckpoint
@@ -77,14 +78,16 @@ class SupervisorActor:
         return codec.encode(self._supervisor.report(codec.decode(document, Cursors)))
 
     def order(self, document: bytes) -> None:
-        """Carry out a `StopOrder`, a `FaultOrder` or an `AvoidOrder`."""
-        match codec.decode(document, StopOrder, FaultOrder, AvoidOrder):
+        """Carry out a `StopOrder`, a `FaultOrder`, an `AvoidOrder` or a `SizeOrder`."""
+        match codec.decode(document, StopOrder, FaultOrder, AvoidOrder, SizeOrder):
             case StopOrder() as order:
                 self._supervisor.stop(order)
             case FaultOrder(number=number, fault=fault):
                 self._supervisor.inject(number, Injection.of(fault))
             case AvoidOrder(nodes=nodes):
                 self._supervisor.avoid(nodes)
+            case SizeOrder() as size:
+                self._supervisor.resize(size)
 
 
 def recovery_config(

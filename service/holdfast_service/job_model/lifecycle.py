@@ -17,6 +17,7 @@ class Phase(StrEnum):
     STARTING = "STARTING"  # placement, agents, first rendezvous
     RUNNING = "RUNNING"
     RECOVERING = "RECOVERING"
+    RESIZING = "RESIZING"
     FINISHING = "FINISHING"  # the last checkpoint is being written
     ENDED = "ENDED"
 
@@ -28,7 +29,7 @@ class State(StrEnum):
     STARTING = "STARTING"  # its supervisor was requested; no step yet
     RUNNING = "RUNNING"
     RECOVERING = "RECOVERING"  # between a fault and the first new step
-    RESIZING = "RESIZING"
+    RESIZING = "RESIZING"  # between a change of the mesh, without a fault, and the first new step
     PAUSING = "PAUSING"  # computes and saves a last step, then leaves the cluster
     PAUSED = "PAUSED"  # it has nothing on the cluster; it continues from its last checkpoint
     CANCELLING = "CANCELLING"  # the user cancelled; the workers may still be alive
@@ -113,6 +114,7 @@ _STATE_OF_PHASE: dict[Phase, State | None] = {
     Phase.STARTING: State.STARTING,
     Phase.RUNNING: State.RUNNING,
     Phase.RECOVERING: State.RECOVERING,
+    Phase.RESIZING: State.RESIZING,
     Phase.FINISHING: State.RUNNING,
     Phase.ENDED: None,  # the ENDED event carries the outcome; the phase alone is not enough
 }

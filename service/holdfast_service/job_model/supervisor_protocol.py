@@ -30,6 +30,7 @@ __all__ = [
     "JobLaunch",
     "NodeCapacity",
     "Phase",
+    "SizeOrder",
     "StopKind",
     "StopOrder",
     "SupervisorEvent",
@@ -51,6 +52,16 @@ class AvoidOrder:
     """The complete set of nodes that are set aside now, by name."""
 
     nodes: dict[str, Avoided]
+
+
+@dataclass(frozen=True)
+class SizeOrder:
+    """The size that an elastic job is to have."""
+
+    nodes: int | None
+    """Most nodes that may train, as the user ordered; None: as many as the spec allows."""
+    is_held: bool = False
+    """Other jobs wait for nodes: this one must not take more."""
 
 
 _EVENTS_PER_EPOCH = 1 << 32
@@ -160,6 +171,7 @@ class JobLaunch:
     origin: InitialCheckpoint | None = None  # None: random from the seed
     skipped: tuple[tuple[int, int], ...] = ()  # the ledger of skipped windows, as stored
     avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes that are set aside at the start
+    nodes: int | None = None  # most nodes that may train, as the user ordered
     package: bytes | None = field(
         default=None, repr=False
     )  # the zip file that `spec.code` refers to
@@ -196,6 +208,10 @@ class Cluster(Protocol):
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
         """Send the job's supervisor the complete set of nodes that are set aside now."""
+        ...
+
+    async def resize(self, job_id: str, order: SizeOrder) -> None:
+        """Send the order to the job's supervisor. Idempotent."""
         ...
 
     async def release(self, job_id: str) -> bool:

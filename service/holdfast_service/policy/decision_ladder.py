@@ -78,6 +78,8 @@ class Situation:
     """Whether another node, which is not avoided, is ready to take the ranks."""
     smaller: bool = False
     """Whether a smaller mesh of the job has room on the nodes that may run ranks."""
+    too_large: bool = False
+    """Whether the world has more nodes than the job's user ordered."""
     may_roll_back: bool = False
     """Whether the ranks have agreed to roll back, and on the data to skip."""
     ended: bool = False
@@ -204,7 +206,7 @@ def _verdict(action: Action, now: Situation, end: GiveUp | None) -> _Verdict:
         return _Verdict(True, end.message if end else "there is no reason to end the job")
     if end is not None:
         return _Verdict(False, "it would not help: see the reason why the job ends")
-    if now.cause is Cause.RESIZE and action is not Action.GROW:
+    if now.cause is Cause.RESIZE and action not in (Action.GROW, Action.SHRINK):
         return _Verdict(False, "nothing has failed")
     return _EVALUATE[action](now)
 
@@ -276,7 +278,9 @@ def _roll_back(now: Situation) -> _Verdict:
 def _grow(now: Situation) -> _Verdict:
     if now.cause is not Cause.RESIZE:
         return _Verdict(False, "not the answer to a fault")
-    return _Verdict(True, "a larger mesh has had room for long enough to be worth the pause")
+    if now.too_large:
+        return _Verdict(False, "fewer nodes were ordered")
+    return _Verdict(True, f"a larger mesh is worth the pause: {now.what}")
 
 
 def _wait(now: Situation) -> _Verdict:
@@ -289,6 +293,9 @@ def _wait(now: Situation) -> _Verdict:
 
 
 def _shrink(now: Situation) -> _Verdict:
+    if now.cause is Cause.RESIZE:
+        why = now.what if now.too_large else "no smaller mesh was ordered"
+        return _Verdict(now.too_large, why)
     if not _node_unusable(now) and not _may_shrink_away(now):
         return _Verdict(False, "no node is missing")
     if now.room:

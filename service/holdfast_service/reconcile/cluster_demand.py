@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.admission import Claim, NodeDemand
+from holdfast_service.job_model.admission import Claim, NodeDemand, reason_to_wait
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import Capacity
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction
 
 _QUERY_CHUNK = 500
+_QUEUE_HEAD = 20
 
 
 class CompetingDemand:
@@ -54,6 +57,23 @@ class CompetingDemand:
             ):
                 known[job] = NodeDemand.from_stored_spec(spec)
         self._known = known
+
+
+async def job_waits_for_nodes(session: AsyncSession, capacity: Capacity) -> bool:
+    """Whether one of the oldest queued jobs waits for nodes, and the cluster is large enough."""
+    queued = await session.execute(
+        select(JobRecord.waiting, JobRecord.spec)
+        .where(JobRecord.state == State.QUEUED, JobRecord.cleaned.is_(False))
+        .order_by(JobRecord.id)
+        .limit(_QUEUE_HEAD)
+    )
+    for waiting, spec in queued:
+        demand = NodeDemand.from_stored_spec(spec)
+        if not waiting or waiting["resource"] != "nodes" or demand is None:
+            continue
+        if reason_to_wait(capacity, (), (), demand) is None:
+            return True
+    return False
 
 
 def _released() -> ColumnElement[bool]:

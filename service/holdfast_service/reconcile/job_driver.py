@@ -30,6 +30,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     ClusterUnavailable,
     JobLaunch,
     Phase,
+    SizeOrder,
     StopKind,
     StopOrder,
     SupervisorReport,
@@ -86,8 +87,10 @@ class JobDriver:
         avoided: Callable[[], dict[str, Avoided] | None],
         interval_s: Callable[[bool], float],
         competing_demand: CompetingDemand,
+        others_wait: Callable[[], bool],
     ) -> None:
         """`avoided()`: the nodes without new ranks, as last read (None: not read yet).
+        `others_wait()`: whether a queued job waits for nodes that it could use, as last read.
         `interval_s(urgent)`: the present interval between two polls of a supervisor."""
         self._store = store.low_priority()
         self._polling_store = store.low_priority(polling=True)
@@ -98,6 +101,9 @@ class JobDriver:
         self._avoided = avoided
         self._interval_s = interval_s
         self._competing_demand = competing_demand
+        self._others_wait = others_wait
+        self._sent_size: tuple[int, SizeOrder] | None = None
+        """The receiving supervisor's epoch, and the order."""
         self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)
         """The receiving supervisor's epoch, and the nodes sent."""
         self._hold = InitHold(self._store, sources, lease, settings.error_retry_max_s)
@@ -208,6 +214,7 @@ class JobDriver:
                 origin=_initial_checkpoint(job.origin),
                 skipped=tuple((window[0], window[1]) for window in job.guards.get("ledger", ())),
                 avoid=avoided_nodes,
+                nodes=job.wanted_nodes,
                 package=package,
             )
         )
@@ -236,6 +243,7 @@ class JobDriver:
         report = await self._cluster.poll(job.id, projection.cursors_of(job))
         self._silent_since = None
         await self._send_avoided(job, report)
+        await self._send_size(job, report)
         await self._crash_hook(CrashPoint.POLLED)
         pause = self._until_poll(job)
         if not projection.has_changes(job, report, time.time()):
@@ -289,6 +297,15 @@ class JobDriver:
         ):
             await self._cluster.avoid(job.id, avoided_nodes)
             self._sent_avoided = now
+
+    async def _send_size(self, job: JobRecord, report: SupervisorReport) -> None:
+        """Send the size of an elastic job, to each of its supervisors."""
+        if job.spec["resources"].get("nodes") is None or report.phase is Phase.ENDED:
+            return
+        now = (report.epoch, SizeOrder(job.wanted_nodes, self._others_wait()))
+        if now != self._sent_size:
+            await self._cluster.resize(job.id, now[1])
+            self._sent_size = now
 
     def _drained(self) -> bool:
         """Whether the wait for late rows of an ended job is over."""

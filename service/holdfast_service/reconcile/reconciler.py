@@ -20,7 +20,7 @@ from holdfast_service import crash_points
 from holdfast_service.crash_points import CrashHook
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.policy.quarantine import Avoided
-from holdfast_service.reconcile.cluster_demand import CompetingDemand
+from holdfast_service.reconcile.cluster_demand import CompetingDemand, job_waits_for_nodes
 from holdfast_service.reconcile.job_driver import JobDriver, NextStep
 from holdfast_service.reconcile.poll_rate import PollRate
 from holdfast_service.reconcile.reaper import Reaper
@@ -74,6 +74,7 @@ class Reconciler:
         self._urgent_poll_rate = PollRate(settings.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
         self._avoided: dict[str, Avoided] | None = None  # not read yet
+        self._jobs_wait = False  # queued jobs wait for nodes that they could use
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._job_wakes: dict[str, _WakeUp] = {}
         self._claim_wake = _WakeUp()
@@ -181,6 +182,8 @@ class Reconciler:
             capacity = await self._cluster.capacity()
             async with self._store.write() as session:
                 await nodes.record_seen(session, capacity.nodes, time.time())
+            async with self._store.read() as session:
+                self._jobs_wait = await job_waits_for_nodes(session, capacity)
         await self._read_avoided()
 
     async def _read_avoided(self) -> None:
@@ -199,6 +202,7 @@ class Reconciler:
             lambda: self._avoided,
             self._interval_s,
             self._competing_demand,
+            lambda: self._jobs_wait,
         )
         try:
             due_in_s = await self._advance_until_idle(driver, lease, wake)

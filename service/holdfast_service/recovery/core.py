@@ -37,6 +37,7 @@ from holdfast_service.recovery.core_state.inputs import (
     PartnersSet,
     RemoteCheckpoints,
     Signals,
+    SizeOrdered,
     StepCommitted,
     StepsMeasured,
     StopRequested,
@@ -64,9 +65,9 @@ from holdfast_service.recovery.signals import (
 from holdfast_service.recovery.upkeep import (
     command_retry,
     draining,
-    growth,
     injection_dispatch,
     partners,
+    resizing,
     save_intervals,
 )
 from holdfast_service.recovery.world import (
@@ -127,7 +128,7 @@ class RecoveryCore:
             faults = node_eviction.evict_if_better(state, now)
             judgement.report_faults(state, faults, now)
         if state.timer.stage is Stage.RUNNING:
-            judgement.report_faults(state, growth.grow_if_due(state, now), now)
+            judgement.report_faults(state, resizing.resize_if_due(state, now), now)
         if state.saves.pending:
             checkpoint_finalization.assign_pending(state, now)
         if state.inbox.requested_faults:
@@ -141,7 +142,7 @@ class RecoveryCore:
             return None
         deadline = state.timer.deadline
         due = [deadline, hang_suspicion.next_due(state), node_eviction.next_check_due(state)]
-        due.append(growth.next_due(state))
+        due.append(resizing.next_due(state))
         if state.roster.live():  # without a live agent there is no retry; a new one gets it at once
             due.append(state.saves.next_retry_at())
         if deadline is not None and state.ending.stop is not None:
@@ -209,6 +210,7 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
             command_retry.repeat_failed_commands(state)
             partners.trust_links_again(state, now)
             partners.free_former_copies(state, event.attempt, event.protected, now)
+            resizing.keep_wanted_seats(state, now)
         case StepsMeasured():
             save_intervals.handle_step_rows(state, event.rows)
             faults = straggler_response.handle_step_rows(state, event.rows, now)
@@ -226,6 +228,8 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
             graceful_stop.handle_stop_request(state, event, now)
         case PartnersSet():
             command_retry.handle_partners_set(state, event)
+        case SizeOrdered():
+            resizing.handle_size_order(state, event, now)
         case NodesDraining():
             draining.handle_nodes_draining(state, event, now)
         case FaultRequested():

@@ -93,6 +93,7 @@ class JobRecord(Base):
     # Change number of the last write; only grows. See change_numbers.py.
     changed: Mapped[int] = mapped_column(default=NextChange(), onupdate=NextChange())
 
+    wanted_nodes: Mapped[int | None]  # most nodes that may train, as the user ordered
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
     faults_injected: Mapped[int] = mapped_column(
         default=0

@@ -53,6 +53,10 @@ class Agents(Protocol):
         """Kill this process of the agent, and no later one; the agent starts again."""
         ...
 
+    def keep_seats(self, seats: frozenset[str] | None) -> None:
+        """Give back the other seats, and ask for none; None: ask for all. Returns at once."""
+        ...
+
     def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
         """Whether the cluster knows that this process of the agent has ended. May block."""
         ...

@@ -29,6 +29,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     JobLaunch,
     Phase,
+    SizeOrder,
     StopOrder,
     SupervisorReport,
 )
@@ -179,6 +180,10 @@ class Supervisor:
         """Replace the set of nodes that must not host ranks."""
         self._inputs.put(inputs.NodesAvoided(nodes))
 
+    def resize(self, order: SizeOrder) -> None:
+        """Take the size that an elastic job is to have."""
+        self._inputs.put(inputs.SizeOrdered(order.nodes, order.is_held))
+
     def halt(self) -> None:
         """Stop at once without a report, as a killed process would."""
         self._halted = True
@@ -261,6 +266,7 @@ class Supervisor:
             self._ended = True
             return
         self._feed(inputs.NodesAvoided(self._launch.avoid))
+        self._feed(inputs.SizeOrdered(self._launch.nodes))
         problem = self._inventory.problem
         listed = inputs.RemoteCheckpoints(
             remotes.checkpoints, remotes.damaged, known=not problem, problem=problem
@@ -427,6 +433,8 @@ class Supervisor:
         match effect:
             case effects.RemoveAgent():
                 self._remove_agent(effect)
+            case effects.KeepSeats():
+                self._agents.keep_seats(effect.seats)
             case effects.Emit():
                 self._emit(effect)
             case effects.End():

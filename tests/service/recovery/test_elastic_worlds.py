@@ -125,6 +125,59 @@ def test_checkpoints_are_complete_with_the_ranks_of_their_own_attempt() -> None:
     assert meshes[4] and meshes[3]
 
 
+def test_an_ordered_size_is_taken_at_once_and_the_other_seats_are_given_back() -> None:
+    job = running(elastic(steps=2000))
+    job.order_size(2)
+    job.run_until(lambda: bool(job.given_back))
+    (incident,) = closed(job)
+    assert incident["decision"] == "shrink to a smaller mesh"
+    assert incident["evidence"][0] == "at most 2 nodes are to train, in place of 4"
+    assert incident["failures"] == []
+    assert len(job.given_back) == 2
+    job.order_size(4)
+    job.run_until(lambda: len(closed(job)) == 2)
+    grown = closed(job)[1]
+    assert grown["decision"] == "grow to a larger mesh"
+    assert grown["evidence"][0].endswith("in place of 2 ranks, as ordered")
+    assert not job.given_back
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 2, 4]
+    phases = [event["phase"] for event in job.emitted(EventKind.PHASE)]
+    assert phases.count("RESIZING") == 2
+    assert "RECOVERING" not in phases
+
+
+def test_an_ordered_size_holds_under_faults_and_for_later_supervisors() -> None:
+    job = running(elastic(steps=2000))
+    job.order_size(3)
+    job.run_until(lambda: bool(job.given_back))
+    job.restart_supervisor()
+    running(job, job.core.committed + 50)
+    lost = sorted(agent.name for agent in job.agents.values() if agent.alive)[0]
+    job.kill_node(lost, back_after_s=10.0)
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 3, 2, 3]
+
+
+def test_a_job_takes_no_more_nodes_while_others_wait_for_them() -> None:
+    job = running(elastic(steps=2000))
+    job.order_size(None, is_held=True)
+    job.kill_node("n3", back_after_s=1.0)
+    job.run_until(lambda: len(closed(job)) == 1)
+    running(job, job.core.committed + 300)
+    assert world_sizes(job) == [4, 3]
+    job.order_size(None)
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 3, 4]
+
+
+def test_a_start_takes_the_ordered_size() -> None:
+    job = elastic()
+    job.order_size(2)
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [2]
+
+
 def lose(job: SimulatedCluster, *names: str) -> None:
     for name in names:
         job.kill_node(name, back_after_s=None)

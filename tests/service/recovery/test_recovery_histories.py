@@ -60,6 +60,9 @@ OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
     ),
     "unwell": lambda cluster, agent, number: cluster.fall_ill(agent, 1.0 + number),
     "unlinked": lambda cluster, agent, number: cluster.lose_link(agent, 1.0 + number),
+    "size": lambda cluster, _, number: cluster.order_size(
+        (None, 1, 2, 4)[number % 4], is_held=number > 3
+    ),
     "supervisor": lambda cluster, _agent, _number: cluster.restart_supervisor(),
 }
 

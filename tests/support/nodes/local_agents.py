@@ -121,6 +121,7 @@ class LocalAgents:
         self.on_signal: Callable[[Signal], None] = lambda _: None
         self._restart_delay_s = restart_delay_s
         self._dead_nodes: set[str] = set()
+        self._given_back: set[str] = set()
         self._closed = False
         self._reviving = False
         self.agents = {
@@ -194,6 +195,17 @@ class LocalAgents:
         running = self.agents[seat].process
         if running is not None and running.pid == process.pid:
             self.kill(seat)
+
+    def keep_seats(self, seats: frozenset[str] | None) -> None:
+        """A seat that is given back ends with its memory; it starts again on another node."""
+        for seat, agent in self.agents.items():
+            is_there = agent.config.node_id not in self._dead_nodes
+            if seats is not None and seat not in seats and is_there:
+                self.kill_node(seat)
+                self._given_back.add(seat)
+            elif seats is None and seat in self._given_back:
+                self._given_back.discard(seat)
+                self.return_node(seat)
 
     def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
         return False  # the kernel knows: all agents run on this machine

@@ -25,6 +25,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     JobLaunch,
     Phase,
+    SizeOrder,
     StopKind,
     StopOrder,
     SupervisorReport,
@@ -84,6 +85,9 @@ class DurableCluster:
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
         del job_id, nodes  # its jobs have no ranks to place
+
+    async def resize(self, job_id: str, order: SizeOrder) -> None:
+        del job_id, order
 
     async def release(self, job_id: str) -> bool:
         self._order(job_id).unlink(missing_ok=True)

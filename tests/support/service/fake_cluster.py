@@ -14,6 +14,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     JobLaunch,
     NodeCapacity,
     Phase,
+    SizeOrder,
     StopKind,
     StopOrder,
     SupervisorEvent,
@@ -78,6 +79,7 @@ class FakeSupervisor:
     orders: list[StopOrder] = field(default_factory=list)
     wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     avoided: list[dict[str, Avoided]] = field(default_factory=list)
+    sizes: list[SizeOrder] = field(default_factory=list)
     obeys: bool = True
     rows_per_poll: int = 100
 
@@ -207,6 +209,10 @@ class FakeCluster:
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
         self._reach()
         self._supervisor(job_id).avoided.append(nodes)
+
+    async def resize(self, job_id: str, order: SizeOrder) -> None:
+        self._reach()
+        self._supervisor(job_id).sizes.append(order)
 
     async def release(self, job_id: str) -> bool:
         self._reach()

@@ -90,6 +90,24 @@ class SimulatedCluster(SimulatedStalls):
         self.kill_agent(name, back_after_s, node=True)
         agent.forget()
 
+    def order_size(self, nodes: int | None, *, is_held: bool = False) -> None:
+        """The control plane orders a size; it tells it to each later supervisor as well."""
+        self.size = inputs.SizeOrdered(nodes, is_held)
+        self.send(self.size)
+
+    def keep_seats(self, seats: frozenset[str] | None) -> None:
+        """The cluster takes back the nodes of the other seats, and later brings empty ones."""
+        for agent in self.agents.values():
+            if seats is not None and agent.name not in seats and agent.alive:
+                newest = max(self.worlds, default=0)
+                hosts = {host.name for _, host, _ in self.members_of(newest)} if newest else set()
+                assert agent.name not in hosts, f"{agent.name} has ranks"
+                self.kill_node(agent.name, back_after_s=None)
+                self.given_back.add(agent.name)
+            elif seats is None and agent.name in self.given_back:
+                self.given_back.discard(agent.name)
+                self.at(1.0, partial(self.restart_agent, agent, agent.incarnation))
+
     def drain_node(self, name: str, in_s: float = 5.0) -> None:
         """The cluster announces the removal of the node and removes it; an empty node replaces
         it."""
@@ -292,9 +310,12 @@ class SimulatedCluster(SimulatedStalls):
         for agent in self.agents.values():
             self._send_lease_end(agent.name, "", self.config.lapse_s)
             self.at(self.random.uniform(0.0, 0.3), partial(self._announce_agent, agent))
+        if self.size is not None:
+            self.at(1.0, partial(self.send, self.size))
 
     def restart_agent(self, agent: SimAgent, life: str) -> None:
-        if not agent.alive and agent.incarnation == life:
+        is_wanted = agent.name not in self.given_back
+        if not agent.alive and agent.incarnation == life and is_wanted:
             agent.start_again()
             self._boot(agent)
 

@@ -51,6 +51,10 @@ class SimulatedNetwork:
         self.events: list[SupervisorEvent] = []
         self.ended: fx.End | None = None
         self.remotes: dict[str, RemoteCheckpoint] = {}
+        self.size: inputs.SizeOrdered | None = None
+        """As the control plane last ordered."""
+        self.given_back: set[str] = set()
+        """Seats of an elastic job that are not on the cluster."""
         self.worlds: dict[int, dict[int, tuple[str, str]]] = {}
         self.restored: dict[int, int] = {}
         self.orders: dict[int, FormOrder] = {}

@@ -67,9 +67,12 @@ class SimulatedTraining(SimulatedNetwork):
     ) -> None:
         raise NotImplementedError
 
+    def keep_seats(self, seats: frozenset[str] | None) -> None:
+        raise NotImplementedError
+
     # --- effects of the core ------------------------------------------------------------------
 
-    def _carry_out(self, effect: fx.Effect) -> None:
+    def _carry_out(self, effect: fx.Effect) -> None:  # noqa: PLR0912  (one per kind)
         match effect:
             case fx.Emit():
                 event = SupervisorEvent.of(len(self.events) + 1, self.now, effect.event)
@@ -77,6 +80,8 @@ class SimulatedTraining(SimulatedNetwork):
                 self.events.append(replace(event, data=data))
             case fx.End():
                 self.ended = effect
+            case fx.KeepSeats():
+                self.keep_seats(effect.seats)
             case fx.RemoveAgent():
                 self._command(effect, partial(self._remove, effect.incarnation))
                 self._send_lease_end(effect.agent, effect.incarnation, MISSED_S)

@@ -31,6 +31,14 @@ class RemoveAgent:
 
 
 @dataclass(frozen=True)
+class KeepSeats:
+    """An elastic job keeps these seats and asks for no others; None: it asks for all its seats. The
+    agents of the other seats end, and their nodes are free for other jobs."""
+
+    seats: frozenset[str] | None
+
+
+@dataclass(frozen=True)
 class Emit:
     """Append an event to the job's journal. The shell assigns its number and its time."""
 
@@ -48,4 +56,4 @@ class End:
     step: int = 0
 
 
-Effect = Command | RemoveAgent | Emit | End
+Effect = Command | RemoveAgent | KeepSeats | Emit | End

@@ -241,6 +241,16 @@ class NodesAvoided:
 
 
 @dataclass(frozen=True)
+class SizeOrdered:
+    """The size that an elastic job is to have. Replaces the previous order."""
+
+    nodes: int | None
+    """Most nodes that may train; None: as many as the job may have."""
+    is_held: bool = False
+    """Other jobs wait for nodes: this one must not take more."""
+
+
+@dataclass(frozen=True)
 class FaultRequested:
     """A user requested an injected fault; sent once for each number. A fault of a rank or of its
     node names the rank."""
@@ -275,5 +285,6 @@ Input = (
     | NodeChecked
     | LinkChecked
     | FaultRequested
+    | SizeOrdered
     | Tick
 )

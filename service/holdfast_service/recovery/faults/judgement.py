@@ -13,7 +13,7 @@ from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.placement.restore_points import BadCopy
-from holdfast_service.policy.causes import Cause, Fault, error_mark_of, primary_fault
+from holdfast_service.policy.causes import Cause, Fault, error_mark_of, is_planned, primary_fault
 from holdfast_service.policy.decision_ladder import Action, decide, is_tolerable
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
 from holdfast_service.recovery.core_state.state import CoreState
@@ -49,10 +49,10 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
     _record_fault(state, fault, now)
     state.incidents.gather(fault)
     wait_s = state.config.gather_s if _is_explained(state) else state.config.communication_wait_s
+    state.set_phase(Phase.RESIZING if is_planned(state.incidents.batch) else Phase.RECOVERING)
     if state.timer.stage is Stage.GATHERING:
         state.timer.shorten(now + wait_s)
         return
-    state.set_phase(Phase.RECOVERING)
     state.enter(Stage.GATHERING, now, wait_s)
 
 

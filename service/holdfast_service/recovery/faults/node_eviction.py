@@ -148,7 +148,9 @@ def evict_if_better(state: CoreState, now: float) -> tuple[Fault, ...]:
         for index, home in state.worlds.homes.items()
     }
     nodes = situation.candidate_nodes(state, records, {}, now)
-    found = shape_selection.choose_from(state.config.shapes, world.shape, homes, nodes)
+    found = shape_selection.choose_from(
+        state.growth.allowed(state.config.shapes), world.shape, homes, nodes
+    )
     emptied = _emptied(world, homes, found)
     return tuple(
         _fault_of_host(state, world, record, left[record.agent], now)

@@ -21,7 +21,8 @@ def choose_seats(
     """The best mesh that the nodes of `records` have room for, and the seats of its ranks."""
     nodes = situation.candidate_nodes(state, records, state.worlds.last_ranks(), now)
     homes = state.worlds.homes_among(records)
-    return choose_from(state.config.shapes, state.worlds.shape, homes, nodes)
+    shapes = state.growth.allowed(state.config.shapes)
+    return choose_from(shapes, state.worlds.shape, homes, nodes)
 
 
 def choose_from(
@@ -40,8 +41,8 @@ def choose_from(
 
 def better_seats(state: CoreState, now: float) -> ShapedAssignment | None:
     """The seats of a mesh that is preferred to the present one, if good nodes have room for it."""
-    shapes = state.config.shapes
-    better = shapes[: shapes.index(state.worlds.shape)]
+    shapes = state.growth.allowed(state.config.shapes)
+    better = shapes[: shapes.index(state.worlds.shape)] if state.worlds.shape in shapes else ()
     if not better:
         return None
     records = state.roster.live()
@@ -53,3 +54,8 @@ def better_seats(state: CoreState, now: float) -> ShapedAssignment | None:
     homes = state.worlds.homes_among(records)
     found = assign_best(better, state.worlds.shape, homes, nodes)
     return found if isinstance(found, ShapedAssignment) else None
+
+
+def is_larger_than_ordered(state: CoreState) -> bool:
+    """Whether the present mesh is larger than the job's user ordered."""
+    return state.worlds.shape not in state.growth.allowed(state.config.shapes)

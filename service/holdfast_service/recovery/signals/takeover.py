@@ -33,12 +33,13 @@ def check_start(state: CoreState, now: float) -> None:
     records = state.roster.live()
     ready = [record for record in records if record.report.ready]
     nodes = node_eligibility.candidate_nodes(state, ready, {})
-    found = assign_best(config.shapes, config.best_shape, {}, nodes)
+    shapes = state.growth.allowed(config.shapes)
+    found = assign_best(shapes, config.best_shape, {}, nodes)
     if isinstance(found, Shortage):
         state.timer.wait_for_agents()
-    elif found.shape != config.best_shape:
+    elif found.shape != shapes[0]:
         state.timer.wait_for_standbys(now, config.assemble_wait_s)
-    elif len(ready) >= config.best_shape.nodes + config.standby_nodes:
+    elif len(ready) >= shapes[0].nodes + config.standby_nodes:
         attempt_formation.open_attempt(state, now)
     else:
         state.timer.wait_for_standbys(now, config.standby_wait_s)

@@ -233,7 +233,7 @@ def _form_world(
     world = build_world(state, result, point, records, now)
     decision = applied_decision(state.incidents.decision, seating(state, result.assignment, world))
     if state.worlds.last is not None and world.shape != state.worlds.shape:
-        state.growth.record_resize(now)
+        state.growth.record_resize(world.shape, now)
     _emit_decision(state, decision, point, world, why_not_newer(found, point.step))
     hosts = world.hosts()
     standbys = [record for record in records if record.agent not in hosts]
