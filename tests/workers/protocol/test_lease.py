@@ -62,6 +62,19 @@ def test_grants_out_of_order_neither_shorten_nor_extend_a_lease() -> None:
     assert (until(lease, 2), until(lease, 3)) == (0.0, 105.0)
 
 
+def test_a_successor_grants_the_attempt_that_it_adopts_after_a_later_one_was_announced() -> None:
+    """The supervisor of epoch 1 announced attempt 3 and died before any agent was fenced for it;
+    its successor adopts attempt 2."""
+    notified = NotificationRecorder()
+    lease = Lease(notified)
+    for epoch, attempt, beat_at in [(1, 2, 100.0), (1, 3, 101.0), (2, 2, 102.0)]:
+        lease.renew(Grant(epoch, attempt, 1.5, 10.0, beat_at))
+    assert until(lease, 2) == 103.5
+    assert notified.leases[-1] == (2, 103.5)
+    lease.renew(Grant(1, 3, 1.5, 10.0, 200.0))
+    assert until(lease, 2) == 103.5
+
+
 def test_only_the_end_of_the_granting_supervisor_extends_a_lease() -> None:
     notified = NotificationRecorder()
     lease = Lease(notified)

@@ -106,13 +106,16 @@ class Lease:
         """Epoch of the newest supervisor that has contacted this agent."""
 
     def renew(self, grant: Grant) -> None:
-        """Apply a grant. A grant of an older attempt, or for no newer beat, changes nothing."""
+        """Apply a grant. A grant of an older supervisor, of an older attempt of the same one, or
+        for no newer beat, changes nothing.
+
+        A successor may grant an older attempt than its predecessor did: it adopts the world of that
+        attempt, because the predecessor had announced another one but formed none.
+        """
         with self._lock:
-            if grant.epoch < self._epoch:
+            if grant.epoch < self._epoch or _order(grant) <= _order(self._grant):
                 return
-            if (grant.attempt, grant.beat_at) <= (self._grant.attempt, self._grant.beat_at):
-                return
-            if grant.attempt > self._grant.attempt:
+            if grant.attempt != self._grant.attempt:
                 self._notified_until = 0.0
             self._grant = grant
             self._until = grant.beat_at + grant.silence_s
@@ -166,3 +169,7 @@ class Lease:
         self._notified_until = self._until
         self._number += 1
         return self._grant.attempt, self._until, self._number
+
+
+def _order(grant: Grant) -> tuple[int, int, float]:
+    return grant.epoch, grant.attempt, grant.beat_at
