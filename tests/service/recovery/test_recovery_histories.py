@@ -146,6 +146,12 @@ def prepared(
     chaos=0.0,
     seed=0,
 )  # the cordon of a restarted host ends while the job waits
+@example(
+    layout=8,
+    faults=[(1.0, "reset", 0, 3), (2.0, "agent", 1, 0)],
+    chaos=0.0,
+    seed=0,
+)  # a process of the first mesh, whose agent answered after the next mesh had been announced
 def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:

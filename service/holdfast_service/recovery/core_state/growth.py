@@ -61,6 +61,12 @@ class Growth:
             return shapes
         return [shape for shape in shapes if shape.nodes <= limit] or shapes[-1:]
 
+    def keep(self, seats: frozenset[str] | None) -> bool:
+        """Record the seats that are kept. False if they are the same as before."""
+        changed = seats != self.kept_seats
+        self.kept_seats = seats
+        return changed
+
     def offer(self, shape: WorldShape | None, now: float) -> None:
         """`shape` has room now; None: no better mesh has."""
         if shape != self.shape:

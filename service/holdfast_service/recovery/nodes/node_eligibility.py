@@ -87,11 +87,20 @@ def _utc_time(at: float) -> str:
 def candidate_nodes(
     state: CoreState, records: list[AgentRecord], ranks: Mapping[str, int]
 ) -> list[CandidateNode]:
-    """The agents as candidate nodes (see `Roster.nodes`), with their eligibility."""
+    """The agents as candidate nodes (see `Roster.nodes`), with their eligibility. Processes that are
+    bound to a mesh before the newest are left out."""
     by_agent = {record.agent: record for record in records}
+    axes = state.worlds.shape.axes
+    bound_elsewhere = {
+        worker.worker
+        for record in records
+        for worker in record.report.workers
+        if worker.rank is not None and state.worlds.shape_of(worker.attempt).axes != axes
+    }
     return [
         replace(
             node,
+            idle=tuple(each for each in node.idle if each.worker not in bound_elsewhere),
             ready=node.ready and not _is_barred(state, by_agent[node.agent]),
             avoid=bool(why_avoided(state, by_agent[node.agent])),
             last_resort=bool(

@@ -75,9 +75,8 @@ def keep_wanted_seats(state: CoreState, now: float) -> None:
     if len(state.config.shapes) == 1:
         return
     kept = _wanted_seats(state)
-    if kept == state.growth.kept_seats:
+    if not state.growth.keep(kept):
         return
-    state.growth.kept_seats = kept
     left = [] if kept is None else [r.agent for r in state.roster.live() if r.agent not in kept]
     for agent in left:
         state.roster.mark_lost(agent)
