@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.causes import within_window
 
-
 NODES_ARRIVE_S = 10.0
 """How long an ordered growth waits for the rest of its nodes after some have come."""
 

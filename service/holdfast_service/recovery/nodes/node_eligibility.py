@@ -87,8 +87,8 @@ def _utc_time(at: float) -> str:
 def candidate_nodes(
     state: CoreState, records: list[AgentRecord], ranks: Mapping[str, int]
 ) -> list[CandidateNode]:
-    """The agents as candidate nodes (see `Roster.nodes`), with their eligibility. Processes that are
-    bound to a mesh before the newest are left out."""
+    """The agents as candidate nodes (see `Roster.nodes`), with their eligibility. Processes that
+    are bound to a mesh before the newest are left out."""
     by_agent = {record.agent: record for record in records}
     axes = state.worlds.shape.axes
     bound_elsewhere = {
