@@ -323,7 +323,7 @@ def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
 ) -> None:
     client = product.client
     local_cluster.add_node(product.cluster)  # in place of the lost node
-    steps = 500
+    steps = 900
     job = client.submit(
         spec(
             name="elastic",
@@ -346,6 +346,11 @@ def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
     assert sizes() == [6, 4]
     local_cluster.add_node(product.cluster)
     product.wait(lambda: sizes() == [6, 4, 6], 90)
+    client.resize(job.id, 2)
+    product.wait(lambda: sizes() == [6, 4, 6, 4])
+    product.wait(lambda: len(product.actor_pids("AgentActor")) == 2)  # a seat is given back
+    client.resize(job.id, None)
+    product.wait(lambda: sizes() == [6, 4, 6, 4, 6], 90)
     assert product.finish(job.id).state == "SUCCEEDED"
     assert set(product.samples(job.id)) == set(range(1, steps + 1))
     product.wait(lambda: not product.left_of(job.id), 60)

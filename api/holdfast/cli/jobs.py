@@ -1,4 +1,4 @@
-"""The commands `ls`, `describe`, `wait`, `cancel`, `pause` and `resume`."""
+"""The commands `ls`, `describe`, `wait`, `cancel`, `pause`, `resume` and `resize`."""
 
 from __future__ import annotations
 
@@ -159,6 +159,20 @@ def resume(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     """Resume a paused job from its saved state, bit for bit."""
     with options.connect() as client:
         return _print_state(client.resume(client.find(job_word)), options)
+
+
+def resize(
+    job_word: JobWord,
+    /,
+    *,
+    nodes: Annotated[
+        int | None, Parameter(help="Most nodes that train; default: as many as the spec allows.")
+    ] = None,
+    options: Options = OPTIONS,
+) -> ExitCode:
+    """Change the number of nodes of an elastic job, in its living processes."""
+    with options.connect() as client:
+        return _print_state(client.resize(client.find(job_word), nodes), options)
 
 
 def print_outcome(job: JobView) -> None:

@@ -43,6 +43,7 @@ COMMANDS = (
     Command("top", "cli.top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
     Command("wait", "cli.jobs:wait", JOBS, "Wait until a job has ended; exit with its result."),
     Command("pause", "cli.jobs:pause", JOBS, "Save a job's state and release its nodes."),
+    Command("resize", "cli.jobs:resize", JOBS, "Order the size of an elastic job."),
     Command("resume", "cli.jobs:resume", JOBS, "Resume a paused job, bit for bit."),
     Command("cancel", "cli.jobs:cancel", JOBS, "Save a job's last state and end it."),
     Command("describe", "cli.jobs:describe", HISTORY, "Show a job in full."),

@@ -1,4 +1,4 @@
-"""`/jobs`: submit, list, show, cancel, pause, resume."""
+"""`/jobs`: submit, list, show, cancel, pause, resume, resize."""
 
 from __future__ import annotations
 
@@ -163,6 +163,23 @@ async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
 )
 async def resume(jobs: JobsDep, job_id: JobId) -> JobView:
     return await jobs.resume(job_id)
+
+
+@router.post(
+    "/{job_id}/resize",
+    status_code=202,
+    summary="Order the size of an elastic job; idempotent",
+    responses=documented(404, 409, 422),
+)
+async def resize(
+    jobs: JobsDep,
+    job_id: JobId,
+    nodes: Annotated[
+        int | None,
+        Query(ge=1, description="most nodes that train; without it, as many as the spec allows"),
+    ] = None,
+) -> JobView:
+    return await jobs.resize(job_id, nodes)
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""Commands of users to a submitted job: cancel, pause, resume.
+"""Commands of users to a submitted job: cancel, pause, resume, resize.
 
 A command writes the desired state to the job's row, with its event, and a reconciler carries it
 out; repeating a command changes nothing. A change that needs no cluster happens at once. All
@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from holdfast_service.errors import JobEnded
+from holdfast_service.errors import InvalidParameters, JobEnded
 from holdfast_service.job_model.events.kinds import JobEvent
 from holdfast_service.job_model.events.progress import (
     CancelRequestedEvent,
     PauseRequestedEvent,
+    ResizeRequestedEvent,
     ResumeRequestedEvent,
 )
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import canonical, not_found
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import (
     Effect,
     JobTransaction,
@@ -64,6 +66,33 @@ async def resume(store: Store, job_id: str) -> JobView:
         if _set_desired(tx, Desired.RUNNING, ResumeRequestedEvent()) and tx.state is State.PAUSED:
             tx.transition(State.QUEUED, reason="the user resumed it")
         return await queries.job_view(tx.session, tx.job)
+
+
+async def resize(store: Store, job_id: str, nodes: int | None) -> JobView:
+    """Train an elastic job on at most so many nodes; None: on as many as its spec allows.
+
+    A queued or paused job starts with that size. Raises InvalidParameters for a job without a range
+    of nodes, and for a number outside of it.
+    """
+    async with _transaction(store, job_id) as tx:
+        _refuse_ended(tx)
+        _check_size(tx.job, nodes)
+        if nodes != tx.job.wanted_nodes:
+            tx.job.wanted_nodes = nodes
+            tx.job.due_at = 0.0
+            tx.emit(ResizeRequestedEvent(nodes=nodes))
+        return await queries.job_view(tx.session, tx.job)
+
+
+def _check_size(job: JobRecord, nodes: int | None) -> None:
+    allowed = job.spec["resources"].get("nodes")
+    if allowed is None:
+        why = "the job has one size: only a spec with resources.nodes {min, max} can be resized"
+    elif nodes is not None and not allowed["min"] <= nodes <= allowed["max"]:
+        why = f"the job trains on {allowed['min']} to {allowed['max']} nodes, not on {nodes}"
+    else:
+        return
+    raise InvalidParameters(why, faults=[{"path": "nodes", "message": why}])
 
 
 def _set_desired(tx: JobTransaction, desired: Desired, event: JobEvent) -> bool:

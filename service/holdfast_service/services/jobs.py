@@ -168,6 +168,10 @@ class JobService:
         """See :func:`job_commands.cancel`."""
         return await self._run_command(job_commands.cancel(self._store, job_id, now))
 
+    async def resize(self, job_id: str, nodes: int | None) -> JobView:
+        """See :func:`job_commands.resize`."""
+        return await self._run_command(job_commands.resize(self._store, job_id, nodes))
+
     async def pause(self, job_id: str) -> JobView:
         """See :func:`job_commands.pause`."""
         return await self._run_command(job_commands.pause(self._store, job_id))

@@ -212,6 +212,14 @@ def test_submit_follow_exits_with_the_result_of_the_job(
         assert any("step    7/7" in text for text in out)
 
 
+def test_resize_explains_why_it_refuses_a_job_of_one_size(
+    spec_file: str, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_id = submitted(spec_file, capsys)
+    assert run(["resize", job_id, "--nodes", "1"]) == ExitCode.USAGE
+    assert "only a spec with resources.nodes" in capsys.readouterr().err
+
+
 def test_pause_resume_and_a_second_cancel(
     spec_file: str, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,9 +1,10 @@
-"""Commands of users to jobs (cancel, pause, resume), carried out on a scripted cluster."""
+"""Commands of users to jobs (cancel, pause, resume, resize), carried out on a scripted cluster."""
 
 from __future__ import annotations
 
 import time
 
+import pytest
 from tests.support.service.fake_cluster import FakeCluster, three_nodes
 from tests.support.service.job_drives import (
     JOB,
@@ -15,8 +16,14 @@ from tests.support.service.job_drives import (
     until_state,
 )
 
+from holdfast_service.errors import InvalidParameters, JobEnded
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
+from holdfast_service.job_model.supervisor_protocol import (
+    EventKind,
+    Phase,
+    SizeOrder,
+    StopKind,
+)
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
@@ -141,3 +148,60 @@ async def test_an_immediate_cancel_is_sent_to_the_supervisor(
         assert supervisor.orders[0].deadline > time.time()
         await jobs.cancel(job_id, now=True)
         await until(lambda: supervisor.orders[-1].deadline == 0.0)
+
+
+ELASTIC = {
+    "parallel": {"dp_shard": "auto"},
+    "resources": {"nodes": {"min": 1, "max": 3}, "workers_per_node": 1, "standby_nodes": 0},
+}
+
+
+async def test_an_ordered_size_reaches_each_supervisor_of_the_job(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings) as reconciler:
+        supervisor = await submitted(jobs, cluster, **ELASTIC)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        for _ in range(2):
+            await jobs.resize(job_id, 2)
+        reconciler.wake(job_id)
+        await until(lambda: SizeOrder(2) in supervisor.sizes, what="the order")
+        assert supervisor.sizes.count(SizeOrder(2)) == 1
+        supervisor.epoch += 1
+        await until(lambda: supervisor.sizes.count(SizeOrder(2)) == 2, what="the order again")
+        await jobs.resize(job_id, None)
+        reconciler.wake(job_id)
+        await until(lambda: supervisor.sizes[-1] == SizeOrder(None), what="the last order")
+        assert (await kinds(jobs, job_id)).count("job.resize_requested") == 2
+        await jobs.cancel(job_id)
+        await until_state(jobs, job_id, State.CANCELLED)
+    with pytest.raises(JobEnded):
+        await jobs.resize(job_id, 2)
+
+
+async def test_a_size_outside_of_the_jobs_range_is_refused(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.unreachable = True
+    elastic, _ = await jobs.submit({**JOB, **ELASTIC})
+    with pytest.raises(InvalidParameters, match="trains on 1 to 3 nodes, not on 4"):
+        await jobs.resize(elastic.id, 4)
+    fixed, _ = await jobs.submit(JOB)
+    with pytest.raises(InvalidParameters, match=r"only a spec with resources.nodes"):
+        await jobs.resize(fixed.id, 1)
+
+
+async def test_an_elastic_job_is_held_while_another_waits_for_nodes(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster, **ELASTIC)
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        waiting, _ = await jobs.submit({**JOB, "name": "waiting"})
+        held = SizeOrder(None, is_held=True)
+        await until(lambda: supervisor.sizes[-1:] == [held], what="the hold")
+        await jobs.cancel(waiting.id)
+        await until(lambda: supervisor.sizes[-1] == SizeOrder(None), what="its end")

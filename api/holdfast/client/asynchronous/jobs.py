@@ -88,6 +88,11 @@ class AsyncJob(JobSnapshot):
         self.view = await self._client.resume(self.id)
         return self
 
+    async def resize(self, nodes: int | None) -> AsyncJob:
+        """Train on at most so many nodes; None: on as many as the spec allows. Raises JobEnded."""
+        self.view = await self._client.resize(self.id, nodes)
+        return self
+
     def events(self, *, follow: bool = False, after: int = 0) -> AsyncIterator[EventView]:
         """The stored events; with `follow` also new ones, until the job has ended."""
         if follow:

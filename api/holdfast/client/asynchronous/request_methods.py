@@ -178,6 +178,14 @@ class AsyncRequestMethods:
         """Resume a paused job from its newest checkpoint. Raises Conflict if it has ended."""
         return await self._send("POST", job_path(job_id, "/resume"), JobView)
 
+    async def resize(self, job_id: str, nodes: int | None) -> JobView:
+        """Train an elastic job on at most so many nodes; None: on as many as its spec allows.
+
+        Raises InvalidParameters if its range of nodes does not allow it, Conflict if it has ended.
+        """
+        params = None if nodes is None else {"nodes": nodes}
+        return await self._send("POST", job_path(job_id, "/resize"), JobView, params=params)
+
     async def wait(
         self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5
     ) -> JobView:

@@ -89,6 +89,11 @@ class Job(JobSnapshot):
         self.view = self._client.resume(self.id)
         return self
 
+    def resize(self, nodes: int | None) -> Job:
+        """Train on at most so many nodes; None: on as many as the spec allows. Raises JobEnded."""
+        self.view = self._client.resize(self.id, nodes)
+        return self
+
     def events(self, *, follow: bool = False, after: int = 0) -> Iterator[EventView]:
         """The stored events; with `follow` also new ones, until the job has ended."""
         if follow:

@@ -179,6 +179,14 @@ class RequestMethods:
         """Resume a paused job from its newest checkpoint. Raises Conflict if it has ended."""
         return self._send("POST", job_path(job_id, "/resume"), JobView)
 
+    def resize(self, job_id: str, nodes: int | None) -> JobView:
+        """Train an elastic job on at most so many nodes; None: on as many as its spec allows.
+
+        Raises InvalidParameters if its range of nodes does not allow it, Conflict if it has ended.
+        """
+        params = None if nodes is None else {"nodes": nodes}
+        return self._send("POST", job_path(job_id, "/resize"), JobView, params=params)
+
     def wait(self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
         """Wait until the job has ended, with any result. Raises WaitTimeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

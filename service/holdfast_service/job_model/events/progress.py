@@ -44,6 +44,15 @@ class PauseRequestedEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResizeRequestedEvent(JobEvent):
+    """A user orders the size of an elastic job."""
+
+    kind = EventKind.RESIZE_REQUESTED
+    nodes: int | None
+    """Most nodes that are to train; None: as many as the spec allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResumeRequestedEvent(JobEvent):
     """A user resumes the job."""
 

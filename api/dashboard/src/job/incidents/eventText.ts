@@ -12,6 +12,9 @@ const TEXTS: Record<string, (data: Data) => string> = {
   "job.state": (d) => `${text(d["from"])} → ${text(d["to"])}${d["reason"] ? `: ${text(d["reason"])}` : ""}`,
   "job.cancel_requested": () => "a user requested the cancellation of the job",
   "job.pause_requested": () => "a user requested a pause of the job",
+  "job.resize_requested": (d) =>
+    d["nodes"] === null ? "a user ordered as many nodes as the job may have" : `a user ordered at most ${text(d["nodes"])} nodes`,
+  "rows.lost": (d) => `the metrics and digests of the steps between ${text(d["after"])} and ${text(d["before"])} were lost`,
   "job.resume_requested": () => "a user requested that the job resumes",
   "job.initialised_from": (d) => `the initial state came from ${text(d["uri"])}; training continues from step ${text(d["step"])}`,
   "job.stopping": (d) => `the job saves its state after step ${text(d["step"])} and stops: ${text(d["reason"])}`,
