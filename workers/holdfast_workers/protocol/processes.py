@@ -374,7 +374,7 @@ class TidierJob:
     """Remove the remote checkpoints that are not kept."""
 
     command: TidyRemoteTier
-    epoch: int
+    epoch: int = 0
     """Of the supervisor that wants it. Nothing is removed once the fence shows a later one, which
     may want what this one gave up."""
 
