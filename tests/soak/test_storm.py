@@ -85,7 +85,7 @@ def compare_runs(
         assert {step: row.samples for step, row in run.rows.items()}.items() <= samples.items()
         # Rows that only dead agents knew are not reported.
         assert len(run.rows) >= steps - faults // 2
-        assert [event.seq for event in run.events] == list(range(1, len(run.events) + 1))
+        assert run.has_all_events()
         run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)
         root = run.agents.root
     assert not root.exists()

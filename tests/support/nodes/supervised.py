@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopKind,
     StopOrder,
     SupervisorEvent,
+    is_next_event,
 )
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
@@ -243,6 +245,11 @@ class SupervisedRun:
         """Send a stop order as the reconciler does."""
         order = StopOrder(kind, "requested by the test", time.time() + within_s)
         self.supervisor.stop(order)
+
+    def has_all_events(self) -> bool:
+        """Whether no event is missing among those of each supervisor."""
+        numbers = [0, *(event.seq for event in self.events)]
+        return all(is_next_event(new, last) for last, new in pairwise(numbers))
 
     def of(self, kind: EventKind) -> list[dict[str, Any]]:
         return [event.data for event in self.events if event.kind is kind]
