@@ -11,6 +11,7 @@ on each database, one after the other:
 - then, with all jobs active and `--clients` streams open on `/live`: the latency of reads at a
   fixed rate (the calls of a dashboard in rotation), and of transitions: from the request to pause
   or resume a job until another call shows the job in its next state;
+- how long an event of one of the jobs takes from its supervisor into the store;
 - the largest number of reads per second, in addition to all that.
 
 p99 covers all calls of the paced phase. Limits of the measurement:
@@ -22,7 +23,7 @@ p99 covers all calls of the paced phase. Limits of the measurement:
   `conditions.kept_awake` for the effect of `--keep-awake`.
 - A simulated supervisor answers at once and without cost; a real one costs a call through Ray.
 - The server polls `polls_per_s` supervisors a second, whatever their number. With 5,000 jobs each
-  is polled every few minutes (`poll_every_s`); user requests do not wait for a poll.
+  is polled every few minutes (`poll_every_s`); events and user requests do not wait for a poll.
 
 `BARS` of `benchmarks.api_figures` has the required bounds. The last line reports by how much a
 bound is missed.
@@ -222,6 +223,7 @@ async def _loaded(
             _transitions(another, ids, options.seconds, orders),
         )
     lag_task.cancel()
+    events = server.event_times(time.time() - (time.monotonic() - began))
     took, cores, stolen_share = time.monotonic() - began, parts.cores(), stolen.share()
     after = await watchers.counts()
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
@@ -243,6 +245,9 @@ async def _loaded(
         "transition_max_ms_by_order": {
             name: milliseconds(times, 1.0) for name, times in orders.items()
         },
+        "events": len(events),
+        "event_p50_ms": milliseconds(events, 0.5),
+        "event_p99_ms": milliseconds(events, 0.99),
         "sse_clients": last["held"],
         "sse_lost": last["lost"],
         "sse_messages_per_s_each": round(messages, 1),
@@ -286,7 +291,7 @@ async def _all_running(
     began = reported_at = time.monotonic()
     running = 0
     while time.monotonic() - began < _RUNNING_S:
-        answer = await client.get("/api/v1/jobs", params={"view": "row", "limit": 1})
+        answer = await client.get("/api/v1/jobs", params={"limit": 1})
         running = answer.json()["counts"].get("RUNNING", 0)
         if running >= count:
             return
@@ -304,8 +309,8 @@ def _calls(ids: Sequence[str], rng: random.Random) -> dict[str, Callable[[], str
         return lambda: f"/api/v1/jobs/{rng.choice(ids)}{path}"
 
     return {
-        "list": lambda: "/api/v1/jobs?view=row&limit=50",
-        "search": lambda: f"/api/v1/jobs?view=row&q=bench-{rng.randrange(100)}&sort=name",
+        "list": lambda: "/api/v1/jobs?limit=50",
+        "search": lambda: f"/api/v1/jobs?q=bench-{rng.randrange(100)}&sort=name",
         "job": job(""),
         "verdict": job("/verdict"),
         "timeline": job("/timeline"),
@@ -399,6 +404,13 @@ async def _reads_per_s(client: httpx.AsyncClient, ids: Sequence[str], seconds: f
 class BenchServer:
     address: str
     pids: Mapping[str, int]
+    events: Path
+    """See `benchmarks.api_server`."""
+
+    def event_times(self, since: float) -> list[float]:
+        """Seconds until each event that happened after `since` was stored."""
+        times = [tuple(map(float, line.split())) for line in self.events.read_text().splitlines()]
+        return [took for at, took in times if at >= since]
 
 
 @asynccontextmanager
@@ -417,7 +429,9 @@ async def _server(kind: str) -> AsyncIterator[BenchServer]:
             assert process.stdout is not None
             async with asyncio.timeout(60):
                 port, pid = map(int, (await process.stdout.readline()).split())
-            yield BenchServer(f"http://127.0.0.1:{port}", {"server": pid, **pids})
+            yield BenchServer(
+                f"http://127.0.0.1:{port}", {"server": pid, **pids}, Path(folder) / "events"
+            )
         finally:
             process.send_signal(signal.SIGTERM)
             try:

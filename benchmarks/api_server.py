@@ -4,13 +4,17 @@
 
 Everything above the supervisors is real: HTTP, store, reconciler, live hub. A job's supervisor is
 an object that forms an attempt of four ranks at once and then makes a step every STEP_S seconds.
+EVENTS_PER_S times a second a supervisor has an event; `DATA_DIR/events` gets a line for each: when
+it happened (Unix seconds), and the seconds until the reconciler said that it is stored.
 The server ends on SIGTERM or when its standard input closes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import sys
 import time
@@ -46,6 +50,7 @@ from holdfast_service.store.engine import Store
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
 
 RANKS = 4
+EVENTS_PER_S = 5.0
 MOST_ROWS = 50
 """Rows per report; older rows are dropped, as by an agent whose journal is full."""
 
@@ -59,6 +64,8 @@ class SimulatedSupervisor:
     began: float = field(default_factory=time.time)
     phase: Phase = Phase.RUNNING
     events: list[SupervisorEvent] = field(default_factory=list)
+    _told: asyncio.Event = field(default_factory=asyncio.Event)
+    unstored: list[SupervisorEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.attempt = self.launch.last_attempt + 1
@@ -114,9 +121,23 @@ class SimulatedSupervisor:
             beats=() if ended else self._beats(step, now),
         )
 
+    def happen(self) -> None:
+        """Have an event whose way to the store is timed."""
+        self._emit(EventKind.STANDBY, agent="n1", state="ready")
+        self.unstored.append(self.events[-1])
+
+    async def await_news(self, cursors: Cursors, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.events[-1].seq <= cursors.event:
+                    self._told.clear()
+                    await self._told.wait()
+        return self.events[-1].seq > cursors.event
+
     def _emit(self, kind: EventKind, **data: Any) -> None:
         seq = self.launch.last_event + len(self.events) + 1
         self.events.append(SupervisorEvent(seq, time.time(), kind, data))
+        self._told.set()
 
     def _row(self, step: int) -> StepRow:
         return StepRow(
@@ -148,8 +169,9 @@ class SimulatedSupervisor:
 class SimulatedCluster:
     """A cluster of simulated supervisors with capacity for every job."""
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, times: Path) -> None:
         self._step_s = step_s
+        self._times = times
         self._supervisors: dict[str, SimulatedSupervisor] = {}
 
     async def capacity(self) -> Capacity:
@@ -163,7 +185,27 @@ class SimulatedCluster:
         return True
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
+        self._time_stored(self._of(job_id), cursors)
         return self._of(job_id).report(cursors)
+
+    async def happen_forever(self) -> None:
+        rng = random.Random(7)
+        while True:
+            await asyncio.sleep(rng.expovariate(EVENTS_PER_S))
+            supervisors = self._supervisors.values()
+            running = [found for found in supervisors if found.phase is Phase.RUNNING]
+            if running:
+                rng.choice(running).happen()
+
+    def _time_stored(self, supervisor: SimulatedSupervisor, stored: Cursors) -> None:
+        while supervisor.unstored and supervisor.unstored[0].seq <= stored.event:
+            event = supervisor.unstored.pop(0)
+            with self._times.open("a") as file:
+                file.write(f"{event.at:.6f} {time.time() - event.at:.6f}\n")
+
+    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
+        self._time_stored(self._of(job_id), cursors)
+        return await self._of(job_id).await_news(cursors, timeout_s)
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
         self._of(job_id).stop(order)
@@ -198,7 +240,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         check_data_paths=False,
         lease_s=60.0,
     )
-    cluster = SimulatedCluster(step_s)
+    cluster = SimulatedCluster(step_s, data_dir / "events")
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()
@@ -218,6 +260,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     process_priority.collect_garbage_rarely()  # as `holdfast serve` does
     driving = asyncio.create_task(reconciler.run(stopping))
     serving = asyncio.create_task(server.serve())
+    happening = asyncio.create_task(cluster.happen_forever())
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     loop.add_reader(sys.stdin, stopping.set)  # the parent process is gone
@@ -225,6 +268,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         await asyncio.sleep(0.05)
     print(server.servers[0].sockets[0].getsockname()[1], os.getpid(), flush=True)
     await stopping.wait()
+    happening.cancel()
     server.should_exit = True
     await serving
     await driving

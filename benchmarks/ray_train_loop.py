@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
+import ray
+import torch
 from ray import train as ray_train
 
+from benchmarks.resizes import rank_files
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes.lookup import resolve
@@ -38,6 +41,8 @@ class LoopConfig:
     upload: bool
     """True: write to a temporary folder that Ray Train copies to its storage, as its guide shows.
     False: write to the final folder (`CheckpointUploadMode.NO_UPLOAD`)."""
+    elastic: bool = False
+    """The size of the group is the size of `dp_shard`; checkpoints of any size are read."""
 
 
 def train_function(fields: dict[str, Any]) -> None:
@@ -45,30 +50,35 @@ def train_function(fields: dict[str, Any]) -> None:
     config = LoopConfig(**fields)
     born = time.time()
     context = ray_train.get_context()
-    spec = TrainingSpec.model_validate(config.spec)
+    rank, size = context.get_world_rank(), context.get_world_size()
+    parallel = {"dp_shard": size} if config.elastic else config.spec["parallel"]
+    spec = TrainingSpec.model_validate({**config.spec, "parallel": parallel})
     recipe = resolve(spec.recipe)(spec, Path(config.cache_dir))
     recipe.prepare()
     world = World(
-        rank=context.get_world_rank(),
-        world_size=context.get_world_size(),
+        rank=rank,
+        world_size=size,
         mesh=spec.parallel.mesh,
         attempt=0,
         device="cpu",
     )
     recipe.build(world)
-    start = _restore(recipe, world.rank)
-    path = Path(config.folder) / f"{world.rank}-{os.getpid()}.jsonl"
+    start = _restore(recipe, rank)
+    path = Path(config.folder) / f"{rank}-{os.getpid()}.jsonl"
     with path.open("w") as out:
         header = {
             "process_started": psutil.Process().create_time(),
             "born": born,
             "built": time.time(),
-            "rank": world.rank,
+            "rank": rank,
             "pid": os.getpid(),
             "restored": start,
+            "world": _world_id(born),
+            "world_size": size,
+            "node_id": ray.get_runtime_context().get_node_id(),
         }
         _write(out, header)
-        train(recipe, world, spec, _RayTrainHooks(config, world.rank, out), start)
+        train(recipe, world, spec, _RayTrainHooks(config, world, out), start)
 
 
 def _restore(recipe: Recipe, rank: int) -> int:
@@ -77,16 +87,22 @@ def _restore(recipe: Recipe, rank: int) -> int:
         recipe.initialize()
         return 0
     with checkpoint.as_directory() as folder:
-        payload = bytearray((Path(folder) / _file(rank)).read_bytes())
-    return recipe.read_state(memoryview(payload))
+        return rank_files.read(Path(folder), rank, recipe)
+
+
+def _world_id(born: float) -> float:
+    """The same on all ranks of the group, and greater in every later group."""
+    agreed = [born]
+    torch.distributed.broadcast_object_list(agreed)
+    return agreed[0]
 
 
 class _RayTrainHooks(Hooks):
     """Hooks of the step loop that save through Ray Train."""
 
-    def __init__(self, config: LoopConfig, rank: int, out: TextIO) -> None:
+    def __init__(self, config: LoopConfig, world: World, out: TextIO) -> None:
         self._config = config
-        self._rank = rank
+        self._world = world
         self._out = out
 
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
@@ -109,34 +125,27 @@ class _RayTrainHooks(Hooks):
     ) -> DigestSource | None:
         if step % self._config.every_steps:
             return None
-        payload = bytearray(recipe.layout().payload_bytes)
-        recipe.write_state(memoryview(payload), step)
         if self._config.upload:
             with tempfile.TemporaryDirectory() as folder:
-                (Path(folder) / _file(self._rank)).write_bytes(payload)
+                rank_files.write(Path(folder), self._world.rank, recipe, step)
                 kept = ray_train.Checkpoint.from_directory(folder)
                 ray_train.report({"step": step}, checkpoint=kept)
         else:
-            self._report_in_place(step, payload)
+            self._report_in_place(step, recipe)
         return None
 
-    def _report_in_place(self, step: int, payload: bytearray) -> None:
+    def _report_in_place(self, step: int, recipe: Recipe) -> None:
         storage = Path(ray_train.get_context().get_storage().experiment_fs_path)
-        folder = storage / f"checkpoint-{step:06d}"
+        # Files of a larger world that computed the same step must not be mixed with these.
+        folder = storage / f"checkpoint-{step:06d}-of-{self._world.world_size}"
         folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f".{_file(self._rank)}"
-        fresh.write_bytes(payload)
-        fresh.replace(folder / _file(self._rank))
+        rank_files.write(folder, self._world.rank, recipe, step)
         ray_train.report(
             {"step": step},
             checkpoint=ray_train.Checkpoint.from_directory(str(folder)),
             checkpoint_dir_name=folder.name,
             checkpoint_upload_mode=ray_train.CheckpointUploadMode.NO_UPLOAD,
         )
-
-
-def _file(rank: int) -> str:
-    return f"rank-{rank}.bin"
 
 
 def _write(out: TextIO, line: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""Starts its own Ray cluster with one `TorchTrainer` and runs until it is killed.
+"""Runs one `TorchTrainer` until it is killed, on a Ray cluster of its own or on a given one.
 
     python -m benchmarks.ray_train_program CONFIG.json
 
-`benchmarks.ray_train_side` starts this program and ends it with all its child processes.
+`benchmarks.ray_train_side` and `benchmarks.resizes.ray_train_changes` start this program and end it
+with all its child processes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,27 @@ class ProgramConfig:
     cpus: int
 
 
+@dataclass(frozen=True)
+class ElasticConfig:
+    """A trainer on an existing cluster. `environment` is that of its workers."""
+
+    loop: dict[str, Any]
+    address: str
+    storage: str
+    ranks: tuple[int, int]
+    resize_interval_s: float
+    environment: dict[str, str]
+
+
 def main(path: str) -> None:
-    config = ProgramConfig(**json.loads(Path(path).read_text()))
+    fields = json.loads(Path(path).read_text())
+    if "address" in fields:
+        _fit_elastic(ElasticConfig(**fields))
+    else:
+        _fit(ProgramConfig(**fields))
+
+
+def _fit(config: ProgramConfig) -> None:
     ray.init(
         num_cpus=config.cpus,
         include_dashboard=False,
@@ -38,14 +58,32 @@ def main(path: str) -> None:
         _temp_dir=config.ray_temp_dir,
         log_to_driver=True,
     )
+    _train(config.loop, ScalingConfig(num_workers=config.ranks), config.storage)
+
+
+def _fit_elastic(config: ElasticConfig) -> None:
+    ray.init(
+        address=config.address,
+        log_to_driver=True,
+        runtime_env={"env_vars": config.environment},
+    )
+    least, most = config.ranks
+    scaling = ScalingConfig(
+        num_workers=(least, most),
+        elastic_resize_monitor_interval_s=config.resize_interval_s,
+    )
+    _train(config.loop, scaling, config.storage)
+
+
+def _train(loop: dict[str, Any], scaling: ScalingConfig, storage: str) -> None:
     trainer = TorchTrainer(
         train_function,
-        train_loop_config=config.loop,
+        train_loop_config=loop,
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=config.ranks),
+        scaling_config=scaling,
         run_config=RunConfig(
             name="run",
-            storage_path=config.storage,
+            storage_path=storage,
             failure_config=FailureConfig(max_failures=-1),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),

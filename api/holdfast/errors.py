@@ -33,6 +33,12 @@ class JobFailed(HoldfastError):
         self.code = code
 
 
+class NotFetched(HoldfastError):
+    """A job that comes from a list has no details until it is fetched."""
+
+    code = "not_fetched"
+
+
 class AmbiguousName(HoldfastError):
     """Several jobs match the given name or start of an id; `candidates` are their ids."""
 

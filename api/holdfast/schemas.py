@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast_service.job_model.labels import LabelName, LabelText
+from holdfast_service.job_model.times import GivenTime
+
 
 class _Lazy(BaseModel):
     """The schema is built at the first use: a command needs few of them."""
@@ -22,6 +25,9 @@ class Problem(_Lazy):
     code: str = Field(description="stable name of the error")
     detail: str | None = None
     instance: str | None = Field(default=None, description="path of the request")
+    request_id: str | None = Field(
+        default=None, description="of the request, as in the server's log and in `X-Request-Id`"
+    )
     faults: list[ProblemFault] | None = Field(
         default=None, description="every fault, with its path"
     )
@@ -34,13 +40,21 @@ class ProblemFault(_Lazy):
     message: str
 
 
+class JobChanges(BaseModel):
+    """The changes of a job: what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    labels: dict[LabelName, LabelText | None] = Field(
+        description="labels to set; null removes one, the others stay"
+    )
+
+
 class Cordon(BaseModel):
     """The request to cordon a node."""
 
     reason: str = Field(min_length=1, max_length=500)
-    until: float | None = Field(
-        default=None, description="Unix seconds; null: until it is uncordoned"
-    )
+    until: GivenTime | None = Field(default=None, description="null: until it is uncordoned")
 
 
 class Health(_Lazy):
@@ -52,6 +66,11 @@ class Readiness(_Lazy):
     checks: dict[str, str] = Field(description="per part: ok, or the problem")
 
 
+class Version(_Lazy):
+    version: str = Field(description="of the server")
+    api: str = Field(description="of the API, as in its paths")
+
+
 class ServerFile(_Lazy):
     """`server.json` in the data directory: programs of the same user find the server by it."""
 
@@ -60,4 +79,6 @@ class ServerFile(_Lazy):
     data_dir: str
 
 
+VERSION_HEADER = "Holdfast-Version"
+"""Header of each answer: the version of the server."""
 SERVER_FILE = "server.json"

@@ -201,10 +201,28 @@ class JobEnded(Conflict):
     code = "job_ended"
 
 
+class JobNotEnded(Conflict):
+    """The job has not ended, or has not left the cluster yet."""
+
+    code = "job_not_ended"
+
+
 class SpecUnreadable(Conflict):
     """The job's stored spec was written by another version, and this version cannot read it."""
 
     code = "spec_unreadable"
+
+
+class NothingToReplay(Conflict):
+    """The job has no step that a replay could be compared with."""
+
+    code = "nothing_to_replay"
+
+
+class NotAReplay(Conflict):
+    """The job is no replay of another job: there is nothing to compare it with."""
+
+    code = "not_a_replay"
 
 
 class IdempotencyConflict(Conflict):

@@ -80,14 +80,14 @@ class Settings(BaseSettings):
     )
 
     reconcile_interval_s: Seconds = Field(
-        default=2.0, description="Interval between two polls of a job."
+        default=2.0, description="Interval between two polls of a job. Events do not wait."
     )
     polls_per_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
         description="Most polls of supervisors per second by one server. With more jobs than "
         "that allows, each job is polled less often; while the server is busy, all jobs are "
-        "polled less often, so that requests stay fast. Jobs whose state is changing, or that a "
-        "user is watching, share a second budget of the same size.",
+        "polled less often, so that requests stay fast. Jobs whose state is changing, that have "
+        "an event, or that a user is watching, share a second budget of the same size.",
     )
     claim_interval_s: Seconds = Field(
         default=2.0,
@@ -165,6 +165,11 @@ class Settings(BaseSettings):
     reap_interval_s: Seconds = Field(
         default=30.0,
         description="Interval between two searches for remains of ended jobs on the cluster.",
+    )
+    keep_ended_jobs_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Ended jobs are removed with their history after so many seconds; their "
+        "checkpoints are kept. Unset: never.",
     )
     release_unknown_jobs: bool = Field(
         default=False,

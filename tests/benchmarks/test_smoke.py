@@ -20,9 +20,11 @@ from benchmarks.checkpoint import CheckpointResult
 from benchmarks.conditions import load_job
 from benchmarks.corruption_figures import CorruptionResult
 from benchmarks.dcp_integrity import IntegrityResult
+from benchmarks.elastic import ELASTIC_JOB
 from benchmarks.figures import OverheadResult, RecoveryResult, StormResult
 from benchmarks.hang_figures import DetectionResult
 from benchmarks.reshard import ReshardResult
+from benchmarks.resizes.changes import ElasticResult
 from benchmarks.restore import RestoreResult
 from pydantic import TypeAdapter
 
@@ -58,6 +60,11 @@ SMOKES = {
         "--ranks 2 --state-mb 16 --steps 20 --work 1 --saves 10 --savers none dcp_best",
         CheckpointResult,
     ),
+    "elastic": Smoke(
+        "--nodes 3 --ranks-per-node 1 --rounds 1 --settle-steps 2 --settings "
+        "--job {elastic_job} --health-failures 30 --quiet 1000",
+        ElasticResult,
+    ),
     "overhead": Smoke(f"--rounds 1 --steps 3 --skip 1 {SMALL}", OverheadResult),
     "recovery": Smoke(f"--faults 1 --after-step 2 {SMALL} --settings", RecoveryResult),
     "storm": Smoke("--step-s 0.3 --calm-steps 2 --storm-s 2 --torchft-s 0", StormResult),
@@ -75,6 +82,7 @@ MARKS: Mapping[str, pytest.MarkDecorator] = {
     "corruption": pytest.mark.chaos,
     "detection": pytest.mark.chaos,
     "checkpoint": pytest.mark.cluster,
+    "elastic": pytest.mark.cluster,
     "overhead": pytest.mark.cluster,
     "recovery": pytest.mark.cluster,
     "storm": pytest.mark.cluster,
@@ -94,6 +102,16 @@ def small_job(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def elastic_job(tmp_path: Path) -> Path:
+    """The job of the benchmark of an elastic world, with little data."""
+    job = load_job(ELASTIC_JOB)
+    job["data"]["source"] = str(ROOT / "docs")
+    path = tmp_path / "elastic.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
 def test_every_program_has_a_smoke_run_or_belongs_to_a_benchmark() -> None:
     programs = {path.stem for path in FOLDER.glob("*.py") if '"__main__"' in path.read_text()}
     assert programs == {*SMOKES, *PARTS}, "add a new benchmark to SMOKES, its parts to PARTS"
@@ -103,10 +121,11 @@ def test_every_program_has_a_smoke_run_or_belongs_to_a_benchmark() -> None:
 @pytest.mark.timeout(RUN_S + 2 * CLEAN_UP_S)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in SMOKES])
 def test_a_benchmark_runs_and_its_last_line_has_the_declared_keys(
-    name: str, small_job: Path
+    name: str, small_job: Path, elastic_job: Path
 ) -> None:
     smoke = SMOKES[name]
-    last = last_line(name, smoke.options.format(job=small_job).split())
+    options = smoke.options.format(job=small_job, elastic_job=elastic_job)
+    last = last_line(name, options.split())
     adapter: TypeAdapter[Any] = TypeAdapter(smoke.result)
     assert adapter.dump_python(adapter.validate_python(last), mode="json") == last
     wrong = {path: value for path, value in numbers(last) if not 0 <= value < math.inf}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 from itertools import combinations, islice
 from pathlib import Path
@@ -103,20 +102,7 @@ def in_jobs(subsets: list[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
     return jobs
 
 
-SEED = 16
-SAMPLE = random.Random(SEED).sample(SUBSETS, 8)
-
-
-@pytest.mark.parametrize(
-    "subsets",
-    [
-        pytest.param(SAMPLE, id=f"seed-{SEED}"),
-        *[
-            pytest.param(job, id=f"all-{number}", marks=pytest.mark.soak)
-            for number, job in enumerate(in_jobs(SUBSETS))
-        ],
-    ],
-)
+@pytest.mark.parametrize("subsets", in_jobs(SUBSETS))
 def test_any_subset_of_the_children_of_a_node_may_die_at_once(
     tmp_path: Path, undisturbed: Undisturbed, subsets: list[tuple[str, ...]]
 ) -> None:

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.nodes.history_proof import incidents
+from tests.support.nodes.history_proof import incidents, meshes, scheduled
 from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
 
-STEPS = 160
+STEPS = 5000
+"""More than a test waits for."""
 SHAPES = tuple(WorldShape.of({"dp_shard": ranks, "tp": 1}, 1) for ranks in (4, 2))
 
 
@@ -34,25 +35,57 @@ def world_sizes(run: Any) -> list[int]:
     return [event["world_size"] for event in run.of(EventKind.ATTEMPT_FORMING)]
 
 
+def end_after(run: Any, steps: int) -> int:
+    """Cancel the run after some further steps; the number of the last one."""
+    run.wait_step(run.newest_step() + steps)
+    run.stop(StopKind.CANCEL)
+    return int(run.wait_end()["step"])
+
+
+def lose_a_node_until_it_returns(run: Any) -> None:
+    """The world shrinks from four ranks to two, loses a process, and grows again."""
+    run.wait_step(15)
+    lost = run.seat_of(3)
+    run.agents.kill_node(lost)
+    run.wait(lambda: world_sizes(run) == [4, 2] and len(incidents(run)) == 1)
+    run.agents.return_node(lost)
+    run.wait_step(run.newest_step() + 10)
+    run.kill(1)
+    run.wait(lambda: world_sizes(run)[-1] == 4 and len(incidents(run)) == 3)
+
+
 def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(tmp_path: Path) -> None:
     with elastic(tmp_path, every=20) as run:
-        run.wait_step(15)
-        lost = run.seat_of(3)
-        run.agents.kill_node(lost)
-        run.wait(lambda: len(incidents(run)) == 1)
-        shrunk = incidents(run)[0]
+        lose_a_node_until_it_returns(run)
+        last = end_after(run, 30)
+        shrunk, _, grown = incidents(run)
         assert shrunk["decision"] == "shrink to a smaller mesh", run.story()
         assert set(shrunk["tiers"].values()) == {"reshard"}
         assert shrunk["steps_lost"] <= 1
-        run.wait_step(run.newest_step() + 10)
-        run.agents.return_node(lost)
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert world_sizes(run) == [4, 2, 4], run.story()
-        grown = incidents(run)[1]
         assert grown["decision"] == "grow to a larger mesh"
-        assert grown["steps_lost"] <= 1
-        assert set(run.rows) == set(range(1, STEPS + 1))
+        assert grown["steps_lost"] == 0
+        assert set(run.rows) == set(range(1, last + 1))
         saved = {event["mesh"]["dp_shard"] for event in run.of(EventKind.CHECKPOINT_SAVED)}
         assert saved == {2, 4}, run.story()
         for manifest in list_checkpoints(run.remote):
             verify(run.remote.below(manifest.folder))
+
+
+def test_a_replay_of_the_same_meshes_without_faults_has_the_same_bits(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with elastic(first) as run:
+        lose_a_node_until_it_returns(run)
+        last = end_after(run, 20)
+        history, plan = meshes(run), scheduled(run, SHAPES)
+    assert [span.mesh for span in history] == [{"dp_shard": size} for size in (4, 2, 4)]
+    with elastic(second, schedule=plan) as replay:
+        replay.wait_step(last)
+        end_after(replay, 1)
+        assert meshes(replay) == history, replay.story()
+        assert [incident["steps_lost"] for incident in incidents(replay)] == [0, 0]
+    assert set(run.rows) == set(range(1, last + 1)) <= set(replay.rows)
+    assert run.digests.items() <= replay.digests.items(), run.story()
+    for step, row in run.rows.items():
+        assert (row.samples, row.loss) == (replay.rows[step].samples, replay.rows[step].loss)

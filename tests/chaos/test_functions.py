@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from tests.support.nodes.history_proof import incidents, not_fired
 from tests.support.nodes.supervised import SupervisedRun, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.world_shape import WorldShape
+from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import (
     CheckpointSpec,
     MemoryTierSpec,
@@ -21,6 +24,12 @@ from holdfast_workers.spec import (
 
 pytestmark = pytest.mark.chaos
 STEPS = 24
+
+
+@dataclass(frozen=True)
+class CalmRun:
+    sharded: bool
+    rows: dict[int, StepRow]
 
 
 def training(name: str) -> TrainingSpec:
@@ -68,6 +77,61 @@ def test_a_rank_of_a_function_may_die(
         assert not not_fired(run, plan)
         assert len(incidents(run)) == len(plan), run.story()
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
+
+
+ELASTIC_STEPS = 120
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["sharded", "whole"])
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CalmRun:
+    """An undisturbed run on four ranks."""
+    spec = elastic_training(sharded=request.param)
+    folder = tmp_path_factory.mktemp("calm")
+    with supervised(folder, spec, standbys=0, workers_per_node=1) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        return CalmRun(request.param, dict(run.rows))
+
+
+@pytest.mark.parametrize("fewer", [3, 2])
+def test_a_function_is_called_again_on_fewer_and_on_more_ranks(
+    tmp_path: Path, calm: CalmRun, fewer: int
+) -> None:
+    """Its state is resharded, and the global batch is the same although three ranks do not divide
+    its four micro-batches."""
+    spec = elastic_training(sharded=calm.sharded)
+    shapes = tuple(WorldShape.of({"dp_shard": ranks, "tp": 1}, 1) for ranks in (4, fewer))
+    config = {"shapes": shapes, "grow_after_s": 1.0}
+    with supervised(tmp_path, spec, standbys=0, workers_per_node=1, config=config) as run:
+        run.wait_step(15)
+        lost = run.seat_of(3)
+        run.agents.kill_node(lost)
+        run.wait(lambda: len(incidents(run)) == 1)
+        assert set(incidents(run)[0]["tiers"].values()) == {"reshard"}
+        run.wait_step(run.newest_step() + 5)
+        run.agents.return_node(lost)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        sizes = [event["world_size"] for event in run.of(EventKind.ATTEMPT_FORMING)]
+        assert sizes == [4, fewer, 4], run.story()
+        assert run.logs.count("the loop has ended") == 4, "a change of the mesh ends no loop"
+    assert sorted(run.rows) == list(range(1, ELASTIC_STEPS + 1))
+    assert {row.own["world"] for row in run.rows.values()} == {4, fewer}
+    for step, row in run.rows.items():
+        undisturbed = calm.rows[step]
+        assert row.samples == undisturbed.samples
+        assert row.loss == pytest.approx(undisturbed.loss, rel=1e-4, abs=1e-6)
+        assert row.grad_norm == pytest.approx(undisturbed.grad_norm, rel=1e-3, abs=1e-6)
+        for name in ("turns", "average", "lr_of_schedule"):  # each a mean over the ranks
+            assert row.own[name] == pytest.approx(undisturbed.own[name], rel=1e-12)
+
+
+def elastic_training(*, sharded: bool) -> TrainingSpec:
+    return training("elastic").model_copy(
+        update={
+            "train": TrainSpec(steps=ELASTIC_STEPS, global_batch=8, micro_batch=2),
+            "parallel": ParallelSpec(dp_shard=4),
+            "config": {"sharded": sharded, "slow_in": 2},
+        }
+    )
 
 
 def test_a_user_error_in_a_function_ends_the_job_with_its_traceback(tmp_path: Path) -> None:

@@ -52,6 +52,22 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
             assert incident["steps_lost"] <= 1
 
 
+def test_a_rank_that_hangs_before_it_begins_its_order_is_named(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Its peers would wait for it in the rendezvous for a minute."""
+    plan = [{"action": "gil", "point": "forming", "rank": 2}]
+    training = small_training(STEPS, detection=DETECTION)
+    with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert not not_fired(run, plan)
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert incident["cause"] == "hang", run.story()
+        assert incident["suspects"][0]["rank"] == 2, run.story()
+        assert incident["phases_s"]["total"] < MAX_RECOVERY_S, run.story()
+
+
 def test_a_rank_that_skips_a_collective_is_named(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The rank continues without the collective until it and its peers wait for each other."""
     recipe = "tests.support.ranks.recipes:LeavesOutACollective"

@@ -99,6 +99,10 @@ class Product:
         self.client = Client(ServerFile.model_validate_json(line).address, retry_s=30)
         self.client.ready()
 
+    def with_settings(self, **env: str) -> Product:
+        """Another server of the same data and cluster, to run in place of this one."""
+        return Product(self.data_dir, self._beside, **{**self._env, **env})
+
     def kill(self) -> None:
         """SIGKILL to the API server, reconciler included."""
         assert self.process is not None
@@ -183,8 +187,8 @@ def _program(pid: int) -> str:
 def served(folder: Path) -> Iterator[Product]:
     """A started product with its data in `folder`; leaves no process behind."""
     started = Product(folder)
-    started.start()
     try:
+        started.start()
         yield started
     finally:
         if started.process is not None and started.process.poll() is None:

@@ -90,7 +90,8 @@ def test_the_wheel_contains_the_packages_and_the_dashboard_if_it_is_built(wheel:
     assert wheel.name.startswith(f"{DISTRIBUTION.replace('-', '_')}-")
     for package in ("holdfast", "holdfast_service", "holdfast_workers"):
         assert f"{package}/py.typed" in names
-    assert "holdfast/demo/stdlib-lm.yaml" in names
+    for example in ("stdlib-lm", "elastic-lm"):
+        assert f"holdfast/demo/{example}.yaml" in names
     assert (DASHBOARD in names) == (REPOSITORY / "api" / DASHBOARD).exists()
     others = {name.split("/")[0] for name in names if not name.startswith("holdfast")}
     assert others == set()
@@ -120,7 +121,7 @@ def test_a_job_is_submitted_and_followed_from_a_light_installation(
     assert "SUCCEEDED" in last, followed.stdout
     assert f"step {STEPS:>4}/{STEPS}" in followed.stdout
     (stored,) = product.client.list(name="light")
-    assert (stored.state, stored.progress.step) == ("SUCCEEDED", STEPS)
+    assert (stored.state, stored.step) == ("SUCCEEDED", STEPS)
     described = light.run("holdfast", "describe", "light", "-o", "yaml", *at_server)
     assert yaml.safe_load(described.stdout)["job"]["state"] == "SUCCEEDED", described.stderr
 

@@ -37,7 +37,7 @@ def assert_same(product: Product, job_id: str, undisturbed: dict[int, str]) -> N
     assert ended.state == "SUCCEEDED", ended.outcome
     digests = product.client.digests(job_id)
     assert {step: digests.get(step) for step in undisturbed} == undisturbed
-    events = product.client.events(job_id, limit=1000).events
+    events = product.client.events(job_id, limit=1000).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     product.wait(lambda: not product.left_of(job_id), 60)
 
@@ -120,6 +120,43 @@ def test_a_rank_recovers_while_rays_control_service_is_silent(
     assert_same(product, job.id, undisturbed)
 
 
+def test_a_server_that_hardly_ever_polls_sees_incidents_and_the_end_within_a_second(
+    product: Product,
+) -> None:
+    product.stop()
+    rarely = product.with_settings(HOLDFAST_RECONCILE_INTERVAL_S="600")
+    rarely.start()
+    try:
+        job = rarely.client.submit(spec(resources=WITHOUT_STANDBY))
+        # What the server itself wrote before the first look says nothing about the supervisor.
+        written = rarely.client.events(job.id, limit=1000).items
+        seen: dict[int, float] = {event.seq: 0.0 for event in written}
+
+        def read_events() -> bool:
+            page = rarely.client.events(job.id, limit=1000)
+            for event in page.items:
+                seen.setdefault(event.seq, time.time() - event.at)
+            return page.ended
+
+        def is_running() -> bool:
+            read_events()
+            return rarely.client.get(job.id).progress.step > 0
+
+        rarely.wait(is_running)
+        victim = rarely.members(job.id)[1].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        rarely.wait(read_events, 120)
+        events = {event.seq: event for event in rarely.client.events(job.id, limit=1000).items}
+        kinds = {event.kind for event in events.values()}
+        assert {"incident.opened", "incident.closed", "attempt.running", "ended"} <= kinds
+        late = {events[seq].kind: round(after_s, 2) for seq, after_s in seen.items() if after_s > 1}
+        assert not late
+    finally:
+        rarely.stop()
+        product.start()
+
+
 def test_a_user_error_ends_the_job_with_its_traceback(product: Product) -> None:
     job = product.client.submit(
         spec(recipe="tests.support.ranks.recipes:RaisesAtStepTen", **ONE_NODE)
@@ -145,7 +182,7 @@ def test_no_process_of_the_cluster_has_the_servers_secrets(product: Product) -> 
     ]
     ended = product.finish(job.id)
     assert ended.state == "SUCCEEDED", ended.outcome
-    lines = [line.text for line in product.client.logs(job.id, limit=1000).lines]
+    lines = [line.text for line in product.client.logs(job.id, limit=1000).items]
     assert {"variable GREETING=hello", "variable RANDOM_SECRET="} <= {*lines}
     assert "variable NAMED_BY_OPERATOR=yes" in lines
     assert not [line for line in lines if PLANTED in line or line.startswith("variable RAY_")]
@@ -175,7 +212,7 @@ def test_a_paused_job_releases_the_cluster_and_resumes_with_the_same_bits(
     product.wait(lambda: product.client.get(job.id).state == "PAUSED", 60)
     assert not product.left_of(job.id)
     paused = product.client.get(job.id).progress.step
-    assert product.client.checkpoints(job.id).remote[0].step == paused
+    assert product.client.checkpoints(job.id).items[0].step == paused
     product.client.resume(job.id)
     assert_same(product, job.id, undisturbed)
     first, second = product.client.attempts(job.id)
@@ -190,7 +227,7 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     client = product.client
     first = next(job for job in client.list(name="small-lm") if job.state == "SUCCEEDED")
     # The steps vary: a job may skip a save while the previous save is still being written.
-    start = min(saved.step for saved in client.checkpoints(first.id).remote if not saved.deleted_at)
+    start = min(saved.step for saved in client.checkpoints(first.id).items if not saved.deleted_at)
     job = client.submit(
         spec(name="goes-on", init_from=f"{first.id}/{start}", resources=WITHOUT_STANDBY)
     )
@@ -201,7 +238,7 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     assert digests == {step: undisturbed[step] for step in range(start, STEPS + 1)}
     kept = {
         saved.step: saved
-        for saved in client.checkpoints(first.id).remote
+        for saved in client.checkpoints(first.id).items
         if saved.deleted_at is None
     }
     assert kept[start].needed_by == ()  # the other job has its own checkpoints by now
@@ -232,7 +269,7 @@ def test_a_user_function_is_sent_with_its_job_and_recovers(product: Product) -> 
         ended = product.finish(job.id)
         assert ended.state == "SUCCEEDED", ended.outcome
         assert ended.progress.incidents == (2 if break_it else 0)
-        lines = client.logs(job.id, limit=1000).lines
+        lines = client.logs(job.id, limit=1000).items
         assert any("points classified correctly" in line.text for line in lines)
         accuracies = client.metrics(job.id, ["accuracy"])
         assert [point.step for point in accuracies if point.values["accuracy"] is not None] == [
@@ -323,14 +360,13 @@ def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
 ) -> None:
     client = product.client
     local_cluster.add_node(product.cluster)  # in place of the lost node
-    steps = 900
     job = client.submit(
         spec(
             name="elastic",
             parallel={"dp_shard": "auto", "tp": 2},
             resources={**WITHOUT_STANDBY, "nodes": {"min": 2, "max": 3}},
-            train={**spec()["train"], "steps": steps, "global_batch": 12},
-            recovery={"grow_after_s": 1.0},
+            train={**spec()["train"], "steps": 5000, "global_batch": 12},
+            recovery={"grow_after_s": 1.0, "grow_min_gain": -1},
         )
     )
 
@@ -351,9 +387,68 @@ def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
     product.wait(lambda: len(product.actor_pids("AgentActor")) == 2)  # a seat is given back
     client.resize(job.id, None)
     product.wait(lambda: sizes() == [6, 4, 6, 4, 6], 90)
-    assert product.finish(job.id).state == "SUCCEEDED"
-    assert set(product.samples(job.id)) == set(range(1, steps + 1))
+    product.wait_step(job.id, client.get(job.id).progress.step + 10)
+    client.cancel(job.id)
+    last = product.finish(job.id).progress.step
+    assert set(product.samples(job.id)) == set(range(1, last + 1))
     product.wait(lambda: not product.left_of(job.id), 60)
+    assert_proven_by_a_replay(product, job.id, meshes=5)
+
+
+def assert_proven_by_a_replay(product: Product, job_id: str, meshes: int) -> None:
+    """`holdfast verify` finds every step equal, and ends the replay after the last of them."""
+    client = product.client
+    command = (sys.executable, "-m", "holdfast", "verify", job_id, "--timeout", "2m")
+    environment = {**os.environ, "HOLDFAST_ADDRESS": client.address}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (replay,) = client.list(name="elastic-replay")
+    found = client.comparison(replay.id)
+    assert f"{found.equal} of {found.compared} steps equal on {meshes} meshes" in done.stdout
+    assert found.until_step == client.get(job_id).progress.step
+    assert found.until_step - found.compared < meshes, "only a change of mesh costs a digest"
+    assert product.finish(replay.id).state == "CANCELLED"
+    assert {incident.steps_lost for incident in client.incidents(replay.id)} == {0}
+    product.wait(lambda: not product.left_of(replay.id), 60)
+
+
+def test_a_job_with_too_few_nodes_is_queued_again_and_resumes_on_others_with_the_same_bits(
+    product: Product, undisturbed: dict[int, str]
+) -> None:
+    """It comes back by itself, and none of its nodes is left to it."""
+    client = product.client
+    impatient = {**spec()["recovery"], "wait_for_replacement_s": 1.0}
+    job = client.submit(spec(name="short", resources=WITHOUT_STANDBY, recovery=impatient))
+    product.wait_step(job.id, 5)
+    before = product.members(job.id)
+    hosts = {str(member.node_id) for member in before.values()}
+    cordoned = {node.id for node in client.nodes() if node.there} - hosts
+    for node in cordoned:
+        client.cordon(node, "kept from this job")  # so a lost node has no replacement
+    client.inject(job.id, "node_loss", rank=0)
+
+    def is_queued() -> bool:
+        found = client.get(job.id)  # before, it waits for a replacement in its recovery
+        return found.state == "QUEUED" and found.waiting is not None
+
+    product.wait(is_queued, 90)
+    queued = client.get(job.id)
+    assert queued.state == "QUEUED" and queued.waiting is not None
+    assert queued.waiting.reason.startswith("2 nodes with 1 CPUs and 0 GPUs free are needed")
+    reasons = [event.data.get("reason") for event in client.events(job.id, limit=1000).items]
+    assert "too few nodes" in reasons
+    assert not product.left_of(job.id)
+    kept = str(before[2].node_id)
+    cordoned.add(kept)
+    client.cordon(kept, "kept from this job")
+    for _ in range(2):
+        local_cluster.add_node(product.cluster)
+    assert_same(product, job.id, undisturbed)
+    after = {member.node_id for member in product.members(job.id).values()}
+    assert len(after) == 2 and not after & {member.node_id for member in before.values()}
+    assert set(product.samples(job.id)) == set(range(1, STEPS + 1))
+    for node in cordoned:
+        client.uncordon(node)
 
 
 def test_an_orderly_shutdown_leaves_no_process_no_segment_and_no_file(product: Product) -> None:

@@ -33,6 +33,11 @@ def test_the_example_of_the_tutorial_runs_under_plain_python() -> None:
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 3
 
 
+def test_the_elastic_example_has_a_mesh_on_every_number_of_nodes() -> None:
+    document = yaml.safe_load((ROOT / "examples" / "elastic-lm.yaml").read_text())
+    assert [shape.world_size for shape in parse(document, None).shapes] == [6, 4]
+
+
 def test_the_example_is_short_and_its_job_is_valid() -> None:
     assert len((EXAMPLE / "train.py").read_text().splitlines()) < 60
     document = yaml.safe_load((EXAMPLE / "job.yaml").read_text())

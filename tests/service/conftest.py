@@ -18,6 +18,8 @@ from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.postgres import running_postgres
 
 from holdfast_service.services.jobs import JobService
+from holdfast_service.services.nodes import NodeService
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -69,3 +71,8 @@ def cluster() -> FakeCluster:
 @pytest.fixture
 def jobs(store: Store, cluster: FakeCluster, settings: Settings) -> JobService:
     return JobService(store, cluster, settings)
+
+
+@pytest.fixture
+def overview(store: Store, settings: Settings) -> Overview:
+    return Overview(store, NodeService(store), settings)

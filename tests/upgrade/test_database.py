@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, select
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, three_nodes
 from tests.support.service.job_drives import reconciling, until
 from tests.support.simulation.simulated_network import START
-from tests.support.upgrade.answers import NOW, answers, losses
+from tests.support.upgrade.answers import NOW, answers, in_present_shapes, losses
 from tests.support.upgrade.fixture import (
     ANSWERS,
     DATABASE,
@@ -33,8 +33,11 @@ from holdfast_service.job_model.supervisor_protocol import JobLaunch
 from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.jobs import JobService
+from holdfast_service.services.nodes import NodeService
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import Event, JobRecord, Outbox
 
 STOPPING = {"pausing": StopKind.PAUSE, "cancelling": StopKind.CANCEL}
@@ -43,7 +46,7 @@ STOPPING = {"pausing": StopKind.PAUSE, "cancelling": StopKind.CANCEL}
 async def test_every_answer_about_every_job_is_as_before(
     written: Written, settings: Settings, store: Store
 ) -> None:
-    before = written.json(ANSWERS, settings.data_dir)
+    before = in_present_shapes(written.json(ANSWERS, settings.data_dir))
     with patch("time.time", lambda: NOW):
         now = await answers(store, settings)
     assert list(losses(before, now)) == []
@@ -61,8 +64,8 @@ async def test_every_event_has_its_type_and_its_sentence(store: Store) -> None:
 async def test_every_incident_is_described(settings: Settings, store: Store) -> None:
     jobs = JobService(store, FakeCluster(), settings)
     described = 0
-    for job in (await jobs.list()).jobs:
-        for incident in await jobs.incidents(job.id):
+    for job in (await Overview(store, NodeService(store), settings).rows()).items:
+        for incident in (await jobs.incidents(job.id)).items:
             text = " ".join(incident_sentences(incident, str, alternatives=True))
             assert "Evidence: " in text
             assert ("still open" in text) == (incident.closed_at is None)
@@ -108,11 +111,12 @@ async def test_a_paused_job_is_resumed_and_restarts_from_its_checkpoint(
 ) -> None:
     cluster = FakeCluster(three_nodes(can_grow=True))
     jobs = JobService(store, cluster, settings)
-    [paused] = (await jobs.list(state=[State.PAUSED])).jobs
+    overview = Overview(store, NodeService(store), settings)
+    [paused] = (await overview.rows(Filters(states=frozenset({State.PAUSED})))).items
     await jobs.resume(paused.id)
     async with reconciling(store, cluster, settings):
         await until(lambda: paused.id in cluster.supervisors)
-    assert cluster.supervisors[paused.id].launch.last_attempt == paused.progress.attempt > 0
+    assert cluster.supervisors[paused.id].launch.last_attempt == paused.attempt > 0
 
 
 async def test_a_remote_checkpoint_is_listed_with_its_marks_and_verified(
@@ -120,7 +124,7 @@ async def test_a_remote_checkpoint_is_listed_with_its_marks_and_verified(
 ) -> None:
     job = written.json(TRAINED, settings.data_dir)["job"]
     service = CheckpointService(store, settings)
-    listed = {row.step: row for row in (await service.list(job)).remote if row.deleted_at is None}
+    listed = {row.step: row for row in (await service.list(job)).items if row.deleted_at is None}
     [newest] = listed.values()
     assert newest.pinned and len(newest.needed_by or ()) == 1
     progress = [view async for view in service.verify(await service.find(job, newest.step))]

@@ -63,7 +63,7 @@ def test_a_checkpoint_is_pinned_and_unpinned(
     assert line(page, 4).get_by_text("Best").count() == 1
     line(page, 6).get_by_role("button", name="Pin", exact=True).click()
     line(page, 6).get_by_text("Pinned", exact=True).wait_for()
-    assert client.checkpoints(saved_job).remote[0].pinned
+    assert client.checkpoints(saved_job).items[0].pinned
     assert line(page, 6).get_by_role("button", name="Remove step 6").is_disabled()
     save_screenshot(page, "checkpoints")
     line(page, 6).get_by_role("button", name="Unpin").click()
@@ -87,7 +87,7 @@ def test_a_removal_is_confirmed_first(checkpoints: Any, client: Client, saved_jo
     line(page, 2).get_by_role("button", name="Remove step 2").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Back").click()
-    assert len(client.checkpoints(saved_job).remote) == 3
+    assert len(client.checkpoints(saved_job).items) == 3
     line(page, 2).get_by_role("button", name="Remove step 2").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
     line(page, 2).wait_for(state="detached")
@@ -156,5 +156,5 @@ def test_a_fault_is_injected(
     dialog.get_by_label("Rank").fill("1")
     dialog.get_by_role("button", name="Inject", exact=True).click()
     dialog.wait_for(state="detached")
-    faults = httpx.get(f"{dashboard_server.address}/api/v1/jobs/{saved_job}/faults").json()
+    faults = httpx.get(f"{dashboard_server.address}/api/v1/jobs/{saved_job}/faults").json()["items"]
     assert [(fault["kind"], fault["fault"]["rank"]) for fault in faults] == [("slow", 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -35,8 +36,10 @@ def test_the_brush_filters_the_sections_below_and_is_in_the_url(
     page = job_page()
     api = scene.address.replace("/jobs/", "/api/v1/jobs/")
     line = page.request.get(f"{api}/timeline").json()
-    hung = line["incidents"][1]["at"] - line["since"]
-    share = hung / (line["until"] - line["since"])
+    since, until, hung_at = map(
+        datetime.fromisoformat, (line["since"], line["until"], line["incidents"][1]["at"])
+    )
+    share = (hung_at - since) / (until - since)
     cards = page.locator("#incidents .incident")
     expect(cards).to_have_count(len(seed.STORY))
     box = page.locator(".ribbon-plot").bounding_box()

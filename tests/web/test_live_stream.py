@@ -78,7 +78,7 @@ def test_an_interrupted_stream_resumes_at_its_position(
     supervisor.run(1, 5, 5)
     supervisor.end()
     eventually(lambda: httpx.get(of_job_at).json()["released"])  # no event follows
-    last = httpx.get(f"{of_job_at}/events").json()["events"][-1]["seq"]
+    last = httpx.get(f"{of_job_at}/events").json()["items"][-1]["seq"]
     page.wait_for_function(
         "last => received.some(message => message.event === 'event' && message.data.seq >= last)",
         arg=last,

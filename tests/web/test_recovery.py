@@ -44,7 +44,7 @@ def test_a_fault_and_its_recovery_appear_on_the_open_page(
         f"() => {STEP} >= 20", timeout=150_000
     )  # the job has started and makes steps
     page.locator(".attempt-label", has_text="1").first.wait_for()
-    page.locator("#incidents", has_text="No fault so far").wait_for()
+    page.locator("#incidents", has_text="No fault and no resize so far").wait_for()
     page.evaluate(WATCH)
 
     page.get_by_role("button", name="Inject a fault").click()

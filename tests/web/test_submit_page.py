@@ -39,7 +39,7 @@ def test_faults_appear_at_their_lines_while_typing(
     selection = "field => field.value.slice(field.selectionStart, field.selectionEnd)"
     assert page.locator("textarea").evaluate(selection) == "tp"
     assert not httpx.get(f"{dashboard_server.address}/api/v1/jobs").json()[
-        "jobs"
+        "items"
     ]  # nothing was created
 
 
@@ -70,7 +70,7 @@ def test_a_job_is_submitted_once(
     page.keyboard.press("Control+Enter")
     page.wait_for_url("**/jobs/*")
     jobs = httpx.get(f"{dashboard_server.address}/api/v1/jobs", params={"name": "typed"}).json()[
-        "jobs"
+        "items"
     ]
     assert [job["id"] for job in jobs] == [page.url.rpartition("/")[2]]
 

@@ -13,9 +13,15 @@ const [, jobs, job, part] = location.pathname.split("/");
 if (jobs === "jobs" && job && part === undefined && !document.hidden) {
   const choices = new URLSearchParams(location.search);
   const heat = new URLSearchParams({ of: choices.get("of") ?? "compute_s", buckets: "120" });
-  if (choices.has("from") && choices.has("to")) {
-    heat.set("since", String(Number(choices.get("from"))));
-    heat.set("until", String(Number(choices.get("to"))));
+  // As src/job/choices.ts reads them: a link may hold anything.
+  const time = (name) => {
+    const date = new Date(choices.get(name) ? Number(choices.get(name)) * 1000 : NaN);
+    return Number.isNaN(date.getTime()) ? null : date.toISOString();
+  };
+  const [since, until] = [time("from"), time("to")];
+  if (since && until) {
+    heat.set("since", since);
+    heat.set("until", until);
   }
   const live = `/api/v1/live?job=${job}`;
   const at = `/api/v1/jobs/${job}`;

@@ -76,7 +76,7 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     protected = found.memory.protected_step
     if protected is not None:
         output.console().print(f"in memory: step {protected}, also on the partner of every rank")
-    rows = [_row(checkpoint) for checkpoint in found.remote if checkpoint.deleted_at is None]
+    rows = [_row(checkpoint) for checkpoint in found.items if checkpoint.deleted_at is None]
     if rows:
         output.table(COLUMNS, rows, whole=options.wide)
     else:
@@ -194,7 +194,7 @@ def _find_checkpoint(client: Client, word: str, step: int | None) -> tuple[str, 
     job_id = client.find(job_word)
     if named is not None:
         return job_id, named
-    for checkpoint in client.checkpoints(job_id).remote:
+    for checkpoint in client.checkpoints(job_id).items:
         if checkpoint.deleted_at is None and checkpoint.bad is None:
             return job_id, checkpoint.step
     raise NoCheckpoint(f"job {job_id} has no remote checkpoint")

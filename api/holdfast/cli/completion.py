@@ -157,7 +157,7 @@ def jobs(prefix: str) -> Iterator[tuple[str, str]]:
 
     address = os.environ.get("HOLDFAST_ADDRESS")
     with Client(address, retry_s=0.0, timeout_s=SERVER_TIMEOUT_S) as client:
-        rows = client.rows(prefix)
+        rows = client.list(prefix)
         found = [job for job, _ in zip(rows, range(MAX_JOBS), strict=False)]
     found.sort(key=lambda job: job.state.terminal)
     count_of_name = Counter(job.name for job in found)

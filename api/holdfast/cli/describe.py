@@ -13,6 +13,7 @@ from holdfast.cli.incident_text import (
     Shortener,
     incident_heading,
     incident_sentences,
+    mesh_text,
     ranks_text,
     sentence,
     tiers_text,
@@ -20,7 +21,6 @@ from holdfast.cli.incident_text import (
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
-    CheckpointsView,
     GuardsView,
     IncidentView,
     JobView,
@@ -28,6 +28,7 @@ from holdfast_service.views.jobs import (
     MemoryProtectionView,
     TripView,
 )
+from holdfast_service.views.pages import CheckpointPage
 from holdfast_service.views.timeline import VerdictView
 
 MEMBERS = (
@@ -47,7 +48,7 @@ def show(
     job: JobView,
     attempts: Sequence[AttemptView],
     incidents: Sequence[IncidentView],
-    checkpoints: CheckpointsView,
+    checkpoints: CheckpointPage,
     goodput: GoodputView,
     *,
     alternatives: bool = False,
@@ -66,7 +67,7 @@ def show(
             console.print(output.fold(line, INCIDENT_INDENT))
     for line in guard_lines(job.guards):
         console.print(output.fold(line, 12))
-    kept = [checkpoint for checkpoint in checkpoints.remote if checkpoint.deleted_at is None]
+    kept = [checkpoint for checkpoint in checkpoints.items if checkpoint.deleted_at is None]
     if kept:
         console.print("\nRemote checkpoints")
         for checkpoint in kept:
@@ -164,7 +165,8 @@ def goodput_lines(goodput: GoodputView) -> Iterable[Text]:
         ("Goodput", "bold"),
         f" {goodput.goodput:.3f}, effective training time {ratio:.3f} "
         f"of {output.seconds(goodput.held_s)} on the cluster; "
-        f"{goodput.device_seconds_lost:.1f} device-seconds lost to faults",
+        f"{goodput.device_seconds_lost:.1f} of {goodput.device_seconds_held:.1f} device-seconds "
+        "lost to faults",
     )
     parts = sorted(goodput.by_kind_s.items(), key=lambda part: -part[1])
     yield Text("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts if seconds))
@@ -215,7 +217,7 @@ def _print_summary(console: Console, job: JobView) -> None:
 
 
 def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -> None:
-    mesh = " × ".join(f"{axis} {size}" for axis, size in attempt.mesh.items())
+    mesh = mesh_text(attempt.mesh)
     steps = f"steps {attempt.first_step or '-'} to {attempt.last_step or '-'}"
     ended = f"; ended: {attempt.reason}" if attempt.reason else ""
     console.print()

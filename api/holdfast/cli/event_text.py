@@ -7,12 +7,14 @@ fields that are missing, empty or of another type; the result is one line; long 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.cli import output
 from holdfast.cli.incident_text import cause_sentence, ranks_text, sentence
+from holdfast_service.job_model.times import unix_seconds
 
 SENTENCES = {
     "job.submitted": "the job was submitted[ as {name}]",
@@ -106,7 +108,10 @@ def _value(name: str, data: Mapping[str, Any]) -> str:
     if isinstance(value, list | dict):
         return f"({output.plural(len(value), 'item')})"
     if isinstance(value, float):
-        return output.clock(value) if name.endswith("_at") else f"{value:.4g}"
+        return f"{value:.4g}"
+    if name.endswith("_at"):
+        with contextlib.suppress(TypeError, ValueError):
+            return output.clock(unix_seconds(value))
     return "true" if value is True else _cut(str(value))
 
 

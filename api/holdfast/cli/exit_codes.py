@@ -17,8 +17,8 @@ from holdfast_service.job_model.lifecycle import State
 
 class ExitCode(IntEnum):
     OK = 0
-    JOB_FAILED = 1  # the job ended FAILED; for the demo also: the runs differ
-    USAGE = 2  # the command line or the spec is wrong
+    JOB_FAILED = 1  # the job ended FAILED; for the demo and `verify` also: the runs differ
+    USAGE = 2  # the command line or the spec is wrong; for `verify` also: no result
     NOT_FOUND = 3
     CONFLICT = 4  # not possible in the present state
     UNREACHABLE = 5  # no server answers

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -65,7 +66,7 @@ def logs(
     with options.connect(LONG_RETRY_S if follow else SHORT_RETRY_S) as client:
         job_id = client.find(job_word)
         if follow:
-            lines = client.follow_logs(job_id, **query.params(), tail=tail)
+            lines = client.follow_logs(job_id, **asdict(query), tail=tail)
         else:
             lines = client.all_logs(job_id, query, tail=tail)
         with DetachNotice(follow):

@@ -33,7 +33,7 @@ CAUSE_SENTENCES = {
     "straggler": "a rank computed more slowly than its peers",
     "restore_unavailable": "the remote storage did not answer during a restore",
     "remote_unavailable": "the remote storage accepted no checkpoint",
-    "resize": "a better mesh had room",
+    "resize": "another mesh was due",
     "communication": "ranks lost their connections, and no process was seen to end",
 }
 """By the value of a cause. Text keys: a newer server may send a cause that is not in the enum."""
@@ -80,11 +80,12 @@ def incident_sentences(
 ) -> list[str]:
     """The incident after its heading, a paragraph an item. `alternatives`: list the refused."""
     paragraphs = [
-        *(lost_sentence(item, incident) for item in incident.lost),
+        *(lost_sentence(item, incident) for item in incident.lost if item.cause != "resize"),
         *(sentence(f"Evidence: {item}") for item in incident.evidence),
         *map(suspect_sentence, incident.suspects),
         *map(stack_sentence, incident.stacks),
         *_decision_sentences(incident),
+        *_mesh_sentences(incident),
         *_refused_sentences(incident, alternatives),
     ]
     if incident.budget is not None:
@@ -100,6 +101,11 @@ def incident_sentences(
     elif incident.closed_at is None:
         paragraphs.append("The incident is still open.")
     return [shorten(paragraph) for paragraph in paragraphs]
+
+
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """`dp_shard 4 × tp 2`."""
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items())
 
 
 def cause_sentence(cause: str) -> str:
@@ -230,6 +236,17 @@ def _decision_sentences(incident: IncidentView) -> list[str]:
         return ["No decision has been made yet."] if incident.closed_at is None else []
     reason = f", because {incident.reason}" if incident.reason else ""
     return [sentence(f"The decision was to {incident.decision}{reason}")]
+
+
+def _mesh_sentences(incident: IncidentView) -> list[str]:
+    change = incident.mesh_change
+    if change is None:
+        return []
+    before, after = mesh_text(change.before), mesh_text(change.after)
+    return [
+        f"The mesh changed from {before} ({change.ranks_before} ranks) to {after} "
+        f"({change.ranks_after} ranks)."
+    ]
 
 
 def _refused_sentences(incident: IncidentView, listed: bool) -> list[str]:

@@ -1,7 +1,9 @@
-"""The commands `ls`, `describe`, `wait`, `cancel`, `pause`, `resume` and `resize`."""
+"""The commands `ls`, `describe`, `wait`, `cancel`, `pause`, `resume`, `resize`, `label`
+and `remove`."""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -9,7 +11,14 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.columns import Column
-from holdfast.cli.common import LONG_RETRY_S, OPTIONS, JobWord, Options, seconds
+from holdfast.cli.common import (
+    LONG_RETRY_S,
+    OPTIONS,
+    JobWord,
+    NotUnderstood,
+    Options,
+    seconds,
+)
 from holdfast.cli.exit_codes import ExitCode, of_state
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
@@ -18,6 +27,8 @@ if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView
     from holdfast_service.views.lists import JobRow
 
+REMOVAL_S = 600.0
+"""Time that a storage may take to remove all checkpoints of a job."""
 COLUMNS = (
     Column("ID"),
     Column("NAME", least=16),
@@ -49,14 +60,13 @@ def ls(
     limit: Annotated[int, Parameter(help="Maximum number of jobs.")] = 50,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """List jobs, newest first. With -o json or -o yaml: every job in full."""
+    """List jobs, newest first."""
     states = [wanted.value for wanted in state or []]
     with options.connect() as client:
-        rows = client.rows(search or name, state=states, owner=owner, sort=sort.value)
-        matching = (row for row in rows if name is None or row.name == name)
-        jobs = [row for row, _ in zip(matching, range(limit), strict=False)]
-        if options.plain and output.results(options, client.all_of([row.id for row in jobs])):
-            return ExitCode.OK
+        rows = client.list(search, name=name, state=states, owner=owner, sort=sort.value)
+        jobs = list(itertools.islice(rows, limit))
+    if options.plain and output.results(options, jobs):
+        return ExitCode.OK
     if not jobs:
         output.progress(
             "no jobs"
@@ -130,9 +140,14 @@ def wait(
 
 
 def cancel(
-    job_word: JobWord,
+    job_word: JobWord | None = None,
     /,
     *,
+    state: Annotated[
+        list[State] | None, Parameter(negative="", help="All jobs in this state, instead of JOB.")
+    ] = None,
+    name: Annotated[str | None, Parameter(help="All jobs with this name.")] = None,
+    owner: Annotated[str | None, Parameter(help="All jobs of this owner.")] = None,
     now: Annotated[
         bool, Parameter(negative="", help="Cancel at once, without a last checkpoint.")
     ] = False,
@@ -140,13 +155,66 @@ def cancel(
 ) -> ExitCode:
     """Save the last state of a job and end it. A second cancel ends it at once, like --now.
 
-    It is a conflict (exit code 4) if the job has ended in another way.
+    It is a conflict (exit code 4) if the job has ended in another way. With --state, --name or
+    --owner instead of JOB: all jobs that match.
     """
+    if (job_word is None) == (state is None and name is None and owner is None):
+        raise NotUnderstood("give either JOB, or --state, --name, --owner for all jobs that match")
     with options.connect() as client:
+        if job_word is None:
+            states = [wanted.value for wanted in state or []]
+            found = client.cancel_matching(name=name, owner=owner, state=states, now=now)
+            if not output.results(options, found):
+                for stopped in found:
+                    state_text = output.state_text(stopped.state)
+                    output.console().print(state_text, f"{stopped.name} ({stopped.id})")
+                output.progress(f"cancelled {output.plural(len(found), 'job')}")
+            return ExitCode.OK
         job_id = client.find(job_word)
         again = client.get(job_id).state is State.CANCELLING
         job = client.cancel(job_id, now=now or again)
     return _print_state(job, options)
+
+
+def label(
+    job_word: JobWord,
+    /,
+    *changes: Annotated[
+        str, Parameter(name="CHANGES", help="NAME=TEXT sets a label, NAME- removes it.")
+    ],
+    options: Options = OPTIONS,
+) -> ExitCode:
+    """Set or remove labels of a job; without changes, print them."""
+    labels = dict(map(_label_change, changes))
+    with options.connect() as client:
+        job_id = client.find(job_word)
+        job = client.set_labels(job_id, labels) if labels else client.get(job_id)
+    if not output.results(options, [job]):
+        for name, text in sorted(job.spec.get("labels", {}).items()):
+            output.console().print(f"{name}={text}", markup=False)
+    return ExitCode.OK
+
+
+def remove(
+    job_word: JobWord,
+    /,
+    *,
+    checkpoints: Annotated[
+        bool, Parameter(negative="", help="Remove its checkpoints in the remote tier, too.")
+    ] = False,
+    options: Options = OPTIONS,
+) -> ExitCode:
+    """Remove an ended job with its history. Its checkpoints stay where they are."""
+    with options.connect(timeout_s=REMOVAL_S) as client:
+        removed = client.remove(client.find(job_word), with_checkpoints=checkpoints)
+    if output.results(options, [removed]):
+        return ExitCode.OK
+    gone = len(removed.removed_checkpoints)
+    with_them = f" with {output.plural(gone, 'checkpoint')}" if gone else ""
+    output.console().print(f"removed job {removed.name} ({removed.id}){with_them}")
+    for uri in removed.kept_checkpoints:
+        output.progress(f"kept {uri}")
+    return ExitCode.OK
 
 
 def pause(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
@@ -183,6 +251,16 @@ def print_outcome(job: JobView) -> None:
         output.progress(f"{job.outcome.code}: {job.outcome.message}")
         if job.outcome.traceback:
             output.progress(job.outcome.traceback.rstrip())
+
+
+def _label_change(change: str) -> tuple[str, str | None]:
+    """Raises NotUnderstood."""
+    name, separator, text = change.partition("=")
+    if separator:
+        return name, text
+    if name.endswith("-"):
+        return name[:-1], None
+    raise NotUnderstood(f"{change!r} is not a change of a label: write NAME=TEXT, or NAME-")
 
 
 def _row(shown_id: str, job: JobRow) -> list[str | Text]:

@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code
 from holdfast.formats import documents
 from holdfast_service.views.jobs import JobView
+from holdfast_service.views.meshes import MeshOrderView
 
 
 class UnreadableSpec(HoldfastError):
@@ -69,9 +70,10 @@ def submit(
     document = read_spec(source, set_ or [])
     with options.connect(LONG_RETRY_S if follow else SHORT_RETRY_S) as client:
         if dry_run:
-            resolved = client.validate(document)
-            if not output.results(options, [resolved]):
-                output.print_yaml(resolved)
+            resolved = client.validated(document)
+            if not output.results(options, [resolved.spec]):
+                output.print_yaml(resolved.spec)
+            output.progress(*_mesh_lines(resolved.meshes))
             output.progress(
                 Text.assemble(("ok", "green"), ": the spec is valid; no job was created")
             )
@@ -115,6 +117,29 @@ def _follow(client: Client, job: JobView, options: Options) -> ExitCode:
         output.progress(*_detached(job))
         return ExitCode.INTERRUPTED
     return of_state(job.state)
+
+
+def _mesh_lines(meshes: MeshOrderView | None) -> list[Text]:
+    """The meshes of an elastic job in their order, and what was refused, with the reasons."""
+    if meshes is None:
+        return []
+    lines = [Text("meshes, best first:", style="bold")]
+    for found in meshes.legal:
+        axes = " × ".join(f"{axis} {size}" for axis, size in found.mesh.items())
+        ranks = f"{output.plural(found.world_size, 'rank')} on {output.plural(found.nodes, 'node')}"
+        lines.append(Text(f"  {axes}: {ranks}, {_memory(found.memory_bytes)}; {found.why}"))
+    for refused in meshes.refused:
+        mesh = f" ({refused.mesh})" if refused.mesh else ""
+        lines.append(Text(f"  not on {output.plural(refused.nodes, 'node')}{mesh}: {refused.why}"))
+    if meshes.more:
+        lines.append(Text(f"  and {meshes.more} more"))
+    return lines
+
+
+def _memory(nbytes: int | None) -> str:
+    if nbytes is None:
+        return "memory per rank not measured"
+    return f"{nbytes / 1e9:.3g} GB per rank (modelled)"
 
 
 def _suggestions(job: JobView) -> list[Text]:

@@ -80,7 +80,7 @@ def _fitted(shown: Text, height: int) -> Text:
 
 def _active_jobs(client: Client) -> Sequence[JobRow]:
     states = [state.value for state in State if state not in TERMINAL]
-    found = client.rows(state=states, sort=Sort.STATE.value)
+    found = client.list(state=states, sort=Sort.STATE.value)
     return [job for job, _ in zip(found, range(MOST_JOBS), strict=False)]
 
 

@@ -13,26 +13,33 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter
 
+from holdfast_service.job_model.times import rfc3339
 from holdfast_service.views.jobs import (
-    DigestPage,
-    EventPage,
+    AttemptView,
+    DigestView,
     EventView,
-    JobPage,
-    JobView,
+    FaultView,
+    IncidentView,
     LogLineView,
-    LogPage,
-    MetricPage,
     MetricPoint,
 )
-from holdfast_service.views.lists import JobRow, JobRowPage
+from holdfast_service.views.lists import JobRow
+from holdfast_service.views.pages import (
+    AttemptPage,
+    DigestPage,
+    EventPage,
+    FaultPage,
+    IncidentPage,
+    JobPage,
+    LogPage,
+    MetricPage,
+)
 
 JOBS = "/api/v1/jobs"
 NODES = "/api/v1/nodes"
 PAGE = 1000
-JOBS_PAGE = 50
-ROWS_PAGE = 500
+JOBS_PAGE = 500
 
-C = TypeVar("C")
 T = TypeVar("T")
 P = TypeVar("P")
 Document = Mapping[str, Any] | BaseModel
@@ -86,7 +93,7 @@ class LogQuery:
     """The lowest level: debug, info, warning or error."""
 
     def params(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"since": None if self.since is None else rfc3339(self.since)}
 
 
 def call(method: str, path: str, answer: type[T], **parts: Any) -> Call[T]:
@@ -117,23 +124,37 @@ def plain(spec: Document) -> dict[str, Any]:
     return dict(spec)
 
 
-def jobs(state: Collection[str] | None, name: str | None) -> Pages[JobPage, JobView]:
-    def page(cursor: str | None) -> Call[JobPage]:
-        return get(JOBS, JobPage, cursor=cursor, limit=JOBS_PAGE, state=_listed(state), name=name)
+def jobs(
+    q: str | None = None,
+    *,
+    name: str | None = None,
+    owner: str | None = None,
+    state: Collection[str] | None = None,
+    sort: str | None = None,
+) -> Pages[JobPage, JobRow]:
+    """`q`: part of a name or owner, or the start of an id."""
+    return _pages(
+        JOBS,
+        JobPage,
+        q=q or None,
+        name=name,
+        owner=owner,
+        state=_listed(state),
+        sort=sort,
+        limit=JOBS_PAGE,
+    )
 
-    return _pages(page, None, lambda found: found.jobs, lambda found: found.next_cursor)
+
+def attempts(job_id: str) -> Pages[AttemptPage, AttemptView]:
+    return _pages(job_path(job_id, "/attempts"), AttemptPage)
 
 
-def rows(
-    q: str | None, state: Collection[str] | None, owner: str | None, sort: str | None
-) -> Pages[JobRowPage, JobRow]:
-    """`q`: part of a name, or the start of an id."""
+def incidents(job_id: str) -> Pages[IncidentPage, IncidentView]:
+    return _pages(job_path(job_id, "/incidents"), IncidentPage)
 
-    def page(cursor: str | None) -> Call[JobRowPage]:
-        params = {"view": "row", "q": q or None, "state": _listed(state), "owner": owner}
-        return get(JOBS, JobRowPage, **params, sort=sort, limit=ROWS_PAGE, cursor=cursor)
 
-    return _pages(page, None, lambda found: found.rows, lambda found: found.next_cursor)
+def faults(job_id: str) -> Pages[FaultPage, FaultView]:
+    return _pages(job_path(job_id, "/faults"), FaultPage)
 
 
 def events(job_id: str, after: int, limit: int) -> Call[EventPage]:
@@ -142,12 +163,7 @@ def events(job_id: str, after: int, limit: int) -> Call[EventPage]:
 
 def all_events(job_id: str, after: int) -> Pages[EventPage, EventView]:
     """The stored events, page by page."""
-    return _pages(
-        lambda last: events(job_id, last, PAGE),
-        after,
-        lambda found: found.events,
-        lambda found: found.last_seq if len(found.events) == PAGE else None,
-    )
+    return _pages(job_path(job_id, "/events"), EventPage, start={"after": after}, limit=PAGE)
 
 
 def event_feed(job_id: str, after: int) -> Feed[EventView]:
@@ -172,12 +188,8 @@ def all_logs(
     """The stored lines, page by page; with `tail` only that many last lines."""
     if tail is not None:
         return _last_logs(job_id, query, after, tail)
-    return _pages(
-        lambda last: logs(job_id, query, last, PAGE),
-        after,
-        lambda found: found.lines,
-        lambda found: found.last_line if found.more else None,
-    )
+    path = job_path(job_id, "/logs")
+    return _pages(path, LogPage, start={"after": after}, limit=PAGE, **query.params())
 
 
 def _last_logs(job_id: str, query: LogQuery, after: int, tail: int) -> Pages[LogPage, LogLineView]:
@@ -189,17 +201,17 @@ def _last_logs(job_id: str, query: LogQuery, after: int, tail: int) -> Pages[Log
     def page(newer: tuple[LogLineView, ...], before: int | None) -> Call[LogPage]:
         def read(answer: Any) -> LogPage:
             found = LogPage.model_validate(answer)
-            return found.model_copy(update={"lines": (*found.lines, *newer)})
+            return found.model_copy(update={"items": (*found.items, *newer)})
 
         missing = tail - len(newer)
         return replace(logs(job_id, query, after, max(1, missing), missing, before), read=read)
 
     def following(found: LogPage) -> Call[LogPage] | None:
-        if found.first_line is None or len(found.lines) >= tail:
+        if found.first_line is None or len(found.items) >= tail:
             return None
-        return page(found.lines, found.first_line)
+        return page(found.items, found.first_line)
 
-    return Pages(page((), None), lambda found: () if following(found) else found.lines, following)
+    return Pages(page((), None), lambda found: () if following(found) else found.items, following)
 
 
 def log_feed(job_id: str, query: LogQuery, after: int, tail: int | None) -> Feed[LogLineView]:
@@ -210,13 +222,8 @@ def log_feed(job_id: str, query: LogQuery, after: int, tail: int | None) -> Feed
 def metrics(
     job_id: str, names: Collection[str] | None, after_step: int
 ) -> Pages[MetricPage, MetricPoint]:
-    path, name = job_path(job_id, "/metrics"), _listed(names)
-    return _pages(
-        lambda last: get(path, MetricPage, name=name, after_step=last, limit=PAGE),
-        after_step,
-        lambda found: found.points,
-        lambda found: found.last_step if found.more else None,
-    )
+    path, start = job_path(job_id, "/metrics"), {"after_step": after_step}
+    return _pages(path, MetricPage, start=start, name=_listed(names), limit=PAGE)
 
 
 def thinned_metrics(job_id: str, names: Collection[str] | None, most: int) -> Call[MetricPage]:
@@ -224,28 +231,26 @@ def thinned_metrics(job_id: str, names: Collection[str] | None, most: int) -> Ca
     return get(job_path(job_id, "/metrics"), MetricPage, name=_listed(names), points=most)
 
 
-def digests(job_id: str) -> Pages[DigestPage, tuple[int, str]]:
-    return _pages(
-        lambda last: get(job_path(job_id, "/digests"), DigestPage, after_step=last),
-        0,
-        lambda found: found.digests.items(),
-        lambda found: found.last_step if found.more else None,
-    )
+def digests(job_id: str) -> Pages[DigestPage, DigestView]:
+    return _pages(job_path(job_id, "/digests"), DigestPage)
 
 
 def _pages(
-    page: Callable[[C], Call[P]],
-    start: C,
-    items: Callable[[P], Iterable[T]],
-    continue_at: Callable[[P], C | None],
-) -> Pages[P, T]:
-    """The page at `start`, then each at the place that the page before gives; None: no more."""
+    path: str, answer: type[P], *, start: Mapping[str, Any] | None = None, **params: Any
+) -> Pages[P, Any]:
+    """A list of `items`: the page with the parameters of `start`, then each at the cursor of the
+    page before."""
 
-    def following(found: P) -> Call[P] | None:
-        place = continue_at(found)
-        return None if place is None else page(place)
+    def following(found: Any) -> Call[P] | None:
+        if found.next_cursor is None:
+            return None
+        return get(path, answer, **params, cursor=found.next_cursor)
 
-    return Pages(page(start), items, following)
+    def items(found: Any) -> Iterable[Any]:
+        listed: Iterable[Any] = found.items
+        return listed
+
+    return Pages(get(path, answer, **params, **(start or {})), items, following)
 
 
 def _listed(values: Collection[str] | None) -> list[str] | None:

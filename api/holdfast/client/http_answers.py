@@ -4,6 +4,8 @@ transports do that."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +25,8 @@ from holdfast.errors import (
     from_problem,
     unfinished,
 )
+from holdfast.schemas import VERSION_HEADER
+from holdfast_service.extras import DISTRIBUTION
 
 TRANSIENT_STATUS = frozenset({502, 503, 504})
 NO_CONTENT = 204
@@ -48,9 +52,17 @@ TRANSIENT = (httpx.TransportError, TransientError)
 """Errors after which a retry may succeed."""
 
 
+@functools.cache
+def client_version() -> str:
+    return importlib.metadata.version(DISTRIBUTION)
+
+
 def settings(address: str, timeout_s: float, token: str | None) -> dict[str, Any]:
     """The arguments of an httpx client."""
-    headers = {"Accept": "application/json, application/problem+json"}
+    headers = {
+        "Accept": "application/json, application/problem+json",
+        "User-Agent": f"holdfast/{client_version()}",
+    }
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     return {
@@ -75,17 +87,17 @@ def request(call: Call[Any]) -> dict[str, Any]:
 def read_answer(call: Call[T], response: httpx.Response) -> T:
     """The value of an answer. Raises TransientError, ApiError or a subclass."""
     raise_for_error(response)
-    with raising_not_understood(str(response.url.copy_with(query=None))):
+    with raising_not_understood(response):
         return call.read(None if response.status_code == NO_CONTENT else response.json())
 
 
 @contextlib.contextmanager
-def raising_not_understood(url: str) -> Iterator[None]:
+def raising_not_understood(response: httpx.Response) -> Iterator[None]:
     """Raise ServerError for an answer that is not of this API: of a proxy or another version."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        raise _not_understood(url, str(error).split("\n")[0]) from error
+        raise _not_understood(response, str(error).split("\n")[0]) from error
 
 
 def checked_address(address: str) -> str:
@@ -166,9 +178,8 @@ class FeedFollower(Generic[T]):
         self.over = response.status_code == NO_CONTENT
         content_type = response.headers.get("content-type", "nothing")
         if not self.over and not content_type.startswith(STREAM):
-            raise _not_understood(
-                str(response.url.copy_with(query=None)), f"it sends {content_type}"
-            )
+            raise _not_understood(response, f"it sends {content_type}")
+        self._response = response
         self._schedule.succeeded()
         return not self.over
 
@@ -181,7 +192,7 @@ class FeedFollower(Generic[T]):
             return []
         if event.id.isdecimal():
             self._last = int(event.id)
-        with raising_not_understood(self._path):
+        with raising_not_understood(self._response):
             return [self._read(event.data)]
 
     def pause_s(self, now: float) -> float | None:
@@ -192,11 +203,19 @@ class FeedFollower(Generic[T]):
 CUT_OFF = httpx.RemoteProtocolError("the stream was cut off")
 
 
-def _not_understood(url: str, why: str) -> ServerError:
-    detail = (
-        f"the answer of {url} is not understood ({why}): "
-        "is it a Holdfast server, of the same version as this client?"
-    )
+def _not_understood(response: httpx.Response, why: str) -> ServerError:
+    url, client = response.url.copy_with(query=None), client_version()
+    match response.headers.get(VERSION_HEADER):
+        case None:
+            remedy = "is it a Holdfast server? A proxy may have answered"
+        case server if server != client:
+            remedy = (
+                f"the server has version {server} and this client {client}: "
+                f"pip install {DISTRIBUTION}=={server}"
+            )
+        case server:
+            remedy = f"server and client both have version {server}, so this is a defect"
+    detail = f"the answer of {url} is not understood ({why}): {remedy}"
     return ServerError(detail, status=502, code="not_understood")
 
 

@@ -1,32 +1,50 @@
-"""The last fetched view of a job, readable without a request. Pure."""
+"""A job as last fetched, readable without a request. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from holdfast.errors import JobFailed
+from holdfast.errors import JobFailed, NotFetched
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView, OutcomeView, ProgressView
+from holdfast_service.views.lists import JobRow
 
 
 class JobSnapshot:
-    """A job as last fetched; `view` is the whole view."""
+    """A job as last fetched: in full, or in short if it comes from a list.
 
-    def __init__(self, client: Any, view: JobView) -> None:
+    `view`, `spec` and `outcome` of a job from a list raise NotFetched until `refresh`.
+    """
+
+    def __init__(self, client: Any, seen: JobView | JobRow) -> None:
         self._client = client
-        self.view = view
+        self._seen = seen
+
+    @property
+    def view(self) -> JobView:
+        """The whole view."""
+        if isinstance(self._seen, JobRow):
+            raise NotFetched(
+                f"job {self.name} ({self.id}) comes from a list, which has no details: call "
+                "refresh() first"
+            )
+        return self._seen
+
+    @view.setter
+    def view(self, seen: JobView) -> None:
+        self._seen = seen
 
     @property
     def id(self) -> str:
-        return self.view.id
+        return self._seen.id
 
     @property
     def name(self) -> str:
-        return self.view.name
+        return self._seen.name
 
     @property
     def state(self) -> State:
-        return self.view.state
+        return self._seen.state
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -35,7 +53,8 @@ class JobSnapshot:
 
     @property
     def progress(self) -> ProgressView:
-        return self.view.progress
+        seen = self._seen
+        return ProgressView.from_attributes(seen) if isinstance(seen, JobRow) else seen.progress
 
     @property
     def outcome(self) -> OutcomeView | None:
@@ -45,9 +64,12 @@ class JobSnapshot:
     def raise_for_state(self) -> None:
         """Raises JobFailed if the job ended without success."""
         if self.state.terminal and self.state is not State.SUCCEEDED:
-            why = f": {self.outcome.message}" if self.outcome is not None else ""
-            code = self.outcome.code if self.outcome is not None else self.state.value.lower()
-            raise JobFailed(f"job {self.name} ({self.id}) is {self.state.value}{why}", code)
+            seen = self._seen
+            outcome = None if isinstance(seen, JobRow) else seen.outcome
+            code = seen.outcome_code if isinstance(seen, JobRow) else outcome and outcome.code
+            why = f": {outcome.message}" if outcome is not None else ""
+            message = f"job {self.name} ({self.id}) is {self.state.value}{why}"
+            raise JobFailed(message, code or self.state.value.lower())
 
     def __repr__(self) -> str:
         step = f"step {self.progress.step} of {self.progress.steps}"

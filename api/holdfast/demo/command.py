@@ -1,4 +1,4 @@
-"""`demo`: runs a job without and with faults, and compares the bits of the two runs."""
+"""`demo`: runs a job without and with faults, and compares the two runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -16,16 +16,24 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.submit import UnreadableSpec, read_spec
 from holdfast_service import extras
 
-EXAMPLE = "stdlib-lm.yaml"
+EXAMPLE, STEPS = "stdlib-lm.yaml", 100
+ELASTIC_EXAMPLE, ELASTIC_STEPS = "elastic-lm.yaml", 80
 REPEATED_SIGNAL_S = 2.0
 
 
 def demo(
     *,
+    elastic: Annotated[
+        bool, Parameter(negative="", help="A node is lost without a standby, and comes back.")
+    ] = False,
     spec: Annotated[
-        Path | None, Parameter(help="Spec of another job; 4 ranks on 2 nodes fit.")
+        Path | None,
+        Parameter(help="Spec of another job; 4 ranks on 2 nodes fit, with --elastic on 2 to 3."),
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Optimizer steps of each of the two runs.")] = 100,
+    steps: Annotated[
+        int | None,
+        Parameter(help=f"Optimizer steps of each run; {STEPS}, with --elastic {ELASTIC_STEPS}."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         Parameter(name="--set", negative="", help="path.to.key=value, overrides the file."),
@@ -38,41 +46,36 @@ def demo(
 
     SIGKILL ends one rank, and later the whole node of rank 0. The exit code is 0 only if both jobs
     succeed and every step of both has the same bits.
+
+    With --elastic, SIGKILL ends a whole node that no standby replaces, and the node comes back. The
+    exit code is 0 only if the job shrinks, grows and succeeds, and its steps read the samples and
+    have the losses of a run without faults.
     """
     extras.require_server()
-    from holdfast.demo import run  # late: it needs packages of the server
+    from holdfast.demo import elastic_run, run  # late: they need packages of the server
     from holdfast.demo.child_server import END_SIGNALS
 
-    step_assignment = [] if steps is None else [f"train.steps={steps}"]
-    document = read_spec(str(spec or _example()), [*step_assignment, *(set_ or [])])
+    example = ELASTIC_EXAMPLE if elastic else EXAMPLE
+    steps = steps or (ELASTIC_STEPS if elastic else STEPS)
+    source = str(spec or _installed(example))
+    document = read_spec(source, [f"train.steps={steps}", *(set_ or [])])
     interruption = _Interruption()
     for number in END_SIGNALS:
         signal.signal(number, interruption)
-    verdict = run.run(document, output.stderr() if json else output.console())
+    console = output.stderr() if json else output.console()
+    verdict = elastic_run.run(document, console) if elastic else run.run(document, console)
     if json:
-        output.print_json(_plain(verdict))
+        output.print_json(verdict.plain())
     return ExitCode.OK if verdict.passed else ExitCode.JOB_FAILED
 
 
-def _example() -> Path:
-    """The example spec: in the installed package, or else in the repository."""
+def _installed(example: str) -> Path:
+    """An example spec: in the installed package, or else in the repository."""
     package = Path(holdfast.__file__).parent
     for folder in (package / "demo", package.parents[1] / "examples"):
-        if (folder / EXAMPLE).is_file():
-            return folder / EXAMPLE
-    raise UnreadableSpec(f"the example {EXAMPLE} is not installed; give a file with --spec")
-
-
-def _plain(verdict: Any) -> dict[str, Any]:
-    return {
-        "passed": verdict.passed,
-        "incidents": verdict.incidents,
-        "jobs": [verdict.undisturbed.id, verdict.disturbed.id],
-        "compared": [
-            {"what": comparison.what, "steps": comparison.steps, "equal": comparison.equal}
-            for comparison in verdict.comparisons
-        ],
-    }
+        if (folder / example).is_file():
+            return folder / example
+    raise UnreadableSpec(f"the example {example} is not installed; give a file with --spec")
 
 
 class _Interruption:

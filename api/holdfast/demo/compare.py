@@ -23,6 +23,10 @@ class RunComparison:
     def same(self) -> bool:
         return self.steps > 0 and self.equal == self.steps
 
+    def plain(self) -> dict[str, object]:
+        """The comparison as a JSON object."""
+        return {"what": self.what, "steps": self.steps, "equal": self.equal}
+
     def __str__(self) -> str:
         text = f"{self.what}: {self.equal} of {self.steps} steps equal"
         if self.differing:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,15 @@ class DemoVerdict:
             and all(comparison.same for comparison in self.comparisons)
         )
 
+    def plain(self) -> dict[str, Any]:
+        """The verdict as a JSON object."""
+        return {
+            "passed": self.passed,
+            "incidents": self.incidents,
+            "jobs": [self.undisturbed.id, self.disturbed.id],
+            "compared": [comparison.plain() for comparison in self.comparisons],
+        }
+
 
 class JobDidNotSucceed(HoldfastError):
     """One of the two jobs failed or was cancelled."""
@@ -52,6 +63,22 @@ class JobDidNotSucceed(HoldfastError):
 
 def run(document: Mapping[str, Any], console: Console) -> DemoVerdict:
     """Start a server, run the two jobs, compare them, stop the server. Raises HoldfastError."""
+    with demo_server(console) as (client, data_dir):
+        console.print("\n1. The job without faults", style="bold")
+        undisturbed = follow(client, console, document, None)
+        console.print("\n2. The same job with faults", style="bold")
+        kills = PlannedKills(client, data_dir, partial(report_fault, console))
+        disturbed = follow(client, console, document, kills)
+        verdict = _compare(client, undisturbed, disturbed)
+        console.print("\n3. The comparison", style="bold")
+        _print_verdict(console, verdict)
+    return verdict
+
+
+@contextmanager
+def demo_server(console: Console) -> Iterator[tuple[Client, Path]]:
+    """A server with a cluster of its own: a client that is connected to it, and its data directory.
+    Raises HoldfastError."""
     began = time.monotonic()
     console.print(f"Starting `holdfast serve` with a Ray cluster of {NODES} local nodes")
     with (
@@ -60,26 +87,24 @@ def run(document: Mapping[str, Any], console: Console) -> DemoVerdict:
     ):
         client.ready()
         console.print(f"The server at {server.address} is ready after {_since(began)}")
-        console.print("\n1. The job without faults", style="bold")
-        undisturbed = _follow(client, console, document, None)
-        console.print("\n2. The same job with faults", style="bold")
-
-        def report(text: str) -> None:
-            console.print(f">>> {text}", style="bold red", markup=False)
-
-        kills = PlannedKills(client, Path(server.data_dir), report)
-        disturbed = _follow(client, console, document, kills)
-        verdict = _compare(client, undisturbed, disturbed)
-        console.print("\n3. The comparison", style="bold")
-        _print_verdict(console, verdict)
+        yield client, Path(server.data_dir)
         console.print(f"Stopping the server (the demo took {_since(began)})")
-    return verdict
 
 
-def _follow(
+def report_fault(console: Console, text: str) -> None:
+    """Show a fault that the demo causes."""
+    console.print(f">>> {text}", style="bold red", markup=False)
+
+
+def follow(
     client: Client, console: Console, document: Mapping[str, Any], watcher: Watcher | None
 ) -> JobView:
-    job = client.submit(document)
+    """Submit a job and show it until it has ended. Raises JobDidNotSucceed."""
+    return watch(client, console, client.submit(document), watcher)
+
+
+def watch(client: Client, console: Console, job: JobView, watcher: Watcher | None) -> JobView:
+    """Show a job until it has ended. Raises JobDidNotSucceed."""
     job = JobFollower(client, console).follow(job.id, watcher)
     if job.state is not State.SUCCEEDED:
         outcome = job.outcome
@@ -101,14 +126,15 @@ def _compare(client: Client, undisturbed: JobView, disturbed: JobView) -> DemoVe
         compare(
             "samples consumed",
             steps,
-            _samples(client, undisturbed.id),
-            _samples(client, disturbed.id),
+            samples(client, undisturbed.id),
+            samples(client, disturbed.id),
         ),
     )
     return DemoVerdict(undisturbed, disturbed, comparisons, disturbed.progress.incidents)
 
 
-def _samples(client: Client, job_id: str) -> dict[int, Any]:
+def samples(client: Client, job_id: str) -> dict[int, Any]:
+    """By step: a digest of the samples that all ranks read."""
     return {point.step: point.values["samples"] for point in client.metrics(job_id, ["samples"])}
 
 
@@ -135,4 +161,5 @@ def _print_verdict(console: Console, verdict: DemoVerdict) -> None:
 
 
 def _since(began: float) -> str:
+    """The time since `began`, of the monotonic clock."""
     return output.seconds(time.monotonic() - began)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.types import ASGIApp
 
 from holdfast.rest import (
     checkpoints,
@@ -24,17 +27,20 @@ from holdfast.rest import (
     problems,
     prometheus,
     ranks,
+    version,
 )
+from holdfast.rest.known_parameters import known_parameters
 from holdfast.rest.request_guard import RequestGuard
+from holdfast.rest.request_ids import RequestIds
 from holdfast.rest.services import Services
+from holdfast.rest.version import API_VERSION
 from holdfast.schemas import Problem
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.views.jobs import VerificationView
-from holdfast_service.views.live import LiveHello, LiveLogs, LiveMetrics, LiveReset
+from holdfast_service.views.live import LiveHello, LiveLogs, LiveMetrics, LiveRemoved, LiveReset
 from holdfast_workers.fault_injection.kinds import Injection
 
 TITLE = "Holdfast"
-VERSION = "v1"
 EXTRA_SCHEMAS = (
     JobSpec,
     Problem,
@@ -43,6 +49,7 @@ EXTRA_SCHEMAS = (
     LiveHello,
     LiveMetrics,
     LiveLogs,
+    LiveRemoved,
     LiveReset,
 )
 """Schemas that no route's signature names."""
@@ -52,12 +59,13 @@ REFERENCE = "#/components/schemas/{model}"
 def create_app(services: Services) -> FastAPI:
     app = FastAPI(
         title=TITLE,
-        version=VERSION,
+        version=API_VERSION,
         summary="Elastic, fault-tolerant training as a service.",
         openapi_url="/api/v1/openapi.json",
         docs_url=None,  # those pages load scripts from other origins
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.services = services
     for resource in (
@@ -72,17 +80,29 @@ def create_app(services: Services) -> FastAPI:
         nodes,
         feeds,
         live,
-        health_probes,
-        prometheus,
     ):
-        app.include_router(resource.router)
+        app.include_router(resource.router, dependencies=[Depends(known_parameters)])
+    app.include_router(health_probes.router)
+    app.include_router(prometheus.router)
+    app.include_router(version.router)
     app.include_router(dashboard.router())
     problems.install(app)
     app.state.registry = CollectorRegistry()
     app.add_middleware(prometheus.RequestMetrics, registry=app.state.registry)
     app.add_middleware(RequestGuard, services=services)
+    _put_outermost(app, RequestIds)
     _add_extra_schemas(app)
     return app
+
+
+def _put_outermost(app: FastAPI, middleware: Callable[[ASGIApp], ASGIApp]) -> None:
+    """Put the middleware around Starlette's answer to unexpected errors, too: `add_middleware` puts
+    it inside. As Starlette's own stacks do, the result begins with a ServerErrorMiddleware, which
+    OpenTelemetry looks for."""
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: ServerErrorMiddleware(  # type: ignore[method-assign]
+        middleware(build())
+    )
 
 
 def _add_extra_schemas(app: FastAPI) -> None:

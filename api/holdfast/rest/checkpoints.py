@@ -12,7 +12,8 @@ from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import CheckpointsDep
 from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
-from holdfast_service.views.jobs import CheckpointsView, CheckpointView, VerificationView
+from holdfast_service.views.jobs import CheckpointView, VerificationView
+from holdfast_service.views.pages import CheckpointPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
 
@@ -39,7 +40,7 @@ _EXPORTED: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("", summary="The checkpoints of a job, by tier", responses=documented(404, 422))
-async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> CheckpointsView:
+async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> CheckpointPage:
     return await checkpoints.list(job_id)
 
 
@@ -49,7 +50,7 @@ async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> Checkp
     response_class=StreamingResponse,
     responses=_VERIFIED,
 )
-async def verify(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Response:
+async def verify_checkpoint(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Response:
     found = await checkpoints.find(job_id, step)
     return StreamingResponse(_progress_lines(checkpoints, found), media_type=JSON_LINES)
 
@@ -59,7 +60,7 @@ async def verify(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Resp
     summary="Pin a checkpoint against removal; idempotent",
     responses=documented(404, 409, 422, 503),
 )
-async def pin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> CheckpointView:
+async def pin_checkpoint(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> CheckpointView:
     return await checkpoints.pin(job_id, step)
 
 
@@ -68,7 +69,9 @@ async def pin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Checkpo
     summary="Unpin a checkpoint; idempotent",
     responses=documented(404, 422, 503),
 )
-async def unpin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> CheckpointView:
+async def unpin_checkpoint(
+    checkpoints: CheckpointsDep, job_id: JobId, step: Step
+) -> CheckpointView:
     return await checkpoints.unpin(job_id, step)
 
 
@@ -78,7 +81,7 @@ async def unpin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Check
     summary="Remove a checkpoint, unless it is pinned, needed, or the job's last",
     responses=documented(404, 409, 422, 503),
 )
-async def remove(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> None:
+async def remove_checkpoint(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> None:
     await checkpoints.remove(job_id, step)
 
 
@@ -88,7 +91,7 @@ async def remove(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> None
     response_class=StreamingResponse,
     responses=_EXPORTED,
 )
-async def export(
+async def export_checkpoint(
     checkpoints: CheckpointsDep,
     job_id: JobId,
     step: Step,

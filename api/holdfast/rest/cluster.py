@@ -11,5 +11,5 @@ router = APIRouter(prefix="/api/v1/cluster", tags=["nodes"])
 
 
 @router.get("", summary="Nodes, queue and capacity, a few seconds old at most")
-async def cluster(overview: OverviewDep) -> ClusterView:
+async def get_cluster(overview: OverviewDep) -> ClusterView:
     return await overview.cluster()

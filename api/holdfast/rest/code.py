@@ -30,7 +30,7 @@ router = APIRouter(prefix="/api/v1/code", tags=["code"])
         }
     },
 )
-async def send(request: Request, services: ServicesDep) -> CodeView:
+async def upload_code(request: Request, services: ServicesDep) -> CodeView:
     return await services.code.put(await bodies.package(request, services.max_code_bytes))
 
 
@@ -43,7 +43,7 @@ async def send(request: Request, services: ServicesDep) -> CodeView:
         **documented(404, 422),
     },
 )
-async def fetch(digest: Digest, services: ServicesDep) -> Response:
+async def download_code(digest: Digest, services: ServicesDep) -> Response:
     return Response(await services.code.get(digest), media_type="application/zip")
 
 
@@ -54,6 +54,6 @@ async def fetch(digest: Digest, services: ServicesDep) -> Response:
     summary="Whether a folder of code is stored",
     responses=documented(404, 422),
 )
-async def probe(digest: Digest, services: ServicesDep) -> Response:
+async def probe_code(digest: Digest, services: ServicesDep) -> Response:
     await services.code.require(digest)
     return Response(media_type="application/zip")

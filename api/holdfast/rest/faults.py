@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
 from holdfast.rest import bodies
-from holdfast.rest.jobs import JobId
+from holdfast.rest.jobs import REPLAYED, REPLAYED_HEADER, JobId
+from holdfast.rest.paging import AfterNumber, PageSize
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.views.jobs import FaultView
+from holdfast_service.views.pages import FaultPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/faults", tags=["faults"])
 
@@ -24,7 +25,11 @@ _BODY = {"schema": {"$ref": "#/components/schemas/Injection"}, "example": EXAMPL
     status_code=202,
     summary="Inject a fault, if the server allows it",
     responses={
-        200: {"model": FaultView, "description": "The first fault of this Idempotency-Key."},
+        200: {
+            "model": FaultView,
+            "description": "The first fault of this Idempotency-Key.",
+            "headers": REPLAYED_HEADER,
+        },
         202: {"description": "Stored durably; the fault is injected once."},
         **documented(400, 403, 404, 409, 413, 415, 422),
     },
@@ -35,7 +40,7 @@ _BODY = {"schema": {"$ref": "#/components/schemas/Injection"}, "example": EXAMPL
         }
     },
 )
-async def inject(
+async def inject_fault(
     request: Request,
     response: Response,
     services: ServicesDep,
@@ -48,9 +53,13 @@ async def inject(
     document = await bodies.document(request, services)
     fault, created = await services.injections.inject(job_id, document, idempotency_key)
     response.status_code = 202 if created else 200
+    if not created:
+        response.headers[REPLAYED] = "true"
     return fault
 
 
-@router.get("", summary="The requested faults, oldest first", responses=documented(404, 422))
-async def list_faults(services: ServicesDep, job_id: JobId) -> Sequence[FaultView]:
-    return await services.injections.list(job_id)
+@router.get("", summary="The requested faults", responses=documented(400, 404, 422))
+async def list_faults(
+    services: ServicesDep, job_id: JobId, *, after: AfterNumber, limit: PageSize = 200
+) -> FaultPage:
+    return await services.injections.list(job_id, after, limit)

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from holdfast.rest import streams
-from holdfast.rest.history import Time
+from holdfast.rest.history import MaybeTime
 from holdfast.rest.jobs import JobId
+from holdfast.rest.paging import MAX_NUMBER, After
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.log_filters import (
@@ -18,7 +19,7 @@ from holdfast_service.job_model.log_filters import (
     compile_pattern,
 )
 from holdfast_service.job_model.log_levels import LogLevel
-from holdfast_service.views.jobs import EventPage, LogPage
+from holdfast_service.views.pages import EventPage, LogPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
 
@@ -26,8 +27,8 @@ router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
 async def _log_filter(
     rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    since: Time = None,
-    until: Time = None,
+    since: MaybeTime = None,
+    until: MaybeTime = None,
     level: Annotated[
         LogLevel | None, Query(description="this level or worse, as marked in the lines")
     ] = None,
@@ -40,7 +41,8 @@ async def _log_filter(
 
 
 LogFilterDep = Annotated[LogFilter, Depends(_log_filter)]
-After = Annotated[int, Query(ge=0, le=2**53, description="only numbers above this")]
+
+FromLine = Annotated[int, Query(ge=0, le=MAX_NUMBER, description="only numbers above this")]
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -49,17 +51,17 @@ _STREAM: dict[int | str, dict[str, Any]] = {
         "content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}},
     },
     204: {"description": "Stream only: the job has ended and everything was sent."},
-    **documented(404, 422),
+    **documented(400, 404, 422),
 }
 
 
 @router.get("/events", response_model=EventPage, summary="Numbered events", responses=_STREAM)
-async def events(
+async def list_events(
     request: Request,
     services: ServicesDep,
     job_id: JobId,
     *,
-    after: After = 0,
+    after: After,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventPage | Response:
     position = streams.requested(request, after)
@@ -69,13 +71,13 @@ async def events(
 
 
 @router.get("/logs", response_model=LogPage, summary="Log lines of the ranks", responses=_STREAM)
-async def logs(
+async def list_logs(
     request: Request,
     services: ServicesDep,
     job_id: JobId,
     *,
     log_filter: LogFilterDep,
-    after: After = 0,
+    after: After,
     before: Annotated[
         int | None,
         Query(ge=1, le=2**53, description="page backwards: the last lines before this number"),
@@ -103,7 +105,7 @@ async def logs(
         return (await services.jobs.get(job_id)).state.terminal
 
     async def further_back(page: LogPage) -> LogPage | None:
-        missing = (tail or 0) - len(page.lines)
+        missing = (tail or 0) - len(page.items)
         if page.first_line is None or missing <= 0:
             return None
         older = await reader.page(
@@ -114,8 +116,8 @@ async def logs(
             limit=limit,
             tail=missing,
         )
-        lines = (*older.lines, *page.lines)
-        return older.model_copy(update={"lines": lines, "last_line": page.last_line})
+        items = (*older.items, *page.items)
+        return older.model_copy(update={"items": items, "last_line": page.last_line})
 
     return streams.log_stream(services, following, first, ended, further_back)
 
@@ -129,8 +131,8 @@ async def logs(
         **documented(404, 422),
     },
 )
-async def download(
-    services: ServicesDep, job_id: JobId, *, log_filter: LogFilterDep, after: After = 0
+async def download_logs(
+    services: ServicesDep, job_id: JobId, *, log_filter: LogFilterDep, after: FromLine = 0
 ) -> StreamingResponse:
     text = await services.jobs.log_reader.text(job_id, log_filter, after=after)
     headers = {

@@ -14,6 +14,6 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["history"], responses=documented
 
 
 @router.get("/{job_id}/glance", summary="The job, its verdict, timeline and ranks, in one response")
-async def glance(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> GlanceView:
+async def get_glance(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> GlanceView:
     """Each part equals the response of its own path; the parameters apply to the ranks."""
     return await overview.glance(job_id, query)

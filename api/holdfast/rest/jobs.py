@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from holdfast.rest import bodies
+from holdfast.rest.paging import Cursor
 from holdfast.rest.problems import documented
-from holdfast.rest.services import JobsDep, OverviewDep, ServicesDep
+from holdfast.rest.services import JobsDep, OverviewDep, ReplaysDep, ServicesDep
+from holdfast.schemas import JobChanges
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
-from holdfast_service.views.jobs import JobPage, JobView
-from holdfast_service.views.lists import JobRowPage, SpecDifferenceView, ValidSpecView
+from holdfast_service.store.listing import Filters
+from holdfast_service.views.jobs import JobView, RemovedJobView
+from holdfast_service.views.meshes import ValidSpecView
+from holdfast_service.views.pages import CancelledJobPage, JobPage, SpecDifferencePage
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
@@ -31,6 +34,32 @@ EXAMPLE_SPEC: dict[str, Any] = {
 }
 _SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE_SPEC}
 
+REPLAYED = "Idempotency-Replayed"
+REPLAYED_HEADER = {
+    REPLAYED: {
+        "description": "`true`: an earlier request with this key has done it",
+        "schema": {"type": "string"},
+    }
+}
+_CREATED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": JobView,
+        "description": "The first job of this Idempotency-Key.",
+        "headers": REPLAYED_HEADER,
+    },
+    201: {
+        "description": "Accepted: the job is stored durably and will start.",
+        "headers": {"Location": {"description": "path of the job", "schema": {"type": "string"}}},
+    },
+}
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="the same key and request give the same job",
+        max_length=200,
+    ),
+]
+
 _SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -39,96 +68,114 @@ _SPEC_BODY: dict[str, Any] = {
 }
 
 
-class ListView(StrEnum):
-    """The level of detail of a list of jobs."""
+def _filters(
+    *,
+    q: Annotated[
+        str | None,
+        Query(max_length=200, description="part of a name or owner, or the start of an id"),
+    ] = None,
+    name: Annotated[str | None, Query(max_length=200, description="exact name")] = None,
+    owner: Annotated[str | None, Query(max_length=64, description="exact owner")] = None,
+    state: Annotated[list[State] | None, Query(description="one or more states")] = None,
+    id: Annotated[
+        list[str] | None, Query(max_length=500, description="only jobs with these ids")
+    ] = None,
+) -> Filters:
+    return Filters(
+        q=q, name=name, owner=owner, ids=frozenset(id or ()), states=frozenset(state or ())
+    )
 
-    JOB = "job"
-    ROW = "row"
+
+FiltersDep = Annotated[Filters, Depends(_filters)]
+
+
+class WithCheckpoints(StrEnum):
+    KEEP = "keep"
+    REMOVE = "remove"
 
 
 @router.post(
     "",
     status_code=201,
     summary="Submit a job",
-    responses={
-        200: {"model": JobView, "description": "The first job of this Idempotency-Key."},
-        201: {
-            "description": "Accepted: the job is stored durably and will start.",
-            "headers": {
-                "Location": {"description": "path of the job", "schema": {"type": "string"}}
-            },
-        },
-        **documented(400, 409, 413, 415, 422),
-    },
+    responses={**_CREATED, **documented(400, 409, 413, 415, 422)},
     openapi_extra=_SPEC_BODY,
 )
-async def submit(
+async def submit_job(
     request: Request,
     response: Response,
     services: ServicesDep,
-    idempotency_key: Annotated[
-        str | None,
-        Header(description="the same key and document give the same job", max_length=200),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     document = await bodies.document(request, services)
-    job, created = await services.jobs.submit(document, idempotency_key)
-    response.status_code = 201 if created else 200
-    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
-    return job
+    return _created(response, *await services.jobs.submit(document, idempotency_key))
 
 
 @router.get(
-    "",
-    summary="List jobs: in full, newest first; or as rows, in any order",
-    responses=documented(400, 422),
+    "", summary="List jobs, newest first or in another order", responses=documented(400, 422)
 )
 async def list_jobs(
-    services: ServicesDep,
+    overview: OverviewDep,
     *,
-    view: Annotated[
-        ListView,
-        Query(description="`row`: summaries, with counts; `q`, `owner` and `sort` need it"),
-    ] = ListView.JOB,
-    q: Annotated[
-        str | None,
-        Query(max_length=200, description="part of a name or owner, or the start of an id"),
-    ] = None,
-    owner: Annotated[str | None, Query(max_length=64, description="exact owner")] = None,
+    filters: FiltersDep,
     sort: Annotated[Sort, Query()] = Sort.CREATED,
-    cursor: Annotated[
-        str | None, Query(max_length=1000, description="`next_cursor` of the previous page")
-    ] = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    state: Annotated[list[State] | None, Query(description="one or more states")] = None,
-    name: Annotated[str | None, Query(description="exact name; not for `view=row`")] = None,
-    id: Annotated[
-        list[str] | None,
-        Query(max_length=500, description="only jobs with these ids; not for `view=row`"),
-    ] = None,
-) -> JobPage | JobRowPage:
-    if view is ListView.ROW:
-        return await services.overview.rows(
-            q=q, owner=owner, states=state or (), sort=sort, limit=limit, cursor=cursor
-        )
-    return await services.jobs.list(cursor=cursor, limit=limit, state=state, name=name, ids=id)
+) -> JobPage:
+    return await overview.rows(filters, sort=sort, limit=limit, cursor=cursor)
 
 
 @router.post(
     "/validate",
-    summary="Validate a spec: return its resolved form or its faults; creates nothing",
+    summary="Validate a spec: return its resolved form, or its faults; creates nothing",
     responses=documented(400, 413, 415, 422),
     openapi_extra=_SPEC_BODY,
 )
-async def validate(request: Request, services: ServicesDep) -> ValidSpecView:
+async def validate_spec(request: Request, services: ServicesDep) -> ValidSpecView:
     document = await bodies.document(request, services)
-    spec = await services.jobs.validate(document)
-    return ValidSpecView(spec=spec.model_dump(mode="json"))
+    return await services.jobs.validate(document)
+
+
+@router.post(
+    "/cancel",
+    status_code=202,
+    summary="Cancel all jobs that match; idempotent",
+    responses=documented(400, 422),
+)
+async def cancel_jobs(
+    jobs: JobsDep,
+    *,
+    filters: FiltersDep,
+    now: Annotated[bool, Query(description="do not wait for last checkpoints")] = False,
+    cursor: Cursor = None,
+) -> CancelledJobPage:
+    return await jobs.cancel_matching(filters, now, cursor)
 
 
 @router.get("/{job_id}", summary="Show a job", responses=documented(404, 422))
-async def get(jobs: JobsDep, job_id: JobId) -> JobView:
+async def get_job(jobs: JobsDep, job_id: JobId) -> JobView:
     return await jobs.get(job_id)
+
+
+@router.patch("/{job_id}", summary="Change labels of a job", responses=documented(404, 422))
+async def change_job(jobs: JobsDep, job_id: JobId, changes: JobChanges) -> JobView:
+    return await jobs.set_labels(job_id, changes.labels)
+
+
+@router.delete(
+    "/{job_id}",
+    summary="Remove an ended job with its history",
+    responses=documented(404, 409, 422, 503),
+)
+async def remove_job(
+    services: ServicesDep,
+    job_id: JobId,
+    checkpoints: Annotated[
+        WithCheckpoints, Query(description="what becomes of its checkpoints in the remote tier")
+    ] = WithCheckpoints.KEEP,
+) -> RemovedJobView:
+    remove = checkpoints is WithCheckpoints.REMOVE
+    return await services.removal.remove(job_id, with_checkpoints=remove)
 
 
 @router.post(
@@ -137,7 +184,7 @@ async def get(jobs: JobsDep, job_id: JobId) -> JobView:
     summary="Cancel a job; idempotent",
     responses=documented(404, 409, 422),
 )
-async def cancel(
+async def cancel_job(
     jobs: JobsDep,
     job_id: JobId,
     now: Annotated[bool, Query(description="do not wait for a last checkpoint")] = False,
@@ -151,7 +198,7 @@ async def cancel(
     summary="Pause a job: it saves its state and leaves the cluster; idempotent",
     responses=documented(404, 409, 422),
 )
-async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
+async def pause_job(jobs: JobsDep, job_id: JobId) -> JobView:
     return await jobs.pause(job_id)
 
 
@@ -161,7 +208,7 @@ async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
     summary="Resume a paused job from its newest checkpoint; idempotent",
     responses=documented(404, 409, 422),
 )
-async def resume(jobs: JobsDep, job_id: JobId) -> JobView:
+async def resume_job(jobs: JobsDep, job_id: JobId) -> JobView:
     return await jobs.resume(job_id)
 
 
@@ -171,7 +218,7 @@ async def resume(jobs: JobsDep, job_id: JobId) -> JobView:
     summary="Order the size of an elastic job; idempotent",
     responses=documented(404, 409, 422),
 )
-async def resize(
+async def resize_job(
     jobs: JobsDep,
     job_id: JobId,
     nodes: Annotated[
@@ -182,14 +229,37 @@ async def resize(
     return await jobs.resize(job_id, nodes)
 
 
+@router.post(
+    "/{job_id}/replay",
+    status_code=201,
+    summary="Submit a replay of the steps so far, undisturbed, on the same meshes",
+    responses={**_CREATED, **documented(404, 409, 422)},
+)
+async def replay_job(
+    response: Response,
+    replays: ReplaysDep,
+    job_id: JobId,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    return _created(response, *await replays.replay(job_id, idempotency_key))
+
+
 @router.get(
     "/{job_id}/spec/diff",
     summary="Where the resolved specs of two jobs differ",
     responses=documented(404, 422),
 )
-async def difference(
+async def compare_specs(
     overview: OverviewDep,
     job_id: JobId,
     against: Annotated[str, Query(description="id of the other job", max_length=64)],
-) -> Sequence[SpecDifferenceView]:
+) -> SpecDifferencePage:
     return await overview.difference(job_id, against)
+
+
+def _created(response: Response, job: JobView, created: bool) -> JobView:
+    response.status_code = 201 if created else 200
+    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
+    if not created:
+        response.headers[REPLAYED] = "true"
+    return job

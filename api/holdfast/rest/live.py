@@ -23,16 +23,17 @@ router = APIRouter(prefix="/api/v1/live", tags=["feeds"])
     responses={
         200: {
             "description": "First `hello` (LiveHello); then `row` (JobRow) of every job when it "
-            "changes; with `job` also `event` (EventView), `metrics` (LiveMetrics), `ranks` "
-            "(RanksView), `job` (JobView) and `logs` (LiveLogs) of that job; `reset` (LiveReset) "
-            "if a stream cannot be resumed without a gap. A stream resumes after "
-            "`Last-Event-ID`, on any server. Fetch the existing data after `hello`.",
+            "changes, and `removed` (LiveRemoved) when it is removed; with `job` also `event` "
+            "(EventView), `metrics` (LiveMetrics), `ranks` (RanksView), `job` (JobView) and `logs` "
+            "(LiveLogs) of that job; `reset` (LiveReset) if a stream cannot be resumed without a "
+            "gap. A stream resumes after `Last-Event-ID`, on any server. Fetch the existing data "
+            "after `hello`.",
             "content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}},
         },
         **documented(404, 406, 422),
     },
 )
-async def live(
+async def follow_live(
     request: Request,
     services: ServicesDep,
     job: Annotated[

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Path
 from holdfast.rest.problems import documented
 from holdfast.rest.services import NodesDep
 from holdfast.schemas import Cordon
-from holdfast_service.views.jobs import NodePage, NodeView
+from holdfast_service.views.jobs import NodeView
+from holdfast_service.views.pages import NodePage
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 
@@ -35,7 +36,7 @@ async def get_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
     summary="Place no new ranks on a node; its ranks move to a standby",
     responses=documented(400, 404, 422),
 )
-async def cordon(nodes: NodesDep, node_id: NodeId, request: Cordon) -> NodeView:
+async def cordon_node(nodes: NodesDep, node_id: NodeId, request: Cordon) -> NodeView:
     return await nodes.cordon(node_id, request.reason, request.until)
 
 
@@ -44,5 +45,5 @@ async def cordon(nodes: NodesDep, node_id: NodeId, request: Cordon) -> NodeView:
     summary="End a cordon or a quarantine of a node; idempotent",
     responses=documented(404, 422),
 )
-async def uncordon(nodes: NodesDep, node_id: NodeId) -> NodeView:
+async def uncordon_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
     return await nodes.uncordon(node_id)

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from holdfast.rest import request_ids
 from holdfast.schemas import Problem
 from holdfast_service.errors import ApiError
 
@@ -87,6 +88,7 @@ def problem_response(
         "code": code,
         "detail": detail,
         "instance": instance,
+        "request_id": request_ids.current(),
         **extensions,
     }
     present = {key: value for key, value in body.items() if value is not None}

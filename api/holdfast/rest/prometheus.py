@@ -17,6 +17,8 @@ from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.services.jobs import JobService
+from holdfast_service.services.overview import Overview
+from holdfast_service.store.listing import Filters
 
 router = APIRouter(tags=["health"])
 
@@ -30,7 +32,7 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
     registry: CollectorRegistry = request.app.state.registry
     text = generate_latest(registry) + generate_latest(await _fleet(services.fleet, time.time()))
     if services.metrics_of_jobs:
-        text += generate_latest(await _live_jobs(services.jobs))
+        text += generate_latest(await _live_jobs(services.overview, services.jobs))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -91,7 +93,7 @@ async def _fleet(fleet: FleetReader, now: float) -> CollectorRegistry:
     families["holdfast_lost_steps_total"].add_metric([], statistics.lost_steps)
     families["holdfast_effective_training_seconds_total"].add_metric([], statistics.effective_s)
     families["holdfast_cluster_seconds_total"].add_metric([], statistics.held_s)
-    if statistics.goodput is not None:  # not send_measured is not zero
+    if statistics.goodput is not None:  # what was not measured is not zero
         families["holdfast_goodput_ratio"].add_metric([], statistics.goodput)
     registry = CollectorRegistry()
     registry.register(_FixedCollector(list(families.values())))
@@ -106,26 +108,25 @@ class _FixedCollector(Collector):
         return self._families
 
 
-async def _live_jobs(jobs: JobService) -> CollectorRegistry:
+async def _live_jobs(overview: Overview, jobs: JobService) -> CollectorRegistry:
     """The series of each live job. Only on request: the number of jobs is unbounded."""
     registry = CollectorRegistry()
     gauges = {
         series.name: Gauge(series.name, series.help, series.labels, registry=registry)
         for series in JOB_SERIES
     }
-    live = [state for state in State if not state.terminal]
-    for job in (await jobs.list(limit=MAX_LIVE_JOBS, state=live)).jobs:
-        progress = job.progress
+    live = frozenset(state for state in State if not state.terminal)
+    for job in (await overview.rows(Filters(states=live), limit=MAX_LIVE_JOBS)).items:
         goodput = await jobs.goodput(job.id, max_age_s=GOODPUT_AGE_S)
         values = {
-            "holdfast_job_step": progress.step,
-            "holdfast_job_attempt": progress.attempt,
-            "holdfast_job_incidents": progress.incidents,
-            "holdfast_job_tokens_per_second": progress.tokens_per_second,
+            "holdfast_job_step": job.step,
+            "holdfast_job_attempt": job.attempt,
+            "holdfast_job_incidents": job.incidents,
+            "holdfast_job_tokens_per_second": job.tokens_per_second,
             "holdfast_job_goodput": goodput.goodput,
             "holdfast_job_effective_training_time_ratio": goodput.effective_training_time_ratio,
         }
         for name, value in values.items():
-            if value is not None:  # not send_measured is not zero
+            if value is not None:  # what was not measured is not zero
                 gauges[name].labels(job.id, job.name).set(value)
     return registry

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from holdfast.rest.history import Time
+from holdfast.rest.history import MaybeTime
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import OverviewDep
@@ -26,8 +26,8 @@ router = APIRouter(
 
 def rank_history_query(
     *,
-    since: Time = None,
-    until: Time = None,
+    since: MaybeTime = None,
+    until: MaybeTime = None,
     buckets: Annotated[int, Query(ge=1, le=500)] = 120,
     of: RankMeasure = RankMeasure.COMPUTE_S,
 ) -> RankHistoryQuery:
@@ -38,22 +38,26 @@ RankHistoryDep = Annotated[RankHistoryQuery, Depends(rank_history_query)]
 
 
 @router.get("", summary="The ranks of the newest attempt, as last reported")
-async def ranks(overview: OverviewDep, job_id: JobId) -> RanksView:
+async def get_ranks(overview: OverviewDep, job_id: JobId) -> RanksView:
     return await overview.ranks(job_id)
 
 
 @router.get("/history", summary="A quantity of each rank over time, as numbers")
-async def history(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> RankHistoryView:
+async def get_rank_history(
+    overview: OverviewDep, job_id: JobId, query: RankHistoryDep
+) -> RankHistoryView:
     return await overview.rank_history(job_id, query)
 
 
 @router.get("/heat", summary="A quantity of each rank over time, packed for a heatmap")
-async def heat(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> RankHeatView:
+async def get_rank_heat(
+    overview: OverviewDep, job_id: JobId, query: RankHistoryDep
+) -> RankHeatView:
     return await overview.heat(job_id, query)
 
 
 @router.get("/{rank}", summary="A rank: its workers and its stacks")
-async def rank(
+async def get_rank(
     overview: OverviewDep, job_id: JobId, rank: Annotated[int, Path(ge=0, le=2**31 - 1)]
 ) -> RankDetailView:
     return await overview.rank(job_id, rank)

@@ -181,6 +181,7 @@ async def _run(
     process_priority.collect_garbage_rarely()
     reconciling = asyncio.create_task(reconciler.run(stopping), name="reconciler")
     webhooks = _start_webhooks(store, settings, stopping)
+    expiring = asyncio.create_task(services.removal.expire_forever(), name="expire-jobs")
     reconciling.add_done_callback(lambda _task: stopping.set())
     try:
         with _server_file(settings, listener, on_ready):
@@ -188,9 +189,10 @@ async def _run(
     finally:
         stopping.set()
         await _await_reconciler(reconciling, settings.stop_deadline_s)
-        if webhooks is not None:
-            webhooks.cancel()
-            await asyncio.gather(webhooks, return_exceptions=True)
+        beside = [task for task in (webhooks, expiring) if task is not None]
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         if sender is not None:
             await asyncio.to_thread(sender.shutdown)
 

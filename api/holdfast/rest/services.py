@@ -19,9 +19,11 @@ from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import InjectionService
+from holdfast_service.services.job_removal import JobRemoval
 from holdfast_service.services.jobs import JobService
 from holdfast_service.services.nodes import NodeService
 from holdfast_service.services.overview import Overview
+from holdfast_service.services.replays import ReplayService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -39,6 +41,8 @@ class Services:
     live: LiveHub
     code: CodeService
     fleet: FleetReader
+    replays: ReplayService
+    removal: JobRemoval
     probes: Mapping[str, Probe] = field(default_factory=dict)
     document_threads: Executor = field(default_factory=lambda: DaemonThreads(2, "document"))
     """Parse the bodies of requests, which takes up to seconds of processor time each."""
@@ -69,15 +73,19 @@ def services_over(
     usable nodes of these jobs have changed."""
     nodes = NodeService(store, wake_for_nodes)
     goodput_cache = GoodputCache()
+    jobs = JobService(store, cluster, settings, wake, goodput_cache)
+    checkpoints = CheckpointService(store, settings)
     return Services(
-        jobs=JobService(store, cluster, settings, wake, goodput_cache),
-        checkpoints=CheckpointService(store, settings),
+        jobs=jobs,
+        checkpoints=checkpoints,
         nodes=nodes,
         injections=InjectionService(store, settings, wake),
         overview=Overview(store, nodes, settings, goodput_cache),
         live=LiveHub(store, settings),
         code=CodeService(store, settings),
         fleet=FleetReader(store),
+        replays=ReplayService(store, jobs),
+        removal=JobRemoval(store, checkpoints, settings),
         max_code_bytes=settings.max_code_bytes,
         metrics_of_jobs=settings.metrics_of_jobs,
         poll_s=settings.event_poll_s,
@@ -109,7 +117,12 @@ async def overview(services: ServicesDep) -> Overview:
     return services.overview
 
 
+async def replays(services: ServicesDep) -> ReplayService:
+    return services.replays
+
+
 JobsDep = Annotated[JobService, Depends(jobs)]
 CheckpointsDep = Annotated[CheckpointService, Depends(checkpoints)]
 NodesDep = Annotated[NodeService, Depends(nodes)]
 OverviewDep = Annotated[Overview, Depends(overview)]
+ReplaysDep = Annotated[ReplayService, Depends(replays)]

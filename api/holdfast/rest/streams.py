@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from holdfast.rest.problems import ProblemError
 from holdfast.rest.services import Services
-from holdfast_service.views.jobs import EventPage, LogPage
+from holdfast_service.views.pages import EventPage, LogPage
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE = ": keep-alive\n\n"
@@ -54,7 +54,7 @@ def requested(request: Request, after: int) -> StreamRequest:
 async def event_stream(services: Services, job_id: str, after: int) -> Response:
     """All events with a number above `after`, as they arrive."""
     page = await services.jobs.events(job_id, after, PAGE)
-    if page.ended and not page.events:
+    if page.ended and not page.items:
         return Response(status_code=204)  # makes a browser stop reconnecting: no more events follow
     return response(_events(services, job_id, page))
 
@@ -75,7 +75,7 @@ def log_stream(
 
 async def _events(services: Services, job_id: str, page: EventPage) -> AsyncIterator[str]:
     while True:
-        for event in page.events:
+        for event in page.items:
             yield _message(event.seq, event.kind, event.model_dump_json())
         if page.ended:
             yield END
@@ -88,7 +88,7 @@ async def _events(services: Services, job_id: str, page: EventPage) -> AsyncIter
         if following is None:
             return
         page = following
-        if not page.events and not page.ended:
+        if not page.items and not page.ended:
             yield KEEP_ALIVE
 
 
@@ -107,15 +107,15 @@ async def _logs(
     last_sent = time.monotonic()
     over = False
     while True:
-        for line in page.lines:
+        for line in page.items:
             yield _message(line.line, "log", line.model_dump_json())
             last_sent = time.monotonic()
-        if over and not page.more:
+        if over and page.next_cursor is None:
             yield END
             return
         if services.stopping.is_set():
             return
-        if not page.more:
+        if page.next_cursor is None:
             if time.monotonic() - last_sent > services.keep_alive_s:
                 yield KEEP_ALIVE
                 last_sent = time.monotonic()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import FastAPI
 
+from holdfast.rest import request_ids
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.views.incident_trace import spans
 
@@ -42,7 +43,11 @@ def trace_requests(app: FastAPI, sender: TracerProvider) -> None:
     from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
 
     FastAPIInstrumentor.instrument_app(
-        app, tracer_provider=sender, excluded_urls=NOT_TRACED, exclude_spans=["receive", "send"]
+        app,
+        tracer_provider=sender,
+        excluded_urls=NOT_TRACED,
+        exclude_spans=["receive", "send"],
+        http_capture_headers_server_response=[request_ids.HEADER],
     )
 
 

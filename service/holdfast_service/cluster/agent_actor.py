@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,6 +27,7 @@ from holdfast_workers import log_setup
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.fault_injection.link_cut import link_cutter
+from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.commands import Hello, Request
@@ -162,6 +164,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         memory_base=str(base),
         problem=problem,
         cache_dir=seat.cache_dir,
+        code=code_folder(),
         heartbeat_s=seat.heartbeat_s,
         remote_root=seat.remote_root,
         storage=seat.storage,
@@ -201,3 +204,10 @@ def _interface_of(host: str) -> str:
         if any(address.address.partition("%")[0] == host for address in addresses):
             return str(name)
     return ""
+
+
+def code_folder() -> str:
+    """The folder of the job's code package; "": there is none, or it is of an older version, whose
+    package is the working folder itself."""
+    folder = Path.cwd() / CODE_FOLDER
+    return str(folder) if folder.is_dir() else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -60,9 +60,11 @@ class RayAgents:
         storage: StorageOptions,
         cache: str,
         avoid: Mapping[str, Avoided] | None = None,
+        reserved: Sequence[str] = (),
     ) -> None:
         """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none is placed
-        on a node in quarantine if there is room elsewhere."""
+        on a node in quarantine if there is room elsewhere. `reserved`:
+        ids of nodes that are kept for another job; the agents are placed elsewhere at first."""
         self._installation = installation
         self._job_id = job_id
         self._spec = spec
@@ -74,7 +76,10 @@ class RayAgents:
         self._handles: dict[str, Any] = {}
         self._closing = threading.Event()
         self._kept: frozenset[str] | None = None
+        self._reserved = tuple(reserved)
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
+        # Apart: a restart waits for Ray's control service, which no other command needs.
+        self._restart_pool = ThreadPoolExecutor(4, thread_name_prefix="agent-restart")
 
     @property
     def seats(self) -> list[str]:
@@ -99,11 +104,15 @@ class RayAgents:
     def restart(self, seat: str, process: ProcessIdentity) -> None:
         """Kill this process of the agent, if it still lives; Ray starts the agent again. Returns at
         once."""
-        self._pool.submit(self._restart, seat, process)
+        self._restart_pool.submit(self._restart, seat, process)
 
     def keep_seats(self, seats: frozenset[str] | None) -> None:
         """Carried out by the next pass over the seats of an elastic job."""
         self._kept = seats
+
+    def use_reserved_nodes(self) -> None:
+        """No job waits for nodes any more: seats that are asked for from now on may be anywhere."""
+        self._reserved = ()
 
     def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
         """Whether Ray knows that this process of the agent has ended; blocks for the GCS."""
@@ -111,7 +120,8 @@ class RayAgents:
 
     def close(self) -> None:
         self._closing.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._restart_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def node_answers(self, node_id: str) -> bool:
         """True if the node's raylet accepts connections; faster than the GCS."""
@@ -149,7 +159,7 @@ class RayAgents:
             self.seats,
             self._is_kept,
             self._bundle(),
-            lambda: self._node_ids_with(NodeStanding.CORDONED),
+            lambda: [*self._node_ids_with(NodeStanding.CORDONED), *self._reserved],
         )
         self._place_seats(groups)
 
@@ -185,7 +195,8 @@ class RayAgents:
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
-            with occupied(self._node_ids_with(NodeStanding.QUARANTINED)) as any_occupied:
+            kept_free = {*self._node_ids_with(NodeStanding.QUARANTINED), *self._reserved}
+            with occupied(sorted(kept_free)) as any_occupied:
                 group = placement_group(
                     [self._bundle()] * len(self.seats),
                     strategy="STRICT_SPREAD",

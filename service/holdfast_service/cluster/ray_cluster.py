@@ -28,7 +28,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.runtime_env import publish
-from holdfast_service.cluster.supervisor_actor import SupervisorActor
+from holdfast_service.cluster.supervisor_actor import (
+    CALLS,
+    CONCURRENCY_GROUPS,
+    WAITING_CALLS,
+    SupervisorActor,
+)
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
@@ -123,6 +128,23 @@ class RayCluster:
 
         return await self._call_supervisor(job_id, call)
 
+    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
+        def call() -> Any:
+            supervisor = self._supervisor(job_id)
+            if not hasattr(supervisor, "await_news"):
+                return None  # of an earlier version
+            method = supervisor.await_news.options(concurrency_group=WAITING_CALLS)
+            return method.remote(codec.encode(cursors), timeout_s)
+
+        waiting = await self._call_supervisor(job_id, call)
+        if waiting is None:
+            return False
+        answer = asyncio.wrap_future(waiting.future())  # no thread waits meanwhile
+        try:
+            return bool(await asyncio.wait_for(answer, timeout_s + POLL_S))
+        except (RayError, ConnectionError, TimeoutError) as error:
+            raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
+
     async def stop(self, job_id: str, order: StopOrder) -> None:
         await self._order(job_id, order)
 
@@ -174,14 +196,14 @@ class RayCluster:
             publish(launch.spec["code"], launch.package)
         # Ray keeps what an actor is made with.
         launch = replace(launch, package=None, installation=self._installation)
-        actor = ray.remote(SupervisorActor).options(
+        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor).options(
             name=actor_names.supervisor(launch.job_id),
             namespace=self._namespace,
             lifetime="detached",
             get_if_exists=True,
             max_restarts=-1,
             max_task_retries=-1,
-            max_concurrency=32,
+            max_concurrency=CALLS,
             num_cpus=0,
             resources=_head_resource(),
         )

@@ -21,7 +21,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig, ScheduledShape
 from holdfast_service.remote_tier.location import remote_uri, storage_options
 from holdfast_service.supervisor.fence_record import open_fence
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
@@ -31,6 +31,12 @@ from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.ipc.linux_processes import identify
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.signals import Signal
+
+CALLS = 32
+"""Threads for calls that are answered at once."""
+WAITING_CALLS = "waiting"
+"""The concurrency group of calls that wait: they take no thread from others."""
+CONCURRENCY_GROUPS = {WAITING_CALLS: 4}
 
 
 class SupervisorActor:
@@ -46,7 +52,7 @@ class SupervisorActor:
         remote_root = remote_uri(spec, job_dir)
         cache = str(job_dir.parent.parent / "cache")
         storage = storage_options(spec.checkpoint.remote, credentials)
-        agents = RayAgents(
+        self._agents = agents = RayAgents(
             launch.installation,
             launch.job_id,
             spec,
@@ -55,6 +61,7 @@ class SupervisorActor:
             storage,
             cache,
             launch.avoid,
+            launch.reserved,
         )
         self._supervisor = Supervisor(
             launch,
@@ -77,6 +84,10 @@ class SupervisorActor:
         """The `SupervisorReport` after the document's `Cursors`."""
         return codec.encode(self._supervisor.report(codec.decode(document, Cursors)))
 
+    def await_news(self, document: bytes, timeout_s: float) -> bool:
+        """See `Cluster.await_news`; the document has the `Cursors`."""
+        return self._supervisor.await_news(codec.decode(document, Cursors), timeout_s)
+
     def order(self, document: bytes) -> None:
         """Carry out a `StopOrder`, a `FaultOrder`, an `AvoidOrder` or a `SizeOrder`."""
         match codec.decode(document, StopOrder, FaultOrder, AvoidOrder, SizeOrder):
@@ -87,6 +98,8 @@ class SupervisorActor:
             case AvoidOrder(nodes=nodes):
                 self._supervisor.avoid(nodes)
             case SizeOrder() as size:
+                if not size.is_held:
+                    self._agents.use_reserved_nodes()
                 self._supervisor.resize(size)
 
 
@@ -99,6 +112,7 @@ def recovery_config(
         shapes=spec.shapes,
         standby_nodes=spec.resources.standby_nodes,
         steps=spec.train.steps,
+        schedule=tuple(ScheduledShape(*entry) for entry in spec.schedule),
         intervals=spec.checkpoint.first_intervals,
         auto=auto_tiers(spec),
         overhead_target=spec.checkpoint.overhead_target,
@@ -110,6 +124,9 @@ def recovery_config(
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s,
         requeue=spec.recovery.on_shortage == "queue",
         grow_after_s=spec.recovery.grow_after_s,
+        grow_min_gain=spec.recovery.grow_min_gain,
+        micro_batches=spec.mesh_limits.micro_batches,
+        meshes_are_listed=bool(spec.resources.nodes and spec.resources.nodes.preferred),
         assemble_wait_s=spec.recovery.assemble_wait_s,
         lease_s=spec.recovery.lease_s,
         stall_limit_s=spec.detection.stall_limit_s,

@@ -21,7 +21,7 @@ from typing import Any
 from holdfast_service.diagnosis.collective_waits import diverged_ranks, find_waits
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.placement.replica_placement import coordinates
-from holdfast_workers.protocol.messages import Beat, Inspection
+from holdfast_workers.protocol.messages import JOINING_PHASE, Beat, Inspection
 
 STUCK_LIMIT_FACTOR = 3.0
 """A collective that all ranks have entered ends by itself unless the network is broken: it gets
@@ -147,6 +147,7 @@ class _Case:
             return self._hang(stopped, sure=True)
         accused = (
             self._awaited_ranks()
+            or self._ranks_not_begun()
             or self._behind_ranks()
             or self._stuck_ranks()
             or self._single_rank()
@@ -191,6 +192,12 @@ class _Case:
         if inspection is None:
             return True
         return inspection.process in ("R", "D") or bool(inspection.problem)
+
+    def _ranks_not_begun(self) -> list[int]:
+        """The ranks that should long have begun to carry out their order: they wait for no rank,
+        while the others may wait for them in the rendezvous."""
+        joining = (rank for rank, beat in self._beats.items() if beat.phase == JOINING_PHASE)
+        return [rank for rank in joining if self._is_late(rank)]
 
     def _behind_ranks(self) -> list[int]:
         """Without data on collectives: the ranks behind all others, if they are a minority."""

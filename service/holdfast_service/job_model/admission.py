@@ -56,7 +56,7 @@ class NodeDemand:
                 nodes=ceil(_world_size(spec) / per_node) + int(resources["standby_nodes"]),
                 cpus=per_node * float(resources["cpus_per_worker"]),
                 gpus=per_node * float(resources["gpus_per_worker"]),
-                least=int((resources.get("nodes") or {"min": 0})["min"]),
+                least=_least_nodes(resources.get("nodes"), per_node),
             )
         except _READ_ERRORS:
             return None
@@ -68,6 +68,14 @@ def stored_world_size(spec: Mapping[str, Any]) -> int:
         return _world_size(spec)
     except _READ_ERRORS:
         return 0
+
+
+def ranks_per_node(spec: Mapping[str, Any]) -> int:
+    """The ranks that share a node in a stored spec; 1 if it cannot be read."""
+    try:
+        return max(1, int(spec["resources"]["workers_per_node"]))
+    except _READ_ERRORS:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -82,12 +90,25 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Reservation:
+    """Nodes that are kept for a job in the queue. An empty `job`: for the asking job itself."""
+
+    job: str
+    name: str
+    nodes: int
+
+
+@dataclass(frozen=True)
 class Admission:
     """Whether a job may start, and the reason to report."""
 
     may_start: bool
     why: str = ""
     """Why it may not start; or why it starts on nodes that are in quarantine."""
+    reserved_nodes: tuple[str, ...] = ()
+    """Ids of the nodes that it must not take when it starts: they are kept for an older job."""
+    reservation: Reservation | None = None
+    """The nodes that are kept while it waits."""
 
 
 def admit(
@@ -96,19 +117,27 @@ def admit(
     held: Collection[Claim],
     before: Collection[Claim],
     wanted: NodeDemand,
+    *,
+    is_overdue: bool = False,
 ) -> Admission:
     """Admit the job if it fits. Nodes in quarantine are used only where the others are too few;
     cordoned nodes are never used.
 
-    `aside`: all nodes that are set aside. See `reason_to_wait` for the other parameters.
+    `aside`: all nodes that are set aside. `is_overdue`: of the asking job, see `Claim`. See
+    `reason_to_wait` for the other parameters.
     """
-    shortage = reason_to_wait(usable(capacity, aside), held, before, wanted)
-    if shortage is None:
-        return Admission(True)
-    reason = reason_to_wait(usable(capacity, cordoned_only(aside)), held, before, wanted)
-    if reason is not None:
-        return Admission(False, reason)
-    return Admission(True, f"nodes in quarantine are used, because {shortage}")
+
+    def admitted_to(nodes: Capacity) -> Admission:
+        return _admit(nodes, held, before, wanted, is_overdue=is_overdue)
+
+    first = admitted_to(usable(capacity, aside))
+    cordoned = cordoned_only(aside)
+    if first.may_start or len(cordoned) == len(aside):
+        return first
+    second = admitted_to(usable(capacity, cordoned))
+    if not second.may_start:
+        return second
+    return replace(second, why=f"nodes in quarantine are used, because {first.why}")
 
 
 def reason_to_wait(
@@ -119,28 +148,8 @@ def reason_to_wait(
     `held`: of started jobs. `before`: of older queued jobs, the oldest first, which go first where
     they fit.
     """
-    if capacity.can_grow:
-        return None  # the cluster's own scheduler waits, and adds nodes meanwhile
-    free = _free_resources(capacity, held)
-    reserved, reserved_for = set[str](), ""
-    for claim in before:
-        fitting = _fitting(free, claim.demand)
-        if len(fitting) >= claim.demand.to_start:
-            _take(free, fitting[: claim.demand.to_start], claim.demand)
-        elif claim.is_overdue and not reserved:
-            reserved_for = claim.name or claim.job
-            reserved = set(nodes_to_reserve(capacity, free, claim.demand))
-            free = {node: left for node, left in free.items() if node not in reserved}
-    fitting = _fitting(free, wanted)
-    if len(fitting) >= wanted.to_start:
-        return None
-    note = f"; {len(reserved)} are reserved for {reserved_for}" if reserved else ""
-    return (
-        f"{wanted.to_start} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are "
-        f"needed, {len(fitting)} of {len(capacity.nodes)} nodes have them"
-        + note
-        + _set_aside_note(capacity)
-    )
+    admission = _admit(capacity, held, before, wanted)
+    return None if admission.may_start else admission.why
 
 
 def nodes_to_reserve(
@@ -175,11 +184,61 @@ def usable(capacity: Capacity, aside: Mapping[str, Avoided]) -> Capacity:
     return replace(capacity, nodes=left, set_aside=tuple(removed))
 
 
+def _admit(
+    capacity: Capacity,
+    held: Iterable[Claim],
+    before: Iterable[Claim],
+    wanted: NodeDemand,
+    *,
+    is_overdue: bool = False,
+) -> Admission:
+    if capacity.can_grow:
+        return Admission(True)  # the cluster's own scheduler waits, and adds nodes meanwhile
+    free = _free_resources(capacity, held)
+    kept: list[str] = []
+    reservation: Reservation | None = None
+    for claim in before:
+        fitting = _fitting(free, claim.demand)
+        if len(fitting) >= claim.demand.to_start:
+            _take(free, fitting[: claim.demand.to_start], claim.demand)
+        elif claim.is_overdue and not kept:
+            kept = nodes_to_reserve(capacity, free, claim.demand)
+            if kept:
+                reservation = Reservation(claim.job, claim.name or claim.job, len(kept))
+            free = {node: left for node, left in free.items() if node not in kept}
+    fitting = _fitting(free, wanted)
+    if len(fitting) >= wanted.to_start:
+        return Admission(True, reserved_nodes=tuple(sorted(kept)))
+    if is_overdue and reservation is None:
+        own = nodes_to_reserve(capacity, free, wanted)
+        reservation = Reservation("", "", len(own)) if own else None
+    note = ""
+    if reservation is not None:
+        note = f"; {reservation.nodes} are reserved for {reservation.name or 'it'}"
+    reason = (
+        f"{wanted.to_start} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are "
+        f"needed, {len(fitting)} of {len(capacity.nodes)} nodes have them"
+        + note
+        + _set_aside_note(capacity)
+    )
+    return Admission(False, reason, reservation=reservation)
+
+
 _READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def _world_size(spec: Mapping[str, Any]) -> int:
     return prod(int(size) for size in spec["parallel"].values() if isinstance(size, int))
+
+
+def _least_nodes(nodes: Mapping[str, Any] | None, per_node: int) -> int:
+    """Nodes with which an elastic job can start; 0: the job has no range of nodes."""
+    if nodes is None:
+        return 0
+    scheduled = [
+        ceil(prod(entry["mesh"].values()) / per_node) for entry in nodes.get("schedule", ())
+    ]
+    return max(scheduled, default=int(nodes["min"]))
 
 
 def _set_aside_note(capacity: Capacity) -> str:

@@ -2,8 +2,9 @@
 
 Promises: the kinds sum to the time held, to the microsecond; a step counts as productive once, in
 the attempt whose computation is part of history; all lost time is attributed to one incident, or
-to none; time off the cluster (queued, paused) is not a loss and is not counted. Everything follows
-from stored data: rows of steps, attempts, incidents.
+to none; time off the cluster (queued, paused) is not a loss and is not counted. Each moment also
+counts as device-seconds, at the world size of that moment. Everything follows from stored data:
+rows of steps, attempts, incidents.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from holdfast_service.job_model.world_history import DeviceClock, WorldPeriod
 from holdfast_service.policy.incidents import PHASES
 
 
@@ -92,31 +94,38 @@ class Outage:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Seconds by kind of time. They sum to `held_s`."""
+    """Seconds and device-seconds by kind of time. They sum to `held_s` and `held_device_s`."""
 
     held_s: float
     by_kind_s: Mapping[str, float]
+    held_device_s: float
+    by_kind_device_s: Mapping[str, float]
     steps: int
     """Steps that are part of history."""
     steps_replayed: int
-    lost_s: Mapping[int | None, float] = field(default_factory=dict)
-    """Incident -> seconds lost to it. None: lost without an incident, as when a job starts again
-    because everything it had on the cluster is gone. They sum to the lost kinds of time."""
+    lost_device_s: Mapping[int | None, float] = field(default_factory=dict)
+    """Incident -> device-seconds lost to it. None: lost without an incident, as when a job starts
+    again because everything it had on the cluster is gone. They sum to the lost kinds of time."""
+    devices: int = 1
+    """The number of devices at the end."""
     spans: tuple[TimeSpan, ...] = ()
     """The same time in chronological order."""
 
     @property
     def goodput(self) -> float | None:
-        """Time in steps that are part of history, over the time held; None while that is zero."""
-        return self.by_kind_s[TimeKind.PRODUCTIVE] / self.held_s if self.held_s else None
+        """Device-seconds in steps that are part of history, over those held; None while that is
+        zero. For a job of one size this is the ratio of the times."""
+        return self._share(TimeKind.PRODUCTIVE)
 
     @property
     def effective_training_time_ratio(self) -> float | None:
-        """Time in steps that are part of history and between them, over the time held."""
-        if not self.held_s:
+        """Device-seconds in steps that are part of history and between them, over those held."""
+        return self._share(TimeKind.PRODUCTIVE, TimeKind.BETWEEN_STEPS)
+
+    def _share(self, *kinds: TimeKind) -> float | None:
+        if not self.held_device_s:
             return None
-        useful = self.by_kind_s[TimeKind.PRODUCTIVE] + self.by_kind_s[TimeKind.BETWEEN_STEPS]
-        return useful / self.held_s
+        return sum(self.by_kind_device_s[kind] for kind in kinds) / self.held_device_s
 
 
 def account(
@@ -126,18 +135,22 @@ def account(
     outages: Sequence[Outage],
     *,
     ended: bool,
+    worlds: Sequence[WorldPeriod] = (),
+    devices: int = 1,
 ) -> Goodput:
     """The goodput of a job.
 
     `held`: the intervals in which the job held resources, in order; a live job's last one ends
-    now. A step range must be part of history as a whole, or be discarded as a whole by one
-    attempt: see `History.has_one_fate`.
+    now. `worlds`: see `world_periods`; `devices`: their number in moments without a world, as
+    before the first attempt. A step range must be part of history as a whole, or be discarded as a
+    whole by one attempt: see `History.has_one_fate`.
     """
     history = History(runs)
     ordered = sorted(
         (_as_range(row) for row in rows), key=lambda steps: (steps.at, steps.attempt, steps.first)
     )
-    ledger = _TimeLedger(_recovery_pieces(outages, held[-1][1] if held else 0.0))
+    clock = DeviceClock(worlds, devices)
+    ledger = _TimeLedger(_recovery_pieces(outages, held[-1][1] if held else 0.0), clock)
     at = 0
     for number, (since, until) in enumerate(held):
         begin = at
@@ -145,13 +158,15 @@ def account(
             at += 1
         over = ended or number < len(held) - 1
         ledger.add_interval(_us(since), _us(until), ordered[begin:at], history, over=over)
-    held_us = sum(ledger.spent.values())
     return Goodput(
-        held_s=held_us / 1e6,
+        held_s=sum(ledger.spent.values()) / 1e6,
         by_kind_s={kind: us / 1e6 for kind, us in ledger.spent.items()},
+        held_device_s=sum(ledger.spent_by_devices.values()) / 1e6,
+        by_kind_device_s={kind: us / 1e6 for kind, us in ledger.spent_by_devices.items()},
         steps=ledger.steps,
         steps_replayed=ledger.replayed,
-        lost_s={incident: us / 1e6 for incident, us in ledger.lost.items()},
+        lost_device_s={incident: us / 1e6 for incident, us in ledger.lost_by_devices.items()},
+        devices=clock.size_before(_us(held[-1][1])) if held else devices,
         spans=tuple(
             TimeSpan(kind, since / 1e6, until / 1e6, incident)
             for kind, since, until, incident in ledger.spans
@@ -173,11 +188,13 @@ RecoveryPiece = tuple[int, int, str, int | None]
 class _TimeLedger:
     """Assigns each microsecond to one kind. `pieces`: of recoveries, in order, not overlapping."""
 
-    def __init__(self, pieces: Sequence[RecoveryPiece]) -> None:
+    def __init__(self, pieces: Sequence[RecoveryPiece], clock: DeviceClock) -> None:
         self._recovery_pieces = pieces
+        self._clock = clock
         self._next = 0
         self.spent: dict[str, int] = {kind.value: 0 for kind in TimeKind}
-        self.lost: dict[int | None, int] = {}
+        self.spent_by_devices = dict(self.spent)
+        self.lost_by_devices: dict[int | None, int] = {}
         self.steps = 0
         self.replayed = 0
         self.spans: list[tuple[str, int, int, int | None]] = []
@@ -241,9 +258,11 @@ class _TimeLedger:
         """`incident`: the time is attributed to it, if its kind is lost."""
         if microseconds <= 0:
             return
-        self.spent[str(kind)] = self.spent.get(str(kind), 0) + microseconds
+        by_devices = self._clock.between(self._at, self._at + microseconds)
+        for sums, amount in ((self.spent, microseconds), (self.spent_by_devices, by_devices)):
+            sums[str(kind)] = sums.get(str(kind), 0) + amount
         if is_lost(kind):
-            self.lost[incident] = self.lost.get(incident, 0) + microseconds
+            self.lost_by_devices[incident] = self.lost_by_devices.get(incident, 0) + by_devices
         self._append_span(str(kind), microseconds, incident)
 
     def _append_span(self, kind: str, microseconds: int, incident: int | None) -> None:

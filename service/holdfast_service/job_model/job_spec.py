@@ -19,9 +19,22 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from holdfast_service.errors import InvalidSpec
-from holdfast_service.job_model.node_range import NodeRange, resolve_auto, shapes_in
+from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText
+from holdfast_service.job_model.model_memory import memory_faults, mesh_limits
+from holdfast_service.job_model.node_range import (
+    AutoSizes,
+    NodeRange,
+    order_in,
+    range_faults,
+    resolve,
+    schedule_faults,
+    scheduled_shapes,
+    shapes_in,
+    without_auto,
+)
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
 from holdfast_service.job_model.supervisor_protocol import Capacity
+from holdfast_service.placement.mesh_choice import MeshLimits, MeshOrder
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers import spec as training_spec
 from holdfast_workers.checkpoint.storage import uri_fault
@@ -62,6 +75,12 @@ class ResourcesSpec(Section):
         description="The range of nodes of an elastic job: it trains on fewer while nodes are "
         "missing, and grows again. null: the mesh never changes.",
     )
+    memory_per_worker_bytes: Positive | None = Field(
+        default=None,
+        description="Most memory that a rank may need for parameters, gradients, moments and "
+        "activations, as modelled from the spec; a mesh that needs more is refused. null: not "
+        "checked.",
+    )
 
 
 class RecoverySpec(Section):
@@ -92,6 +111,11 @@ class RecoverySpec(Section):
         default=30,
         description="An elastic job grows when nodes for a larger mesh have been ready this long. "
         "Each resize within `window_s` doubles it.",
+    )
+    grow_min_gain: Annotated[float, Field(ge=-1)] = Field(
+        default=0.05,
+        description="Least gain in tokens per second for which an elastic job grows: 0.05 is 5%. "
+        "Below 0: it grows whenever there is room.",
     )
     assemble_wait_s: Annotated[float, Field(ge=0)] = Field(
         default=30,
@@ -139,8 +163,6 @@ InitFrom = Annotated[
 ]
 
 
-LabelName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,31}$")]
-LabelText = Annotated[str, Field(max_length=64)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 VariableText = Annotated[str, Field(max_length=4096)]
 _ENV_BYTES = 32 * 1024
@@ -156,7 +178,7 @@ class JobSpec(TrainingSpec):
     )
     labels: dict[LabelName, LabelText] = Field(
         default_factory=dict,
-        max_length=16,
+        max_length=MAX_LABELS,
         description="Labels of your choice; lists show the label `owner` and can filter by it.",
     )
     code: str | None = Field(
@@ -195,8 +217,10 @@ class JobSpec(TrainingSpec):
     @property
     def needed_nodes(self) -> int:
         """Nodes without which the job does not start."""
-        elastic = self.resources.nodes is not None
-        return min(shape.nodes for shape in self.shapes) if elastic else self.nodes
+        if self.resources.nodes is None:
+            return self.nodes
+        scheduled = [shape.nodes for _, shape in self.schedule]
+        return max(scheduled) if scheduled else min(shape.nodes for shape in self.shapes)
 
     @property
     def shapes(self) -> tuple[WorldShape, ...]:
@@ -204,7 +228,29 @@ class JobSpec(TrainingSpec):
         per_node = self.resources.workers_per_node
         if self.resources.nodes is None:
             return (WorldShape.of(self.parallel.mesh, per_node),)
-        return shapes_in(self.resources.nodes, self.parallel, self.train, per_node)
+        return shapes_in(self.resources.nodes, self.parallel, self.mesh_limits)
+
+    @property
+    def mesh_limits(self) -> MeshLimits:
+        """What every mesh of the job must keep to."""
+        resources = self.resources
+        return mesh_limits(self, resources.workers_per_node, resources.memory_per_worker_bytes)
+
+    def mesh_order(self, asked: tuple[int, int] | None = None) -> MeshOrder | None:
+        """The meshes of an elastic job in order, with reasons; None for a job with one mesh.
+        `asked`: the range that its author named, which may be wider than that of the meshes."""
+        nodes = self.resources.nodes
+        if nodes is None:
+            return None
+        if asked is not None:
+            nodes = nodes.model_copy(update={"min": asked[0], "max": asked[1]})
+        return order_in(nodes, self.parallel, self.mesh_limits)
+
+    @property
+    def schedule(self) -> tuple[tuple[int, WorldShape], ...]:
+        """(step, shape of the world after it), in order; empty: the shape follows the nodes."""
+        nodes = self.resources.nodes
+        return scheduled_shapes(nodes, self.shapes) if nodes is not None else ()
 
     @property
     def node_cpus(self) -> float:
@@ -223,14 +269,23 @@ def parse(document: Mapping[str, Any], capacity: Capacity | None) -> JobSpec:
 
 def read(document: Mapping[str, Any]) -> SpecReading[JobSpec]:
     """The document's form: a spec, whose invalid fields have their defaults, and the faults."""
-    resolved = resolve_auto(document) if isinstance(document, Mapping) else None
-    form = resolved.document if resolved is not None else document
-    reading = validate_document(JobSpec, form, stand_ins={"name": "unnamed"})
-    if resolved is None or resolved.fault is None:
+    auto = without_auto(document) if isinstance(document, Mapping) else AutoSizes(document)
+    reading = validate_document(JobSpec, auto.document, stand_ins=_STAND_INS)
+    spec = reading.spec
+    if spec is None:
         return reading
+    resolved = resolve(auto, spec.parallel, spec.resources.nodes, spec.mesh_limits)
+    if resolved.fault is None:
+        resources = spec.resources.model_copy(update={"nodes": resolved.nodes})
+        update = {"parallel": resolved.parallel, "resources": resources}
+        # The mesh cannot be judged by defaults that replaced invalid numbers.
+        unknown = ("resources.nodes",) if reading.faults else ()
+        defaulted = (*reading.defaulted, *unknown)
+        return replace(reading, spec=spec.model_copy(update=update), defaulted=defaulted)
+    is_doubtful = resolved.is_of_numbers and bool(reading.faults)
     return replace(
         reading,
-        faults=(resolved.fault, *reading.faults),
+        faults=(*(() if is_doubtful else (resolved.fault,)), *reading.faults),
         defaulted=(*reading.defaulted, "parallel", *_SIZED_BY_MESH),
     )
 
@@ -254,6 +309,7 @@ def check(
             *_env_faults(spec),
             *_resource_faults(spec),
             *_range_faults(spec),
+            *memory_faults(spec.mesh_limits, spec.parallel),
             *_lease_faults(spec),
             *(_capacity_faults(spec, capacity) if capacity else ()),
             *_size_faults(spec),
@@ -265,7 +321,12 @@ def check(
     return spec
 
 
-_SIZED_BY_MESH = ("resources.nodes", "resources.workers_per_node")
+_STAND_INS = {"name": "unnamed"}
+_SIZED_BY_MESH = (
+    "resources.nodes",
+    "resources.workers_per_node",
+    "resources.memory_per_worker_bytes",
+)
 """What cannot be judged without the size of the mesh."""
 
 
@@ -422,16 +483,13 @@ def _range_faults(spec: JobSpec) -> list[SpecFault]:
     nodes = spec.resources.nodes
     if nodes is None:
         return []
-    if nodes.min > nodes.max:
-        message = f"min {nodes.min} exceeds max {nodes.max}"
-        return [SpecFault(path="resources.nodes.min", message=message)]
-    if nodes.max != spec.training_nodes:
-        message = (
-            f"max {nodes.max} does not match the mesh {spec.parallel.product}, which trains on "
-            f"{spec.training_nodes} nodes: write {nodes.axis}: auto"
-        )
-        return [SpecFault(path="resources.nodes.max", message=message)]
-    return []
+    found = range_faults(nodes, spec.parallel, spec.mesh_limits)
+    if found or not nodes.schedule:
+        return found
+    if not spec.checkpoint.first_intervals[0]:
+        message = "a schedule of meshes needs checkpoints in memory: set checkpoint.memory.every"
+        return [SpecFault(path="resources.nodes.schedule", message=message)]
+    return [*schedule_faults(nodes, spec.shapes, spec.train.steps)]
 
 
 def _lease_faults(spec: JobSpec) -> list[SpecFault]:

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from holdfast_service.job_model.storable_text import UNSTORABLE, is_storable
 from holdfast_workers.spec import SpecFault
 
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -133,11 +134,8 @@ def _unstorable(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
     """Values that the sections allow, but that JSON or a database cannot store."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            if not _encodable(str(key)):
-                yield (
-                    (*path, str(key)),
-                    "the key contains a NUL or half a surrogate pair: remove it",
-                )
+            if not is_storable(str(key)):
+                yield (*path, str(key)), f"the key {UNSTORABLE}"
             yield from _unstorable(item, (*path, str(key)))
     elif isinstance(value, list):
         for index, item in enumerate(value):
@@ -147,12 +145,8 @@ def _unstorable(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
         yield path, f"{value} is not a finite number"
     elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
         yield path, f"{_short(value)} is outside of ±{_MAX_INTEGER}"
-    elif isinstance(value, str) and not _encodable(value):
-        yield path, "the text contains a NUL or half a surrogate pair: remove it"
-
-
-def _encodable(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    elif isinstance(value, str) and not is_storable(value):
+        yield path, f"the text {UNSTORABLE}"
 
 
 def _fault(model: type[BaseModel], error: ErrorDetails) -> SpecFault:

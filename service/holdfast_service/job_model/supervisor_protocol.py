@@ -172,6 +172,7 @@ class JobLaunch:
     skipped: tuple[tuple[int, int], ...] = ()  # the ledger of skipped windows, as stored
     avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes that are set aside at the start
     nodes: int | None = None  # most nodes that may train, as the user ordered
+    reserved: tuple[str, ...] = ()  # ids of nodes that are kept for an older job at the start
     package: bytes | None = field(
         default=None, repr=False
     )  # the zip file that `spec.code` refers to
@@ -196,6 +197,12 @@ class Cluster(Protocol):
         ...
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport: ...
+
+    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
+        """True as soon as the supervisor has an event, or a step of an attempt, after the cursors.
+        False after the timeout, for a supervisor of an earlier version, and once a later call waits
+        for the same job."""
+        ...
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
         """Send the order to the job's supervisor. Idempotent."""

@@ -13,6 +13,7 @@ from holdfast_service.job_model.events.incidents import IncidentClosedEvent, Inc
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import JobStateEvent
 from holdfast_service.job_model.lifecycle import TERMINAL
+from holdfast_service.job_model.times import rfc3339
 
 WebhookFormat = Literal["json", "slack"]
 _MARKS = {"SUCCEEDED": ":white_check_mark:", "FAILED": ":x:", "CANCELLED": ":no_entry_sign:"}
@@ -39,7 +40,10 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
 
 
 def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
-    payload = {"text": describe(content)} if message_format == "slack" else dict(content)
+    if message_format == "slack":
+        payload = {"text": describe(content)}
+    else:
+        payload = {**content, "at": rfc3339(content["at"])}
     return json.dumps(payload, separators=(",", ":"), default=str).encode()
 
 

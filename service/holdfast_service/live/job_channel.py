@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.errors import JobNotFound
 from holdfast_service.live.stream_cursor import Position, StreamMessage, reset
 from holdfast_service.readers.metric_series import full_point
 from holdfast_service.readers.ranks import ranks_view
@@ -91,11 +92,14 @@ class Channel:
             self.started = True  # still dirty: a write may have happened since the read
 
     async def read(self, session: AsyncSession) -> None:
-        """Append messages for all changes of the job; after a failure the channel stays dirty."""
+        """Append messages for all changes of the job; after a failure the channel stays dirty. A
+        removed job has no further changes."""
         self.dirty = False
         try:
             async with self._read_lock:
                 await self._read_new(session)
+        except JobNotFound:
+            return
         except BaseException:
             self.dirty = True
             raise

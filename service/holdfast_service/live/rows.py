@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
-from sqlalchemy import func, literal_column, or_, select
+from sqlalchemy import literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage, reset
 from holdfast_service.settings import Settings
 from holdfast_service.store import listing
-from holdfast_service.store.change_numbers import OLDEST_RUNNING_TRANSACTION
-from holdfast_service.store.models import JobRecord
+from holdfast_service.store.change_numbers import OLDEST_RUNNING_TRANSACTION, NextChange
+from holdfast_service.store.models import JobRecord, RemovedJob
+from holdfast_service.views.jobs import View
 from holdfast_service.views.lists import JobRow
+from holdfast_service.views.live import LiveRemoved
 
 MAX_KEPT = 20_000
 """Messages kept for listeners that reconnect; about 10 MB."""
@@ -42,10 +44,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class _NumberedRow:
-    """A row with its number on this hub."""
+    """A `row` or a `removed` message with its number on this hub."""
 
     number: int
     changed: int
+    kind: str
     payload: str
 
 
@@ -84,6 +87,10 @@ class JobRowFeed:
         self._changed = 0
         self._page: _Page | None = None
         self._ended: dict[str, None] = {}  # ended jobs in `known`, the oldest first
+        self._removals_seen = 0
+        """SQLite: change number of the newest removal that was sent."""
+        self._removed: set[str] = set()
+        """The removed jobs that the last poll found; PostgreSQL finds them again for a while."""
         self._shared: tuple[int, Batch | None] = (
             0,
             None,
@@ -102,13 +109,14 @@ class JobRowFeed:
         self._kept.clear()
         self.pending.clear()
         self._page = None
-        self._changed = await self._newest_change(session)
+        self._changed = self._removals_seen = await self._newest_change(session)
+        self._removed = set()
         self.known, self._ended = await _known_jobs(session), {}
         self.number += 1  # an older position must not look current
 
     async def poll(self, session: AsyncSession) -> list[str]:
-        """Read the jobs written since the last poll, and queue or send their rows. Returns their
-        ids."""
+        """Read the jobs written or removed since the last poll, and queue or send their rows.
+        Returns their ids."""
         upto = await self._first_unsettled_change(session)
         page = self._page or _Page(self._changed, "", upto)
         written = await self._written_since(session, self._changed, MAX_ROWS_PER_POLL, page)
@@ -119,6 +127,8 @@ class JobRowFeed:
                 readable.append(row.id)
                 # PostgreSQL: a lower number may still appear, but none below this poll's start.
                 self._record_row(row, self._changed if self._postgres else record.changed)
+        # Read after the rows: a removal with a lower number than one of them is visible by now.
+        readable += await self._read_removals(session)
         if written:
             page = replace(page, changed=written[-1].changed, job_id=written[-1].id)
         if len(written) == MAX_ROWS_PER_POLL:
@@ -141,7 +151,7 @@ class JobRowFeed:
         while self.pending and self._allowance >= 1:
             job_id, (row, _) = next(iter(self.pending.items()))
             del self.pending[job_id]
-            self._append(row)
+            self._append("row", row)
             self._allowance -= 1
 
     def messages_after(self, here: Position) -> Batch | None:
@@ -175,10 +185,14 @@ class JobRowFeed:
         if cursor.changed > newest:
             return [reset("the database was replaced", at)]
         written = await self._written_since(session, cursor.changed, MAX_CATCH_UP_ROWS + 1)
-        if len(written) > MAX_CATCH_UP_ROWS:
+        removed = await self._removed_since(session, cursor.changed, MAX_CATCH_UP_ROWS + 1)
+        if max(len(written), len(removed)) > MAX_CATCH_UP_ROWS:
             return [reset("too many jobs changed since the last message", at)]
         rows = [row for row in map(_row_or_none, written) if row is not None]
-        return [StreamMessage("row", row.model_dump_json(), at) for row in rows]
+        return [
+            *(StreamMessage("row", row.model_dump_json(), at) for row in rows),
+            *(StreamMessage("removed", job.model_dump_json(), at) for _, job in removed),
+        ]
 
     def _record_row(self, row: JobRow, changed: int) -> None:
         """Send the row of a job written at `changed` or later: at once if its state changed,
@@ -190,7 +204,7 @@ class JobRowFeed:
         self._remember(_Known(urgent, row), row)
         if known is None or known.urgent != urgent:
             self.pending.pop(row.id, None)
-            self._append(row)
+            self._append("row", row)
         else:
             since = self.pending[row.id][1] if row.id in self.pending else changed
             self.pending[row.id] = (row, since)
@@ -205,9 +219,25 @@ class JobRowFeed:
             del self._ended[oldest]
             self.known.pop(oldest, None)
 
-    def _append(self, row: JobRow) -> None:
+    async def _read_removals(self, session: AsyncSession) -> list[str]:
+        """Send the removals since the last poll; returns the ids of the removed jobs."""
+        since = self._changed if self._postgres else self._removals_seen
+        found = await self._removed_since(session, since)
+        new = [job for _, job in found if job.id not in self._removed]
+        for job in new:
+            self.known.pop(job.id, None)
+            self.pending.pop(job.id, None)
+            self._ended.pop(job.id, None)
+            self._append("removed", job)
+        self._removed = {job.id for _, job in found}
+        self._removals_seen = max([self._removals_seen, *(changed for changed, _ in found)])
+        return [job.id for job in new]
+
+    def _append(self, kind: str, content: View) -> None:
         self.number += 1
-        self._kept.append(_NumberedRow(self.number, self.sent_up_to(), row.model_dump_json()))
+        self._kept.append(
+            _NumberedRow(self.number, self.sent_up_to(), kind, content.model_dump_json())
+        )
 
     async def _first_unsettled_change(self, session: AsyncSession) -> int | None:
         """PostgreSQL: changes below this number are all visible in this snapshot."""
@@ -221,7 +251,7 @@ class JobRowFeed:
         upto = await self._first_unsettled_change(session)
         if upto is not None:
             return upto
-        return await session.scalar(select(func.max(JobRecord.changed))) or 0
+        return (await session.execute(select(NextChange()))).scalar_one() - 1
 
     async def _written_since(
         self, session: AsyncSession, changed: int, limit: int, page: _Page | None = None
@@ -238,9 +268,18 @@ class JobRowFeed:
             await session.execute(jobs.order_by(JobRecord.changed, JobRecord.id).limit(limit))
         ).all()
 
+    async def _removed_since(
+        self, session: AsyncSession, changed: int, limit: int | None = None
+    ) -> list[tuple[int, LiveRemoved]]:
+        """The jobs removed since `changed`, each with its change number."""
+        later = RemovedJob.changed >= changed if self._postgres else RemovedJob.changed > changed
+        found = select(RemovedJob.changed, RemovedJob.id).where(later)
+        rows = await session.execute(found.order_by(RemovedJob.changed).limit(limit))
+        return [(number, LiveRemoved(id=job_id)) for number, job_id in rows]
+
 
 def _message(row: _NumberedRow, at: Position) -> StreamMessage:
-    return StreamMessage("row", row.payload, replace(at, row=row.number, changed=row.changed))
+    return StreamMessage(row.kind, row.payload, replace(at, row=row.number, changed=row.changed))
 
 
 async def _known_jobs(session: AsyncSession) -> dict[str, _Known]:

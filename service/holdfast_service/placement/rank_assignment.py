@@ -20,6 +20,8 @@ class IdleWorker:
     worker: str
     rank: int | None = None
     spare: bool = False
+    mesh: str = ""
+    """The name of the mesh of that rank (`WorldShape.mesh_name`); "": that of the last attempt."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ class WorldShape:
         return " x ".join(f"{axis} {size}" for axis, size in self.axes)
 
     @property
+    def mesh_name(self) -> str:
+        """The name of the mesh in messages of agents, e.g. "dp_shard=4,tp=2"."""
+        return ",".join(f"{axis}={size}" for axis, size in self.axes)
+
+    @property
     def world_size(self) -> int:
         return prod(size for _, size in self.axes)
 
@@ -69,26 +74,34 @@ def assign_best(
     homes: Mapping[int, GroupHome],
     nodes: Sequence[CandidateNode],
 ) -> ShapedAssignment | Shortage:
-    """The first of `shapes` whose ranks have room. Otherwise the ranks of the last, smallest one
-    that have none.
+    """The first of `shapes` whose ranks have room. Otherwise the ranks of the smallest one that
+    have none.
 
     `present` is the shape of the last world, whose groups have `homes`: its processes keep their
-    ranks. On another mesh, groups return to their homes, but a process that had a rank, or was
-    prepared for one, can take none: it is bound to its place in its mesh.
+    ranks. On another mesh, groups return to their homes, but a process is bound to its place in its
+    mesh: one that had a rank can take none, one that was prepared for a rank only that rank.
     """
-    short = Shortage(())
+    short, fewest = Shortage(()), 0
     for shape in shapes:
-        same = shape.axes == present.axes
         found = assign(
             shape.groups,
             homes if shape.ranks_per_node == present.ranks_per_node else {},
-            nodes if same else [_without_bound_workers(node) for node in nodes],
+            [_without_bound_workers(node, shape, present) for node in nodes],
         )
         if isinstance(found, Assignment):
             return ShapedAssignment(shape, found)
-        short = found
+        if not fewest or shape.nodes < fewest:
+            short, fewest = found, shape.nodes
     return short
 
 
-def _without_bound_workers(node: CandidateNode) -> CandidateNode:
-    return replace(node, idle=tuple(worker for worker in node.idle if worker.rank is None))
+def _without_bound_workers(
+    node: CandidateNode, shape: WorldShape, present: WorldShape
+) -> CandidateNode:
+    """The node without the processes that are bound to another mesh than that of `shape`."""
+    fitting = (
+        worker
+        for worker in node.idle
+        if worker.rank is None or (worker.mesh or present.mesh_name) == shape.mesh_name
+    )
+    return replace(node, idle=tuple(fitting))

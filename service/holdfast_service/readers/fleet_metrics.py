@@ -1,7 +1,8 @@
 """Statistics over all jobs, for monitoring.
 
 They are computed from the store, so every server reports the same values and a restart loses
-nothing. Each incident is read once, after it closes.
+nothing. Each incident is read once, after it closes: the incidents of removed jobs count until the
+server restarts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.store.engine import Store
 from holdfast_service.store.latency_histogram import Distribution
-from holdfast_service.store.models import IncidentRow, JobRecord
+from holdfast_service.store.models import IncidentRow, JobRecord, RemovedJob
 
 LOOKBACK_S = 600.0
 """An incident is counted even if it is stored this much later than it closed."""
@@ -64,14 +65,16 @@ class FleetReader:
                 func.sum(JobRecord.productive_s),
             )
             left_s, present_s, effective_s = (await session.execute(select(*held))).one()
+            of_removed = func.sum(RemovedJob.held_s), func.sum(RemovedJob.productive_s)
+            removed_held_s, removed_effective_s = (await session.execute(select(*of_removed))).one()
             await self._count_incidents(session)
             return FleetStatistics(
                 jobs={row[0]: row[1] for row in states},
                 incidents=Counter(self._incidents),
                 phases=dict(self._phases),
                 lost_steps=self._lost_steps,
-                effective_s=effective_s or 0.0,
-                held_s=(left_s or 0.0) + max(0.0, present_s or 0.0),
+                effective_s=(effective_s or 0.0) + (removed_effective_s or 0.0),
+                held_s=(left_s or 0.0) + max(0.0, present_s or 0.0) + (removed_held_s or 0.0),
             )
 
     async def _count_incidents(self, session: AsyncSession) -> None:

@@ -19,7 +19,8 @@ from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.series import LogSlice
-from holdfast_service.views.jobs import LogLineView, LogPage
+from holdfast_service.views.jobs import LogLineView
+from holdfast_service.views.pages import LogPage
 
 _TEXT_BYTES = 64 * 1024
 """Size of the parts of a download."""
@@ -74,7 +75,7 @@ class LogReader:
         # Skips the lines that the filter excluded: a follower would read them again and again.
         last = seen if more else max(after, newest)
         shown = tuple(queries.log_line_view(*line) for line in found)
-        return LogPage(lines=shown, last_line=last, more=more)
+        return LogPage(items=shown, next_cursor=str(last) if more else None, last_line=last)
 
     async def text(
         self, job_id: str, log_filter: LogFilter, *, after: int = 0
@@ -135,9 +136,8 @@ class LogReader:
                     await asyncio.sleep(0)
         more = first is not None and first > after + 1
         return LogPage(
-            lines=tuple(reversed(found)),
+            items=tuple(reversed(found)),
             last_line=job.log_lines if before is None else max(after, before - 1),
-            more=False,
             first_line=first if more else None,
         )
 

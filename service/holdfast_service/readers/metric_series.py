@@ -41,12 +41,6 @@ def full_point(step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
     return point((*METRICS, *series.own_metrics(stored)), step, attempt, stored)
 
 
-def evenly_thinned(rows: list[Row], most: int) -> list[Row]:
-    """At most `most` of the rows, evenly spaced; always includes the last row, the present."""
-    stride = -(-len(rows) // max(1, most))
-    return rows[::-1][:: max(1, stride)][::-1]
-
-
 def thinned_with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[Row]:
     """At most `most` rows: from each bucket of steps, the rows with the minimum and maximum of each
     charted series in `names`; always includes the last row, the present."""

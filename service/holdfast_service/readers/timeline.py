@@ -1,7 +1,7 @@
 """Converts the goodput account of a job to the spans of its timeline. Pure.
 
 The spans on the cluster are those of the account with display names, so their sums match the
-account.
+account. The meshes over time are those of the same account.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from holdfast_service.job_model.goodput import RECOVERY, TimeKind, TimeSpan
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.views.timeline import SpanKind, SpanView
+from holdfast_service.job_model.world_history import WorldPeriod
+from holdfast_service.views.timeline import SpanKind, SpanView, WorldPeriodView
 
 _KINDS = {
     TimeKind.PRODUCTIVE: SpanKind.PRODUCTIVE,
@@ -60,6 +61,23 @@ def timeline_spans(
         else:
             joined.append(span)
     return joined
+
+
+def world_views(
+    periods: Sequence[WorldPeriod], ranks_per_node: int, since: float, until: float
+) -> list[WorldPeriodView]:
+    """The periods between `since` and `until`. All nodes but the last have `ranks_per_node`."""
+    return [
+        WorldPeriodView(
+            since=max(period.since, since),
+            until=min(period.until, until),
+            mesh=dict(period.mesh),
+            world_size=period.world_size,
+            nodes=-(-period.world_size // ranks_per_node),
+        )
+        for period in periods
+        if min(period.until, until) > max(period.since, since)
+    ]
 
 
 def _continues(last: SpanView, span: SpanView) -> bool:

@@ -24,7 +24,7 @@ class LastIncident:
 
 @dataclass(frozen=True)
 class JobStanding:
-    """The inputs of a verdict. Times are Unix seconds; `devices`: number of devices of the job."""
+    """The inputs of a verdict. Times are Unix seconds."""
 
     state: State
     desired: Desired
@@ -35,7 +35,6 @@ class JobStanding:
     step: int
     steps: int
     attempt: int
-    devices: int
     waiting_for: str | None = None
     waiting_until: float | None = None
     incidents: int = 0
@@ -46,8 +45,8 @@ class JobStanding:
     outcome_message: str = ""
     eta_s: float | None = None
     goodput: float | None = None
-    held_s: float = 0.0
-    lost_s: float = 0.0
+    held_device_s: float = 0.0
+    lost_device_s: float = 0.0
     reported_at: float | None = None
 
 
@@ -60,8 +59,8 @@ def verdict(job: JobStanding) -> VerdictView:
         next=_next_step(job),
         eta_s=job.eta_s,
         goodput=job.goodput,
-        device_hours_used=job.held_s * job.devices / 3600,
-        device_hours_lost=job.lost_s * job.devices / 3600,
+        device_hours_used=job.held_device_s / 3600,
+        device_hours_lost=job.lost_device_s / 3600,
         fresh_at=_fresh_at(job),
     )
 

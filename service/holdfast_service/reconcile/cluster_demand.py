@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -42,10 +44,16 @@ class CompetingDemand:
                 held.append(Claim(row.id, demand, row.name))
             # Only a queued job that was tried and waits for nodes keeps its place: a job that
             # cannot be driven at all must not block the queue.
-            elif row.id < tx.job.id and row.waiting and row.waiting["resource"] == "nodes":
-                overdue = tx.now - row.waiting["since"] > self._reserve_after_s
+            elif row.id < tx.job.id and _waits_for_nodes(row.waiting):
+                overdue = self.is_overdue(row.waiting, tx.now)
                 before.append(Claim(row.id, demand, row.name, overdue))
         return held, before
+
+    def is_overdue(self, waiting: dict[str, Any] | None, now: float) -> bool:
+        """Whether a queued job has waited so long for nodes that nodes are reserved for it."""
+        if waiting is None or not _waits_for_nodes(waiting):
+            return False
+        return bool(now - waiting["since"] > self._reserve_after_s)
 
     async def _read(self, tx: JobTransaction, wanted: set[str]) -> None:
         known = {job: demand for job, demand in self._known.items() if job in wanted}
@@ -59,21 +67,40 @@ class CompetingDemand:
         self._known = known
 
 
-async def job_waits_for_nodes(session: AsyncSession, capacity: Capacity) -> bool:
-    """Whether one of the oldest queued jobs waits for nodes, and the cluster is large enough."""
+async def jobs_that_lack_nodes(session: AsyncSession, capacity: Capacity) -> frozenset[str]:
+    """The oldest jobs that lack nodes, of those for which the cluster is large enough: queued jobs
+    that wait for nodes, and started jobs that are not placed yet or have lost nodes."""
     queued = await session.execute(
-        select(JobRecord.waiting, JobRecord.spec)
+        select(JobRecord.id, JobRecord.waiting, JobRecord.spec)
         .where(JobRecord.state == State.QUEUED, JobRecord.cleaned.is_(False))
         .order_by(JobRecord.id)
         .limit(_QUEUE_HEAD)
     )
-    for waiting, spec in queued:
-        demand = NodeDemand.from_stored_spec(spec)
-        if not waiting or waiting["resource"] != "nodes" or demand is None:
-            continue
-        if reason_to_wait(capacity, (), (), demand) is None:
-            return True
-    return False
+    wanted = {job: spec for job, waiting, spec in queued if _waits_for_nodes(waiting)}
+    started = await session.execute(
+        select(JobRecord.id, JobRecord.state)
+        .where(JobRecord.state.in_((State.STARTING, State.RECOVERING)))
+        .order_by(JobRecord.id)
+    )
+    unsettled = [
+        job for job, state in started if state == State.RECOVERING or job not in capacity.placed
+    ]
+    specs = await session.execute(
+        select(JobRecord.id, JobRecord.spec).where(JobRecord.id.in_(unsettled[:_QUEUE_HEAD]))
+    )
+    wanted |= {row.id: row.spec for row in specs}
+    demands = {job: NodeDemand.from_stored_spec(spec) for job, spec in wanted.items()}
+    return frozenset(
+        job
+        for job, demand in demands.items()
+        if demand is not None
+        and len(capacity.placed.get(job, ())) < demand.to_start
+        and reason_to_wait(capacity, (), (), demand) is None
+    )
+
+
+def _waits_for_nodes(waiting: dict[str, Any] | None) -> bool:
+    return waiting is not None and waiting["resource"] == "nodes"
 
 
 def _released() -> ColumnElement[bool]:

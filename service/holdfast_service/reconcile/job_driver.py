@@ -39,6 +39,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.cluster_demand import CompetingDemand
+from holdfast_service.reconcile.news_watch import NewsWatch
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import deliver
 from holdfast_service.services.init_sources import (
@@ -88,9 +89,10 @@ class JobDriver:
         interval_s: Callable[[bool], float],
         competing_demand: CompetingDemand,
         others_wait: Callable[[], bool],
+        news: NewsWatch,
     ) -> None:
         """`avoided()`: the nodes without new ranks, as last read (None: not read yet).
-        `others_wait()`: whether a queued job waits for nodes that it could use, as last read.
+        `others_wait()`: whether another job waits for nodes that it could use, as last read.
         `interval_s(urgent)`: the present interval between two polls of a supervisor."""
         self._store = store.low_priority()
         self._polling_store = store.low_priority(polling=True)
@@ -102,6 +104,7 @@ class JobDriver:
         self._interval_s = interval_s
         self._competing_demand = competing_demand
         self._others_wait = others_wait
+        self._news = news
         self._sent_size: tuple[int, SizeOrder] | None = None
         """The receiving supervisor's epoch, and the order."""
         self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)
@@ -112,6 +115,7 @@ class JobDriver:
         self._ended_since: float | None = None
         """Monotonic time of the first ENDED report; rows may follow it."""
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
+        self._reserved: tuple[str, ...] = ()
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
 
@@ -131,6 +135,7 @@ class JobDriver:
 
     async def close(self) -> None:
         """Release what the driver holds; no step may follow."""
+        await self._news.close()
         await self._hold.close()
 
     def invalidate(self) -> None:
@@ -183,13 +188,15 @@ class JobDriver:
                 JobSpec.model_validate(spec)
             )
             avoided_nodes = await nodes.avoided(tx.session, tx.now)
-            admission = admit(capacity, avoided_nodes, held, before, wanted)
+            overdue = self._competing_demand.is_overdue(tx.job.waiting, tx.now)
+            admission = admit(capacity, avoided_nodes, held, before, wanted, is_overdue=overdue)
             if not admission.may_start:
-                tx.wait_for("nodes", admission.why)
+                tx.wait_for("nodes", admission.why, reserved=admission.reservation)
                 return NextStep(self._settings.queue_retry_s, keep_lease=False)
             intent = await tx.record_intent(Effect.START, intents)
             tx.transition(State.STARTING, reason=admission.why or None)
         self._admitted = time.monotonic(), avoided_nodes
+        self._reserved = admission.reserved_nodes
         await self._crash_hook(CrashPoint.START_INTENDED)
         if tx.job.desired == Desired.RUNNING:
             self._cached = tx.job, {**intents, Effect.START: intent}
@@ -215,6 +222,7 @@ class JobDriver:
                 skipped=tuple((window[0], window[1]) for window in job.guards.get("ledger", ())),
                 avoid=avoided_nodes,
                 nodes=job.wanted_nodes,
+                reserved=self._reserved,
                 package=package,
             )
         )
@@ -247,6 +255,7 @@ class JobDriver:
         await self._crash_hook(CrashPoint.POLLED)
         pause = self._until_poll(job)
         if not projection.has_changes(job, report, time.time()):
+            self._news.start(projection.cursors_of(job))
             return pause
         restarted = intents[Effect.START].times > 1
         async with self._transaction(self._store if pause.urgent else self._polling_store) as tx:
@@ -266,9 +275,11 @@ class JobDriver:
         pause = self._until_poll(tx.job)
         if report.phase is Phase.ENDED and (self._ended_since is None or absorbed.rows):
             self._ended_since = time.monotonic()
-        if absorbed.end_held or _is_truncated(report):
+        if absorbed.end_held or _is_truncated(report) or tx.state.terminal:
             return NextStep(0.0)
-        if Effect.CANCEL in intents or tx.state.terminal:
+        if report.phase is not Phase.ENDED:
+            self._news.start(projection.cursors_of(tx.job))
+        if Effect.CANCEL in intents:
             return pause
         if tx.job.desired != Desired.RUNNING and tx.state is not State.PAUSING:
             return NextStep(0.0)  # the user has cancelled or paused the job meanwhile

@@ -20,8 +20,9 @@ from holdfast_service import crash_points
 from holdfast_service.crash_points import CrashHook
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.policy.quarantine import Avoided
-from holdfast_service.reconcile.cluster_demand import CompetingDemand, job_waits_for_nodes
+from holdfast_service.reconcile.cluster_demand import CompetingDemand, jobs_that_lack_nodes
 from holdfast_service.reconcile.job_driver import JobDriver, NextStep
+from holdfast_service.reconcile.news_watch import NewsWatch
 from holdfast_service.reconcile.poll_rate import PollRate
 from holdfast_service.reconcile.reaper import Reaper
 from holdfast_service.services.code_packages import collect_garbage
@@ -74,7 +75,7 @@ class Reconciler:
         self._urgent_poll_rate = PollRate(settings.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
         self._avoided: dict[str, Avoided] | None = None  # not read yet
-        self._jobs_wait = False  # queued jobs wait for nodes that they could use
+        self._lacking_nodes = frozenset[str]()  # jobs that wait for nodes that the cluster has
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._job_wakes: dict[str, _WakeUp] = {}
         self._claim_wake = _WakeUp()
@@ -183,7 +184,7 @@ class Reconciler:
             async with self._store.write() as session:
                 await nodes.record_seen(session, capacity.nodes, time.time())
             async with self._store.read() as session:
-                self._jobs_wait = await job_waits_for_nodes(session, capacity)
+                self._lacking_nodes = await jobs_that_lack_nodes(session, capacity)
         await self._read_avoided()
 
     async def _read_avoided(self) -> None:
@@ -202,7 +203,8 @@ class Reconciler:
             lambda: self._avoided,
             self._interval_s,
             self._competing_demand,
-            lambda: self._jobs_wait,
+            lambda: bool(self._lacking_nodes - {lease.job_id}),
+            NewsWatch(self._cluster, lease.job_id, wake.set, self._news_delay_s),
         )
         try:
             due_in_s = await self._advance_until_idle(driver, lease, wake)
@@ -231,6 +233,12 @@ class Reconciler:
         settings = self._settings
         many = len(self._urgent_jobs) if urgent else len(self._drives)
         return max(settings.reconcile_interval_s, many / settings.polls_per_s)
+
+    def _news_delay_s(self) -> float:
+        """News share the rate of urgent polls: all jobs may have news at the same moment."""
+        if len(self._drives) <= _MANY_DRIVES:
+            return 0.0
+        return self._urgent_poll_rate.reserve(time.monotonic())
 
     async def _advance_until_idle(self, driver: JobDriver, lease: JobLease, wake: _WakeUp) -> float:
         """Returns the seconds until the job must be claimed again."""

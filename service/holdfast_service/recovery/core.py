@@ -30,6 +30,7 @@ from holdfast_service.recovery.core_state.inputs import (
     Inspected,
     LeaseEnded,
     LinkChecked,
+    MeshPrepared,
     NodeChecked,
     NodesAvoided,
     NodesDraining,
@@ -213,6 +214,7 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
             resizing.keep_wanted_seats(state, now)
         case StepsMeasured():
             save_intervals.handle_step_rows(state, event.rows)
+            state.speeds.add_rows(event.rows, state.worlds.shapes)
             faults = straggler_response.handle_step_rows(state, event.rows, now)
         case NodeChecked():
             node_eviction.record_node_check(state, event.report)
@@ -228,6 +230,8 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
             graceful_stop.handle_stop_request(state, event, now)
         case PartnersSet():
             command_retry.handle_partners_set(state, event)
+        case MeshPrepared():
+            state.mesh_change.record_prepared(event.agent)
         case SizeOrdered():
             resizing.handle_size_order(state, event, now)
         case NodesDraining():

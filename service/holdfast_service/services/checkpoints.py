@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TypeVar
@@ -26,6 +27,7 @@ from holdfast_service.errors import (
     CheckpointNeeded,
     CheckpointNotFound,
     CheckpointPinned,
+    JobNotFound,
     LastCheckpoint,
     SpecUnreadable,
     StorageUnavailable,
@@ -42,18 +44,15 @@ from holdfast_service.job_model.lifecycle import State
 from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.services.checkpoint_verification import Verification
+from holdfast_service.services.job_commands import command_transaction
 from holdfast_service.settings import Settings
 from holdfast_service.store import json_safe, queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
 from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.store.transaction import job_transaction
-from holdfast_service.views.jobs import (
-    CheckpointsView,
-    CheckpointView,
-    MemoryTierView,
-    VerificationView,
-)
+from holdfast_service.views.jobs import CheckpointView, MemoryTierView, VerificationView
+from holdfast_service.views.pages import CheckpointPage
 from holdfast_workers.checkpoint import export, manifest, marks
 from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.retention_rules import StoredCheckpoint, best_checkpoints
@@ -93,7 +92,7 @@ class CheckpointService:
         self._storage_calls = StorageCalls(settings)
         self._removals: dict[tuple[str, int], asyncio.Task[None]] = {}
 
-    async def list(self, job_id: str) -> CheckpointsView:
+    async def list(self, job_id: str) -> CheckpointPage:
         """By tier. If the storage fails, the answer has the problem and the database's content."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
@@ -109,12 +108,12 @@ class CheckpointService:
         kept_as_best: set[str] = set()
         with contextlib.suppress(SpecUnreadable):
             kept_as_best = _uris_kept_as_best(spec_of(job), present)
-        return CheckpointsView(
+        return CheckpointPage(
             memory=MemoryTierView(protected_step=protected),
-            remote=tuple(
+            items=tuple(
                 queries.checkpoint_view(
                     row,
-                    None if names is None else _marks(row, names),
+                    None if names is None else marks.marks_among(_own_names(row, names)),
                     best=row.uri in kept_as_best,
                 )
                 for row in rows
@@ -167,15 +166,54 @@ class CheckpointService:
         if removal is None:
             found = await self.find(job_id, step)
             self._refuse_foreign(found)
-            found_marks = marks.marks_among(await self._storage_calls.run(found.storage.objects))
-            if found_marks.pinned:
-                raise CheckpointPinned(f"step {step} is pinned: unpin it first")
-            await self._refuse_needed(found, found_marks.needed_by)
-            removal = asyncio.create_task(
-                self._claim_and_remove(found, await self._other_whole_uris(found))
-            )
-            self._removals[job_id, step] = removal
-            removal.add_done_callback(lambda _: self._removals.pop((job_id, step)))
+            names = await self._storage_calls.run(found.storage.objects)
+            await self._refuse_marked(found, names)
+            whole = await self._other_whole_uris(found)
+            removal = self._start_removal(found, partial(self._claim_and_remove, whole=whole))
+        await self._removed(removal, step)
+
+    async def remove_all(self, job_id: str) -> tuple[str, ...]:
+        """Remove all checkpoints of an ended job; also what is left of those whose removal was
+        interrupted. Returns their URIs.
+
+        Raises CheckpointElsewhere, CheckpointPinned, CheckpointNeeded before anything is removed;
+        StorageUnavailable.
+        """
+        for (owner, step), removal in list(self._removals.items()):
+            if owner == job_id:
+                await self._removed(removal, step)
+        async with self._store.read() as session:
+            job = await find_job(session, job_id)
+            rows = await queries.checkpoints(session, job_id)
+        names = await self._object_names(job, {_root_of(row) for row in rows})
+        present = [
+            FoundCheckpoint(job, row, self._storage_calls.storage_at(row.uri, job.spec))
+            for row in rows
+            if row.deleted_at is None or _own_names(row, names)
+        ]
+        for found in present:
+            self._refuse_foreign(found)
+            await self._refuse_marked(found, _own_names(found.row, names))
+        for found in present:
+            removal = self._start_removal(found, self._complete_removal)
+            await self._removed(removal, found.row.step)
+        return tuple(found.row.uri for found in present)
+
+    def _start_removal(
+        self,
+        found: FoundCheckpoint,
+        remove: Callable[[FoundCheckpoint], Coroutine[None, None, None]],
+    ) -> asyncio.Task[None]:
+        """Unless the checkpoint is being removed already."""
+        key = found.job.id, found.row.step
+        if key not in self._removals:
+            self._removals[key] = task = asyncio.create_task(remove(found))
+            task.add_done_callback(lambda _: self._removals.pop(key))
+        return self._removals[key]
+
+    async def _removed(self, removal: asyncio.Task[None], step: int) -> None:
+        """Wait until a removal is over. Raises its error, or StorageUnavailable if it takes too
+        long."""
         deadline_s = self._settings.storage_deadline_s
         try:
             await asyncio.wait_for(asyncio.shield(removal), deadline_s)
@@ -189,6 +227,15 @@ class CheckpointService:
         """Runs to its end however long the storage takes, with or without a waiting caller: a
         claim is undone only when no removal is in progress any more."""
         await self._claim(found, whole)
+        await self._remove_claimed(found)
+
+    async def _complete_removal(self, found: FoundCheckpoint) -> None:
+        """Of an ended job's checkpoint, which another call may have claimed."""
+        with contextlib.suppress(CheckpointNotFound):
+            await self._claim(found, set())
+        await self._remove_claimed(found)
+
+    async def _remove_claimed(self, found: FoundCheckpoint) -> None:
         why = "removed by a user"
         try:
             removed = await self._storage_calls.start(marks.remove_unmarked, found.storage)
@@ -204,8 +251,9 @@ class CheckpointService:
             raise CheckpointPinned(
                 f"step {found.row.step} was pinned or needed by a job just now, and was not removed"
             )
-        async with job_transaction(self._store, found.job.id) as tx:
-            tx.emit(CheckpointDeletedEvent(step=found.row.step, uri=found.row.uri, why=why))
+        with contextlib.suppress(JobNotFound):  # another server has removed the job meanwhile
+            async with command_transaction(self._store, found.job.id) as tx:
+                tx.emit(CheckpointDeletedEvent(step=found.row.step, uri=found.row.uri, why=why))
 
     async def export(self, job_id: str, step: int, *, hugging_face: bool = False) -> Export:
         """The model's parameters as safetensors, verified. Raises CannotExport, CheckpointBad."""
@@ -261,7 +309,7 @@ class CheckpointService:
         async with job_transaction(self._store, checkpoint.job_id) as tx:
             tx.emit(event(step=checkpoint.step, uri=checkpoint.uri))
         shown = await self.list(checkpoint.job_id)
-        return next(view for view in shown.remote if view.uri == checkpoint.uri)
+        return next(view for view in shown.items if view.uri == checkpoint.uri)
 
     def _refuse_foreign(self, found: FoundCheckpoint) -> None:
         """Raises CheckpointElsewhere: a URI comes from a report, and a removal deletes everything
@@ -273,6 +321,13 @@ class CheckpointService:
                 f"{row.uri} is not in the job's own folder {root}: remove it by hand if it is not "
                 "needed"
             )
+
+    async def _refuse_marked(self, found: FoundCheckpoint, own_names: Collection[str]) -> None:
+        """Raises CheckpointPinned, CheckpointNeeded. `own_names`: of the checkpoint's objects."""
+        found_marks = marks.marks_among(own_names)
+        if found_marks.pinned:
+            raise CheckpointPinned(f"step {found.row.step} is pinned: unpin it first")
+        await self._refuse_needed(found, found_marks.needed_by)
 
     async def _refuse_needed(self, found: FoundCheckpoint, jobs: tuple[str, ...]) -> None:
         """Raises CheckpointNeeded. A job that has ended, or was never stored, needs no checkpoint:
@@ -303,7 +358,7 @@ class CheckpointService:
     async def _claim(self, found: FoundCheckpoint, whole: set[str]) -> None:
         """Mark it as deleted in the database, under the job's lock: two concurrent removals of
         different checkpoints must not leave a live job without any. Raises LastCheckpoint."""
-        async with job_transaction(self._store, found.job.id) as tx:
+        async with command_transaction(self._store, found.job.id) as tx:
             rows = await queries.checkpoints(tx.session, found.job.id)
             left = [row for row in rows if row.uri in whole and row.deleted_at is None]
             if not (left or tx.state.terminal or found.row.bad is not None):
@@ -319,7 +374,7 @@ class CheckpointService:
 
     async def _undo_claim(self, found: FoundCheckpoint) -> None:
         """The claimed checkpoint was not removed after all."""
-        async with job_transaction(self._store, found.job.id) as tx:
+        async with command_transaction(self._store, found.job.id) as tx:
             row = await tx.session.get_one(Checkpoint, (found.job.id, found.row.uri))
             row.deleted_at = row.deleted_why = None
 
@@ -359,9 +414,12 @@ def _uris_kept_as_best(spec: JobSpec, rows: list[Checkpoint]) -> set[str]:
     return {by_age[kept.age] for kept in best_checkpoints(stored, rule)}
 
 
-def _marks(row: Checkpoint, names: dict[str, set[str]]) -> marks.Marks:
+def _own_names(row: Checkpoint, names: dict[str, set[str]]) -> set[str]:
+    """The names of the checkpoint's objects, within its folder."""
     root, _, folder = row.uri.rpartition("/")
-    return marks.marks_among(names.get(root, ()), folder)
+    prefix = f"{folder}/"
+    below = names.get(root, set())
+    return {name.removeprefix(prefix) for name in below if name.startswith(prefix)}
 
 
 def _root_of(row: Checkpoint) -> str:

@@ -119,9 +119,10 @@ class CodeService:
         surplus = present + new.bytes - self._max_total_bytes
         if surplus <= 0:
             return
-        unneeded = select(CodePackage.id, size).where(~_UNFINISHED)
+        # By their last use alone: a package without any reference may have been sent just now.
+        unneeded = select(CodePackage.id, size).where(~_UNFINISHED).order_by(CodePackage.used_at)
         removed = []
-        for code, nbytes in await session.execute(unneeded.order_by(_ANY, CodePackage.used_at)):
+        for code, nbytes in await session.execute(unneeded):
             removed.append(code)
             surplus -= nbytes
             if surplus <= 0:

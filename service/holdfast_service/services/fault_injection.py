@@ -29,13 +29,15 @@ from holdfast_service.job_model.supervisor_protocol import (
     ClusterUnavailable,
     SupervisorUnavailable,
 )
+from holdfast_service.services.job_commands import command_transaction
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import canonical, find_job, not_found, spec_of
+from holdfast_service.store.job_lookup import find_job, spec_of
 from holdfast_service.store.leases import JobLease
 from holdfast_service.store.models import InjectedFault
-from holdfast_service.store.transaction import JobTransaction, NoSuchJob, job_transaction
+from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_service.views.jobs import FaultView
+from holdfast_service.views.pages import FaultPage, next_number
 from holdfast_workers.fault_injection.kinds import Injection, Victim, injection_faults
 
 log = structlog.get_logger(__name__)
@@ -68,23 +70,21 @@ class InjectionService:
             raise InjectionDisabled(
                 "fault injection is disabled on this server: start it with --allow-fault-injection"
             )
-        try:
-            async with job_transaction(self._store, canonical(job_id)) as tx:
-                first = await _find_by_key(tx, document, idempotency_key)
-                if first is not None:
-                    return _view(first), False
-                row = _new_fault(tx, document, idempotency_key)
-                view = _view(row)
-        except NoSuchJob as error:
-            raise not_found(job_id) from error
+        async with command_transaction(self._store, job_id) as tx:
+            first = await _find_by_key(tx, document, idempotency_key)
+            if first is not None:
+                return _view(first), False
+            view = _view(_new_fault(tx, document, idempotency_key))
         self._notify(job_id)
         return view, True
 
-    async def list(self, job_id: str) -> Sequence[FaultView]:
-        """Oldest first."""
+    async def list(self, job_id: str, after: int = 0, limit: int = 1000) -> FaultPage:
+        """Those with a number above `after`."""
         async with self._store.read() as session:
             await find_job(session, job_id)
-            return [_view(row) for row in await _rows(session, job_id, after=0)]
+            found = await _rows(session, job_id, after, limit + 1)
+        items = tuple(_view(row) for row in found[:limit])
+        return FaultPage(items=items, next_cursor=next_number(found, limit))
 
 
 async def deliver(store: Store, cluster: Cluster, lease: JobLease, after: int) -> None:
@@ -157,11 +157,14 @@ async def _find_by_key(
     return row
 
 
-async def _rows(session: AsyncSession, job_id: str, after: int) -> Sequence[InjectedFault]:
+async def _rows(
+    session: AsyncSession, job_id: str, after: int, limit: int | None = None
+) -> Sequence[InjectedFault]:
     found = await session.scalars(
         select(InjectedFault)
         .where(InjectedFault.job_id == job_id, InjectedFault.number > after)
         .order_by(InjectedFault.number)
+        .limit(limit)
     )
     return found.all()
 

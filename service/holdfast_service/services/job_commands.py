@@ -1,4 +1,4 @@
-"""Commands of users to a submitted job: cancel, pause, resume, resize.
+"""Commands of users to a submitted job: cancel, pause, resume, resize, labels.
 
 A command writes the desired state to the job's row, with its event, and a reconciler carries it
 out; repeating a command changes nothing. A change that needs no cluster happens at once. All
@@ -7,7 +7,7 @@ commands raise JobNotFound for an id that belongs to no job, and JobEnded where 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from holdfast_service.errors import InvalidParameters, JobEnded
@@ -18,6 +18,7 @@ from holdfast_service.job_model.events.progress import (
     ResizeRequestedEvent,
     ResumeRequestedEvent,
 )
+from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
@@ -34,7 +35,7 @@ from holdfast_service.views.jobs import JobView
 
 async def cancel(store: Store, job_id: str, now: bool) -> JobView:
     """End the job after its last state is saved; with `now`, without waiting for that."""
-    async with _transaction(store, job_id) as tx:
+    async with command_transaction(store, job_id) as tx:
         if tx.state.terminal and tx.state is not State.CANCELLED:
             raise JobEnded(f"job {job_id} has already ended ({tx.state.lower()})")
         if tx.state.terminal:
@@ -52,7 +53,7 @@ async def cancel(store: Store, job_id: str, now: bool) -> JobView:
 
 async def pause(store: Store, job_id: str) -> JobView:
     """Save the job's state and release its resources until it is resumed."""
-    async with _transaction(store, job_id) as tx:
+    async with command_transaction(store, job_id) as tx:
         _refuse_ended(tx)
         if _set_desired(tx, Desired.PAUSED, PauseRequestedEvent()) and tx.state is State.QUEUED:
             tx.transition(State.PAUSED, reason="paused while it was queued")
@@ -61,7 +62,7 @@ async def pause(store: Store, job_id: str) -> JobView:
 
 async def resume(store: Store, job_id: str) -> JobView:
     """Continue a paused job from its newest checkpoint; a job that is still pausing, after that."""
-    async with _transaction(store, job_id) as tx:
+    async with command_transaction(store, job_id) as tx:
         _refuse_ended(tx)
         if _set_desired(tx, Desired.RUNNING, ResumeRequestedEvent()) and tx.state is State.PAUSED:
             tx.transition(State.QUEUED, reason="the user resumed it")
@@ -74,13 +75,28 @@ async def resize(store: Store, job_id: str, nodes: int | None) -> JobView:
     A queued or paused job starts with that size. Raises InvalidParameters for a job without a range
     of nodes, and for a number outside of it.
     """
-    async with _transaction(store, job_id) as tx:
+    async with command_transaction(store, job_id) as tx:
         _refuse_ended(tx)
         _check_size(tx.job, nodes)
         if nodes != tx.job.wanted_nodes:
             tx.job.wanted_nodes = nodes
             tx.job.due_at = 0.0
             tx.emit(ResizeRequestedEvent(nodes=nodes))
+        return await queries.job_view(tx.session, tx.job)
+
+
+async def set_labels(
+    store: Store, job_id: str, changes: Mapping[LabelName, LabelText | None]
+) -> JobView:
+    """Change labels of a job in any state; None removes one. Raises InvalidParameters."""
+    async with command_transaction(store, job_id) as tx:
+        merged = {**tx.job.spec.get("labels", {}), **changes}
+        labels = {name: value for name, value in merged.items() if value is not None}
+        if len(labels) > MAX_LABELS:
+            why = f"a job has at most {MAX_LABELS} labels, not {len(labels)}"
+            raise InvalidParameters(why, faults=[{"path": "labels", "message": why}])
+        tx.job.spec = {**tx.job.spec, "labels": labels}
+        tx.job.owner = labels.get("owner")
         return await queries.job_view(tx.session, tx.job)
 
 
@@ -115,7 +131,8 @@ def _refuse_ended(tx: JobTransaction) -> None:
 
 
 @asynccontextmanager
-async def _transaction(store: Store, job_id: str) -> AsyncIterator[JobTransaction]:
+async def command_transaction(store: Store, job_id: str) -> AsyncIterator[JobTransaction]:
+    """Lock the job that a user names, for changes. Raises JobNotFound."""
     try:
         async with job_transaction(store, canonical(job_id)) as tx:
             yield tx

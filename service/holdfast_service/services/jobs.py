@@ -7,16 +7,14 @@ A submitted job is durable when :meth:`JobService.submit` returns.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import structlog
 import uuid_utils
@@ -28,20 +26,21 @@ from holdfast_service import crash_points
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.errors import (
     IdempotencyConflict,
-    InvalidCursor,
     InvalidKey,
+    InvalidParameters,
     InvalidSpec,
-    SpecUnreadable,
+    JobEnded,
+    JobNotFound,
     StorageUnavailable,
     UnknownMetric,
 )
 from holdfast_service.job_model import job_spec
-from holdfast_service.job_model.admission import stored_world_size
 from holdfast_service.job_model.events.codec import encode
 from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.goodput import History
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.readers.logs import LogReader
@@ -50,7 +49,6 @@ from holdfast_service.readers.metric_series import (
     Row,
     charted,
     discarded_point_budget,
-    evenly_thinned,
     point,
     thinned_with_extremes,
 )
@@ -60,23 +58,32 @@ from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
-from holdfast_service.store import accounts, json_safe, queries, series
+from holdfast_service.store import accounts, listing, queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
+from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import Event, JobRecord
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
-    AttemptView,
-    DigestPage,
+    CancelledJobView,
+    DigestView,
     DiscardedView,
-    EventPage,
-    IncidentView,
-    JobPage,
     JobView,
+)
+from holdfast_service.views.meshes import ValidSpecView, valid_spec_view
+from holdfast_service.views.pages import (
+    AttemptPage,
+    CancelledJobPage,
+    DigestPage,
+    EventPage,
+    IncidentPage,
     MetricPage,
+    next_number,
 )
 from holdfast_workers.spec import SpecFault
 
+MOST_AT_ONCE = 500
+"""Jobs that one call cancels at most."""
 _MAX_KEY_LENGTH = 255
 _PROBE_THREADS = 8
 _GOODPUT_CACHE_S = 60.0
@@ -112,22 +119,22 @@ class JobService:
         self._accounts = accounts or GoodputCache()
 
     async def submit(
-        self, document: Mapping[str, Any], idempotency_key: str | None = None
+        self,
+        document: Mapping[str, Any],
+        idempotency_key: str | None = None,
+        *,
+        request: Mapping[str, Any] | None = None,
     ) -> tuple[JobView, bool]:
-        """The job, and True if this call created it; a repeated key and document return the first
-        job.
+        """The job, and True if this call created it; a repeated key and request return the first
+        job. `request`: what was requested, if it is not the document itself.
 
         Raises InvalidSpec, IdempotencyConflict, InvalidKey, StorageUnavailable.
         """
-        digest = _request_digest(document)
-        if idempotency_key is not None:
-            if not 0 < len(idempotency_key) <= _MAX_KEY_LENGTH or not idempotency_key.isprintable():
-                raise InvalidKey(
-                    f"the idempotency key must have 1 to {_MAX_KEY_LENGTH} printable characters"
-                )
-            first = await self._find_by_key(idempotency_key, digest)
-            if first is not None:
-                return first, False
+        request = document if request is None else request
+        first = await self.submitted_before(request, idempotency_key)
+        if first is not None:
+            return first, False
+        digest = _request_digest(request)
         spec = await self._parse(document)
         await self._check_code(spec)
         if self._settings.check_data_paths:
@@ -146,6 +153,21 @@ class JobService:
         self._notify(job.id)
         async with self._store.read() as session:
             return await queries.job_view(session, job), True
+
+    async def submitted_before(
+        self, request: Mapping[str, Any], idempotency_key: str | None
+    ) -> JobView | None:
+        """The job that an earlier call with this key and request created.
+
+        Raises IdempotencyConflict, InvalidKey.
+        """
+        if idempotency_key is None:
+            return None
+        if not 0 < len(idempotency_key) <= _MAX_KEY_LENGTH or not idempotency_key.isprintable():
+            raise InvalidKey(
+                f"the idempotency key must have 1 to {_MAX_KEY_LENGTH} printable characters"
+            )
+        return await self._find_by_key(idempotency_key, _request_digest(request))
 
     async def _parse(self, document: Mapping[str, Any]) -> JobSpec:
         capacity = await self._capacity()
@@ -168,6 +190,31 @@ class JobService:
         """See :func:`job_commands.cancel`."""
         return await self._run_command(job_commands.cancel(self._store, job_id, now))
 
+    async def cancel_matching(
+        self, filters: Filters, now: bool, cursor: str | None = None
+    ) -> CancelledJobPage:
+        """Cancel the jobs that match and have not ended, at most `MOST_AT_ONCE` by a call.
+
+        Raises InvalidParameters without a filter: not all jobs by mistake; InvalidCursor.
+        """
+        if not (filters.values() or filters.states):
+            why = "say which jobs: at least one of q, name, owner, state, id"
+            raise InvalidParameters(why, faults=[{"path": "query", "message": why}])
+        live = frozenset(state for state in State if not state.terminal)
+        states = filters.states & live if filters.states else live
+        if not states:
+            return CancelledJobPage(items=())
+        known = None if now else Desired.CANCELLED  # `now` hastens what is being cancelled already
+        selected = replace(filters, states=states, not_desired=known)
+        async with self._store.read(long=True) as session:
+            page = await listing.page(session, selected, Sort.CREATED, MOST_AT_ONCE, cursor)
+        cancelled = []
+        for row in page.items:
+            with contextlib.suppress(JobNotFound, JobEnded):  # it has just ended
+                job = await self.cancel(row.id, now)
+                cancelled.append(CancelledJobView(id=job.id, name=job.name, state=job.state))
+        return CancelledJobPage(items=tuple(cancelled), next_cursor=page.next_cursor)
+
     async def resize(self, job_id: str, nodes: int | None) -> JobView:
         """See :func:`job_commands.resize`."""
         return await self._run_command(job_commands.resize(self._store, job_id, nodes))
@@ -180,20 +227,29 @@ class JobService:
         """See :func:`job_commands.resume`."""
         return await self._run_command(job_commands.resume(self._store, job_id))
 
-    async def attempts(self, job_id: str) -> Sequence[AttemptView]:
-        """Oldest first."""
+    async def set_labels(self, job_id: str, changes: Mapping[str, str | None]) -> JobView:
+        """See :func:`job_commands.set_labels`."""
+        return await job_commands.set_labels(self._store, job_id, changes)
+
+    async def attempts(self, job_id: str, after: int = 0, limit: int = 1000) -> AttemptPage:
+        """Those with a number above `after`."""
         async with self._store.read() as session:
             await find_job(session, job_id)
-            return await queries.attempt_views(session, job_id)
+            found = await queries.attempt_views(session, job_id, after, limit + 1)
+        items = tuple(found[:limit])
+        return AttemptPage(items=items, next_cursor=next_number(found, limit))
 
-    async def incidents(self, job_id: str) -> Sequence[IncidentView]:
-        """Oldest first."""
+    async def incidents(self, job_id: str, after: int = 0, limit: int = 1000) -> IncidentPage:
+        """Those with a number above `after`."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
-            lost: Mapping[int, float] = {}
-            with contextlib.suppress(SpecUnreadable):  # then its number of devices is unknown
-                lost = await self._lost_by_incident(session, job) if job.incidents else {}
-            return await queries.incident_views(session, job_id, lost)
+            lost = await self._lost_by_incident(session, job) if job.incidents else {}
+            formed = await accounts.formed_worlds(session, job.id) if job.incidents else []
+            found = await queries.incident_views(
+                session, job_id, after, limit + 1, lost=lost, formed=formed
+            )
+        items = tuple(found[:limit])
+        return IncidentPage(items=items, next_cursor=next_number(found, limit))
 
     async def goodput(self, job_id: str, max_age_s: float = 0.0) -> GoodputView:
         """Where the job's time went so far. It is computed from every row of every step, so that
@@ -211,11 +267,13 @@ class JobService:
             events = await queries.event_views(session, job_id, after, limit)
         last = events[-1].seq if events else after
         state = State(job.state)
+        is_last = last >= job.event_seq
         return EventPage(
-            events=tuple(events),
+            items=tuple(events),
+            next_cursor=None if is_last or not events else str(last),
             last_seq=last,
             state=state,
-            ended=state.terminal and last >= job.event_seq,
+            ended=state.terminal and is_last,
         )
 
     async def wait_events(
@@ -229,7 +287,7 @@ class JobService:
         while True:
             page = await self.events(job_id, after, limit)
             left = deadline - time.monotonic()
-            if page.events or page.ended or left <= 0:
+            if page.items or page.ended or left <= 0:
                 return page
             # Any process can write the event, so this polls; no session is held meanwhile.
             await asyncio.sleep(min(left, self._settings.event_poll_s))
@@ -240,17 +298,15 @@ class JobService:
         names: Collection[str] | None = None,
         after_step: int = 0,
         limit: int = 1000,
-        max_points: int | None = None,
         points: int | None = None,
         until_step: int | None = None,
         discarded: bool = False,
     ) -> MetricPage:
         """The committed history: one point per step, from the latest attempt that computed it.
 
-        `names` None: all metrics. `max_points`: every k-th point of the whole rest of the series
-        and the last one, instead of a page of `limit`; `points`: at most so many, among them the
-        extremes of each metric. `discarded`: also the points that rollbacks discarded. Raises
-        UnknownMetric.
+        `names` None: all metrics. `points`: at most so many of the whole rest of the series, among
+        them the extremes of each metric, instead of a page of `limit`. `discarded`: also the points
+        that rollbacks discarded. Raises UnknownMetric.
         """
         found: list[Row] = []
         more = False
@@ -266,20 +322,19 @@ class JobService:
                     async for row in rows:
                         if until_step is not None and row[0] > until_step:
                             break
-                        if max_points is None and len(found) == limit:
+                        if len(found) == limit:
                             more = True
                             break
                         found.append(row)
             if discarded:
                 history = History(await accounts.runs(session, job.id, set()))
                 rolled_back = await series.read_discarded(session, job.id, after_step, history)
-        if max_points is not None and points is None:
-            found = evenly_thinned(found, max_points)
+        last_step = found[-1][0] if found else after_step
         return MetricPage(
+            items=tuple(point(selected, *row) for row in found),
+            next_cursor=str(last_step) if more else None,
             names=selected,
-            points=tuple(point(selected, *row) for row in found),
-            last_step=found[-1][0] if found else after_step,
-            more=more,
+            last_step=last_step,
             discarded=tuple(
                 DiscardedView(
                     attempt=attempt,
@@ -323,19 +378,21 @@ class JobService:
             return rows  # as `thinned_with_extremes` would
         return await asyncio.to_thread(thinned_with_extremes, rows, names, points)
 
-    async def validate(self, document: Mapping[str, Any]) -> JobSpec:
-        """The spec that a submission of this document would resolve to; no job is created.
+    async def validate(self, document: Mapping[str, Any]) -> ValidSpecView:
+        """The spec that a submission of this document would resolve to, and the order of its
+        meshes; no job is created.
 
         Raises InvalidSpec, StorageUnavailable.
         """
         spec = await self._parse(document)
         await self._check_code(spec)
         await self._init_sources.resolve(spec, None)
-        return spec
+        order = await asyncio.to_thread(spec.mesh_order, _nodes_asked(document))
+        return valid_spec_view(spec.model_dump(mode="json"), order)
 
     async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
         """Digest of the whole state after each step, of the committed history."""
-        found: dict[int, str] = {}
+        found: list[DigestView] = []
         more = False
         async with self._store.read() as session:
             await find_job(session, job_id)
@@ -344,49 +401,23 @@ class JobService:
                     if len(found) == limit:
                         more = True
                         break
-                    found[step] = digest
-        return DigestPage(digests=found, last_step=max(found, default=after_step), more=more)
-
-    async def list(
-        self,
-        cursor: str | None = None,
-        limit: int = 50,
-        state: Collection[State] | None = None,
-        name: str | None = None,
-        ids: Collection[str] | None = None,
-    ) -> JobPage:
-        """Newest first. `name` matches exactly; `ids`: only these jobs. Raises InvalidCursor."""
-        query = select(JobRecord).order_by(JobRecord.id.desc()).limit(limit + 1)
-        if cursor is not None:
-            query = query.where(JobRecord.id < _from_cursor(cursor))
-        if state:
-            query = query.where(JobRecord.state.in_(state))
-        if name is not None:
-            query = query.where(JobRecord.name == json_safe.text(name))
-        if ids:
-            query = query.where(JobRecord.id.in_([json_safe.text(job_id) for job_id in ids]))
-        async with self._store.read() as session:
-            jobs = (await session.scalars(query)).all()
-            page = await queries.job_views(session, jobs[:limit])
-        return JobPage(
-            jobs=tuple(page),
-            next_cursor=_to_cursor(page[-1].id) if len(jobs) > limit else None,
-        )
+                    found.append(DigestView(step=step, digest=digest))
+        next_cursor = str(found[-1].step) if more else None
+        return DigestPage(items=tuple(found), next_cursor=next_cursor)
 
     async def _lost_by_incident(self, session: AsyncSession, job: JobRecord) -> Mapping[int, float]:
         """Incident -> device-seconds that it cost."""
         account = await self._accounts.get(session, job)
-        devices = stored_world_size(job.spec)
         return {
-            incident: lost_s * devices
-            for incident, lost_s in account.lost_s.items()
+            incident: lost_device_s
+            for incident, lost_device_s in account.lost_device_s.items()
             if incident is not None
         }
 
     async def _compute_goodput(self, session: AsyncSession, job: JobRecord) -> GoodputView:
+        spec_of(job)  # an unreadable spec does not state the devices ahead of the first attempt
         account = await accounts.goodput(session, job, time.time())
-        devices = spec_of(job).parallel.world_size
-        view = queries.goodput_view(job, account, devices)
+        view = queries.goodput_view(job, account)
         oldest = time.monotonic() - _GOODPUT_CACHE_S
         fresh = {key: entry for key, entry in self._goodputs.items() if entry[0] > oldest}
         self._goodputs = {**fresh, job.id: (time.monotonic(), view)}
@@ -477,6 +508,12 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
     )
 
 
+def _nodes_asked(document: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The range of nodes in a document whose spec is valid; None if it names none."""
+    nodes = (document.get("resources") or {}).get("nodes") or {}
+    return (nodes["min"], nodes["max"]) if {"min", "max"} <= set(nodes) else None
+
+
 def _no_such_code(code: str) -> InvalidSpec:
     message = f"the server has no code {code}: send it with POST /api/v1/code first"
     return InvalidSpec.of([SpecFault(path="code", message=message)])
@@ -511,15 +548,3 @@ def _select_metrics(job: JobRecord, names: Collection[str] | None) -> tuple[str,
 def _request_digest(document: object) -> str:
     canonical = json.dumps(document, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _to_cursor(job_id: str) -> str:
-    return base64.urlsafe_b64encode(UUID(job_id).bytes).decode().rstrip("=")
-
-
-def _from_cursor(cursor: str) -> str:
-    try:
-        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        return str(UUID(bytes=raw))
-    except (ValueError, binascii.Error) as error:
-        raise InvalidCursor(f"{cursor[:64]!r} is not a cursor of the job list") from error

@@ -24,7 +24,8 @@ from holdfast_service.policy.quarantine import (
 from holdfast_service.store import nodes, queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import AttemptMember, JobRecord, NodeRow
-from holdfast_service.views.jobs import NodeFindingView, NodePage, NodeTroubleView, NodeView
+from holdfast_service.views.jobs import NodeFindingView, NodeTroubleView, NodeView
+from holdfast_service.views.pages import NodePage
 
 MIN_PREFIX_LENGTH = 6
 """Shortest prefix of a node's name that is accepted for it."""
@@ -49,7 +50,7 @@ class NodeService:
             users = await _users(session)
             found = await session.scalars(select(NodeRow).order_by(NodeRow.id))
             views = [await _view(session, node, users.get(node.id, ()), now) for node in found]
-        return NodePage(nodes=tuple(sorted(views, key=lambda view: not view.there)))
+        return NodePage(items=tuple(sorted(views, key=lambda view: not view.there)))
 
     async def get(self, name: str) -> NodeView:
         async with self._store.read() as session:

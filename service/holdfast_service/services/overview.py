@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.admission import NodeDemand, stored_world_size
+from holdfast_service.job_model.admission import NodeDemand, ranks_per_node
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
 from holdfast_service.job_model.sort_order import Sort
+from holdfast_service.job_model.world_history import FormedWorld, mesh_changes, world_periods
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.readers import ranks as rank_reading
 from holdfast_service.readers import timeline, verdict
@@ -32,6 +33,7 @@ from holdfast_service.store import accounts, job_row_stats, listing, queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.json_safe import number
+from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import AttemptRow, Checkpoint, IncidentRow, JobRecord
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.views.jobs import NodeView, WaitingView
@@ -39,10 +41,9 @@ from holdfast_service.views.lists import (
     ClusterCapacityView,
     ClusterView,
     JobRow,
-    JobRowPage,
     QueuedJobView,
-    SpecDifferenceView,
 )
+from holdfast_service.views.pages import JobPage, SpecDifferencePage
 from holdfast_service.views.ranks import RankDetailView, RankHeatView, RankHistoryView, RanksView
 from holdfast_service.views.timeline import (
     GlanceView,
@@ -103,17 +104,16 @@ class Overview:
 
     async def rows(
         self,
+        filters: Filters | None = None,
         *,
-        q: str | None = None,
-        owner: str | None = None,
-        states: Collection[State] = (),
         sort: Sort = Sort.CREATED,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> JobRowPage:
+    ) -> JobPage:
         """Raises InvalidCursor."""
-        filters = listing.Filters(q=q, owner=owner, states=frozenset(states))
-        scans_all = bool(q or owner) or sort is not Sort.CREATED  # the query scans all jobs
+        filters = filters or Filters()
+        # Whether the query scans all jobs.
+        scans_all = bool(filters.q or filters.owner or filters.name) or sort is not Sort.CREATED
         async with self._store.read(long=scans_all) as session:
             return await listing.page(session, filters, sort, limit, cursor)
 
@@ -144,12 +144,12 @@ class Overview:
             account = await self._accounts.get(session, job)
             return await _timeline(session, job, account, time.time(), since, until)
 
-    async def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
+    async def difference(self, job_id: str, against: str) -> SpecDifferencePage:
         """Where the specs of two jobs differ."""
         async with self._store.read() as session:
             left = await find_job(session, job_id)
             right = await find_job(session, against)
-        return differences(left.spec, right.spec)
+        return SpecDifferencePage(items=tuple(differences(left.spec, right.spec)))
 
     async def ranks(self, job_id: str) -> RanksView:
         async with self._store.read() as session:
@@ -205,7 +205,7 @@ class Overview:
         )
 
     async def _read_cluster(self) -> ClusterView:
-        nodes = (await self._nodes.list()).nodes
+        nodes = (await self._nodes.list()).items
         async with self._store.read(long=True) as session:
             waiting = (
                 await session.execute(
@@ -227,12 +227,13 @@ class Overview:
             nodes=nodes,
             queue=tuple(
                 QueuedJobView(
+                    place=place,
                     job=row.id,
                     name=row.name,
                     since=row.created_at,
                     waiting=WaitingView(**row.waiting) if row.waiting else None,
                 )
-                for row in waiting
+                for place, row in enumerate(waiting, 1)
             ),
             queued=queued or 0,
             capacity=_capacity(nodes, held),
@@ -273,7 +274,6 @@ async def _standing(
         step=job.step,
         steps=job.steps,
         attempt=job.attempt,
-        devices=stored_world_size(job.spec),
         waiting_for=waiting["reason"] if waiting else None,
         waiting_until=waiting["until"] if waiting else None,
         incidents=job.incidents,
@@ -284,8 +284,8 @@ async def _standing(
         outcome_message=job.outcome_message or "",
         eta_s=job_row_stats.eta_s(job),
         goodput=account.goodput,
-        held_s=account.held_s,
-        lost_s=sum(account.lost_s.values()),
+        held_device_s=account.held_device_s,
+        lost_device_s=sum(account.lost_device_s.values()),
         reported_at=job.told_at,
     )
 
@@ -311,11 +311,14 @@ async def _timeline(
     since: float | None = None,
     until: float | None = None,
 ) -> TimelineView:
+    intervals = await accounts.state_intervals(session, job.id, now)
     idle = [
         (interval.since, interval.until, interval.state)
-        for interval in await accounts.state_intervals(session, job.id, now)
+        for interval in intervals
         if not interval.held
     ]
+    formed = await accounts.formed_worlds(session, job.id)
+    periods = world_periods(formed, accounts.times_held(intervals))
     attempts = [(at, number_) for at, number_ in await _ATTEMPTS.all(session, job=job.id)]
     start = job.created_at if since is None else since
     end = (job.ended_at or now) if until is None else until
@@ -323,9 +326,10 @@ async def _timeline(
         since=start,
         until=max(start, end),
         spans=tuple(timeline.timeline_spans(account.spans, idle, attempts, start, end)),
+        worlds=tuple(timeline.world_views(periods, ranks_per_node(job.spec), start, end)),
         incidents=tuple(
             incident
-            for incident in await _timeline_incidents(session, job.id)
+            for incident in await _timeline_incidents(session, job.id, mesh_changes(formed))
             if incident.at <= end and (incident.closed_at or end) >= start
         ),
         checkpoints=tuple(
@@ -336,18 +340,26 @@ async def _timeline(
     )
 
 
-async def _timeline_incidents(session: AsyncSession, job_id: str) -> list[TimelineIncidentView]:
+async def _timeline_incidents(
+    session: AsyncSession, job_id: str, changes: Mapping[int, tuple[FormedWorld, FormedWorld]]
+) -> list[TimelineIncidentView]:
     rows = await queries.INCIDENTS.all(session, job=job_id)
-    return [_timeline_incident(row, read_incident(row.number, row.data)) for row in rows]
+    return [
+        _timeline_incident(row, read_incident(row.number, row.data), changes.get(row.number))
+        for row in rows
+    ]
 
 
-def _timeline_incident(row: IncidentRow, incident: IncidentRecord) -> TimelineIncidentView:
+def _timeline_incident(
+    row: IncidentRow, incident: IncidentRecord, change: tuple[FormedWorld, FormedWorld] | None
+) -> TimelineIncidentView:
     return TimelineIncidentView(
         number=row.number,
         at=number(incident.signalled_at) or row.opened_at,
         closed_at=row.closed_at,
         cause=incident.cause,
         decision=incident.decision or None,
+        mesh_change=queries.mesh_change_view(change),
     )
 
 

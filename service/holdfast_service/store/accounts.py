@@ -8,11 +8,13 @@ few milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.admission import stored_world_size
 from holdfast_service.job_model.events.codec import decode, read_incident
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import JobStateEvent
@@ -26,6 +28,7 @@ from holdfast_service.job_model.goodput import (
     account,
 )
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.world_history import FormedWorld, world_periods
 from holdfast_service.store import queries, series
 from holdfast_service.store.json_safe import number
 from holdfast_service.store.models import AttemptRow, Event, JobRecord, MetricChunk
@@ -45,6 +48,11 @@ _ATTEMPTS = Statement(
     select(
         AttemptRow.number, AttemptRow.restore, AttemptRow.cause_incident, AttemptRow.running_at
     ).where(AttemptRow.job_id == JOB)
+)
+_WORLDS = Statement(
+    select(AttemptRow.forming_at, AttemptRow.mesh, AttemptRow.world_size, AttemptRow.cause_incident)
+    .where(AttemptRow.job_id == JOB, AttemptRow.world_size > 0)
+    .order_by(AttemptRow.number)
 )
 _OUTLINES = Statement(
     select(
@@ -74,7 +82,7 @@ class StateInterval:
 async def goodput(session: AsyncSession, job: JobRecord, now: float) -> Goodput:
     """The goodput account of the job until `now`, or until the job ended."""
     intervals = await state_intervals(session, job.id, now)
-    held = [(interval.since, interval.until) for interval in intervals if interval.held]
+    held = times_held(intervals)
     with_rows = set(await _ATTEMPTS_WITH_ROWS.values(session, job=job.id))
     found = await runs(session, job.id, with_rows)
     return account(
@@ -83,6 +91,8 @@ async def goodput(session: AsyncSession, job: JobRecord, now: float) -> Goodput:
         found,
         await _outages(session, job.id),
         ended=State(job.state).terminal,
+        worlds=world_periods(await formed_worlds(session, job.id), held),
+        devices=stored_world_size(job.spec) or 1,
     )
 
 
@@ -103,6 +113,21 @@ async def state_intervals(session: AsyncSession, job_id: str, now: float) -> lis
     if state is not None and not state.terminal:
         found.append(StateInterval(since, max(since, now), state))
     return found
+
+
+def times_held(intervals: Sequence[StateInterval]) -> list[tuple[float, float]]:
+    """The times on the cluster."""
+    return [(interval.since, interval.until) for interval in intervals if interval.held]
+
+
+async def formed_worlds(session: AsyncSession, job_id: str) -> list[FormedWorld]:
+    """The meshes of the job's attempts, in order."""
+    formed: list[FormedWorld] = []
+    newest = 0.0
+    for at, mesh, world_size, incident in await _WORLDS.all(session, job=job_id):
+        newest = max(newest, at)  # several clocks stamp these events
+        formed.append(FormedWorld(newest, mesh, world_size, incident))
+    return formed
 
 
 async def runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list[AttemptRun]:

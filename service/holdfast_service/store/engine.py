@@ -101,7 +101,8 @@ class Store:
             async with store.write() as session:
                 store.installation = await ensure_id(session, engine.dialect)
                 if store.postgres:
-                    await session.execute(text(RESET_FUTURE_NUMBERS))
+                    for statement in RESET_FUTURE_NUMBERS:
+                        await session.execute(text(statement))
         except BaseException:
             await store.close()
             raise

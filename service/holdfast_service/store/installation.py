@@ -10,6 +10,7 @@ not take over each other's jobs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -53,7 +54,7 @@ async def check_key(session: AsyncSession, key: bytes, path: Path) -> None:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """The key in `path`, created if missing (0600). Raises WrongKey.
+    """The key in `path`, created if missing, and readable by its owner only. Raises WrongKey.
 
     The creation is atomic: the file is complete when it gets its name, even if several servers
     create it at the same time or one dies meanwhile.
@@ -70,6 +71,8 @@ def load_or_create_key(path: Path) -> bytes:
             pass  # another server was faster: use its key
         finally:
             fresh.unlink()
+    with contextlib.suppress(PermissionError):  # another user's key
+        path.chmod(0o600)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise WrongKey(f"{path} does not hold a key of {KEY_BYTES} bytes: remove it")

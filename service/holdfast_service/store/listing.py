@@ -21,14 +21,15 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from holdfast_service.errors import InvalidCursor
-from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.store import job_row_stats
 from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.statement import AnySelect, Statement
 from holdfast_service.views.jobs import WaitingView
-from holdfast_service.views.lists import JobRow, JobRowPage
+from holdfast_service.views.lists import JobRow
+from holdfast_service.views.pages import JobPage
 
 STATES = (
     State.RECOVERING,
@@ -71,15 +72,20 @@ ROW_COLUMNS = (
 
 @dataclass(frozen=True)
 class Filters:
-    """`q`: part of a name or owner, or a prefix of an id; not case-sensitive."""
+    """`q`: part of a name or owner, or a prefix of an id; not case-sensitive. `owner` and `name`
+    match exactly. `ids`: only these jobs; empty: any."""
 
     q: str | None = None
     owner: str | None = None
+    name: str | None = None
+    ids: frozenset[str] = frozenset()
     states: frozenset[State] = frozenset()
+    not_desired: Desired | None = None
+    """Only jobs of which another state is desired."""
 
-    def values(self) -> dict[str, str]:
+    def values(self) -> dict[str, object]:
         """Condition name -> its parameter, escaped as the condition expects."""
-        found = {}
+        found: dict[str, object] = {}
         if self.q:
             pattern = text(self.q).lower()
             for special in (_ESCAPE, "%", "_"):
@@ -87,6 +93,12 @@ class Filters:
             found["part"] = pattern
         if self.owner is not None:
             found["owner"] = text(self.owner)
+        if self.name is not None:
+            found["name"] = text(self.name)
+        if self.not_desired is not None:
+            found["not_desired"] = self.not_desired.value
+        if self.ids:
+            found["ids"] = sorted(map(text, self.ids))
         return found
 
 
@@ -117,12 +129,15 @@ _CONDITIONS: dict[str, ColumnElement[bool]] = {
         JobRecord.id.startswith(bindparam("part"), escape=_ESCAPE),
     ),
     "owner": JobRecord.owner == bindparam("owner"),
+    "name": JobRecord.name == bindparam("name"),
+    "not_desired": JobRecord.desired != bindparam("not_desired"),
+    "ids": JobRecord.id.in_(bindparam("ids", expanding=True)),
 }
 
 
 async def page(
     session: AsyncSession, filters: Filters, sort: Sort, limit: int, cursor: str | None
-) -> JobRowPage:
+) -> JobPage:
     """One page of job rows, with the total and the counts by state. Raises InvalidCursor."""
     values = filters.values()
     condition_names = tuple(values)
@@ -138,8 +153,8 @@ async def page(
     statement = _select_page(condition_names, filters.states, sort, bool(last))
     found = await statement.all(session, **values, **last, most=limit + 1)
     shown = found[:limit]
-    return JobRowPage(
-        rows=tuple(map(row, shown)),
+    return JobPage(
+        items=tuple(map(row, shown)),
         next_cursor=_to_cursor(sort, shown[-1]) if len(found) > limit else None,
         total=total,
         counts=counts,

@@ -56,7 +56,7 @@ class JobRecord(Base):
     spec: Mapped[Json]
     desired: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(16), index=True)
-    waiting: Mapped[Json | None]  # {resource, reason, since, until}
+    waiting: Mapped[Json | None]  # {resource, reason, since, until, reserved}
     outcome_code: Mapped[str | None] = mapped_column(String(64))
     outcome_message: Mapped[str | None] = mapped_column(Text)
     outcome_traceback: Mapped[str | None] = mapped_column(Text)
@@ -120,6 +120,21 @@ class JobRecord(Base):
         Index("ix_jobs_goodput", "goodput", "id"),
         Index("ix_jobs_search", "state", "name", "owner", "id"),  # covers all filters
     )
+
+
+class RemovedJob(Base):
+    """What stays of a removed job; see services/job_removal.py."""
+
+    __tablename__ = "removed_jobs"
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    removed_at: Mapped[float]
+    answer: Mapped[Json]  # to the user who removed it
+    # Totals over all jobs must not fall.
+    productive_s: Mapped[float]
+    held_s: Mapped[float]
+    # Greater than that of every job before it, so that change numbers are never used again.
+    changed: Mapped[int] = mapped_column(default=NextChange(), index=True)
 
 
 class Installation(Base):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
+from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.checkpoints import DigestMismatchEvent
 from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent
 from holdfast_service.job_model.events.health import GuardTrippedEvent
@@ -33,7 +34,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     number_in_epoch,
 )
 from holdfast_service.policy.quarantine import QuarantineRules
-from holdfast_service.store import job_row_stats, nodes, rank_series, series
+from holdfast_service.store import event_rows, job_row_stats, nodes, rank_series, series
 from holdfast_service.store.engine import is_refused
 from holdfast_service.store.event_rows import apply_event, apply_phase, end_job
 from holdfast_service.store.json_safe import number, text
@@ -134,12 +135,15 @@ def _readable(events: Sequence[SupervisorEvent]) -> list[AnyEvent]:
 
 async def _forget_rolled_back_digests(tx: JobTransaction, report: SupervisorReport) -> None:
     """Forget the digests of rolled back steps, before the report's digests are compared with them:
-    those steps will be computed again with different data."""
+    those steps will be computed again with different data, or on another mesh."""
     new = [event for event in report.events if event.seq > tx.job.cursor_event]
     for content in _readable(new):
         match content:
             case GuardTrippedEvent(trip=TripReport(back_to=int(back_to))):
                 await series.forget_digests(tx.session, tx.job.id, back_to)
+            case AttemptFormingEvent(mesh=mesh, restore=plan):
+                if await event_rows.newest_mesh(tx) not in (None, mesh):
+                    await series.forget_digests(tx.session, tx.job.id, plan.step)
 
 
 async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Integer, bindparam, select
+from sqlalchemy import BigInteger, BindParameter, Integer, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.log_levels import level_of
+from holdfast_service.job_model.world_history import FormedWorld, mesh_changes
 from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.store import job_nodes
 from holdfast_service.store.json_safe import number
@@ -39,6 +40,7 @@ from holdfast_service.views.jobs import (
     LostView,
     MemberView,
     MemoryProtectionView,
+    MeshChangeView,
     OriginView,
     OutcomeView,
     ProgressView,
@@ -53,30 +55,39 @@ from holdfast_service.views.jobs import (
 )
 from holdfast_workers.checkpoint.marks import Marks
 
+_AFTER: BindParameter[int] = bindparam("after", type_=BigInteger)
+_MOST: BindParameter[int] = bindparam("most", type_=Integer)
 _MEMBERS = Statement(
-    select(AttemptMember).where(AttemptMember.job_id == JOB).order_by(AttemptMember.rank)
+    select(AttemptMember)
+    .where(
+        AttemptMember.job_id == JOB,
+        AttemptMember.attempt.between(bindparam("first"), bindparam("last")),
+    )
+    .order_by(AttemptMember.rank)
 )
 _ATTEMPTS = Statement(
-    select(AttemptRow).where(AttemptRow.job_id == JOB).order_by(AttemptRow.number)
+    select(AttemptRow)
+    .where(AttemptRow.job_id == JOB, AttemptRow.number > _AFTER)
+    .order_by(AttemptRow.number)
+    .limit(_MOST)
 )
 INCIDENTS = Statement(
     select(IncidentRow).where(IncidentRow.job_id == JOB).order_by(IncidentRow.number)
 )
+_INCIDENTS_AFTER = Statement(
+    select(IncidentRow)
+    .where(IncidentRow.job_id == JOB, IncidentRow.number > _AFTER)
+    .order_by(IncidentRow.number)
+    .limit(_MOST)
+)
 _EVENTS = Statement(
-    select(Event)
-    .where(Event.job_id == JOB, Event.seq > bindparam("after"))
-    .order_by(Event.seq)
-    .limit(bindparam("most", type_=Integer))
+    select(Event).where(Event.job_id == JOB, Event.seq > _AFTER).order_by(Event.seq).limit(_MOST)
 )
 
 
 async def job_view(session: AsyncSession, job: JobRecord) -> JobView:
-    return (await job_views(session, [job]))[0]
-
-
-async def job_views(session: AsyncSession, jobs: Sequence[JobRecord]) -> list[JobView]:
-    unwell = await job_nodes.unwell_nodes(session, jobs)
-    return [_job_view(job, unwell.get(job.id, ())) for job in jobs]
+    unwell = await job_nodes.unwell_nodes(session, [job])
+    return _job_view(job, unwell.get(job.id, ()))
 
 
 def _job_view(job: JobRecord, unwell: tuple[UnwellNodeView, ...]) -> JobView:
@@ -107,33 +118,64 @@ def _stragglers(job: JobRecord) -> tuple[StragglerView, ...]:
     return tuple(StragglerView(**straggler) for _, straggler in by_rank)
 
 
-async def attempt_views(session: AsyncSession, job_id: str) -> list[AttemptView]:
+async def attempt_views(
+    session: AsyncSession, job_id: str, after: int, limit: int
+) -> list[AttemptView]:
+    attempts = await _ATTEMPTS.all(session, job=job_id, after=after, most=limit)
     members: dict[int, list[MemberView]] = {}
-    for row in await _MEMBERS.all(session, job=job_id):
-        members.setdefault(row.attempt, []).append(MemberView.from_attributes(row))
-    attempts = await _ATTEMPTS.all(session, job=job_id)
+    if attempts:
+        first, last = attempts[0].number, attempts[-1].number
+        for row in await _MEMBERS.all(session, job=job_id, first=first, last=last):
+            members.setdefault(row.attempt, []).append(MemberView.from_attributes(row))
     return [_attempt_view(attempt, members.get(attempt.number, [])) for attempt in attempts]
 
 
 async def incident_views(
-    session: AsyncSession, job_id: str, lost: Mapping[int, float]
+    session: AsyncSession,
+    job_id: str,
+    after: int,
+    limit: int,
+    lost: Mapping[int, float],
+    formed: Sequence[FormedWorld],
 ) -> list[IncidentView]:
-    """The job's incidents. `lost`: incident number → device-seconds that the incident cost."""
-    incidents = await INCIDENTS.all(session, job=job_id)
-    return [_incident_view(incident, lost.get(incident.number, 0.0)) for incident in incidents]
+    """The job's incidents. `lost`: incident number → device-seconds that the incident cost.
+    `formed`: the worlds of all attempts."""
+    incidents = await _INCIDENTS_AFTER.all(session, job=job_id, after=after, most=limit)
+    changes = mesh_changes(formed)
+    return [
+        _incident_view(
+            incident,
+            lost=lost.get(incident.number, 0.0),
+            mesh_change=mesh_change_view(changes.get(incident.number)),
+        )
+        for incident in incidents
+    ]
 
 
-def goodput_view(job: JobRecord, goodput: Goodput, devices: int) -> GoodputView:
-    lost_s = {incident: seconds * devices for incident, seconds in goodput.lost_s.items()}
+def mesh_change_view(change: tuple[FormedWorld, FormedWorld] | None) -> MeshChangeView | None:
+    if change is None:
+        return None
+    before, after = change
+    return MeshChangeView(
+        before=dict(before.mesh),
+        after=dict(after.mesh),
+        ranks_before=before.world_size,
+        ranks_after=after.world_size,
+    )
+
+
+def goodput_view(job: JobRecord, goodput: Goodput) -> GoodputView:
+    lost = goodput.lost_device_s
     return GoodputView.from_attributes(
         goodput,
         by_kind_s=dict(goodput.by_kind_s),
-        devices=devices,
-        device_seconds_lost=sum(lost_s.values()),
+        device_seconds_held=goodput.held_device_s,
+        device_seconds_by_kind=dict(goodput.by_kind_device_s),
+        device_seconds_lost=sum(lost.values()),
         device_seconds_lost_by_incident={
-            incident: seconds for incident, seconds in lost_s.items() if incident is not None
+            incident: seconds for incident, seconds in lost.items() if incident is not None
         },
-        device_seconds_lost_otherwise=lost_s.get(None, 0.0),
+        device_seconds_lost_otherwise=lost.get(None, 0.0),
         final=State(job.state).terminal,
     )
 
@@ -209,7 +251,9 @@ def _attempt_view(attempt: AttemptRow, members: list[MemberView]) -> AttemptView
     )
 
 
-def _incident_view(row: IncidentRow, lost: float) -> IncidentView:
+def _incident_view(
+    row: IncidentRow, *, lost: float, mesh_change: MeshChangeView | None
+) -> IncidentView:
     incident = read_incident(row.number, row.data)
     return IncidentView(
         number=row.number,
@@ -225,6 +269,7 @@ def _incident_view(row: IncidentRow, lost: float) -> IncidentView:
         refused=tuple(RefusedView(**vars(refused)) for refused in incident.refused),
         budget=_budget_view(incident.budget),
         attempts_lost=len(incident.failures) + len(incident.preemptions),
+        mesh_change=mesh_change,
         restored_step=incident.restored_step,
         steps_lost=incident.steps_lost,
         device_seconds_lost=lost,

@@ -65,6 +65,16 @@ _DIGESTS = Statement(
 _DIGESTS_FROM = Statement(
     select(DigestChunk).where(DigestChunk.job_id == JOB, DigestChunk.window >= bindparam("window"))
 )
+_NEWEST_DIGESTS = Statement(
+    select(DigestChunk.digests)
+    .where(
+        DigestChunk.job_id == JOB,
+        DigestChunk.window >= 0,
+        cast(DigestChunk.digests, Text) != "{}",  # a rollback may leave a chunk empty
+    )
+    .order_by(DigestChunk.window.desc())
+    .limit(1)
+)
 _LAST_LINES = Statement(
     select(LogChunk.first, LogChunk.last, LogChunk.lines)
     .where(LogChunk.job_id == JOB)
@@ -360,6 +370,12 @@ async def read_digests(
         for step, digest in sorted((int(step), hexed) for step, hexed in chunk.digests.items()):
             if step > after_step:
                 yield step, digest
+
+
+async def newest_digest(session: AsyncSession, job_id: str) -> int | None:
+    """The newest step with a digest, apart from the initial state."""
+    digests = await _NEWEST_DIGESTS.value(session, job=job_id)
+    return None if digests is None else max(map(int, digests))
 
 
 async def read_log_chunks(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.admission import Reservation
 from holdfast_service.job_model.events.codec import AnyEvent, encode
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentRecord
 from holdfast_service.job_model.events.progress import JobStateEvent, WaitEvent, WaitingEvent
@@ -156,6 +158,7 @@ class JobTransaction:
         reason: str,
         *,
         until: float | None = None,
+        reserved: Reservation | None = None,
         event: type[WaitEvent] = WaitingEvent,
     ) -> None:
         """Store what the job waits for; emits an event only if the resource has changed."""
@@ -166,9 +169,15 @@ class JobTransaction:
             "reason": text(reason),
             "since": known["since"] if known and same else self.now,
             "until": until,
+            "reserved": None if reserved is None else self._reservation(reserved),
         }
         if not same:
             self.emit(event(resource=resource, reason=reason, until=until))
+
+    def _reservation(self, reserved: Reservation) -> dict[str, Any]:
+        if not reserved.job:
+            reserved = replace(reserved, job=self.job.id, name=self.job.name)
+        return asdict(reserved)
 
     def clear_wait(self, *resources: str) -> None:
         """Clear the job's wait if it waits for one of `resources`."""

@@ -74,6 +74,7 @@ class AgentCommands:
             CommandKind.FENCE: fence_timeout_s,
             CommandKind.FORM: times.form_call_s,
             CommandKind.WARM_UP: times.form_call_s,
+            CommandKind.PREPARE_MESH: times.form_call_s,
             CommandKind.SAVE_SHARD: times.form_call_s,
             CommandKind.INSPECT: inspect_timeout_s,
             CommandKind.FINALIZE_CHECKPOINT: times.finalize_s,
@@ -131,7 +132,7 @@ _ANSWERS: Mapping[CommandKind, type] = {
 """The answer of each kind of command that has another than `Done`."""
 
 
-def _input(command: Command, answer: Any) -> inputs.Input | None:
+def _input(command: Command, answer: Any) -> inputs.Input | None:  # noqa: PLR0911  (one per kind)
     """The input that reports the answer of a command; None if the core does not wait for it."""
     match command:
         case commands.Fence(agent=agent, attempt=attempt):
@@ -141,6 +142,8 @@ def _input(command: Command, answer: Any) -> inputs.Input | None:
             return inputs.PartnersSet(
                 command.agent, command.attempt, command.rank, names, command.incarnation
             )
+        case commands.PrepareMesh(agent=agent, attempt=attempt):
+            return inputs.MeshPrepared(agent, attempt)
         case commands.Inspect():
             return inputs.Inspected(
                 command.agent,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast_service.job_model.events.codec import FORMAT_VERSION
 from holdfast_service.job_model.events.kinds import JobEvent
@@ -21,9 +21,10 @@ from holdfast_workers.protocol.messages import EventCopy
 
 
 class EventLog:
-    """Numbers are higher than `last_stored`."""
+    """Numbers are higher than `last_stored`. `on_events()` is called after there are new ones."""
 
-    def __init__(self, last_stored: int = 0) -> None:
+    def __init__(self, last_stored: int = 0, on_events: Callable[[], None] = lambda: None) -> None:
+        self._on_events = on_events
         self._lock = threading.Lock()
         self._events: list[SupervisorEvent] = []
         self._last_used = last_stored
@@ -38,11 +39,17 @@ class EventLog:
             self._events = [_from_backup(event) for event in backed_up]
             last_used = max([self._last_used, *(event.seq for event in self._events[-1:])])
             self._next = first_event(epoch, last_used)
+        self._on_events()
 
     def append(self, event: JobEvent) -> None:
         with self._lock:
             self._events.append(SupervisorEvent.of(self._next, time.time(), event))
             self._next += 1
+        self._on_events()
+
+    def has_after(self, number: int) -> bool:
+        with self._lock:
+            return bool(self._events) and self._events[-1].seq > number
 
     def all(self) -> list[SupervisorEvent]:
         with self._lock:

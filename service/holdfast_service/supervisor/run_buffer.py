@@ -39,6 +39,11 @@ class RunBuffer:
         with self._lock:
             return self._cursors.get((agent, incarnation), ((0, 0), 0))
 
+    def has_attempt_after(self, attempt: int) -> bool:
+        """Whether there is a row of a later attempt."""
+        with self._lock:
+            return any(row[0] > attempt for row, _ in self._cursors.values())
+
     def discard_after(self, attempt: int, step: int) -> None:
         """Discard the digests that `attempt` and earlier attempts computed after `step`."""
         with self._lock:

@@ -16,13 +16,14 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
+from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import (
@@ -45,6 +46,7 @@ from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_record import FenceRecord
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_service.supervisor.link_check import LinkChecker
+from holdfast_service.supervisor.news import News
 from holdfast_service.supervisor.progress_record import ProgressRecord
 from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
@@ -121,8 +123,10 @@ class Supervisor:
             ),
             lambda why: self._inputs.put(inputs.RemoteCheckpoints((), known=False, problem=why)),
         )
-        self._events = EventLog(launch.last_event)
+        self._news = News()
+        self._events = EventLog(launch.last_event, self._news.tell)
         self._run_buffer = RunBuffer()
+        self._formed_mesh: Mapping[str, int] | None = None  # of the newest attempt, once one formed
         self._progress = ProgressRecord()
         self._fence = FenceRecord(fence, Path(launch.data_dir))
         self._successors = SuccessorWatch(self._fence, is_latest, config.lease_margin_s)
@@ -204,6 +208,16 @@ class Supervisor:
             digests=digests,
             logs=logs,
             beats=self._progress.for_attempt(core.attempt) if core and not self._ended else (),
+        )
+
+    def await_news(self, cursors: Cursors, timeout_s: float) -> bool:
+        """See `Cluster.await_news`."""
+        return self._news.wait(
+            lambda: (
+                self._events.has_after(cursors.event)
+                or self._run_buffer.has_attempt_after(cursors.row[0])
+            ),
+            timeout_s,
         )
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -421,6 +435,7 @@ class Supervisor:
         )
         newest = self._run_buffer.add(seat, incarnation, answer.rows, answer.digests, answer.lines)
         if answer.rows:
+            self._news.tell()
             self._inputs.put(inputs.StepsMeasured(answer.rows))
         if newest is not None:
             self._inputs.put(
@@ -453,6 +468,10 @@ class Supervisor:
                 self._collect_final_output()
             case GuardTrippedEvent(attempt=attempt, trip=TripReport(back_to=int(step))):
                 self._run_buffer.discard_after(attempt, step)
+            case AttemptFormingEvent(attempt=attempt, mesh=mesh, restore=plan):
+                if self._formed_mesh not in (None, mesh):  # it computes later steps with other bits
+                    self._run_buffer.discard_after(attempt - 1, plan.step)
+                self._formed_mesh = mesh
         self._events.append(effect.event)
 
     def _collect_final_output(self) -> None:

@@ -8,7 +8,8 @@ from holdfast_service.views.jobs import View
 
 
 class GoodputView(View):
-    """How a job's time on the cluster was spent, to the microsecond."""
+    """How a job's time on the cluster was spent, to the microsecond. A device-second is a second of
+    one rank: each moment counts at the world size of that moment."""
 
     held_s: float = Field(description="time on the cluster, neither queued nor paused")
     by_kind_s: dict[str, float] = Field(
@@ -16,17 +17,21 @@ class GoodputView(View):
         "between_steps, replayed (in steps that were computed again), starting, detection (from "
         "the last finished step to the first signal), recovery.<phase>, finishing"
     )
+    device_seconds_held: float = Field(description="device-seconds on the cluster")
+    device_seconds_by_kind: dict[str, float] = Field(
+        description="the kinds of by_kind_s in device-seconds; sums to device_seconds_held"
+    )
     goodput: float | None = Field(
-        description="productive / held_s; null: no time on the cluster yet"
+        description="productive device-seconds / device_seconds_held; null: no time on the cluster"
     )
     effective_training_time_ratio: float | None = Field(
-        description="(productive + between_steps) / held_s"
+        description="the same for productive + between_steps"
     )
     steps: int = Field(description="steps that are part of history")
     steps_replayed: int
-    devices: int
+    devices: int = Field(description="ranks of the newest world")
     device_seconds_lost: float = Field(
-        description="time in repeated steps, detection and recovery, times devices"
+        description="device-seconds in repeated steps, detection and recovery"
     )
     device_seconds_lost_by_incident: dict[int, float] = Field(
         description="the same, by number of the responsible incident"

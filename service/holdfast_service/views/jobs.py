@@ -1,7 +1,8 @@
 """The response models of jobs and their parts: read-only values for JSON.
 
-Times are Unix seconds. A number that was not measured is null, never zero. Everything here is
-derived from the store alone, so all API servers return the same values.
+Times are RFC 3339 in JSON, and Unix seconds in Python. A number that was not measured is null,
+never zero. Everything here is derived from the store alone, so all API servers return the same
+values.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.log_levels import LogLevel
+from holdfast_service.job_model.times import EventDocument, Time
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_workers.protocol.findings import Level
 from holdfast_workers.protocol.messages import InitPart
@@ -46,14 +48,25 @@ class OutcomeView(View):
     traceback: str | None
 
 
+class ReservationView(View):
+    """Nodes that are kept for the oldest job that has waited for long; younger jobs get none."""
+
+    job: str = Field(description="id of that job: the waiting job itself, or an older one")
+    name: str
+    nodes: int
+
+
 class WaitingView(View):
     """The resource that a job waits for."""
 
     resource: str
     reason: str
-    since: float
-    until: float | None = Field(
+    since: Time
+    until: Time | None = Field(
         description="time at which the wait fails; null: it retries without limit"
+    )
+    reserved: ReservationView | None = Field(
+        default=None, description="for a job in the queue: nodes that are reserved; null: none"
     )
 
 
@@ -82,7 +95,7 @@ class IntervalView(View):
 class TripView(View):
     """A guard trip: a step whose loss or gradients were out of bounds."""
 
-    at: float
+    at: Time
     attempt: int
     kind: str = Field(description="nonfinite, loss_spike or grad_norm_spike")
     step: int
@@ -118,7 +131,7 @@ class StragglerView(View):
     node: str = Field(description="name of its node, as in `/nodes`; empty: not known")
     factor: float = Field(description="its compute time relative to its peers")
     since_step: int
-    since: float = Field(description="time of detection")
+    since: Time = Field(description="time of detection")
 
 
 class NodeFindingView(View):
@@ -163,16 +176,33 @@ class JobView(View):
     )
     outcome: OutcomeView | None = Field(description="null until the job has ended")
     waiting: WaitingView | None
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
+    wanted_nodes: int | None = Field(
+        default=None,
+        description="most nodes that may train, as ordered by `/resize`; null: as many as "
+        "`resources.nodes` allows",
+    )
+    created_at: Time
+    started_at: Time | None
+    ended_at: Time | None
     released: bool = Field(description="the job has ended and left the cluster")
     event_seq: int = Field(description="number of the newest event")
 
 
-class JobPage(View):
-    jobs: tuple[JobView, ...] = Field(description="newest first")
-    next_cursor: str | None = Field(description="null: no more")
+class CancelledJobView(View):
+    id: str
+    name: str
+    state: State
+
+
+class RemovedJobView(View):
+    """A job that was removed with its history."""
+
+    id: str
+    name: str
+    removed_checkpoints: tuple[str, ...] = Field(description="URIs")
+    kept_checkpoints: tuple[str, ...] = Field(
+        description="URIs; no job knows them any more, and nothing removes them by itself"
+    )
 
 
 class MemberView(View):
@@ -274,9 +304,9 @@ class AttemptView(View):
     )
     first_step: int | None
     last_step: int | None
-    forming_at: float
-    running_at: float | None
-    ended_at: float | None
+    forming_at: Time
+    running_at: Time | None
+    ended_at: Time | None
     reason: str | None = Field(description="why the attempt ended")
 
 
@@ -332,11 +362,22 @@ class StackView(View):
     frames: tuple[str, ...] = Field(description="innermost first")
 
 
+class MeshChangeView(View):
+    """A change of the mesh: the world shrank or grew, after a fault or because it was to."""
+
+    before: dict[str, int]
+    after: dict[str, int]
+    ranks_before: int
+    ranks_after: int
+
+
 class IncidentView(View):
-    """One fault, from its first signal to the first new step."""
+    """One fault, or one resize, from its first signal to the first new step."""
 
     number: int
-    cause: str = Field(description="the root cause among `causes`")
+    cause: str = Field(
+        description="the root cause among `causes`; `resize`: nothing failed, another mesh was due"
+    )
     causes: tuple[str, ...] = ()
     attempt: int
     lost: tuple[LostView, ...]
@@ -357,18 +398,21 @@ class IncidentView(View):
     )
     budget: BudgetView | None = Field(default=None, description="null: no decision yet")
     attempts_lost: int = Field(default=0, description="number of attempts that the incident ended")
+    mesh_change: MeshChangeView | None = Field(
+        default=None, description="the change of the mesh because of it; null: none"
+    )
     restored_step: int | None
     steps_lost: int | None
     device_seconds_lost: float = Field(
         default=0.0,
-        description="from the goodput account (`/goodput`): time of detection, recovery and "
-        "repeated steps, times devices; up to now while the incident is open",
+        description="from the goodput account (`/goodput`): detection, recovery and repeated "
+        "steps; up to now while the incident is open",
     )
     tiers: dict[str, str]
     phases_s: dict[str, float | None]
-    signalled_at: float | None = Field(default=None, description="time of the first signal")
-    opened_at: float
-    closed_at: float | None
+    signalled_at: Time | None = Field(default=None, description="time of the first signal")
+    opened_at: Time
+    closed_at: Time | None
     resolution: str | None
 
 
@@ -380,8 +424,8 @@ class FaultView(View):
     fault: dict[str, Any] = Field(
         description="the requested fault, including a randomly chosen rank"
     )
-    requested_at: float
-    injected_at: float | None = Field(
+    requested_at: Time
+    injected_at: Time | None = Field(
         description="time at which the job's supervisor accepted it; a fault with a step or phase "
         "waits for it there. null: not yet"
     )
@@ -389,24 +433,15 @@ class FaultView(View):
 
 class EventView(View):
     seq: int = Field(description="per job, from 1, without gaps")
-    at: float
+    at: Time
     kind: str
-    data: dict[str, Any]
-
-
-class EventPage(View):
-    events: tuple[EventView, ...]
-    last_seq: int = Field(
-        description="pass it as `after` to continue; equals `after` if there are no events"
-    )
-    state: State = Field(description="the job's state when these events were read")
-    ended: bool = Field(description="the job has ended and all its events were returned")
+    data: EventDocument
 
 
 class MetricPoint(View):
     step: int
     attempt: int
-    at: float
+    at: Time
     values: dict[str, float | int | str | None]
 
 
@@ -417,19 +452,9 @@ class DiscardedView(View):
     points: tuple[MetricPoint, ...] = Field(description="ascending by step")
 
 
-class MetricPage(View):
-    names: tuple[str, ...]
-    points: tuple[MetricPoint, ...] = Field(description="ascending by step, one per step")
-    last_step: int = Field(description="pass it as `after_step` to continue")
-    more: bool
-    discarded: tuple[DiscardedView, ...] = Field(
-        default=(), description="on request: the steps that are not part of history, by attempt"
-    )
-
-
 class LogLineView(View):
     line: int = Field(description="number of the line in the job, in order of arrival")
-    at: float
+    at: Time
     rank: int | None
     attempt: int
     agent: str
@@ -441,23 +466,13 @@ class LogLineView(View):
     )
 
 
-class LogPage(View):
-    lines: tuple[LogLineView, ...]
-    last_line: int = Field(description="pass it as `after` to continue")
-    more: bool = Field(description="more lines may follow `last_line`, even if `lines` is empty")
-    first_line: int | None = Field(
-        default=None,
-        description="when reading backwards: pass it as `before` to continue; null: no more",
-    )
-
-
 class NodeTroubleView(View):
     """An incident attributed to a node."""
 
     job: str
     incident: int
     cause: str
-    at: float
+    at: Time
 
 
 class NodeView(View):
@@ -465,16 +480,16 @@ class NodeView(View):
     host: str
     state: NodeStanding
     reason: str | None = Field(description="why the node is not used; null: it is")
-    since: float | None
-    until: float | None = Field(description="when it ends by itself; null: when a user lifts it")
+    since: Time | None
+    until: Time | None = Field(description="when it ends by itself; null: when a user lifts it")
     quarantines: int = Field(
         description="consecutive quarantines; each is twice as long as the previous"
     )
     there: bool = Field(description="the node is in the cluster now")
     cpus: float
     gpus: float
-    first_seen: float
-    last_seen: float
+    first_seen: Time
+    last_seen: Time
     jobs: tuple[str, ...] = Field(description="jobs with ranks on the node now")
     findings: tuple[NodeFindingView, ...] = Field(
         description="reported by the last job on the node"
@@ -483,12 +498,6 @@ class NodeView(View):
         description="device -> memory copy bandwidth measured by the check before use"
     )
     incidents: tuple[NodeTroubleView, ...] = Field(description="newest first, 50 at most")
-
-
-class NodePage(View):
-    nodes: tuple[NodeView, ...] = Field(
-        description="all nodes ever seen; nodes in the cluster first"
-    )
 
 
 class CheckpointView(View):
@@ -501,9 +510,9 @@ class CheckpointView(View):
     nbytes: int
     mesh: dict[str, int]
     metrics: dict[str, float] = Field(description="metrics of its step, as far as known")
-    saved_at: float
-    verified_at: float | None = Field(description="when all bytes were last verified")
-    deleted_at: float | None
+    saved_at: Time
+    verified_at: Time | None = Field(description="when all bytes were last verified")
+    deleted_at: Time | None
     deleted_why: str | None
     bad: str | None = Field(description="the verification error, if any")
     best: bool = Field(description="kept as a best checkpoint by `checkpoint.remote.keep_best`")
@@ -528,14 +537,6 @@ class CodeView(View):
     files: int
 
 
-class CheckpointsView(View):
-    """The saved states from which a job can continue, by tier."""
-
-    memory: MemoryTierView
-    remote: tuple[CheckpointView, ...] = Field(description="newest step first")
-    storage_problem: str | None = Field(description="why the storage did not answer, if so")
-
-
 class VerificationView(View):
     """Progress of a verification. The last message of a stream has `done` set."""
 
@@ -548,7 +549,6 @@ class VerificationView(View):
     problem: str | None = Field(description="why the verification could not complete, if so")
 
 
-class DigestPage(View):
-    digests: dict[int, str] = Field(description="step -> digest of the whole state, ascending")
-    last_step: int
-    more: bool
+class DigestView(View):
+    step: int
+    digest: str = Field(description="digest of the whole state after the step")

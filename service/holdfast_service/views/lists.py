@@ -1,4 +1,4 @@
-"""The response models of lists: job rows, the cluster overview, the validation of a spec.
+"""The response models of lists: job rows, the cluster overview, the differences of specs.
 
 They are cheap to build: a row comes from the job's own row in the store, never from its series.
 """
@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.times import Time
 from holdfast_service.views.jobs import NodeView, View, WaitingView
 
 
@@ -31,27 +32,19 @@ class JobRow(View):
     eta_s: float | None = Field(description="at the present pace; null: the job makes no steps")
     waiting: WaitingView | None
     outcome_code: str | None
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
+    created_at: Time
+    started_at: Time | None
+    ended_at: Time | None
     event_seq: int
-
-
-class JobRowPage(View):
-    rows: tuple[JobRow, ...]
-    next_cursor: str | None = Field(description="null: no more")
-    total: int = Field(description="number of jobs that match the filters, on all pages")
-    counts: dict[State, int] = Field(
-        description="the same by state, without the state filter; states without a job are left out"
-    )
 
 
 class QueuedJobView(View):
     """A job that is not on the cluster yet."""
 
+    place: int = Field(description="its place in the queue, from 1")
     job: str
     name: str
-    since: float
+    since: Time
     waiting: WaitingView | None = Field(description="null: no reconciler has handled it yet")
 
 
@@ -72,10 +65,6 @@ class ClusterView(View):
     queued: int = Field(description="jobs in the queue, including those not listed")
     capacity: ClusterCapacityView
     fault_injection: bool = Field(description="whether this server lets users inject faults")
-
-
-class ValidSpecView(View):
-    spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
 
 
 class SpecDifferenceView(View):

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from holdfast_service.job_model.times import Time
 from holdfast_service.views.jobs import View
 
 
@@ -40,7 +41,7 @@ class RankView(View):
 
 
 class RanksView(View):
-    at: float | None = Field(description="time of the report; null: none yet")
+    at: Time | None = Field(description="time of the report; null: none yet")
     attempt: int
     front_step: int | None = Field(description="step of the most advanced rank")
     ranks: tuple[RankView, ...] = Field(description="ranks of the newest attempt, ascending")
@@ -58,8 +59,8 @@ class RankHistoryView(View):
     """A value per rank and time bucket; null where the rank made no step."""
 
     of: RankMeasure
-    since: float
-    until: float
+    since: Time
+    until: Time
     bucket_s: float
     ranks: tuple[HistoryRankView, ...]
     values: tuple[tuple[float | None, ...], ...] = Field(
@@ -72,8 +73,8 @@ class RankHeatView(View):
     """The same in packed form for a heatmap, which may have a hundred thousand values and more."""
 
     of: RankMeasure
-    since: float
-    until: float
+    since: Time
+    until: Time
     bucket_s: float
     buckets: int
     ranks: tuple[int, ...] = Field(description="ascending")
@@ -96,15 +97,15 @@ class RankWorkerView(View):
     node: str
     host: str
     pid: int | None
-    since: float
-    until: float | None = Field(description="null: it runs the rank now")
+    since: Time
+    until: Time | None = Field(description="null: it runs the rank now")
 
 
 class RankStackView(View):
     """The stack of the rank, as recorded by an incident."""
 
     incident: int
-    at: float
+    at: Time
     frames: tuple[str, ...] = Field(description="the innermost first")
 
 

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from holdfast_service.views.jobs import JobView, View
+from holdfast_service.job_model.times import Time
+from holdfast_service.views.jobs import JobView, MeshChangeView, View
 from holdfast_service.views.ranks import RankHeatView
 
 
@@ -23,7 +24,7 @@ class VerdictView(View):
     goodput: float | None
     device_hours_used: float
     device_hours_lost: float
-    fresh_at: float = Field(description="time of the supervisor's last report, or of the job's end")
+    fresh_at: Time = Field(description="time of the supervisor's last report, or of the job's end")
 
 
 class SpanKind(StrEnum):
@@ -45,22 +46,36 @@ class SpanView(View):
     attempt: int | None = Field(
         description="the newest attempt at its start; null: none had formed"
     )
-    since: float
-    until: float
+    since: Time
+    until: Time
     incident: int | None = Field(description="number of the responsible incident; null: none")
+
+
+class WorldPeriodView(View):
+    """A period on the cluster with one mesh. A mesh counts from the begin of its attempt; the first
+    of a stay on the cluster from the begin of that stay."""
+
+    since: Time
+    until: Time
+    mesh: dict[str, int]
+    world_size: int = Field(description="number of ranks")
+    nodes: int = Field(description="nodes with ranks, standby nodes not counted")
 
 
 class TimelineIncidentView(View):
     number: int
-    at: float = Field(description="time of the first signal")
-    closed_at: float | None
+    at: Time = Field(description="time of the first signal")
+    closed_at: Time | None
     cause: str
     decision: str | None
+    mesh_change: MeshChangeView | None = Field(
+        default=None, description="the change of the mesh because of it; null: none"
+    )
 
 
 class TimelineCheckpointView(View):
     step: int
-    at: float
+    at: Time
     tier: str
 
 
@@ -68,9 +83,14 @@ class TimelineView(View):
     """Spans in order, without gaps or overlaps, from `since` to `until`; the spans on the cluster
     sum to the values of `/goodput`."""
 
-    since: float
-    until: float
+    since: Time
+    until: Time
     spans: tuple[SpanView, ...]
+    worlds: tuple[WorldPeriodView, ...] = Field(
+        default=(),
+        description="the meshes of the job over time, in order; none while no attempt has formed "
+        "and while the job is off the cluster",
+    )
     incidents: tuple[TimelineIncidentView, ...]
     checkpoints: tuple[TimelineCheckpointView, ...]
 

@@ -45,6 +45,13 @@ def test_describe_shows_the_time_of_each_kind() -> None:
     account = GoodputView(
         held_s=100.0,
         by_kind_s={"starting": 5.0, "productive": 90.0, "recovery.fence": 5.0, "replayed": 0.0},
+        device_seconds_held=400.0,
+        device_seconds_by_kind={
+            "starting": 20.0,
+            "productive": 360.0,
+            "recovery.fence": 20.0,
+            "replayed": 0.0,
+        },
         goodput=0.9,
         effective_training_time_ratio=0.9,
         steps=90,
@@ -57,7 +64,7 @@ def test_describe_shows_the_time_of_each_kind() -> None:
     )
     first, second = (line.plain for line in goodput_lines(account))
     assert first.startswith("Goodput 0.900, effective training time 0.900 of ")
-    assert first.endswith("; 20.0 device-seconds lost to faults")
+    assert first.endswith("; 20.0 of 400.0 device-seconds lost to faults")
     assert second == "  productive 90.0 s, starting 5.0 s, recovery.fence 5.0 s"
     unknown = account.model_copy(update={"goodput": None, "effective_training_time_ratio": None})
     assert list(goodput_lines(unknown)) == []

@@ -25,7 +25,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.decision_ladder import Budget, Situation, decide
 from holdfast_service.policy.incidents import Incident
-from holdfast_service.views.jobs import BudgetView, IncidentView
+from holdfast_service.views.jobs import BudgetView, IncidentView, MeshChangeView
 from holdfast_workers.protocol.codec import as_json
 
 NODE = "3f2a9c41" + "0" * 48
@@ -179,6 +179,21 @@ def test_ranks_are_shown_as_ranges() -> None:
     assert tiers_text({"3": "partner_ram", "1": "own_ram", "0": "own_ram"}) == (
         "own RAM (ranks 0 and 1); a partner's RAM (rank 3)"
     )
+
+
+def test_a_change_of_the_mesh_is_a_sentence_and_a_resize_loses_nothing() -> None:
+    change = MeshChangeView(
+        before={"dp_shard": 3, "tp": 2},
+        after={"dp_shard": 4, "tp": 2},
+        ranks_before=6,
+        ranks_after=8,
+    )
+    view = incident_of(Cause.RESIZE).model_copy(update={"mesh_change": change})
+    lines = text_of(view)
+    assert_readable(lines)
+    sentence = "The mesh changed from dp_shard 3 × tp 2 (6 ranks) to dp_shard 4 × tp 2 (8 ranks)."
+    assert sentence in lines
+    assert not any("lost" in line or "affected" in line for line in lines)
 
 
 def test_node_ids_are_cut_to_what_is_unique_among_those_seen() -> None:

@@ -94,7 +94,7 @@ def test_a_job_as_an_object(client: Client, server: LiveServer) -> None:
     assert failed.value.code == "user_error"
     assert len(list(job.metrics()["loss"])) == 5
     assert next(event.kind for event in job.events()) == "job.submitted"
-    assert job.checkpoints().remote == ()
+    assert job.checkpoints().items == ()
 
 
 def test_every_error_code_of_the_server_has_an_exception_type(client: Client) -> None:

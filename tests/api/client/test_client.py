@@ -41,7 +41,7 @@ def test_a_job_from_submission_to_its_digests(client: Client, server: LiveServer
     assert [member.rank for member in client.attempts(job.id)[0].members] == [0, 1, 2, 3]
     assert [log.text for log in client.follow_logs(job.id)] == ["hello"]
     assert client.incidents(job.id) == []
-    assert client.checkpoints(job.id).remote == ()
+    assert client.checkpoints(job.id).items == ()
 
 
 def test_following_continues_after_a_server_restart(client: Client, server: LiveServer) -> None:
@@ -65,7 +65,7 @@ def test_following_continues_after_a_server_restart(client: Client, server: Live
     follower.join(20)
     assert not follower.is_alive(), "it ends when the job has ended"
     with Client(server.address) as other:
-        known = [event.seq for event in other.events(job.id).events]
+        known = [event.seq for event in other.events(job.id).items]
     # The clean-up's own event may come after the end that a follower waits for.
     assert seen == known[: len(seen)]
     assert len(known) - len(seen) <= 1

@@ -59,9 +59,7 @@ def test_a_fault_is_sent_to_the_supervisor_and_recorded(
         (2, {"kind": "bit_flip", "rank": 2, "at_step": 50, "where": "moment"}),
     ]
     eventually(lambda: all(fault.injected_at for fault in client.faults(running_job)))
-    events = [
-        event for event in client.events(running_job).events if event.kind == "fault.injected"
-    ]
+    events = [event for event in client.events(running_job).items if event.kind == "fault.injected"]
     assert [event.data["number"] for event in events] == [1, 2]
 
 
@@ -84,9 +82,7 @@ def test_a_fault_is_resent_to_a_silent_supervisor_and_its_event_is_emitted_once(
     assert client.faults(running_job)[0].injected_at is None
     server.cluster.silent.discard(running_job)
     eventually(lambda: client.faults(running_job)[0].injected_at is not None)
-    events = [
-        event for event in client.events(running_job).events if event.kind == "fault.injected"
-    ]
+    events = [event for event in client.events(running_job).items if event.kind == "fault.injected"]
     assert [event.data["number"] for event in events] == [fault.number]
 
 

@@ -48,7 +48,7 @@ def job_id(server: LiveServer, client: Client) -> str:
 def _steps(client: Client, job_id: str) -> list[int]:
     return [
         checkpoint.step
-        for checkpoint in client.checkpoints(job_id).remote
+        for checkpoint in client.checkpoints(job_id).items
         if checkpoint.deleted_at is None
     ]
 
@@ -64,14 +64,14 @@ def test_the_list_shows_the_content_of_each_tier(
     client.pin_checkpoint(job_id, 6)
     found = client.checkpoints(job_id)
     assert found.memory.protected_step is None  # no row reports a protected step
-    assert [(checkpoint.step, checkpoint.metrics["loss"]) for checkpoint in found.remote] == [
+    assert [(checkpoint.step, checkpoint.metrics["loss"]) for checkpoint in found.items] == [
         (6, 1.3),
         (4, 1.1),
         (2, 1.5),
     ]
-    assert [checkpoint.best for checkpoint in found.remote] == [False, True, False]
-    assert [checkpoint.pinned for checkpoint in found.remote] == [True, False, False]
-    assert [checkpoint.needed_by for checkpoint in found.remote] == [(), (), ("job-b",)]
+    assert [checkpoint.best for checkpoint in found.items] == [False, True, False]
+    assert [checkpoint.pinned for checkpoint in found.items] == [True, False, False]
+    assert [checkpoint.needed_by for checkpoint in found.items] == [(), (), ("job-b",)]
     assert found.storage_problem is None
 
 
@@ -85,11 +85,11 @@ def test_a_verification_reports_its_progress_and_its_result(
     spoil(_folder(server, job_id, 6))
     last = list(client.verify_checkpoint(job_id, 6))[-1]
     assert "__1_0.distcp" in str(last.bad)
-    by_step = {checkpoint.step: checkpoint for checkpoint in client.checkpoints(job_id).remote}
+    by_step = {checkpoint.step: checkpoint for checkpoint in client.checkpoints(job_id).items}
     assert by_step[4].verified_at is not None
     assert by_step[6].bad == last.bad
     assert (_folder(server, job_id, 6) / QUARANTINED).exists()
-    kinds = [event.kind for event in client.events(job_id).events]
+    kinds = [event.kind for event in client.events(job_id).items]
     assert kinds[-2:] == ["checkpoint.verified", "checkpoint.bad"]
 
 
@@ -198,7 +198,7 @@ def test_a_failed_removal_leaves_a_usable_checkpoint_or_none(
         patched.setattr(LocalStorage, "delete_all", fails)
         client.remove_checkpoint(job_id, 6)  # without a manifest it is no checkpoint
     assert _steps(client, job_id) == [4, 2]
-    event = client.events(job_id).events[-1]
+    event = client.events(job_id).items[-1]
     assert (event.kind, "not now" in event.data["why"]) == ("checkpoint.deleted", True)
 
 
@@ -259,7 +259,7 @@ def test_a_storage_failure_is_reported_with_the_known_checkpoints(
 
     monkeypatch.setattr(LocalStorage, "objects", fails)
     found = client.checkpoints(job_id)
-    assert [(checkpoint.step, checkpoint.pinned) for checkpoint in found.remote] == [
+    assert [(checkpoint.step, checkpoint.pinned) for checkpoint in found.items] == [
         (6, None),
         (4, None),
         (2, None),
@@ -279,7 +279,7 @@ def test_an_interrupted_verification_does_not_judge_the_checkpoint(
     monkeypatch.setattr(LocalStorage, "open", fails)
     with pytest.raises(ServerError, match="cannot be read"):
         list(client.verify_checkpoint(job_id, 6))
-    newest = client.checkpoints(job_id).remote[0]
+    newest = client.checkpoints(job_id).items[0]
     assert (newest.bad, newest.verified_at) == (None, None)
 
 
@@ -293,7 +293,7 @@ def test_a_damaged_checkpoint_is_recorded_even_if_it_cannot_be_quarantined(
     spoil(_folder(server, job_id, 6))
     with pytest.raises(ServerError, match="may not be written"):
         list(client.verify_checkpoint(job_id, 6))
-    assert "__1_0.distcp" in str(client.checkpoints(job_id).remote[0].bad)
+    assert "__1_0.distcp" in str(client.checkpoints(job_id).items[0].bad)
 
 
 def test_a_checkpoint_deleted_by_others_is_not_found(
@@ -364,7 +364,7 @@ def test_a_pin_survives_retention_and_a_restart(
     server.stop()
     server.start()
     by_step = {
-        checkpoint.step: checkpoint.pinned for checkpoint in client.checkpoints(job_id).remote
+        checkpoint.step: checkpoint.pinned for checkpoint in client.checkpoints(job_id).items
     }
     assert by_step == {6: False, 4: False, 2: True}
     pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # idempotent

@@ -48,12 +48,12 @@ def test_pages_list_each_job_once_newest_first(http: httpx.Client) -> None:
     while True:
         params: dict[str, str | int] = {"limit": 2, **({"cursor": cursor} if cursor else {})}
         page = http.get("/api/v1/jobs", params=params).json()
-        seen += [job["id"] for job in page["jobs"]]
+        seen += [job["id"] for job in page["items"]]
         cursor = page["next_cursor"]
         if cursor is None:
             break
     assert seen == ids[::-1]
-    named = http.get("/api/v1/jobs", params={"name": "job-3"}).json()["jobs"]
+    named = http.get("/api/v1/jobs", params={"name": "job-3"}).json()["items"]
     assert [job["id"] for job in named] == [ids[3]]
 
 
@@ -63,29 +63,30 @@ def test_the_history_of_a_job_is_complete(http: httpx.Client, server: LiveServer
     path = f"/api/v1/jobs/{job_id}"
     eventually(lambda: http.get(path).json()["state"] == "SUCCEEDED")
     assert http.get(path).json()["progress"]["step"] == 5
-    assert [m["pid"] for m in http.get(f"{path}/attempts").json()[0]["members"]] == [
+    assert [m["pid"] for m in http.get(f"{path}/attempts").json()["items"][0]["members"]] == [
         100,
         101,
         102,
         103,
     ]
-    digests = http.get(f"{path}/digests").json()["digests"]
-    assert digests == {str(step): f"d{step}" for step in range(1, 6)}
-    points = http.get(f"{path}/metrics", params={"name": ["loss", "samples"]}).json()["points"]
+    digests = http.get(f"{path}/digests").json()["items"]
+    assert digests == [{"step": step, "digest": f"d{step}"} for step in range(1, 6)]
+    points = http.get(f"{path}/metrics", params={"name": ["loss", "samples"]}).json()["items"]
     assert [point["step"] for point in points] == [1, 2, 3, 4, 5]
     assert points[0]["values"] == {"loss": 1.5, "samples": "s1"}
-    assert http.get(f"{path}/incidents").json() == []
+    assert http.get(f"{path}/incidents").json() == {"items": [], "next_cursor": None}
     goodput = http.get(f"{path}/goodput").json()
     assert (goodput["steps"], goodput["devices"], goodput["final"]) == (5, 4, True)
     assert sum(goodput["by_kind_s"].values()) == pytest.approx(goodput["held_s"], abs=1e-6)
     checkpoints = http.get(f"{path}/checkpoints").json()
     assert checkpoints == {
         "memory": {"protected_step": None},
-        "remote": [],
+        "items": [],
+        "next_cursor": None,
         "storage_problem": None,
     }
     assert http.post(f"{path}/cancel").json()["code"] == "job_ended"
-    in_state = http.get("/api/v1/jobs", params={"state": "SUCCEEDED"}).json()["jobs"]
+    in_state = http.get("/api/v1/jobs", params={"state": "SUCCEEDED"}).json()["items"]
     assert [job["id"] for job in in_state] == [job_id]
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 
 from holdfast import Client
+from holdfast_service.job_model.times import rfc3339
 from holdfast_service.store.series import MAX_CHUNK_LINES
 
 LINE = "step {n} loss 2.3456 grad_norm 0.789 lr 3.0e-04 tokens_per_second 123456 data epoch 0 shard"
@@ -110,7 +111,7 @@ def test_every_page_of_a_long_log_is_quick(long_log: tuple[LiveServer, str, int]
             return found
 
         def numbers(found: dict[str, Any]) -> list[int]:
-            return [line["line"] for line in found["lines"]]
+            return [line["line"] for line in found["items"]]
 
         end = timed(PAGE_S, lambda: read(tail=200))
         assert numbers(end) == list(range(total - 199, total + 1))
@@ -118,15 +119,15 @@ def test_every_page_of_a_long_log_is_quick(long_log: tuple[LiveServer, str, int]
         assert numbers(back) == list(range(total - 399, total - 199))
         middle = timed(PAGE_S, lambda: read(after=total // 2, limit=200))
         assert numbers(middle)[0] == total // 2 + 1
-        moment = FIRST_AT + (total // 3) / LINES_PER_S
+        moment = rfc3339(FIRST_AT + (total // 3) / LINES_PER_S)
         since = timed(SEARCH_S, lambda: read(since=moment, limit=5))
-        if not since["lines"]:  # the search starts a minute early, because clocks differ
+        if not since["items"]:  # the search starts a minute early, because clocks differ
             since = read(since=moment, limit=5, after=since["last_line"])
         assert numbers(since)[0] == total // 3
         near = timed(PAGE_S, lambda: read(grep=f"step {total - 1000} ", tail=1))
         assert numbers(near) == [total - 1000]
         step = timed(SEARCH_S, lambda: read(grep="nowhere at all", tail=10))
-        assert step["lines"] == []
+        assert step["items"] == []
 
 
 def test_a_search_of_a_whole_long_log_finds_the_needle_and_blocks_no_one(
@@ -141,12 +142,12 @@ def test_a_search_of_a_whole_long_log_finds_the_needle_and_blocks_no_one(
             params: dict[str, str | int] = {"grep": "a needle in", "after": at, "level": "error"}
             page = http.get(f"/api/v1/jobs/{job_id}/logs", params=params).json()
             assert page["last_line"] > at
-            found += [line["text"] for line in page["lines"]]
+            found += [line["text"] for line in page["items"]]
             at, steps = page["last_line"], steps + 1
             alive = time.perf_counter()
             assert http.get(f"/api/v1/jobs/{job_id}").status_code == 200
             assert time.perf_counter() - alive < PAGE_S
-            if not page["more"]:
+            if page["next_cursor"] is None:
                 break
     took, worked = time.perf_counter() - started, time.process_time() - worked
     text = total * len(LINE)

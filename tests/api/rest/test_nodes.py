@@ -50,7 +50,9 @@ def test_an_impossible_request_is_a_problem_with_a_code(nodes: Client, http: htt
 
     assert refused("nobody/cordon", {"reason": "x"}) == (404, "node_not_found")
     assert refused("node1/cordon", {"reason": ""}) == (422, "invalid_parameters")
-    assert refused("node1/cordon", {"reason": "x", "until": 5.0}) == (422, "invalid_time")
+    assert refused("node1/cordon", {"reason": "x", "until": 5.0}) == (422, "invalid_parameters")
+    past = "1970-01-01T00:00:05Z"
+    assert refused("node1/cordon", {"reason": "x", "until": past}) == (422, "invalid_time")
     assert nodes.node("node1").state is NodeStanding.READY
 
 
@@ -120,8 +122,6 @@ def test_a_job_shows_its_slow_ranks_and_the_findings_of_its_nodes(
         ("node2", ()),
     ]
     assert standby.findings[0].what == "clocks halved [hot]"
-    (listed,) = nodes.list()
-    assert (listed.stragglers, listed.unwell_nodes) == (shown.stragglers, shown.unwell_nodes)
     assert run(["describe", job.id]) == ExitCode.OK
     printed = " ".join(capsys.readouterr().out.split())
     assert "Slow rank 2 on n1 (node node1) takes 2.50 times as long as its peers since" in printed

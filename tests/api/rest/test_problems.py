@@ -32,7 +32,7 @@ def test_an_invalid_spec_names_every_fault_with_its_path(http: httpx.Client) -> 
     paths = {fault["path"] for fault in problem["faults"]}
     assert {"parallel.tp", "traim"} <= paths
     assert "train" in next(f["message"] for f in problem["faults"] if f["path"] == "traim")
-    assert http.get("/api/v1/jobs").json()["jobs"] == []
+    assert http.get("/api/v1/jobs").json()["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,14 @@ def test_a_foreign_origin_is_refused(http: httpx.Client) -> None:
 
 def test_an_unexpected_error_reveals_no_internals(tmp_path: Path) -> None:
     class Broken:
-        async def list(self, **_: object) -> None:
+        async def rows(self, *_: object, **__: object) -> None:
             raise RuntimeError("secret detail")
 
-    with live_server(tmp_path, jobs=Broken()) as server:
-        problem = check(httpx.get(f"{server.address}/api/v1/jobs"), 500, "internal_error")
-    assert "secret" not in str(problem)
+    with live_server(tmp_path, overview=Broken()) as server:
+        response = httpx.get(f"{server.address}/api/v1/jobs", headers={"X-Request-Id": "mine"})
+    assert "secret" not in str(check(response, 500, "internal_error"))
+    assert response.headers["x-request-id"] == "mine"
+    assert response.headers["holdfast-version"]
 
 
 def test_readiness_names_the_failed_probes(tmp_path: Path) -> None:

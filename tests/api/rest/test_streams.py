@@ -48,7 +48,7 @@ def test_events_are_numbered_without_gaps_and_the_stream_ends(
     assert json.loads(events[0].data)["kind"] == events[0].event == "job.submitted"
     assert any("SUCCEEDED" in event.data for event in events[-2:]), "perhaps before job.released"
     page = http.get(f"/api/v1/jobs/{job_id}/events").json()
-    numbers = [event["seq"] for event in page["events"]]
+    numbers = [event["seq"] for event in page["items"]]
     assert numbers[: len(events)] == [int(message.id) for message in events]
 
 
@@ -84,7 +84,7 @@ def test_logs_follow_until_the_job_ends(http: httpx.Client, server: LiveServer) 
     supervisor = server.run_job(job_id, end=False)
     supervisor.logs += [line(1, "first"), line(2, "of rank 1", rank=1), line(3, "second")]
     path = f"/api/v1/jobs/{job_id}/logs"
-    eventually(lambda: len(http.get(path).json()["lines"]) == 3)
+    eventually(lambda: len(http.get(path).json()["items"]) == 3)
     texts: list[str] = []
     with http.stream("GET", path, params={"rank": 0, "tail": 1}, headers=STREAM) as response:
         for message in read(response):

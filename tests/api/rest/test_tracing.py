@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
@@ -12,6 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.rest import tracing
+from holdfast.rest.app import create_app
+from holdfast.rest.services import Services
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.events.incidents import IncidentRecord
 
@@ -88,3 +92,19 @@ async def test_a_request_is_one_span_named_by_its_route(
         await client.get("/jobs/17")
         await client.get("/metrics")
     assert [span.name for span in exporter.get_finished_spans()] == ["GET /jobs/{job_id}"]
+
+
+async def test_a_request_to_the_server_is_a_span_with_its_id(
+    exporter: InMemorySpanExporter, sender: TracerProvider
+) -> None:
+    services = SimpleNamespace(allowed_hosts={"holdfast"}, max_body_bytes=0, max_code_bytes=0)
+    app = create_app(cast(Services, services))
+    tracing.trace_requests(app, sender)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
+        answer = await client.get("/version", headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "GET /version"
+    assert span.attributes is not None
+    assert span.attributes["http.response.header.x_request_id"] == ("mine",)

@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 import ray
 
-from holdfast_service.cluster import ray_cluster
+from holdfast_service.cluster import agents, ray_cluster
+from holdfast_service.cluster.agents import RayAgents
 from holdfast_service.cluster.ray_cluster import RayCluster
+from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
+from holdfast_workers.protocol.answers import Done
+from holdfast_workers.protocol.commands import Request, WarmUp
+from holdfast_workers.protocol.process_identity import ProcessIdentity
+from holdfast_workers.protocol.processes import StorageOptions
 
 
 async def test_blocked_threads_of_the_server_delay_no_call_of_ray(
@@ -45,3 +51,21 @@ async def test_calls_of_ray_that_hang_delay_nothing_else(monkeypatch: pytest.Mon
         assert await asyncio.get_running_loop().run_in_executor(None, lambda: 7) == 7
     finally:
         over.set()
+
+
+def test_restarts_that_wait_for_the_control_service_delay_no_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(agents, "runs", lambda *_: not over.wait(60))
+    monkeypatch.setattr(RayAgents, "_call", lambda *_: Done())
+    job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions(), "")
+    job._handles["n0"] = None
+    try:
+        for pid in range(200):  # more than any pool has threads
+            job.restart("n0", ProcessIdentity("", pid, 0))
+        answer = job.call("n0", Request(WarmUp("n0", 1)), Done, timeout_s=1.0)
+        assert answer.result(5.0) == Done()
+    finally:
+        over.set()
+        job.close()

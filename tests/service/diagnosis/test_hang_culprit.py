@@ -20,7 +20,13 @@ from holdfast_service.diagnosis.hang_culprit import (
     smallest_group,
 )
 from holdfast_workers.protocol.codec import as_json
-from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
+from holdfast_workers.protocol.messages import (
+    JOINING_PHASE,
+    PREPARING_PHASE,
+    Beat,
+    GroupBeat,
+    Inspection,
+)
 
 MESH = {"dp_shard": 2, "tp": 2}
 WAITS = ("wait (gloo.cc:12)",)
@@ -174,6 +180,18 @@ def test_ranks_without_collective_data_are_compared_by_their_steps() -> None:
     ranks = [seen(rank, groups=(), step=6 if rank != 3 else 5) for rank in range(4)]
     look = world(*ranks)
     assert judge(MESH, look, look).accused == (3,)
+
+
+def test_a_rank_that_has_not_begun_its_order_blocks_the_rendezvous_of_the_others() -> None:
+    others = [seen(rank, "rendezvous", groups=(), step=0) for rank in (0, 1, 3)]
+    late = world(*others, seen(2, JOINING_PHASE, groups=(), step=0))
+    assert judge(MESH, late, late).accused == (2,)
+    both = world(*others[:2], *(seen(rank, JOINING_PHASE, groups=(), step=0) for rank in (2, 3)))
+    assert judge(MESH, both, both).accused == (2, 3)
+    in_time = world(*others, seen(2, JOINING_PHASE, age_s=0.5, groups=(), step=0))
+    assert judge(MESH, in_time, in_time).finding is HangFinding.WAITING
+    preparing = world(*others, seen(2, PREPARING_PHASE, age_s=0.5, groups=(), step=0))
+    assert judge(MESH, preparing, preparing).finding is HangFinding.WAITING
 
 
 def test_outliers_are_covered_by_the_smallest_group_of_the_mesh() -> None:

@@ -7,7 +7,13 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.placement.mesh_choice import MeshRange
+from holdfast_service.placement.mesh_choice import (
+    MeshLimits,
+    MeshRange,
+    order_of_list,
+    order_of_range,
+)
+from holdfast_service.placement.mesh_memory import MemoryModel
 from holdfast_service.placement.rank_assignment import (
     CandidateNode,
     GroupHome,
@@ -23,13 +29,12 @@ def mesh_range(**changes: object) -> MeshRange:
     fields = {
         "fixed": {"dp_replicate": 1, "dp_shard": 1, "tp": 2},
         "axis": "dp_shard",
-        "ranks_per_node": 2,
         "min_nodes": 2,
         "max_nodes": 8,
-        "data_axes": ("dp_replicate", "dp_shard"),
-        "micro_batches": 6,
     }
-    return MeshRange(**(fields | changes))  # type: ignore[arg-type]
+    limits = {"ranks_per_node": 2, "micro_batches": 6}
+    limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}  # type: ignore[misc]
+    return MeshRange(**(fields | changes), limits=MeshLimits(**limits))  # type: ignore[arg-type]
 
 
 def nodes(count: int, **options: object) -> list[CandidateNode]:
@@ -75,10 +80,69 @@ def test_every_shape_is_legal_and_no_legal_one_is_missing(
     for shape in shapes:
         assert prod(shape.mesh.values()) == shape.nodes * per_node
         assert shape.mesh["tp"] == tp
-        assert shape.mesh["dp_replicate"] * shape.mesh["dp_shard"] <= micro_batches
-        assert list(shape.mesh) == ["dp_replicate", "dp_shard", "tp"]
+        assert shape.mesh.get("dp_replicate", 1) * shape.mesh["dp_shard"] <= micro_batches
+        assert [axis for axis in shape.mesh if axis != "dp_replicate"] == ["dp_shard", "tp"]
     legal = {count for count in range(least, least + more + 1) if not found.why_not(count)}
     assert {shape.nodes for shape in shapes} == legal
+
+
+MODEL = MemoryModel(
+    block=1000,
+    blocks=4,
+    whole=200,
+    block_activations=80,
+    whole_activations=40,
+    compute_bytes=4,
+    gathers_blocks=False,
+)
+
+
+@given(
+    tp=st.integers(1, 4),
+    per_node=st.integers(1, 4),
+    least=st.integers(1, 6),
+    more=st.integers(0, 10),
+    micro_batches=st.integers(1, 32),
+    limit=st.integers(20_000, 120_000),
+)
+def test_every_number_of_nodes_has_a_mesh_or_a_reason_and_no_mesh_exceeds_the_memory(
+    tp: int, per_node: int, least: int, more: int, micro_batches: int, limit: int
+) -> None:
+    limits = MeshLimits(per_node, micro_batches, MODEL, limit)
+    found = MeshRange({"dp_shard": 1, "tp": tp}, "dp_shard", least, least + more, limits)
+    order = order_of_range(found)
+    legal = [mesh.shape.nodes for mesh in order.legal]
+    refused = [nodes.nodes for nodes in order.refused]
+    assert sorted(legal + refused) == list(range(least, least + more + 1))
+    assert all(nodes.why for nodes in order.refused)
+    assert all(mesh.why and "not measured" in mesh.why for mesh in order.legal)
+    assert [mesh.shape for mesh in order.legal] == list(found.shapes())
+    for mesh in order.legal:
+        assert mesh.memory is not None
+        assert mesh.memory <= limit
+        assert mesh.memory == MODEL.of(mesh.shape.mesh, micro_batches).total
+
+
+def test_a_mesh_that_needs_too_much_memory_is_refused_with_the_numbers() -> None:
+    limits = MeshLimits(2, 6, MODEL, 35_000)
+    found = MeshRange({"dp_shard": 1, "tp": 2}, "dp_shard", 1, 6, limits)
+    assert [shape.nodes for shape in found.shapes()] == [6, 5, 4, 3]
+    assert found.why_not(1).startswith("36 kB per rank (modelled, not measured: parameters 8.8 kB")
+    assert found.why_not(1).endswith("memory_per_worker_bytes allows 35 kB")
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6, unique=True), st.integers(1, 9))
+def test_a_list_is_the_order_and_more_room_never_gives_a_later_mesh(
+    sizes: list[int], room: int
+) -> None:
+    limits = MeshLimits(1, 8)
+    order = order_of_list([{"dp_shard": size, "tp": 1} for size in sizes], limits)
+    legal = [mesh.shape.nodes for mesh in order.legal]
+    assert legal == sorted(legal, reverse=True), "a later one is for less room"
+    assert [size for size in sizes if size in legal] == legal
+    assert len(order.legal) + len(order.refused) == len(sizes)
+    fitting = [size for size in sizes if size <= room]
+    assert next((nodes for nodes in legal if nodes <= room), None) == next(iter(fitting), None)
 
 
 def test_the_best_mesh_with_room_is_chosen_and_processes_bound_to_another_are_not_reused() -> None:

@@ -48,7 +48,7 @@ async def test_lines_are_found_by_rank_level_time_and_expression(
     reader = jobs.log_reader
 
     async def found(log_filter: LogFilter, **query: int) -> list[int]:
-        return [line.line for line in (await reader.page(job, log_filter, **query)).lines]
+        return [line.line for line in (await reader.page(job, log_filter, **query)).items]
 
     assert await found(LogFilter(grep=compile_pattern(r"line 11\d$"))) == list(range(110, 120))
     assert await found(LogFilter(level=LogLevel.WARNING), limit=3) == [10, 20, 30]
@@ -66,7 +66,7 @@ async def test_backward_pages_have_no_gaps(store: Store, jobs: JobService) -> No
     before: int | None = 1050
     while before is not None:
         page = await jobs.log_reader.page(job, log_filter, before=before, limit=17)
-        seen = [line.line for line in page.lines] + seen
+        seen = [line.line for line in page.items] + seen
         before = page.first_line
     assert seen == [n for n in range(1, 1050) if n % 5 == 0]
 
@@ -74,9 +74,9 @@ async def test_backward_pages_have_no_gaps(store: Store, jobs: JobService) -> No
 async def test_backward_pages_reach_the_first_line(store: Store, jobs: JobService) -> None:
     job = await job_with_lines(store, jobs, 5)
     page = await jobs.log_reader.page(job, LogFilter(), before=5, limit=3)
-    assert ([line.line for line in page.lines], page.first_line) == ([2, 3, 4], 2)
+    assert ([line.line for line in page.items], page.first_line) == ([2, 3, 4], 2)
     page = await jobs.log_reader.page(job, LogFilter(), before=2, limit=3)
-    assert ([line.line for line in page.lines], page.first_line) == ([1], None)
+    assert ([line.line for line in page.items], page.first_line) == ([1], None)
 
 
 async def test_a_slow_search_returns_its_position(
@@ -90,8 +90,8 @@ async def test_a_slow_search_returns_its_position(
             job, LogFilter(grep=compile_pattern("line 60$")), after=after
         )
         assert page.last_line > after
-        after, rounds, seen = page.last_line, rounds + 1, seen + len(page.lines)
-        if not page.more:
+        after, rounds, seen = page.last_line, rounds + 1, seen + len(page.items)
+        if not page.next_cursor:
             break
     assert (seen, after) == (1, 60)
     assert rounds > 2
@@ -120,7 +120,7 @@ async def test_the_loop_is_not_blocked_while_an_expression_runs(
         while not slow.began.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         slow.may_end.set()
-        assert [line.line for line in (await page).lines] == [1, 2, 3]
+        assert [line.line for line in (await page).items] == [1, 2, 3]
 
 
 async def test_late_lines_do_not_end_a_backward_search(store: Store, jobs: JobService) -> None:
@@ -130,8 +130,8 @@ async def test_late_lines_do_not_end_a_backward_search(store: Store, jobs: JobSe
     async with job_transaction(store, job.id) as tx:
         await series.store_logs(tx.session, tx.job, lines)
     late = LogFilter(since=9_999.0)
-    assert len((await jobs.log_reader.page(job.id, late, tail=1_000)).lines) == 599
-    assert len((await jobs.log_reader.page(job.id, late)).lines) == 599
+    assert len((await jobs.log_reader.page(job.id, late, tail=1_000)).items) == 599
+    assert len((await jobs.log_reader.page(job.id, late)).items) == 599
 
 
 async def test_a_backward_search_reads_nothing_before_its_earliest_time(
@@ -149,7 +149,7 @@ async def test_a_backward_search_reads_nothing_before_its_earliest_time(
 
     monkeypatch.setattr(series, "read_log_chunks", counted)
     recent = LogFilter(grep=compile_pattern("absent"), since=1e6)
-    assert (await jobs.log_reader.page(job, recent, tail=10)).lines == ()
+    assert (await jobs.log_reader.page(job, recent, tail=10)).items == ()
     assert len(read) == 1
 
 

@@ -26,11 +26,10 @@ RUNNING = JobStanding(
     step=400,
     steps=1000,
     attempt=1,
-    devices=8,
     eta_s=1200.0,
     goodput=0.9,
-    held_s=8_000.0,
-    lost_s=360.0,
+    held_device_s=8_000.0 * 8,
+    lost_device_s=360.0 * 8,
     reported_at=9_999.0,
 )
 INCIDENT = LastIncident(

@@ -11,6 +11,7 @@ import pytest
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, line, three_nodes
 from tests.support.service.job_drives import (
     JOB,
+    all_digests,
     kinds,
     reconciling,
     submitted,
@@ -47,15 +48,42 @@ async def test_a_job_goes_from_the_queue_to_its_end(
     assert job.progress.tokens_per_second == pytest.approx(40960)
     assert not cluster.supervisors
     page = await jobs.events(job_id, limit=1000)
-    assert [event.seq for event in page.events] == list(range(1, len(page.events) + 1))
+    assert [event.seq for event in page.items] == list(range(1, len(page.items) + 1))
     assert page.ended
-    states = [event.data["to"] for event in page.events if event.kind == "job.state"]
+    states = [event.data["to"] for event in page.items if event.kind == "job.state"]
     assert states == ["STARTING", "RUNNING", "SUCCEEDED"]
-    assert len((await jobs.metrics(job_id, names=["loss"])).points) == 300
-    assert (await jobs.digests(job_id)).digests == {step: f"d{step}" for step in range(1, 301)}
-    assert (await jobs.log_reader.page(job_id, LogFilter())).lines[-1].text == "line 50"
-    (attempt,) = await jobs.attempts(job_id)
+    assert len((await jobs.metrics(job_id, names=["loss"])).items) == 300
+    assert await all_digests(jobs, job_id) == {step: f"d{step}" for step in range(1, 301)}
+    assert (await jobs.log_reader.page(job_id, LogFilter())).items[-1].text == "line 50"
+    (attempt,) = (await jobs.attempts(job_id)).items
     assert [member.pid for member in attempt.members] == [100, 101, 102, 103]
+
+
+async def test_a_job_that_is_hardly_ever_polled_is_seen_to_run_and_end_at_once(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.tells = True
+    rarely = settings.model_copy(update={"reconcile_interval_s": 300.0})
+
+    async def first_step_is_stored() -> bool:
+        return (await jobs.get(job_id)).progress.step == 1
+
+    async with reconciling(store, cluster, rarely):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, job_id, State.RUNNING)
+        supervisor.run(1, 1, 1)
+        await until(first_step_is_stored)
+        supervisor.run(1, 2, 9)
+        await asyncio.sleep(0.3)
+        assert (await jobs.get(job_id)).progress.step == 1, "a further step is no news"
+        supervisor.end()
+        await until_released(jobs, job_id)
+        page = await jobs.events(job_id, limit=1000)
+    assert page.ended
+    assert not any(task.get_name().startswith("news") for task in asyncio.all_tasks())
 
 
 async def test_a_job_without_room_waits_with_a_reason_and_starts_when_there_is_room(
@@ -160,7 +188,7 @@ async def test_a_fault_that_cannot_be_delivered_does_not_block_its_job(
             return (await jobs.get(job_id)).progress.step == 3
 
         await until(stepped)
-        assert (await faults.list(job_id))[0].injected_at is None
+        assert (await faults.list(job_id)).items[0].injected_at is None
         cluster.refuses_faults = False
         await until(lambda: bool(supervisor.wanted_faults))
         supervisor.end()
@@ -349,7 +377,7 @@ async def test_a_job_that_is_given_back_for_lack_of_nodes_is_queued_and_started_
         await until(
             lambda: cluster.supervisors.get(job.id) not in (None, first), what="a new supervisor"
         )
-        events = (await jobs.events(job.id, limit=1000)).events
+        events = (await jobs.events(job.id, limit=1000)).items
         states = [event.data for event in events if event.kind == "job.state"]
         reasons = [data["reason"] for data in states if data["to"] in ("PAUSING", "QUEUED")]
         assert "no node for rank 1 within 60 s; step 7 is saved" in reasons

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,7 @@ class PlacingCluster(FakeCluster):
         created = await super().ensure_supervisor(launch)
         if created:
             taken = {node for nodes in self.placed.values() for node in nodes}
+            taken |= set(launch.reserved)
             free = [node.node_id for node in self.nodes.nodes if node.node_id not in taken]
             wanted = launch.spec["parallel"]["dp_shard"]
             if len(free) < wanted:
@@ -91,6 +93,7 @@ async def test_two_servers_never_place_two_jobs_on_one_node(
             await room.acquire()
             await rng.choice(services).submit(document(number, rng.choice((1, 1, 2, 3))))
 
+    began = time.monotonic()
     try:
         async with reconciling(first, cluster, quick), reconciling(second, cluster, quick):
             await asyncio.gather(run_jobs(), submit_jobs())
@@ -98,6 +101,11 @@ async def test_two_servers_never_place_two_jobs_on_one_node(
     finally:
         await first.close()
         await second.close()
+    passed_s = time.monotonic() - began
+    print(
+        f"{len(ended)} jobs in {passed_s:.0f} s, seed {arrivals}; {cluster.all_in_use} took the "
+        f"last free node; without room: {cluster.without_room}"
+    )
     assert cluster.without_room == []
     assert len(set(ended)) == arrivals
     assert cluster.all_in_use > arrivals / 10, "nodes were left idle"

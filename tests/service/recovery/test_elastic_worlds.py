@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from tests.support.simulation.simulated_cluster import SimulatedCluster
-from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, members, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.quarantine import NodeStanding
+from holdfast_service.recovery.core_state.inputs import FaultRequested
+from holdfast_service.recovery.core_state.recovery_config import ScheduledShape
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_workers.fault_injection.kinds import Injection
+from holdfast_workers.protocol.commands import CommandKind
 
 SHAPES = tuple(WorldShape.of({"dp_shard": ranks}, 1) for ranks in (4, 3, 2))
 
@@ -218,3 +224,86 @@ def test_a_node_that_comes_back_during_the_save_keeps_the_job() -> None:
     job.run_until(lambda: job.core.snapshot().stage.name == "RUNNING", 60.0)
     job.publishes = True
     assert job.run().outcome == "SUCCEEDED"
+
+
+def test_scheduled_meshes_hold_for_exactly_their_steps_whatever_fails() -> None:
+    plan = ((0, SHAPES[0]), (40, SHAPES[2]), (90, SHAPES[1]))
+    schedule = tuple(ScheduledShape(step, shape) for step, shape in plan)
+    job = running(elastic(schedule=schedule, steps=140))
+    for after_s in (2.0, 5.0, 7.0):
+        job.at(after_s, lambda: job.kill_worker("n1"))
+    assert job.run().outcome == "SUCCEEDED"
+    sizes = {event["attempt"]: event["world_size"] for event in forming(job)}
+    computed = {step: sizes[attempt] for attempt, step in job.committed}
+    expected = {s: 4 if s <= 40 else 2 if s <= 90 else 3 for s in range(1, 141)}
+    assert computed == expected
+
+
+def test_a_planned_change_prepares_its_ranks_and_gives_up_no_step() -> None:
+    job = running(elastic())
+    job.order_size(2)
+    job.run_until(lambda: world_sizes(job) == [4, 2])
+    job.run_until(lambda: len(closed(job)) == 1)
+    (incident,) = closed(job)
+    assert incident["steps_lost"] == 0
+    by_rank = members(forming(job)[-1])
+    assert {job.agents[agent].prepared[worker] for agent, worker in by_rank.values()} == {0, 1}
+    assert set(incident["tiers"].values()) == {"reshard"}
+
+
+def test_ranks_that_do_not_leave_in_time_are_fenced() -> None:
+    job = running(elastic(leave_timeout_s=3.0))
+    for agent in job.agents.values():
+        agent.refused.add(CommandKind.LEAVE)
+    job.order_size(2)
+    job.run_until(lambda: world_sizes(job) == [4, 2])
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_restarted_supervisor_gives_no_seat_back_before_it_knows_the_ranks() -> None:
+    job = running(elastic(steps=2000))
+    job.cut_off("n2", for_s=3.0)
+    job.restart_supervisor()
+    job.order_size(None, is_held=True)
+    job.run_until(lambda: job.core.stage is Stage.RUNNING)
+    assert not job.given_back
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_world_meets_at_the_store_of_a_standby_if_its_own_nodes_have_none() -> None:
+    job = running(elastic(schedule=(ScheduledShape(0, SHAPES[0]), ScheduledShape(30, SHAPES[2]))))
+    for name in ("n0", "n1"):
+        job.lose_store(name, 600.0)
+    job.run_until(lambda: world_sizes(job) == [4, 2])
+    hosts = {agent for agent, _ in members(forming(job)[-1]).values()}
+    assert hosts == {"n0", "n1"}
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_fault_of_a_rank_that_the_present_mesh_lacks_has_failed_and_hurts_nothing() -> None:
+    job = running(elastic())
+    job.order_size(2)
+    job.run_until(lambda: world_sizes(job) == [4, 2])
+    job.feed(FaultRequested(1, Injection.of({"kind": "kill", "rank": 3})))
+    (failed,) = job.emitted(EventKind.FAULT_FAILED)
+    assert failed["why"] == "the present mesh, dp_shard 2, has no rank 3"
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_ranks_that_stay_beyond_their_scheduled_mesh_are_fenced_after_a_while() -> None:
+    plan = (ScheduledShape(0, SHAPES[0]), ScheduledShape(20, SHAPES[2]))
+    job = running(elastic(schedule=plan, leave_timeout_s=3.0))
+    job.leaves = False
+    job.run_until(lambda: world_sizes(job) == [4, 2])
+    assert 20 + 30 <= job.core.committed <= 20 + 40
+    job.run_until(lambda: len(closed(job)) == 1)
+    assert closed(job)[0]["evidence"] == ["the ranks did not leave after step 20, as scheduled"]
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_world_does_not_leave_for_a_mesh_that_it_would_not_take() -> None:
+    job = running(elastic(grow_min_gain=-0.1, steps=1500))
+    job.kill_node("n3", back_after_s=1.0)
+    assert job.run().outcome == "SUCCEEDED"
+    formed = [(event["mesh"], event["attempt"]) for event in forming(job)]
+    assert all(before[0] != after[0] for before, after in pairwise(formed)), formed

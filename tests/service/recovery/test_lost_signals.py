@@ -42,6 +42,17 @@ def test_an_unreported_error_is_detected_with_its_message() -> None:
     assert "no such luck" in incident["evidence"][0]
 
 
+def test_a_forked_rank_whose_signals_were_all_lost_is_known_from_polls() -> None:
+    job = running(cluster(standbys=0, mesh={"dp_shard": 1}, workers_per_node=1, steps=400))
+    job.agents["n0"].workers.clear()
+    job.lose_signals("n0", for_s=60.0)
+    job.run_until(lambda: len(forming(job)) == 2 and job.core.committed >= 20)
+    assert forming(job)[1]["members"][0]["worker"] is None
+    worker = next(iter(job.agents["n0"].workers.values()))
+    job.fail_worker(job.agents["n0"], worker, ErrorKind.USER, "no such luck", type_="ValueError")
+    assert job.run().outcome == "SUCCEEDED"
+
+
 def all_fail_unheard(job: SimulatedCluster, kind: ErrorKind, **detail: Any) -> None:
     for agent in [job.agents[name] for name in ("n0", "n1")]:
         job.lose_signals(agent.name, for_s=4.0)

@@ -17,7 +17,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.recovery.core_state import inputs
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig, ScheduledShape
 
 LAYOUTS: tuple[tuple[Sequence[Mapping[str, int]], int, int], ...] = (
     # meshes, workers per node, standby nodes
@@ -80,19 +80,28 @@ FAULTS = st.lists(
 def play(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
 ) -> SimulatedCluster:
-    cluster = prepared(layout, faults, chaos, seed, **limits)
+    cluster = prepared(layout, faults, chaos, seed, (), **limits)
     cluster.run()
     return cluster
 
 
 def prepared(
-    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
+    layout: int,
+    faults: list[tuple[float, str, int, int]],
+    chaos: float,
+    seed: int,
+    schedule: Sequence[tuple[int, int]] = (),
+    **limits: float,
 ) -> SimulatedCluster:
+    """`schedule`: (step, index of the mesh of the steps after it)."""
     meshes, workers_per_node, standbys = LAYOUTS[layout]
+    shapes = tuple(WorldShape.of(mesh, workers_per_node) for mesh in meshes)
     config = RecoveryConfig(
-        shapes=tuple(WorldShape.of(mesh, workers_per_node) for mesh in meshes),
+        shapes=shapes,
+        schedule=tuple(ScheduledShape(step, shapes[index]) for step, index in schedule),
         standby_nodes=standbys,
         steps=40,
+        grow_after_s=0.5 + seed % 4,
         memory_copies=1 + seed % 2,
         free_after_s=1.0,
         **{
@@ -160,6 +169,37 @@ def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
     assert cluster.ended.outcome == "SUCCEEDED", cluster.ended
     assert cluster.committed[-1][1] == cluster.config.steps
     assert {step for _, step in cluster.committed} == set(range(1, cluster.config.steps + 1))
+    for incident in cluster.emitted(EventKind.INCIDENT_CLOSED):
+        phases_s = dict(incident["phases_s"])
+        total_s = phases_s.pop("total")
+        assert abs(sum(phases_s.values()) - total_s) < 1e-3, incident
+        assert abs(incident["closed_at"] - incident["signalled_at"] - total_s) < 1e-3, incident
+
+
+@given(
+    layout=st.integers(6, len(LAYOUTS) - 1),
+    faults=FAULTS,
+    chaos=st.sampled_from((0.0, 0.05, 0.3)),
+    seed=st.integers(0, 2**16),
+    changes=st.dictionaries(st.integers(1, 39), st.integers(0, 2), max_size=4),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_each_step_is_computed_on_its_scheduled_mesh_whatever_fails(
+    layout: int,
+    faults: list[tuple[float, str, int, int]],
+    chaos: float,
+    seed: int,
+    changes: dict[int, int],
+) -> None:
+    schedule = sorted({0: seed % 3, **changes}.items())
+    cluster = prepared(layout, faults, chaos, seed, schedule)
+    assert cluster.run().outcome == "SUCCEEDED", cluster.ended
+    meshes = [dict(mesh) for mesh in LAYOUTS[layout][0]]
+    used = {event["attempt"]: event["mesh"] for event in cluster.emitted(EventKind.ATTEMPT_FORMING)}
+    computed = {step: used[attempt] for attempt, step in cluster.committed}
+    for step in range(1, cluster.config.steps + 1):
+        wanted = [index for after, index in schedule if after < step][-1]
+        assert computed[step] == meshes[wanted], step
 
 
 @given(

@@ -89,6 +89,22 @@ async def test_the_longest_unused_code_makes_room_but_never_that_of_unfinished_j
     await code.put(package("4"))  # it is there already
 
 
+async def test_code_that_was_just_sent_outlasts_the_code_of_ended_jobs(
+    store: Store, jobs: JobService, settings: Settings
+) -> None:
+    """Its job comes with the next request, and is refused without it."""
+    size = len(package("0"))
+    code = CodeService(store, settings.model_copy(update={"max_code_total_bytes": 2 * size}))
+    ended = (await code.put(package("0"))).code
+    job, _ = await submit(jobs, ended)
+    async with store.write() as session:
+        await session.execute(update(JobRecord).where(JobRecord.id == job.id).values(cleaned=True))
+    await age_all(store, 3600.0)
+    sent = [(await code.put(package(text))).code for text in "12"]
+    assert await stored(store) == set(sent)
+    await submit(jobs, sent[0])
+
+
 async def test_stored_code_can_be_fetched(code: CodeService) -> None:
     content = package("x")
     view = await code.put(content)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.service.fake_cluster import FakeCluster, three_nodes
 from tests.support.service.job_drives import (
     JOB,
+    all_digests,
     kinds,
     reconciling,
     submitted,
@@ -20,6 +23,7 @@ from holdfast_service.errors import InvalidParameters, JobEnded
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
+    NodeCapacity,
     Phase,
     SizeOrder,
     StopKind,
@@ -97,7 +101,7 @@ async def test_a_paused_job_holds_no_resources_and_resumes_with_its_history(
         again.end()
         job = await until_released(jobs, job_id)
     assert (job.state, job.progress.step) == (State.SUCCEEDED, 20)
-    assert len((await jobs.digests(job_id)).digests) == 20
+    assert len(await all_digests(jobs, job_id)) == 20
 
 
 async def test_a_job_continues_after_its_pause_was_undone(
@@ -150,7 +154,7 @@ async def test_an_immediate_cancel_is_sent_to_the_supervisor(
         await until(lambda: supervisor.orders[-1].deadline == 0.0)
 
 
-ELASTIC = {
+ELASTIC: dict[str, Any] = {
     "parallel": {"dp_shard": "auto"},
     "resources": {"nodes": {"min": 1, "max": 3}, "workers_per_node": 1, "standby_nodes": 0},
 }
@@ -196,12 +200,26 @@ async def test_a_size_outside_of_the_jobs_range_is_refused(
 async def test_an_elastic_job_is_held_while_another_waits_for_nodes(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
-    async with reconciling(store, cluster, settings):
+    """A third one that fits beside the nodes reserved for the waiting job is placed off them."""
+    tiny = NodeCapacity("tiny", "127.0.0.9", cpus=0.5, gpus=0.0)
+    cluster.nodes = replace(cluster.nodes, nodes=(*cluster.nodes.nodes, tiny))
+    quick = settings.model_copy(update={"reserve_after_s": 0.0})
+    async with reconciling(store, cluster, quick):
         supervisor = await submitted(jobs, cluster, **ELASTIC)
+        placed = {supervisor.launch.job_id: ["node0"]}
+        cluster.nodes = replace(cluster.nodes, placed=placed)
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
         waiting, _ = await jobs.submit({**JOB, "name": "waiting"})
         held = SizeOrder(None, is_held=True)
         await until(lambda: supervisor.sizes[-1:] == [held], what="the hold")
+        small = {**ELASTIC["resources"], "cpus_per_worker": 0.5}
+        second = await submitted(jobs, cluster, **{**ELASTIC, "name": "second", "resources": small})
+        assert second.launch.reserved == ("node0", "node1", "node2")
         await jobs.cancel(waiting.id)
-        await until(lambda: supervisor.sizes[-1] == SizeOrder(None), what="its end")
+        await until_state(jobs, waiting.id, State.CANCELLED)
+        # The second has started, and its nodes are not free for the first while it has none.
+        placed |= {second.launch.job_id: ["tiny"]}
+        cluster.nodes = replace(cluster.nodes, placed=placed)
+        await until(lambda: supervisor.sizes[-1] == SizeOrder(None), what="its place")
+        assert all(size.is_held for size in supervisor.sizes[1:-1])

@@ -27,9 +27,11 @@ from holdfast_service.job_model.supervisor_protocol import (
     SupervisorReport,
 )
 from holdfast_service.services.jobs import JobService
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store import projection, series
 from holdfast_service.store.engine import Store
+from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import job_transaction
 
@@ -42,10 +44,10 @@ async def test_a_submitted_job_is_queued_with_its_resolved_spec(jobs: JobService
     assert await jobs.get(job.id) == job
 
 
-async def test_an_invalid_spec_stores_nothing(jobs: JobService) -> None:
+async def test_an_invalid_spec_stores_nothing(jobs: JobService, overview: Overview) -> None:
     with pytest.raises(InvalidSpec):
         await jobs.submit({"name": "x", "parallel": {"dp_shard": 64}})
-    assert (await jobs.list()).jobs == ()
+    assert (await overview.rows()).items == ()
 
 
 async def test_an_unreachable_cluster_does_not_prevent_a_submission(
@@ -72,23 +74,28 @@ async def test_concurrent_calls_with_one_key_create_one_job(jobs: JobService) ->
     assert [created for _, created in answers].count(True) == 1
 
 
-async def test_the_job_list_is_paged_by_cursor_newest_first(jobs: JobService) -> None:
+async def test_the_job_list_is_paged_by_cursor_newest_first(
+    jobs: JobService, overview: Overview
+) -> None:
     ids = [(await jobs.submit({"name": f"j{n % 2}"}))[0].id for n in range(5)]
     seen: list[str] = []
     cursor = None
     while True:
-        page = await jobs.list(cursor=cursor, limit=2)
-        seen += [job.id for job in page.jobs]
+        page = await overview.rows(cursor=cursor, limit=2)
+        seen += [job.id for job in page.items]
         cursor = page.next_cursor
         if cursor is None:
             break
     assert seen == ids[::-1]
-    assert len((await jobs.list(name="j1")).jobs) == 2
+    assert len((await overview.rows(Filters(name="j1"))).items) == 2
+    chosen = await overview.rows(Filters(ids=frozenset(ids[:2])))
+    assert {row.id for row in chosen.items} == set(ids[:2])
     await jobs.cancel(ids[0])
-    assert [job.id for job in (await jobs.list(state=[State.CANCELLED])).jobs] == [ids[0]]
+    cancelled = await overview.rows(Filters(states=frozenset({State.CANCELLED})))
+    assert [job.id for job in cancelled.items] == [ids[0]]
     for cursor in ("", "x", "!" * 22, "ä"):
         with pytest.raises(InvalidCursor):
-            await jobs.list(cursor=cursor)
+            await overview.rows(cursor=cursor)
 
 
 async def test_an_unknown_job_id_is_not_found(jobs: JobService) -> None:
@@ -120,11 +127,11 @@ async def test_waiting_for_events_ends_with_the_first_event(store: Store, jobs: 
     async with job_transaction(store, job.id) as tx:
         tx.emit(UnknownEvent("something", {"nan": float("nan"), "text": "nul \0 half \ud800"}))
     page = await waiter
-    assert [(event.seq, event.kind) for event in page.events] == [(2, "something")]
-    assert page.events[0].data == {"nan": "NaN", "text": "nul \ufffd half ?"}
+    assert [(event.seq, event.kind) for event in page.items] == [(2, "something")]
+    assert page.items[0].data == {"nan": "NaN", "text": "nul \ufffd half ?"}
     assert not page.ended
     empty = await jobs.wait_events(job.id, after=2, timeout_s=0.05)
-    assert (empty.events, empty.last_seq) == ((), 2)
+    assert (empty.items, empty.last_seq) == ((), 2)
     await jobs.cancel(job.id)
     last = await jobs.wait_events(job.id, after=2)
     assert last.ended
@@ -143,7 +150,7 @@ async def test_event_numbers_have_no_gaps_with_concurrent_writers(
                 tx.emit(UnknownEvent("written", {"number": -number}))
 
     await asyncio.gather(*(write(number) for number in range(12)))
-    events = (await jobs.events(job.id)).events
+    events = (await jobs.events(job.id)).items
     assert [event.seq for event in events] == list(range(1, 1 + 1 + 12 + 4))
 
 
@@ -166,16 +173,16 @@ async def test_metrics_are_paged_and_thinned(store: Store, jobs: JobService) -> 
         await series.store_rows(session, job.id, [row(2, step) for step in range(200, 260)])
         await series.store_rows(session, job.id, [row(3, 301, loss=float("nan"))])
     seen: list[int] = []
-    after, more = 0, True
-    while more:
+    after: int | None = 0
+    while after is not None:
         page = await jobs.metrics(job.id, ["loss", "tokens_per_second"], after, limit=70)
-        seen += [point.step for point in page.points]
-        after, more = page.last_step, page.more
+        seen += [point.step for point in page.items]
+        after = None if page.next_cursor is None else int(page.next_cursor)
     assert seen == list(range(1, 302))
-    thin = (await jobs.metrics(job.id, max_points=50)).points
+    thin = (await jobs.metrics(job.id, points=50, until_step=301)).items
     assert len(thin) <= 50
     assert (thin[-1].step, thin[-1].values["loss"]) == (301, None)
-    later = (await jobs.metrics(job.id, after_step=199, limit=1)).points[0]
+    later = (await jobs.metrics(job.id, after_step=199, limit=1)).items[0]
     assert (later.step, later.attempt) == (200, 2)
     with pytest.raises(UnknownMetric):
         await jobs.metrics(job.id, ["lozz"])
@@ -191,20 +198,20 @@ async def test_logs_are_filtered_followed_and_tailed(store: Store, jobs: JobServ
             assert await series.store_logs(session, owner, part) == 400
             assert await series.store_logs(session, owner, part) == 0
     seen: list[str] = []
-    after, more = 0, True
+    last, more = 0, True
     while more:
-        page = await jobs.log_reader.page(job.id, LogFilter(rank=1), after=after, limit=100)
-        seen += [entry.text for entry in page.lines]
-        after, more = page.last_line, page.more
+        page = await jobs.log_reader.page(job.id, LogFilter(rank=1), after=last, limit=100)
+        seen += [entry.text for entry in page.items]
+        last, more = page.last_line, page.next_cursor is not None
     assert seen == [str(seq) for seq in range(1, 1201, 2)]
-    assert after == 1200
+    assert last == 1200
     tail = await jobs.log_reader.page(job.id, LogFilter(rank=0), tail=3)
-    assert ([entry.text for entry in tail.lines], tail.last_line) == (
+    assert ([entry.text for entry in tail.items], tail.last_line) == (
         ["1196", "1198", "1200"],
         1200,
     )
     page = await jobs.log_reader.page(job.id, LogFilter(attempt=2), limit=1)
-    assert page.lines[0].text == "900"
+    assert page.items[0].text == "900"
 
 
 async def test_a_rollback_is_reported_and_its_steps_may_have_new_digests(
@@ -226,7 +233,7 @@ async def test_a_rollback_is_reported_and_its_steps_may_have_new_digests(
     guards = (await jobs.get(job.id)).guards
     assert (guards.trips, guards.ledger) == (1, ((4, 6),))
     assert (guards.recent[0].ranks, guards.recent[0].layer) == ((2,), "blocks.1")
-    kinds = [event.kind for event in (await jobs.events(job.id)).events]
+    kinds = [event.kind for event in (await jobs.events(job.id)).items]
     assert "guard.tripped" in kinds
     assert "digest.mismatch" not in kinds
     assert "event.unreadable" not in kinds

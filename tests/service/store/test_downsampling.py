@@ -81,7 +81,7 @@ def test_the_account_of_outlines_equals_that_of_their_rows(
     assert result.held_s == exact.held_s
     for kind, seconds in exact.by_kind_s.items():
         assert abs(result.by_kind_s[kind] - seconds) < 1e-4, kind
-    assert abs(sum(result.lost_s.values()) - sum(exact.lost_s.values())) < 1e-4
+    assert abs(sum(result.lost_device_s.values()) - sum(exact.lost_device_s.values())) < 1e-4
     for goodput in (exact, result):
         assert abs(sum(span.until - span.since for span in goodput.spans) - goodput.held_s) < 1e-6
         ends = [span.until for span in goodput.spans]

@@ -68,6 +68,9 @@ def test_the_key_belongs_to_its_owner_and_is_complete(tmp_path: Path) -> None:
     load_or_create_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
+    path.chmod(0o644)  # as a copy from another server may be
+    load_or_create_key(path)
+    assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"short")
     with pytest.raises(WrongKey, match="32 bytes"):
         load_or_create_key(path)

@@ -29,6 +29,19 @@ async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[le
     return await leases.claim(store, owner, limit)
 
 
+async def held_briefly(store: Store, ids: list[str]) -> dict[str, leases.JobLease]:
+    """The leases of owner `slow` on all jobs, soon to expire: on a busy machine they may do so
+    while they are claimed."""
+    held: dict[str, leases.JobLease] = {}
+
+    async def holds_all() -> bool:
+        held.update({lease.job_id: lease for lease in await claim(store, "slow", 10, 0.05)})
+        return held.keys() == set(ids)
+
+    await until(holds_all)
+    return held
+
+
 async def test_concurrent_claims_never_share_a_job(store: Store, ids: list[str]) -> None:
     taken = await asyncio.gather(*(claim(store, f"o{n}", 2, 30.0) for n in range(6)))
     claimed = [lease.job_id for batch in taken for lease in batch]
@@ -39,7 +52,7 @@ async def test_concurrent_claims_never_share_a_job(store: Store, ids: list[str])
 
 
 async def test_an_expired_holder_loses_every_write(store: Store, ids: list[str]) -> None:
-    slow = {lease.job_id: lease for lease in await claim(store, "slow", 10, 0.05)}
+    slow = await held_briefly(store, ids)
     found: list[leases.JobLease] = []
 
     async def taken_over() -> bool:
@@ -86,7 +99,7 @@ async def test_a_job_with_a_new_user_command_is_due_at_once_after_release(
 async def test_an_expired_holder_learns_which_jobs_it_still_holds(
     store: Store, ids: list[str]
 ) -> None:
-    await claim(store, "slow", 10, 0.05)
+    await held_briefly(store, ids)
     await asyncio.sleep(0.1)
     assert await leases.claim(store, "slow", 10) == []  # it has to renew first
     taken = {lease.job_id for lease in await claim(store, "next", 2, 30.0)}

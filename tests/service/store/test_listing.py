@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-from typing import Any
 
 import pytest
 import uuid_utils
@@ -15,17 +14,11 @@ from holdfast_service.errors import InvalidCursor
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.services.jobs import JobService
-from holdfast_service.services.nodes import NodeService
 from holdfast_service.services.overview import Overview
-from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import job_transaction
-
-
-@pytest.fixture
-def overview(store: Store, settings: Settings) -> Overview:
-    return Overview(store, NodeService(store), settings)
 
 
 async def submitted(jobs: JobService, name: str, owner: str | None = None) -> str:
@@ -34,7 +27,8 @@ async def submitted(jobs: JobService, name: str, owner: str | None = None) -> st
 
 
 async def names(overview: Overview, **query: object) -> list[str]:
-    return [row.name for row in (await overview.rows(**query)).rows]  # type: ignore[arg-type]
+    found = await overview.rows(Filters(**query))  # type: ignore[arg-type]
+    return [row.name for row in found.items]
 
 
 async def test_a_search_matches_names_owners_and_id_prefixes(
@@ -58,9 +52,9 @@ async def test_counts_cover_all_states_and_the_total_only_the_requested(
     ids = [await submitted(jobs, f"j{n}") for n in range(5)]
     for job_id in ids[:2]:
         await jobs.cancel(job_id)
-    page = await overview.rows(states=[State.CANCELLED], limit=1)
+    page = await overview.rows(Filters(states=frozenset({State.CANCELLED})), limit=1)
     assert page.counts == {State.QUEUED: 3, State.CANCELLED: 2}
-    assert (page.total, len(page.rows)) == (2, 1)
+    assert (page.total, len(page.items)) == (2, 1)
     assert page.next_cursor is not None
 
 
@@ -77,7 +71,7 @@ async def test_paging_in_every_order_has_no_gaps_or_repeats(
     cursor = None
     for _ in range(20):
         page = await overview.rows(sort=sort, limit=2, cursor=cursor)
-        seen += [row.id for row in page.rows]
+        seen += [row.id for row in page.items]
         cursor = page.next_cursor
         if cursor is None:
             break
@@ -140,16 +134,16 @@ async def test_listing_twenty_thousand_jobs_is_fast(
                 for n in range(start, start + 5_000)
             ]
             await session.execute(insert(JobRecord), rows)
-    queries: list[dict[str, Any]] = [
-        {},
-        {"q": "JOB-1999", "sort": Sort.NAME},
-        {"states": [State.RUNNING], "sort": Sort.GOODPUT},
-        {"owner": "ada", "sort": Sort.STATE},
+    queries = [
+        (Filters(), Sort.CREATED),
+        (Filters(q="JOB-1999"), Sort.NAME),
+        (Filters(states=frozenset({State.RUNNING})), Sort.GOODPUT),
+        (Filters(owner="ada"), Sort.STATE),
     ]
-    for filters in queries:
-        await overview.rows(**filters)  # compiles the statements
+    for filters, sort in queries:
+        await overview.rows(filters, sort=sort)  # compiles the statements
         began = time.process_time()
-        page = await overview.rows(**filters)
+        page = await overview.rows(filters, sort=sort)
         took = time.process_time() - began
-        assert page.total >= 11 and len(page.rows) >= 11
+        assert page.total >= 11 and len(page.items) >= 11
         assert took < 0.3, (filters, took)  # about 40 ms

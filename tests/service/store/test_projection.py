@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.service.fake_cluster import FakeCluster
-from tests.support.service.job_drives import kinds, reconciling, submitted, until, until_state
+from tests.support.service.job_drives import (
+    all_digests,
+    kinds,
+    reconciling,
+    submitted,
+    until,
+    until_state,
+)
 
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
@@ -26,7 +33,7 @@ async def test_all_rows_are_stored_before_a_job_is_seen_as_ended(
         supervisor.run(1, 1, 100)
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-        assert len((await jobs.digests(supervisor.launch.job_id)).digests) == 100
+        assert len(await all_digests(jobs, supervisor.launch.job_id)) == 100
 
 
 async def test_a_fault_becomes_an_incident_and_the_later_attempt_is_the_history(
@@ -57,18 +64,18 @@ async def test_a_fault_becomes_an_incident_and_the_later_attempt_is_the_history(
         supervisor.run(2, 10, 20)
         supervisor.end()
         await until_state(jobs, job_id, State.SUCCEEDED)
-    points = (await jobs.metrics(job_id)).points
+    points = (await jobs.metrics(job_id)).items
     assert [(point.step, point.attempt) for point in points] == [
         *((step, 1) for step in range(1, 10)),
         *((step, 2) for step in range(10, 21)),
     ]
-    (incident,) = await jobs.incidents(job_id)
+    (incident,) = (await jobs.incidents(job_id)).items
     assert (incident.decision, incident.steps_lost, incident.phases_s) == (
         "re-form",
         1,
         {"total": 0.2},
     )
-    first, second = await jobs.attempts(job_id)
+    first, second = (await jobs.attempts(job_id)).items
     assert (first.state, first.reason, second.state) == ("ended", "rank 0 died", "running")
     assert "digest.mismatch" not in await kinds(jobs, job_id)
 
@@ -84,13 +91,33 @@ async def test_a_recomputed_step_with_different_bits_is_reported(
         supervisor.digests[3] = "other"
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    events = (await jobs.events(supervisor.launch.job_id)).events
+    events = (await jobs.events(supervisor.launch.job_id)).items
     (mismatch,) = [event.data for event in events if event.kind == "digest.mismatch"]
     assert mismatch == {"step": 3, "stored": "d3", "seen": "other", "attempt": 0}
 
 
+async def test_a_step_that_is_computed_again_on_another_mesh_has_the_digest_of_that_mesh(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.run(1, 1, 10)
+        await until(lambda: _has_digests(jobs, job_id, 10))
+        supervisor.form(2, restore_step=4, mesh={"dp_shard": 1, "tp": 2})
+        supervisor.digests.clear()
+        supervisor.run(2, 5, 12)
+        supervisor.digests |= {step: f"other{step}" for step in range(5, 13)}
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    found = await all_digests(jobs, job_id)
+    assert found == {s: f"d{s}" if s <= 4 else f"other{s}" for s in range(1, 13)}
+    assert "digest.mismatch" not in await kinds(jobs, job_id)
+
+
 async def _has_digests(jobs: JobService, job_id: str, count: int) -> bool:
-    return len((await jobs.digests(job_id)).digests) == count
+    return len(await all_digests(jobs, job_id)) == count
 
 
 async def test_a_user_error_ends_the_job_with_its_traceback(
@@ -116,9 +143,9 @@ async def test_an_attempt_without_a_reported_end_ends_with_the_next(
         supervisor.emit(EventKind.CHECKPOINT_SAVED, **{**saved, "nbytes": 0})
         supervisor.end()
         job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    first, second = await jobs.attempts(job.id)
+    first, second = (await jobs.attempts(job.id)).items
     assert (first.state, second.state) == ("ended", "running")
-    (checkpoint,) = (await CheckpointService(store, settings).list(job.id)).remote
+    (checkpoint,) = (await CheckpointService(store, settings).list(job.id)).items
     assert checkpoint.nbytes == 7
 
 
@@ -162,7 +189,7 @@ async def test_an_unreadable_event_is_stored_and_skipped(
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
     seen = await kinds(jobs, supervisor.launch.job_id)
     assert seen.count("event.unreadable") == 3
-    assert len(await jobs.attempts(supervisor.launch.job_id)) == 1
+    assert len((await jobs.attempts(supervisor.launch.job_id)).items) == 1
 
 
 async def test_an_unreadable_end_still_ends_the_job(
@@ -196,11 +223,11 @@ async def test_kinds_and_fields_of_a_newer_supervisor_are_stored_as_they_came(
         supervisor.emit(EventKind.INCIDENT_OPENED, **incident)
         supervisor.end()
         job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    stored = {event.kind: event.data for event in (await jobs.events(job.id)).events}
+    stored = {event.kind: event.data for event in (await jobs.events(job.id)).items}
     assert stored["rank.renamed"] == {"rank": 3}
     assert stored["incident.opened"] == incident
     assert "event.unreadable" not in stored
-    (shown,) = await jobs.incidents(job.id)
+    (shown,) = (await jobs.incidents(job.id)).items
     assert shown.cause == "gamma_ray"
 
 
@@ -216,7 +243,7 @@ async def test_a_gap_in_the_events_of_a_supervisor_is_reported(
         later = [replace(event, seq=event.seq + 3) for event in supervisor.events[known:]]
         supervisor.events[known:] = later
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    events = (await jobs.events(supervisor.launch.job_id)).events
+    events = (await jobs.events(supervisor.launch.job_id)).items
     lost = [event.data for event in events if event.kind == "events.lost"]
     assert lost == [{"after": last, "before": last + 4}]
 
@@ -236,6 +263,6 @@ async def test_a_gap_in_the_rows_of_a_job_is_reported(
         supervisor.run(3, 15, 20)
         supervisor.end()
         await until_state(jobs, job_id, State.SUCCEEDED)
-    events = (await jobs.events(job_id)).events
+    events = (await jobs.events(job_id)).items
     lost = [event.data for event in events if event.kind == "rows.lost"]
     assert lost == [{"attempt": 3, "after": 12, "before": 15}]

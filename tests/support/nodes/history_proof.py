@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.chaos.conftest import Undisturbed
 from tests.support.nodes.supervised import SupervisedRun
 
+from holdfast_service.job_model.mesh_history import MeshSpan, mesh_history, until
+from holdfast_service.job_model.node_range import mesh_key, shapes_by_mesh
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.recovery.core_state.recovery_config import ScheduledShape
 
 
 def assert_same_history(run: SupervisedRun, undisturbed: Undisturbed) -> None:
@@ -28,3 +33,18 @@ def not_fired(run: SupervisedRun, plan: list[dict[str, Any]]) -> list[dict[str, 
     """Planned faults that never fired: a test without its faults proves nothing."""
     fired = {int(path.name.split(".")[2]) for path in run.folder.glob("chaos.json.*.*")}
     return [fault for index, fault in enumerate(plan) if index not in fired]
+
+
+def meshes(run: SupervisedRun) -> tuple[MeshSpan, ...]:
+    """The mesh history of a run."""
+    formed = run.of(EventKind.ATTEMPT_FORMING)
+    history = mesh_history((event["restore"]["step"], event["mesh"]) for event in formed)
+    return until(history, run.training.train.steps)
+
+
+def scheduled(run: SupervisedRun, shapes: Sequence[WorldShape]) -> tuple[ScheduledShape, ...]:
+    """The mesh history of a run as the schedule of its replay."""
+    by_mesh = shapes_by_mesh(shapes)
+    return tuple(
+        ScheduledShape(span.after_step, by_mesh[mesh_key(span.mesh)]) for span in meshes(run)
+    )

@@ -122,6 +122,8 @@ class LocalAgents:
         self._restart_delay_s = restart_delay_s
         self._dead_nodes: set[str] = set()
         self._given_back: set[str] = set()
+        self.draining_nodes: dict[str, float | None] = {}
+        """Node id → when the cluster removes the node."""
         self._closed = False
         self._reviving = False
         self.agents = {
@@ -214,7 +216,7 @@ class LocalAgents:
         return node_id not in self._dead_nodes
 
     def draining(self) -> dict[str, float | None]:
-        return {}
+        return dict(self.draining_nodes)
 
     def kill(self, seat: str) -> None:
         process = self.agents[seat].process

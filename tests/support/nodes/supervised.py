@@ -205,6 +205,10 @@ class SupervisedRun:
         """Fetch events, rows and logs as the reconciler does."""
         report = self.supervisor.report(self.cursors)
         self.events.extend(report.events)
+        for event in report.events:
+            if event.kind is EventKind.ATTEMPT_FORMING:  # it computes the later steps again
+                restored = event.data["restore"]["step"]
+                self.digests = {s: d for s, d in self.digests.items() if s <= restored}
         for row in report.rows:
             self.rows[row.step] = row
             self.all_rows.append(row)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -198,3 +200,36 @@ def shows_environment(ctx: Context) -> None:
     for name, value in sorted(os.environ.items()):
         print(f"variable {name}={value}")
     plain(ctx)
+
+
+def elastic(ctx: Context) -> None:
+    """Every kind of state, on as many ranks as there are: sharded (with `config.sharded`), whole,
+    and plain objects. Steps are slow in the attempt `config.slow_in`."""
+    x, y = data()
+    model = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 2))
+    if ctx.config["sharded"]:
+        ctx.shard(model, blocks=[model[0]])
+    average = nn.Linear(4, 30)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=ctx.last_step + 1)
+    counter = Counter()
+    ctx.register(
+        model=model, average=average, optimizer=optimizer, schedule=schedule, counter=counter
+    )
+    for step in ctx.steps():
+        time.sleep(0.2 if ctx.attempt == ctx.config["slow_in"] else 0.01)
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        counter.turns += 1
+        counter.seen[step % 3] = (step, step / 3)
+        with torch.no_grad():
+            average.weight.lerp_(torch.full((30, 4), float(step)), 0.1)
+        metrics: dict[str, Any] = {
+            "world": ctx.world_size,
+            "turns": counter.turns,
+            "average": average.weight.sum(),
+            "lr_of_schedule": schedule.get_last_lr()[0],
+        }
+        ctx.step(clip_grad_norm=1.0, metrics=metrics)
+        schedule.step()
+    print("the loop has ended")

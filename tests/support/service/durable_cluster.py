@@ -74,6 +74,10 @@ class DurableCluster:
             supervisor.end()
         return supervisor.report(cursors)
 
+    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
+        del job_id, cursors, timeout_s
+        return False
+
     async def stop(self, job_id: str, order: StopOrder) -> None:
         self._present(job_id)
         fresh = self._folder / f"{uuid4()}.new"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import (
@@ -91,7 +95,13 @@ class FakeSupervisor:
         self.phase = phase
         self.emit(EventKind.PHASE, phase=phase)
 
-    def form(self, attempt: int, restore_step: int = 0) -> None:
+    def form(
+        self,
+        attempt: int,
+        restore_step: int = 0,
+        mesh: Mapping[str, int] | None = None,
+        at: float | None = None,
+    ) -> None:
         self.attempt = attempt
         members = [
             {
@@ -107,9 +117,10 @@ class FakeSupervisor:
         ]
         self.emit(
             EventKind.ATTEMPT_FORMING,
+            at,
             attempt=attempt,
-            mesh=MESH,
-            world_size=4,
+            mesh=mesh or MESH,
+            world_size=prod((mesh or MESH).values()),
             members=members,
             standbys=[{"agent": "n2", "node_id": "node2", "workers": []}],
             restore={"step": restore_step, "tiers": {}, "sources": {}},
@@ -169,6 +180,7 @@ class FakeCluster:
         self.looks = 0  # number of searches for present jobs
         self.releases: Counter[str] = Counter()
         self.unreachable = False
+        self.tells = False  # whether supervisors tell news
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
         self.poison: set[str] = set()  # jobs whose poll raises an unexpected error
@@ -192,6 +204,17 @@ class FakeCluster:
         if job_id in self.poison:
             raise RuntimeError("an unexpected report")
         return self._supervisor(job_id).report(cursors)
+
+    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
+        """Only with `tells`; other tests depend on polls alone."""
+        self._reach()
+        deadline = time.monotonic() + (timeout_s if self.tells else 0.0)
+        while time.monotonic() < deadline:
+            report = self._supervisor(job_id).report(cursors)
+            if report.events or any(row.attempt > cursors.row[0] for row in report.rows):
+                return True
+            await asyncio.sleep(0.005)
+        return False
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
         self._reach()

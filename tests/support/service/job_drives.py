@@ -74,6 +74,11 @@ async def submitted(jobs: JobService, cluster: FakeCluster, **changed: object) -
     return cluster.supervisors[job.id]
 
 
+async def all_digests(jobs: JobService, job_id: str) -> dict[int, str]:
+    """Step -> digest."""
+    return {item.step: item.digest for item in (await jobs.digests(job_id)).items}
+
+
 async def kinds(jobs: JobService, job_id: str) -> list[str]:
     """The kinds of all events of the job, in order."""
-    return [event.kind for event in (await jobs.events(job_id, limit=1000)).events]
+    return [event.kind for event in (await jobs.events(job_id, limit=1000)).items]

@@ -30,7 +30,7 @@ def saved(server: LiveServer, client: Client, job_id: str, steps: dict[int, floa
             server, job_id, save_world(root_of(server, job_id), step, 1, MESH, step, {"loss": loss})
         )
     assert supervisor
-    eventually(lambda: len(client.checkpoints(job_id).remote) == len(steps))
+    eventually(lambda: len(client.checkpoints(job_id).items) == len(steps))
 
 
 def report_saved(server: LiveServer, job_id: str, made: Manifest) -> None:

@@ -54,6 +54,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "lease_s": st.just(0) | st.floats(600, 86400),
     "workers_per_node": st.just(1),
     "nodes": st.none(),
+    "memory_per_worker_bytes": st.none(),
     "gpus_per_worker": st.just(0) | st.integers(1, 8),
     "recipe": st.just("pretrain") | st.just("my.module:Recipe"),
     "function": st.none(),
@@ -70,7 +71,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
 def documents() -> st.SearchStrategy[dict[str, Any]]:
     """Documents with a name and any other keys; some of elastic jobs."""
     fixed = st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
-    return fixed | fixed.map(_elastic)
+    return fixed | fixed.map(_elastic) | fixed.map(_listed)
 
 
 def _elastic(document: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +79,16 @@ def _elastic(document: dict[str, Any]) -> dict[str, Any]:
         **document,
         "parallel": {**document.get("parallel", {}), "dp_shard": "auto"},
         "resources": {**document.get("resources", {}), "nodes": {"min": 1, "max": 4}},
+    }
+
+
+def _listed(document: dict[str, Any]) -> dict[str, Any]:
+    nodes = {"preferred": [{"dp_replicate": 2, "dp_shard": 1}, {"dp_shard": 1}]}
+    parallel = {k: v for k, v in document.get("parallel", {}).items() if k != "dp_replicate"}
+    return {
+        **document,
+        "parallel": {**parallel, "dp_shard": "auto"},
+        "resources": {**document.get("resources", {}), "nodes": nodes},
     }
 
 

@@ -69,6 +69,9 @@ class SimAgent:
     granted: dict[int, float] = field(default_factory=dict)
     """Attempt → until when its ranks may step."""
     to_finish: set[int] = field(default_factory=set)
+    to_leave: set[int] = field(default_factory=set)
+    prepared: dict[str | None, int] = field(default_factory=dict)
+    """Worker → the rank of another mesh that it was prepared for."""
     health: int = 0
     findings: tuple[HealthFinding, ...] = ()
     _pids: itertools.count[int] = field(default_factory=lambda: itertools.count(100))
@@ -103,7 +106,11 @@ class SimAgent:
             attempt=self.known_attempt,
             ready=self.ready and self.store > 0,
             workers=tuple(
-                WorkerReport(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.failure)
+                WorkerReport(
+                    *(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.failure),
+                    expected=w.bound[1] if w.rank is None and w.bound is not None else None,
+                    expected_mesh=w.bound[0] if w.bound is not None else "",
+                )
                 for w in self.workers.values()
             ),
             held=tuple(held for slots in self.memory.values() for held in slots),
@@ -128,6 +135,13 @@ class SimAgent:
         self.workers[worker.name] = worker
         return worker
 
+    def prepare(self, place: tuple[str, int]) -> None:
+        """Fork a process for this mesh and rank."""
+        if self.ready and not any(worker.bound == place for worker in self.workers.values()):
+            worker = self.fork()
+            worker.bound = place
+            self.prepared[worker.name] = place[1]
+
     def fence(self, attempt: int, *, kill: bool) -> list[SimWorker]:
         """Park workers of older attempts. With `kill`, one of them does not obey and is killed."""
         self.known_attempt = max(self.known_attempt, attempt)
@@ -151,6 +165,10 @@ class SimAgent:
     def request_stop(self, attempt: int) -> None:
         if any(worker.attempt == attempt for worker in self.workers.values()):
             self.to_finish.add(attempt)
+
+    def request_leave(self, attempt: int) -> None:
+        if any(worker.attempt == attempt for worker in self.workers.values()):
+            self.to_leave.add(attempt)
 
     def set_partners(self, effect: SetPartners) -> None:
         self.partners[effect.rank] = tuple(partner.agent for partner in effect.partners)

@@ -18,6 +18,8 @@ from holdfast_workers.protocol.signals import RankStalled
 
 LIMIT_S = 1.0
 """The learned limit of every phase."""
+TOKENS = 1000
+"""Tokens of a step in the rows of `SimulatedStalls.speeds`."""
 
 
 class SimulatedStalls(SimulatedTraining):
@@ -29,6 +31,8 @@ class SimulatedStalls(SimulatedTraining):
     """Agents that do not answer inspections."""
     slow_nodes: Mapping[str, float] = MappingProxyType({})
     """Node → factor by which its ranks compute more slowly."""
+    speeds: Mapping[int, float] = MappingProxyType({})
+    """World size → the tokens per second that the step rows of such a world show."""
     stalls_unreported = False
     """Whether agents do not report stalled ranks."""
     change_inspection: Callable[[SimWorker, Inspection], Inspection] | None = None
@@ -92,6 +96,10 @@ class SimulatedStalls(SimulatedTraining):
         super()._step(attempt, step)
         if self.slow_nodes and len(self.committed) > before:
             self._send_times(attempt, step)
+        if self.speeds and len(self.committed) > before:
+            step_s = TOKENS / self.speeds[self.orders[attempt].world_size]
+            shown = replace(row(attempt, step), at=self.now, tokens=TOKENS, step_time_s=step_s)
+            self.send(inputs.StepsMeasured((shown,)))
 
     def _send_times(self, attempt: int, step: int) -> None:
         """Send a step row with the compute time of each rank."""

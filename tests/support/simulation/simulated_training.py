@@ -42,6 +42,7 @@ from holdfast_workers.protocol.signals import (
     WorkerExited,
     WorkerFailed,
     WorkerJoined,
+    WorkerLeft,
 )
 from holdfast_workers.state.replicas import ranks_by_shard
 
@@ -54,6 +55,8 @@ class SimulatedTraining(SimulatedNetwork):
 
     publishes = True
     """Whether agents write the manifests of checkpoints."""
+    leaves = True
+    """Whether ranks leave for a change of the mesh; otherwise their partners hold no state."""
     tidies = True
     """Whether agents clean up the remote tier."""
 
@@ -97,6 +100,10 @@ class SimulatedTraining(SimulatedNetwork):
                 self._command(effect, lambda agent: agent.free(effect))
             case commands.Finish():
                 self._command(effect, lambda agent: agent.request_stop(effect.attempt))
+            case commands.PrepareMesh():
+                self._command(effect, lambda agent: self._prepare(agent, effect))
+            case commands.Leave():
+                self._command(effect, lambda agent: agent.request_leave(effect.attempt))
             case commands.SaveShard():
                 self.completions.append(effect)
                 self._command(effect, lambda agent: self._save_held(agent, effect))
@@ -159,11 +166,18 @@ class SimulatedTraining(SimulatedNetwork):
         life = agent.incarnation
         self.send(inputs.PartnersSet(agent.name, effect.attempt, effect.rank, names, life))
 
+    def _prepare(self, agent: SimAgent, effect: commands.PrepareMesh) -> None:
+        if agent.known_attempt > effect.attempt:
+            return
+        for rank in effect.ranks:
+            agent.prepare((mesh_tag(effect.mesh), rank))
+        self.send(inputs.MeshPrepared(agent.name, effect.attempt), 0.1)
+
     def _form(self, agent: SimAgent, order: FormOrder) -> None:
         agent.known_attempt = max(agent.known_attempt, order.attempt)
         agent.mesh = order.mesh
         seated = {seat.worker for seat in order.seats}
-        for name in [w.name for w in agent.workers.values() if w.rank is not None]:
+        for name in [w.name for w in agent.workers.values() if w.rank is not None or w.bound]:
             if name not in seated:
                 del agent.workers[name]
         self.orders[order.attempt] = order
@@ -254,7 +268,7 @@ class SimulatedTraining(SimulatedNetwork):
             for _, agent, worker in members
         )
 
-    def _step(self, attempt: int, step: int) -> None:
+    def _step(self, attempt: int, step: int) -> None:  # noqa: PLR0912  (one per outcome)
         """Commit a step, if every member agrees and no member is fenced."""
         if not self._all_in(attempt, WorkerState.TRAINING):
             return
@@ -278,6 +292,15 @@ class SimulatedTraining(SimulatedNetwork):
         self.step_times.append((attempt, step, self.now))
         wished = any(attempt in agent.to_finish for _, agent, _ in self.members_of(attempt))
         last = step == self.config.steps or wished
+        planned = self.orders[attempt].leave_after
+        leaves = (
+            self.leaves
+            and not last
+            and (
+                any(attempt in agent.to_leave for _, agent, _ in self.members_of(attempt))
+                or (planned is not None and step >= planned)
+            )
+        )
         due = last or (self.remote_every and step % self.remote_every == 0)
         for rank, agent, worker in self.members_of(attempt):
             assert worker is not None
@@ -302,6 +325,8 @@ class SimulatedTraining(SimulatedNetwork):
         self.send(inputs.StepCommitted(attempt, step, self._protected(attempt)))
         if last:
             self.at(STEP_S, lambda: self._done(attempt, step))
+        elif leaves:
+            self.at(STEP_S, lambda: self._leave(attempt, step))
         else:
             self.at(STEP_S, lambda: self._step(attempt, step + 1))
 
@@ -373,6 +398,15 @@ class SimulatedTraining(SimulatedNetwork):
                 self._start_saver(rank, agent, attempt, step)
             self.signal(agent, WorkerDone(step), attempt, rank=rank, worker=worker.name)
 
+    def _leave(self, attempt: int, step: int) -> None:
+        """All ranks leave after the step, so that the mesh can change."""
+        if not self._all_in(attempt, WorkerState.TRAINING):
+            return
+        for rank, agent, worker in self.members_of(attempt):
+            assert worker is not None
+            worker.state = WorkerState.LEFT
+            self.signal(agent, WorkerLeft(step), attempt, rank=rank, worker=worker.name)
+
     def _finalize(self, agent: SimAgent, effect: commands.FinalizeCheckpoint) -> None:
         def finish() -> None:
             if not agent.alive:
@@ -440,7 +474,7 @@ class SimulatedTraining(SimulatedNetwork):
         type_: str = "RuntimeError",
         **extra: Any,
     ) -> None:
-        if worker.state is WorkerState.DONE:
+        if worker.state in (WorkerState.DONE, WorkerState.LEFT):
             return
         worker.state = WorkerState.PARKED
         error = ErrorReport(kind, type_, message, "Traceback: ...", worker.step)

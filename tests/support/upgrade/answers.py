@@ -14,6 +14,7 @@ from tests.support.service.fake_cluster import FakeCluster
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import services_over
+from holdfast_service.job_model.times import rfc3339
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -37,9 +38,50 @@ async def answers(store: Store, settings: Settings) -> dict[str, Any]:
             assert answer.status_code == 200, f"{path}: {answer.text}"
             return answer.json()
 
-        jobs = [job["id"] for job in (await read(JOBS))["jobs"]]
+        jobs = [job["id"] for job in (await read(JOBS))["items"]]
         paths = [f"/api/v1/jobs/{job}{part}" for job in jobs for part in _OF_A_JOB]
         return {path: await read(path) for path in (*paths, "/api/v1/nodes")}
+
+
+def in_present_shapes(before: dict[str, Any]) -> dict[str, Any]:
+    """The answers of version 0.1, as the present API gives them: lists have `items`, and times are
+    RFC 3339."""
+    return {path: _timed(_as_page(path, answer)) for path, answer in before.items()}
+
+
+_ITEMS = {
+    **{"events": "events", "metrics": "points", "logs": "lines", "nodes": "nodes"},
+    "checkpoints": "remote",
+}
+"""Last part of a path -> the former name of its items."""
+
+
+def _as_page(path: str, answer: Any) -> Any:
+    resource = path.partition("?")[0].rpartition("/")[2]
+    if isinstance(answer, list):
+        return {"items": answer}
+    if resource == "digests":
+        digests = answer["digests"].items()
+        return {"items": [{"step": int(step), "digest": digest} for step, digest in digests]}
+    former = _ITEMS.get(resource)
+    if former is None:
+        return answer
+    rest = {name: value for name, value in answer.items() if name not in (former, "more")}
+    return {"items": answer[former], **rest}
+
+
+def _timed(value: Any, name: str = "") -> Any:
+    match value:
+        case dict():
+            return {key: _timed(item, key) for key, item in value.items()}
+        case list():
+            return [_timed(item) for item in value]
+        case int() | float() if name in _TIMES or name.endswith("_at"):
+            return rfc3339(value)
+    return value
+
+
+_TIMES = frozenset({"at", "since", "until", "first_seen", "last_seen"})
 
 
 def losses(before: Any, now: Any, place: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from tests.support.service.live_server import SPEC
+from tests.support.web.seed_events import NEVER
 from uuid_utils import uuid7
 
 from holdfast_service.job_model.job_spec import parse
@@ -17,7 +18,6 @@ from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import JobRecord
 
-NEVER = 1e12
 MODELS = ("llama", "mixtral", "qwen", "pythia", "olmo", "t5", "vit", "whisper")
 TASKS = ("pretrain", "sft", "ablation", "long-context", "tokenizer", "scaling", "baseline", "dedup")
 PEOPLE = ("ada", "grace", "edsger", "barbara", "donald", "margaret")

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import uuid_utils
-from tests.support.web.seed_events import store_events, store_history
+from tests.support.web.seed_events import started_job, store_events, store_history
 from tests.support.web.seed_series import disturb, line, row, rows, store_logs, store_rank_times
 from tests.support.web.seed_story import (
     LOST_NODE_ID,
@@ -30,9 +29,8 @@ from tests.support.web.seed_story import (
     members,
 )
 
-from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.job_spec import parse
-from holdfast_service.job_model.lifecycle import Desired, Phase, State
+from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     SupervisorEvent,
@@ -42,14 +40,12 @@ from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.settings import Settings
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import JobRecord
 from holdfast_service.store.projection import store_report
-from holdfast_service.store.transaction import JobTransaction, job_transaction
+from holdfast_service.store.transaction import job_transaction
 from holdfast_workers.protocol.messages import Beat, StepRow
 
 __all__ = ["LOST_NODE_ID", "STORY", "Seeded", "Size", "big_job", "more_steps", "open_incident"]
 
-NEVER = 1e12
 """The due time of the job: no reconciler claims it, because it has no supervisor."""
 
 
@@ -148,26 +144,7 @@ async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
         },
         None,
     )
-    job = JobRecord(
-        id=str(uuid_utils.uuid7()),
-        name=spec.name,
-        spec=spec.model_dump(mode="json"),
-        desired=Desired.RUNNING,
-        state=State.QUEUED,
-        created_at=at,
-        request_digest="",
-        steps=spec.train.steps,
-        step=0,
-        event_seq=0,
-        due_at=NEVER,
-    )
-    async with store.write() as session:
-        session.add(job)
-        await session.flush()
-        tx = JobTransaction(session, job, at)
-        tx.emit(JobSubmittedEvent(name=job.name))
-        tx.transition(State.STARTING, at=at + 200)
-    return job.id
+    return await started_job(store, spec, at, at + 200)
 
 
 async def _store_present_state(

@@ -6,10 +6,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import uuid_utils
 from tests.support.web.seed_story import STEP_S, Leg, Size, incident, members
 
 from holdfast_service.job_model.events.codec import UnknownEvent
-from holdfast_service.job_model.lifecycle import Phase, State
+from holdfast_service.job_model.events.progress import JobSubmittedEvent
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.lifecycle import Desired, Phase, State
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     SupervisorEvent,
@@ -17,11 +20,37 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import AttemptMember
+from holdfast_service.store.models import AttemptMember, JobRecord
 from holdfast_service.store.projection import store_report
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 
 TimedEvent = tuple[float, EventKind | str, dict[str, Any]]
+NEVER = 1e12
+"""When a seeded job is due: no reconciler changes it."""
+
+
+async def started_job(store: Store, spec: JobSpec, submitted_at: float, started_at: float) -> str:
+    """Store a job that is on the cluster since `started_at`; its id."""
+    job = JobRecord(
+        id=str(uuid_utils.uuid7()),
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        desired=Desired.RUNNING,
+        state=State.QUEUED,
+        created_at=submitted_at,
+        request_digest="",
+        steps=spec.train.steps,
+        step=0,
+        event_seq=0,
+        due_at=NEVER,
+    )
+    async with store.write() as session:
+        session.add(job)
+        await session.flush()
+        tx = JobTransaction(session, job, submitted_at)
+        tx.emit(JobSubmittedEvent(name=job.name))
+        tx.transition(State.STARTING, at=started_at)
+    return job.id
 
 
 async def store_history(store: Store, job: str, legs: list[Leg], size: Size) -> None:

@@ -128,10 +128,11 @@ def test_a_template_that_stops_answering_is_killed_and_not_used(node: Node) -> N
     eventually(lambda: names() == ["hf-worker"], WAIT_S, "the silent template to be killed")
 
 
-def test_a_template_of_a_place_that_is_no_longer_used_is_killed(node: Node) -> None:
+def test_a_template_of_a_place_that_is_no_longer_used_is_given_up(node: Node) -> None:
     other = RankPlace.of(MESH, 0)
     node.templates.ensure([PLACE, other])
-    node.templates.keep({other})
+    for template in node.templates.keep({other}):
+        template.kill()
     eventually(lambda: names() == ["hf-template"], WAIT_S, "one template to be left")
     node.templates.ensure([PLACE, other])
     assert names() == ["hf-template", "hf-template"]

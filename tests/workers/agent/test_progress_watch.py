@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.nodes.agent_config import agent_config
@@ -17,17 +18,18 @@ from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.progress import beacon as beacons
 from holdfast_workers.progress.beacon import Beacon, BeaconReader
 from holdfast_workers.protocol.answers import WorkerReport
-from holdfast_workers.protocol.messages import WorkerState
+from holdfast_workers.protocol.messages import JOINING_PHASE, PREPARING_PHASE, WorkerState
 from holdfast_workers.protocol.signals import Signal, SignalKind
 
 
 class Node:
     """Two ranks that have made no progress since they entered a phase with a short limit."""
 
-    def __init__(self, root: Path) -> None:
-        config = agent_config(root, capacity=2, watch_period_s=0.01)
+    def __init__(self, root: Path, **training: Any) -> None:
+        config = agent_config(root, capacity=2, watch_period_s=0.01, training=training)
         self.readings = 0
         self.failing = 0
+        self.attempts = [1, 1]
         self.sent: list[Signal] = []
         self.watch = ProgressWatch(
             config, self.workers, SignalSender("n0", "life", self.sent.append)
@@ -42,13 +44,17 @@ class Node:
         beacon.enter("user", 3, bound_s=0.05)
         return beacon
 
+    def seat(self, rank: int, attempt: int) -> None:
+        """The rank gets an order for a later attempt."""
+        self.attempts[rank] = attempt
+
     def workers(self) -> tuple[WorkerReport, ...]:
         self.readings += 1
         if self.readings <= self.failing:
             raise RuntimeError("a reading that fails")
         return tuple(
-            WorkerReport(f"w{rank}", os.getpid(), WorkerState.TRAINING, 1, rank, 3, None)
-            for rank in range(2)
+            WorkerReport(f"w{rank}", os.getpid(), WorkerState.TRAINING, attempt, rank, 3, None)
+            for rank, attempt in enumerate(self.attempts)
         )
 
     def stalled(self) -> set[int | None]:
@@ -85,3 +91,21 @@ def test_a_beacon_that_cannot_be_opened_does_not_hide_other_ranks(
     node.watch.start()
     eventually(lambda: node.stalled() == {1})
     assert "Too many open files" in capfd.readouterr().err
+
+
+def test_a_rank_that_does_not_begin_its_order_is_reported_unless_it_still_prepares(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, detection={"hang_floor_s": 0.02})
+    node.beacons[0].end()  # ready for an order; rank 1 is still in its phase
+    for rank in range(2):
+        node.seat(rank, 2)
+    node.watch.start()
+    try:
+        eventually(lambda: node.stalled() == {0})
+        phases = {beat.rank: beat.phase for beat in node.watch.beats()}
+        assert phases == {0: JOINING_PHASE, 1: PREPARING_PHASE}
+        (stalled,) = (signal for signal in node.sent if signal.kind is SignalKind.RANK_STALLED)
+        assert (stalled.attempt, stalled.rank) == (2, 0)
+    finally:
+        node.watch.stop()

@@ -13,6 +13,7 @@ from tests.support.nodes.supervised import small_training
 from tests.support.waiting import eventually
 
 from holdfast_workers.agent.node_agent import NodeAgent
+from holdfast_workers.memory.node_folder import OWNER_FILE
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.commands import Fence, Hello, Request
 from holdfast_workers.spec import ParallelSpec
@@ -32,6 +33,20 @@ def file_in_the_way(shm: Path, _: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"memory_root": str(shm / "job" / "n0")}
 
 
+def full_memory(shm: Path, _: pytest.MonkeyPatch) -> dict[str, Any]:
+    root = shm / "job" / "n0"
+    root.mkdir(parents=True)
+    (root / OWNER_FILE).with_suffix(".new").symlink_to("/dev/full")
+    return {"memory_root": str(root)}
+
+
+def damaged_owner(shm: Path, _: pytest.MonkeyPatch) -> dict[str, Any]:
+    root = shm / "job" / "n0"
+    root.mkdir(parents=True)
+    (root / OWNER_FILE).write_bytes(b"\xff")
+    return {"memory_root": str(root)}
+
+
 def missing_address(_: Path, __: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"host": "192.0.2.7"}  # kept free for documents (RFC 5737)
 
@@ -45,6 +60,8 @@ def bad_setting(_: Path, __: pytest.MonkeyPatch) -> dict[str, Any]:
     [
         (foreign_base, "is not a folder of this user"),
         (file_in_the_way, "Not a directory"),
+        (full_memory, "No space left on device"),
+        (damaged_owner, "can't decode"),
         (missing_address, "cannot listen on 192.0.2.7"),
         (bad_setting, "not a number"),
     ],

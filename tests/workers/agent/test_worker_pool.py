@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from tests.support.nodes.agent_config import agent_config, join_order
+from tests.workers.agent.test_run_journal import row
 
 from holdfast_workers.agent.devices import NoDeviceFree
 from holdfast_workers.agent.worker_pool import Slot, WorkerPool
@@ -25,7 +27,7 @@ from holdfast_workers.protocol.messages import (
     Tier,
     WorkerState,
 )
-from holdfast_workers.protocol.processes import RankPlace, WorkerJob, WorkerSignal
+from holdfast_workers.protocol.processes import RankPlace, StepReport, WorkerJob, WorkerSignal
 from holdfast_workers.protocol.signals import SignalDetail, WorkerFailed
 
 
@@ -74,6 +76,7 @@ class FakeTemplates:
         self.killed: list[str] = []
         self.made: list[RankPlace] = []
         self.kept: set[RankPlace] = set()
+        self.stop: Callable[[float], None]
 
     def attach(self, io: Any) -> None: ...
 
@@ -83,8 +86,9 @@ class FakeTemplates:
     def has(self, place: RankPlace) -> bool:
         return place in self.made
 
-    def keep(self, places: set[RankPlace]) -> None:
+    def keep(self, places: set[RankPlace]) -> list[Any]:
         self.kept = places
+        return []
 
     def fork(self, name: str, job: WorkerJob) -> Any:
         def kill() -> None:
@@ -203,13 +207,41 @@ def test_a_spare_worker_is_kept_and_replaced_once_it_gets_its_rank(tmp_path: Pat
     assert templates.killed == []
 
 
-def test_a_spare_worker_of_a_rank_that_moved_away_is_killed(tmp_path: Path) -> None:
+def test_what_an_attempt_does_not_need_is_killed_once_it_makes_steps(tmp_path: Path) -> None:
     pool, templates = staffed(tmp_path)
     pool.fork_spares(MESH)
     _, second = expected(pool)
+    first_steps: list[int] = []
+    pool._signals = cast(Any, SimpleNamespace(send=lambda *_, **__: None))
+    pool._journal = cast(Any, SimpleNamespace(add_row=lambda row: row.step == 1))
+    pool._on_first_step = lambda: first_steps.append(1)
     pool.end_unseated(order("w0"))
-    assert templates.killed == [second]
+    assert second not in expected(pool), "it gets no rank any more"
     assert templates.kept == {RankPlace.of(MESH, 0)}
+    assert (templates.killed, first_steps) == ([], []), "the attempt forms first"
+    for step in (1, 2):
+        pool.on_message("w0", StepReport(0, row(4, step)))
+    assert (templates.killed, first_steps) == ([second], [1])
+
+
+@pytest.mark.parametrize("end", ["fence", "stop", "stopping", "devices"])
+def test_what_an_attempt_does_not_need_is_killed_without_a_step_too(
+    tmp_path: Path, end: str
+) -> None:
+    pool, templates = staffed(tmp_path)
+    pool.fork_spares(MESH)
+    _, second = expected(pool)
+    if end == "devices":  # its successor needs them
+        pool._config = replace(pool._config, gpus_per_worker=1)
+    templates.stop = lambda _: None
+    pool._closing = end == "stopping"
+    pool.end_unseated(order("w0"))
+    if end == "fence":
+        pool._slots["w0"].parked_for = 5
+        pool.fence(5)
+    elif end == "stop":
+        pool.stop()
+    assert second in templates.killed
 
 
 def test_a_rank_without_a_spare_worker_is_forked_from_its_template(tmp_path: Path) -> None:

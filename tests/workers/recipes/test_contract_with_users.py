@@ -55,7 +55,7 @@ CONTEXT = frozenset(
     }
 )
 """The names that the context of a function has since 0.1."""
-NOT_PROMISED = frozenset({"finish", "ended_by"})
+NOT_PROMISED = frozenset({"finish", "ended_by", "has_left"})
 """Public names of the context that only Holdfast uses."""
 DIGESTS = {
     "minimal_recipe.py": "19be3a9b13acbfa970e54696832d7a62559a0bb447c40ca821bac0ff61c4f652",

@@ -34,6 +34,8 @@ class AgentConfig:
     remote_root: str
     """URI of the folder of the job's remote checkpoints."""
     storage: StorageOptions = field(default_factory=StorageOptions)
+    code: str = ""
+    """The folder of the job's code package; "": there is none."""
     memory_base: str = ""
     """The private folder of all jobs of this user, two levels above `memory_root`; "": none."""
     problem: str = ""
@@ -90,6 +92,7 @@ class AgentConfig:
             mesh=self.mesh,
             device=self.device,
             cache_dir=self.cache_dir,
+            code=self.code,
             remote_root=self.remote_root,
             storage=StorageOptions(),
             storage_fault_file=self._storage_fault_file,
@@ -160,5 +163,6 @@ def join_order(order: FormOrder, seat: Seat, config: AgentConfig, segment: Path)
         leased=order.leased,
         skipped=order.skipped,
         recheck=order.recheck,
+        leave_after=order.leave_after,
         reporter=seat.rank == min(other.rank for other in order.seats),
     )

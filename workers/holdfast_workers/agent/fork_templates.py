@@ -47,14 +47,14 @@ class ForkTemplates:
         """Set the I/O thread that reports the templates' exits."""
         self._io = io
 
-    def keep(self, places: Collection[RankPlace]) -> None:
-        """Kill the templates of all other places. Places of which no template could be made are
-        forgotten too, so they are tried again when they are requested again."""
+    def keep(self, places: Collection[RankPlace]) -> list[Child]:
+        """Keep only the templates of these places; the caller kills the others, which are returned.
+        Places of which no template could be made are forgotten too, so they are tried again when
+        they are requested again."""
         with self._changed:
             dropped = [self._ready.pop(place) for place in [*self._ready] if place not in places]
             self._unfit.intersection_update(places)
-        for child in dropped:
-            child.kill()
+        return dropped
 
     def ensure(self, places: Collection[RankPlace]) -> None:
         """Make the missing templates, and return when each can be forked from or has proved

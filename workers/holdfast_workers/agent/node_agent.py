@@ -78,8 +78,10 @@ from holdfast_workers.protocol.commands import (
     Hello,
     InjectFault,
     Inspect,
+    Leave,
     ListEvents,
     Poll,
+    PrepareMesh,
     Query,
     Request,
     SaveShard,
@@ -202,7 +204,7 @@ class NodeAgent:
             on_load=lambda *load: self._background.run(self._loads.load, *load),
             on_segment_ready=self._memory.fill_from_other_mesh,
             on_resharded=self._memory.free_other_meshes,
-            on_all_joined=lambda: self._background.run(self._worker_pool.fork_spares, self._mesh),
+            on_first_step=lambda: self._background.run(self._worker_pool.fork_spares, self._mesh),
         )
         self._memory.attach(self._worker_pool)
         self._health = NodeHealth(
@@ -323,6 +325,8 @@ class NodeAgent:
             FreeMemory: self._free_memory,
             SetIntervals: self._set_intervals,
             Finish: self._finish,
+            PrepareMesh: self._prepare_mesh,
+            Leave: self._leave,
             Inspect: self._inspect,
             SaveShard: self._save_held,
             FinalizeCheckpoint: self._finalize,
@@ -385,6 +389,15 @@ class NodeAgent:
 
     def _finish(self, command: Finish) -> Done:
         self._worker_pool.send(StopAfterStep(command.attempt))
+        return Done()
+
+    def _prepare_mesh(self, command: PrepareMesh) -> Done:
+        """Raises ZygoteFailed."""
+        self._worker_pool.prepare(command.mesh, command.ranks, self._mesh)
+        return Done()
+
+    def _leave(self, command: Leave) -> Done:
+        self._worker_pool.send(StopAfterStep(command.attempt, leaves=True))
         return Done()
 
     def _inspect(self, command: Inspect) -> Inspections:
@@ -488,7 +501,7 @@ class NodeAgent:
             self._memory.open()
             self._saves.remove_leftovers()
             self._journal.keep_in(self._root)
-        except (OSError, WorkersError) as error:
+        except Exception as error:
             self._record_failure(error)
             return False
         self._failure = None

@@ -18,16 +18,25 @@ import structlog
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.periodic_thread import PeriodicThread
 from holdfast_workers.agent.signal_sender import SignalSender
-from holdfast_workers.progress.beacon import BeaconReader, BeaconReading, path_of, remove_all
-from holdfast_workers.progress.hang_limits import HangLimits, Standstill
+from holdfast_workers.progress.beacon import (
+    IDLE,
+    BeaconReader,
+    BeaconReading,
+    path_of,
+    remove_all,
+)
+from holdfast_workers.progress.hang_limits import COLD_FLOORS, HangLimits, Standstill
 from holdfast_workers.progress.inspection import sample
 from holdfast_workers.protocol.answers import WorkerReport
-from holdfast_workers.protocol.messages import Beat, Inspection, WorkerState
+from holdfast_workers.protocol.messages import (
+    JOINING_PHASE,
+    PREPARING_PHASE,
+    Beat,
+    Inspection,
+    WorkerState,
+)
 from holdfast_workers.protocol.signals import RankStalled
 from holdfast_workers.spec import DetectionSpec, TrainingSpec
-
-JOINING = "joining"
-"""The phase that a beat reports for a rank that has not begun to carry out its order."""
 
 LATE_PERIODS = 10
 """A reading that comes later than so many periods counts as so many periods."""
@@ -135,12 +144,21 @@ class ProgressWatch:
         watched.seat(report.attempt)
         return watched
 
+    def _before_its_begin(
+        self, reading: BeaconReading | None, attempt: int, seated_ns: int
+    ) -> BeaconReading:
+        """The reading of a worker that has not begun `attempt`: it awaits its order, which takes
+        no time, or still prepares for it, which may take long."""
+        if reading is None or reading.phase != IDLE:
+            return BeaconReading(0, PREPARING_PHASE, attempt, 0, 0, 0.0, True, seated_ns, ())
+        since_ns = max(seated_ns, reading.changed_ns)
+        limit_s = self._spec.limits.get(JOINING_PHASE, COLD_FLOORS * self._spec.hang_floor_s)
+        return BeaconReading(0, JOINING_PHASE, attempt, 0, 0, limit_s, True, since_ns, ())
+
     def _beat(self, report: WorkerReport, rank: int, watched: _WatchedWorker) -> Beat:
         reading = watched.reader.read()
         if reading is None or reading.attempt != report.attempt:
-            reading = BeaconReading(
-                0, JOINING, report.attempt, 0, 0, 0.0, True, watched.seated_ns, ()
-            )
+            reading = self._before_its_begin(reading, report.attempt, watched.seated_ns)
         watched.changed_ns = reading.changed_ns
         limit_s = self._limits.limit_s(reading.phase, cold=reading.cold, bound_s=reading.bound_s)
         return Beat(

@@ -286,7 +286,7 @@ class RemoteSaves:
 
     def _remove_unfinished(self) -> None:
         """Remove segments whose creator died before it gave them their name."""
-        for path in (*self._root.glob(".*.new"), *self._root.glob("*/.*.new")):
+        for path in (*self._root.glob(".*.seg.*.new"), *self._root.glob("*/.*.seg.*.new")):
             creator = int(path.suffixes[-2].removeprefix("."))
             if not linux_processes.is_alive(creator):
                 path.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.progress import beacon
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import (
@@ -60,6 +61,7 @@ from holdfast_workers.protocol.signals import (
     WorkerExited,
     WorkerFailed,
     WorkerJoined,
+    WorkerLeft,
 )
 
 EXIT_WAIT_S = 5.0
@@ -97,9 +99,13 @@ class Slot:
         return self.job.place.rank if self.job.place is not None else None
 
     @property
+    def expected_mesh(self) -> str:
+        return mesh_tag(self.job.place.mesh) if self.job.place is not None else ""
+
+    @property
     def has_joined(self) -> bool:
         """Whether the worker holds the state that its order named, or a later one."""
-        return self.state in (WorkerState.TRAINING, WorkerState.DONE)
+        return self.state in (WorkerState.TRAINING, WorkerState.DONE, WorkerState.LEFT)
 
 
 class WorkerPool:
@@ -112,7 +118,7 @@ class WorkerPool:
     - `on_segment_ready(slot, attempt, own)`: the worker has made its segment, to be filled from
       another mesh; `own` holds the entries that belong to its rank alone.
     - `on_resharded()`: every rank and its partners now hold the state on the new mesh.
-    - `on_all_joined()`: no worker of this node is still joining an attempt.
+    - `on_first_step()`: an attempt has made a step.
     """
 
     def __init__(
@@ -128,7 +134,7 @@ class WorkerPool:
         on_load: Callable[[Slot, LoadOrder], None],
         on_segment_ready: Callable[[Slot, int, dict[str, bytes]], None],
         on_resharded: Callable[[], None],
-        on_all_joined: Callable[[], None],
+        on_first_step: Callable[[], None],
     ) -> None:
         self._config = config
         self._incarnation = incarnation
@@ -141,12 +147,13 @@ class WorkerPool:
         self._hand_to_loader = on_load
         self._on_segment_ready = on_segment_ready
         self._on_resharded = on_resharded
-        self._on_all_joined = on_all_joined
+        self._on_first_step = on_first_step
         self._shortage = MemoryShortage()
         self._devices = Devices(config.gpus_per_worker)
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
+        self._dismissed: list[Child] = []  # to be killed; see `end_unseated`
         self._forking = threading.Lock()
         self._forked = 0
         self._fenced = 0
@@ -184,13 +191,42 @@ class WorkerPool:
         self._templates.ensure([RankPlace.of(mesh, rank) for rank in ranks])
         while True:
             with self._forking:
-                with self._changed:
-                    slots = tuple(self._slots.values())
-                covered = {slot.expected for slot in slots if slot.state is WorkerState.WARM}
-                missing = [rank for rank in self._ranks_with_spares() if rank not in covered]
+                places = [RankPlace.of(mesh, rank) for rank in self._ranks_with_spares()]
+                missing = [place for place in places if not self._has_spare(place)]
                 if self._closing or not missing:
                     return
-                self._fork(RankPlace.of(mesh, missing[0]))
+                self._fork(missing[0])
+
+    def prepare(
+        self, mesh: dict[str, int], ranks: Collection[int], present: dict[str, int]
+    ) -> None:
+        """Fork a spare worker for each of `ranks` of a mesh that the job changes to next, as far as
+        templates can be made for them. Those of meshes other than this and the `present` one are
+        killed. Thread-safe."""
+        places = [RankPlace.of(mesh, rank) for rank in ranks]
+        self._end_spares_beside((mesh, present))
+        self._templates.ensure(places)
+        for place in places:
+            with self._forking:
+                if self._closing or self._has_spare(place) or not self._templates.has(place):
+                    continue
+                self._fork(place)
+
+    def _end_spares_beside(self, meshes: Collection[dict[str, int]]) -> None:
+        with self._changed:
+            outdated = [
+                slot.child
+                for slot in self._slots.values()
+                if slot.state is WorkerState.WARM
+                if slot.job.place is not None and slot.job.place.mesh not in meshes
+            ]
+        for child in outdated:
+            child.kill()
+
+    def _has_spare(self, place: RankPlace) -> bool:
+        with self._changed:
+            slots = tuple(self._slots.values())
+        return any(slot.job.place == place and slot.state is WorkerState.WARM for slot in slots)
 
     def _ranks_with_spares(self) -> list[int]:
         with self._changed:
@@ -208,6 +244,7 @@ class WorkerPool:
         with self._changed:
             self._fenced = max(self._fenced, attempt)
             slots = {name: slot for name, slot in self._slots.items() if slot.attempt < attempt}
+        self._kill_dismissed()
         for slot in slots.values():
             if slot.name in condemned:
                 slot.child.kill("it held up the other ranks")
@@ -246,16 +283,33 @@ class WorkerPool:
         return slot
 
     def end_unseated(self, order: FormOrder) -> None:
-        """Kill the workers that the order does not name, except spare workers for its ranks."""
+        """Dismiss the workers that the order does not name, except spare workers for its ranks, and
+        the templates for other ranks.
+
+        They are killed once the attempt makes steps, or is fenced: the kernel takes tens of
+        milliseconds of processor time to take back the memory of each, and the attempt that forms
+        needs it more.
+        Workers with devices are killed at once, as their successors need the devices.
+        """
         seated = {seat.worker for seat in order.seats}
         with self._changed:
             self._refuse_stale(order)
             unseated = [name for name in self._slots if name not in seated]
             spare = [name for name in unseated if self._is_spare(self._slots[name], order)]
             children = [self._slots.pop(name).child for name in unseated if name not in spare]
+        children += self._templates.keep(
+            {RankPlace.of(order.mesh, seat.rank) for seat in order.seats}
+        )
+        with self._changed:
+            self._dismissed += children
+        if self._config.gpus_per_worker or self._closing:
+            self._kill_dismissed()
+
+    def _kill_dismissed(self) -> None:
+        with self._changed:
+            children, self._dismissed = self._dismissed, []
         for child in children:
             child.kill()
-        self._templates.keep({RankPlace.of(order.mesh, seat.rank) for seat in order.seats})
 
     def send(
         self, message: LeaseUpdate | NewIntervals | StopAfterStep, *, or_drop: bool = False
@@ -273,6 +327,7 @@ class WorkerPool:
             slots = list(self._slots.values())
         for slot in slots:
             slot.child.kill()
+        self._kill_dismissed()
         self._templates.stop(wait_s)
         with self._changed:
             self._changed.wait_for(lambda: not self._slots, wait_s)
@@ -283,7 +338,15 @@ class WorkerPool:
         with self._changed:
             return tuple(
                 WorkerReport(
-                    n, s.child.pid, s.state, s.attempt, s.rank, s.step, s.failure, s.expected
+                    n,
+                    s.child.pid,
+                    s.state,
+                    s.attempt,
+                    s.rank,
+                    s.step,
+                    s.failure,
+                    s.expected,
+                    s.expected_mesh,
                 )
                 for n, s in self._slots.items()
             )
@@ -364,6 +427,8 @@ class WorkerPool:
         if self._journal.add_row(row):
             first = FirstStep(row.step, row.at)
             self._signals.send(first, row.attempt, report.rank, slot.name, pid=slot.child.pid)
+            self._kill_dismissed()
+            self._on_first_step()
 
     def _record_parked(self, slot: Slot, attempt: int) -> None:
         with self._changed:
@@ -374,13 +439,10 @@ class WorkerPool:
 
     def _pass_on(self, slot: Slot, signal: WorkerSignal) -> None:
         """Take note of a worker's event, then report it."""
-        all_joined = False
         match signal.detail:
             case WorkerJoined(step=step):
                 with self._changed:
                     slot.state, slot.step = WorkerState.TRAINING, step
-                    slots = self._slots.values()
-                    all_joined = all(other.state is not WorkerState.JOINING for other in slots)
                 self._on_state_held(slot, None)
             case WorkerFailed() as failure:
                 with self._changed:
@@ -388,11 +450,12 @@ class WorkerPool:
             case WorkerDone(step=step):
                 with self._changed:
                     slot.state, slot.step = WorkerState.DONE, step
+            case WorkerLeft(step=step):
+                with self._changed:
+                    slot.state, slot.step = WorkerState.LEFT, step
         self._signals.send(
             signal.detail, signal.attempt, signal.rank, slot.name, pid=slot.child.pid
         )
-        if all_joined:
-            self._on_all_joined()
 
     # --- internals ------------------------------------------------------------------------------
 

@@ -87,6 +87,7 @@ def main() -> None:
                 os.environ.setdefault(name, "1")
             if isinstance(config, ZygoteConfig):
                 _import_for_training()
+                _enter_code(config.code)
             else:
                 _import_for_storage()
             threads = ThreadOrigins()
@@ -121,6 +122,16 @@ def _import_for_storage() -> None:
     linux_processes.name_process("hf-storage")
     from holdfast_workers.checkpoint import s3  # noqa: F401
     from holdfast_workers.child_programs import loader, saver  # noqa: F401
+
+
+def _enter_code(folder: str) -> None:
+    """Make users' code importable, here and in the programs that it starts."""
+    if not folder:
+        return
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    paths = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{paths}" if paths else folder
 
 
 def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) -> Recipe:

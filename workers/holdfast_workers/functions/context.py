@@ -32,7 +32,7 @@ from holdfast_workers.data.sample_order import (
     samples_at,
     samples_digest,
 )
-from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
+from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError, MeshChanges
 from holdfast_workers.functions.step_metrics import UserMetrics
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_index, data_mesh, data_parallel
 from holdfast_workers.parallelize.shard import set_last_micro_batch
@@ -179,6 +179,8 @@ class Context:
         with self._unwinding():
             steps = self._started()
             steps.keep()
+            if steps.left:
+                raise MeshChanges
             if not steps.over and self._seeded_step != steps.applied + 1:
                 self._prepare_step(steps)
             return steps.over
@@ -278,9 +280,15 @@ class Context:
             recipe.tokens = train.global_batch if tokens is None else tokens
             steps.apply()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the function was unwound because the mesh changes."""
+        return isinstance(self.ended_by, MeshChanges)
+
     def finish(self) -> int:
-        """Called by the recipe after the function returned; the last step's number."""
-        if self.ended_by is not None:
+        """Called by the recipe after the function returned, or was unwound because the mesh
+        changes; the last step's number."""
+        if self.ended_by is not None and not self.has_left:
             raise self.ended_by
         function, steps = self._recipe.spec.function, self._steps
         if steps is None:

@@ -82,11 +82,13 @@ class FunctionRecipe(Recipe):
         try:
             self._function(context)
         except AttemptEnded as unwound:
-            raise unwound.cause from None
+            if not context.has_left:
+                raise unwound.cause from None
         except Exception:
-            if context.ended_by is not None:  # the function replaced the exception by its own
+            if context.ended_by is None:
+                raise
+            if not context.has_left:  # the function replaced the exception by its own
                 raise context.ended_by from None
-            raise
         return context.finish()
 
     def abandon_step(self) -> None:

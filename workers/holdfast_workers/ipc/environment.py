@@ -15,6 +15,10 @@ PASSED_ON_VARIABLE = "HOLDFAST_WORKER_ENV"
 """Environment variable of a node: names of further variables that users' code gets, separated by
 commas; `*` stands for any characters."""
 
+CODE_FOLDER = "users-code"
+"""Name of the folder of a job's code package, in the working folder of its agent. No module can
+have this name: the working folder is on the agent's module path."""
+
 _PROGRAM = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TMPDIR", "TZ", "LANG", "LC_*"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_*", "XDG_CACHE_HOME", "CC", "CXX"),

@@ -158,7 +158,7 @@ class Beacon:
         self._write(now)
 
     def end(self) -> None:
-        """The attempt is over."""
+        """The worker is in no attempt, and ready for the next order."""
         self._abort_phase((IDLE, 0, 0, 0.0))
 
     @contextmanager

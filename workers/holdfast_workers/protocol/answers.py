@@ -41,6 +41,8 @@ class WorkerReport:
     expected: int | None = None
     """The only rank that it can take, because it was forked for it; None: any rank, if it has
     none yet."""
+    expected_mesh: str = ""
+    """The mesh of that rank, as in `Held.mesh`; "": the mesh of the newest attempt."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class CommandKind(StrEnum):
     FREE_MEMORY = "free_memory"
     SET_INTERVALS = "set_intervals"
     FINISH = "finish"
+    PREPARE_MESH = "prepare_mesh"
+    LEAVE = "leave"
     INSPECT = "inspect"
     SAVE_SHARD = "save_shard"
     FINALIZE_CHECKPOINT = "finalize_checkpoint"
@@ -133,6 +135,30 @@ class Finish:
     attempt: int
     incarnation: str = ""
     kind: Literal[CommandKind.FINISH] = CommandKind.FINISH
+
+
+@dataclass(frozen=True)
+class PrepareMesh:
+    """While `attempt` trains, fork a process for each of `ranks` of the mesh that the job changes
+    to next, with all that can be built ahead. Answer once they exist, or prove impossible."""
+
+    agent: str
+    attempt: int
+    mesh: dict[str, int]
+    ranks: tuple[int, ...]
+    incarnation: str = ""
+    kind: Literal[CommandKind.PREPARE_MESH] = CommandKind.PREPARE_MESH
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The agent's ranks of `attempt` request in the step agreement that all ranks leave the attempt
+    after the next agreed step. They keep that step in memory, and report that they have left."""
+
+    agent: str
+    attempt: int
+    incarnation: str = ""
+    kind: Literal[CommandKind.LEAVE] = CommandKind.LEAVE
 
 
 @dataclass(frozen=True)
@@ -279,6 +305,8 @@ Command = (
     | FreeMemory
     | SetIntervals
     | Finish
+    | PrepareMesh
+    | Leave
     | Inspect
     | SaveShard
     | FinalizeCheckpoint
@@ -289,7 +317,9 @@ Command = (
 )
 Query = Hello | Describe | Poll | ListEvents | ExchangeBytes
 
-AttemptCommand = Fence | Form | WarmUp | SetPartners | FreeMemory | SetIntervals | Finish
+AttemptCommand = (
+    Fence | Form | WarmUp | SetPartners | FreeMemory | SetIntervals | Finish | PrepareMesh | Leave
+)
 """Commands that belong to an attempt: an agent refuses them if it knows a later attempt."""
 
 OpenQuery = Describe | Poll | ListEvents

@@ -35,6 +35,9 @@ class WorkerState(StrEnum):
     DONE = "done"
     """Finished its last step: the last of the job spec, or the one after which all ranks
     stopped."""
+    LEFT = "left"
+    """Left its attempt after a step on which all ranks agreed, so that the mesh can change. The
+    state after that step is in memory."""
 
 
 class ErrorKind(StrEnum):
@@ -117,6 +120,13 @@ class GroupBeat:
     """Collectives among them from which it has returned."""
     kind: str
     """The collective entered last: "all_gather", "reduce_scatter", ..."""
+
+
+PREPARING_PHASE = "preparing"
+"""The phase of a rank whose worker is not ready to take its order yet: it builds the model, or
+still leaves an attempt."""
+JOINING_PHASE = "joining"
+"""The phase of a rank whose worker is ready, and has not begun to carry out its order."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,7 @@ class Restore:
     what: InitPart = InitPart.EVERYTHING
     """Init tier: how much of that checkpoint is loaded."""
     mesh: str = ""
-    """Reshard: the mesh that computed the state, as in `Held.mesh`."""
+    """Reshard, and remote tier if known: the mesh that computed the state, as in `Held.mesh`."""
     origins: tuple[Origin, ...] = ()
     """Reshard: every commit that holds a part of the state."""
 
@@ -270,6 +280,8 @@ class FormOrder:
     """True: its ranks may step only while a lease covers them (`protocol/lease.py`)."""
     recheck: int | None = None
     """The step whose digests, rank by rank, the agent must report (`SignalKind.RECOMPUTED`)."""
+    leave_after: int | None = None
+    """The step after which the ranks leave the attempt, because the mesh changes then."""
 
 
 @dataclass(frozen=True)
@@ -293,10 +305,11 @@ class JoinOrder:
     device: str
     has_partner: bool = False
     intervals: tuple[int, int] | None = None
-    """As in `FormOrder`; so are `leased`, `skipped` and `recheck`."""
+    """As in `FormOrder`; so are `leased`, `skipped`, `recheck` and `leave_after`."""
     leased: bool = False
     skipped: tuple[tuple[int, int], ...] = ()
     recheck: int | None = None
+    leave_after: int | None = None
     reporter: bool = False
     """Whether this rank reports for all ranks of its node."""
 

@@ -26,6 +26,7 @@ from holdfast_workers.protocol.signals import (
     WorkerDone,
     WorkerFailed,
     WorkerJoined,
+    WorkerLeft,
 )
 
 # --- from an agent to a worker --------------------------------------------------------------------
@@ -109,6 +110,8 @@ class StopAfterStep:
     """Request a stop in the next step agreement."""
 
     attempt: int
+    leaves: bool = False
+    """Not the end of the job: the ranks leave the attempt, so that the mesh can change."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,13 @@ WORKER_ORDERS: tuple[type, ...] = get_args(WorkerOrder)
 
 
 SignalOfWorker = (
-    WorkerJoined | WorkerFailed | WorkerDone | GuardTripReported | StepRecomputed | ShardFailed
+    WorkerJoined
+    | WorkerFailed
+    | WorkerDone
+    | WorkerLeft
+    | GuardTripReported
+    | StepRecomputed
+    | ShardFailed
 )
 
 
@@ -456,6 +465,8 @@ class ZygoteConfig(StorageZygoteConfig):
     replication_share: float
     load_timeout_s: float = 3600.0
     """For a rank's load from a bucket, all of its bytes."""
+    code: str = ""
+    """The folder of users' code; "": there is none."""
     imports_recipe: bool = True
     """Whether the zygote imports and prepares the recipe. Otherwise each process does that needs
     it: the recipe's modules start threads, and a process with threads cannot be forked."""

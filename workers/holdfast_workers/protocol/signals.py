@@ -24,6 +24,7 @@ class SignalKind(StrEnum):
     WORKER_JOINED = "worker_joined"
     FIRST_STEP = "first_step"
     WORKER_DONE = "worker_done"
+    WORKER_LEFT = "worker_left"
     SHARD_SAVED = "shard_saved"
     SHARD_FAILED = "shard_failed"
     SHARD_DELAYED = "shard_delayed"
@@ -95,6 +96,15 @@ class WorkerDone:
 
     step: int
     kind: Literal[SignalKind.WORKER_DONE] = SignalKind.WORKER_DONE
+
+
+@dataclass(frozen=True)
+class WorkerLeft:
+    """A worker left its attempt after `step`, so that the mesh can change; see
+    `WorkerState.LEFT`."""
+
+    step: int
+    kind: Literal[SignalKind.WORKER_LEFT] = SignalKind.WORKER_LEFT
 
 
 @dataclass(frozen=True)
@@ -248,6 +258,7 @@ SignalDetail = (
     | WorkerJoined
     | FirstStep
     | WorkerDone
+    | WorkerLeft
     | ShardSaved
     | ShardFailed
     | ShardDelayed

@@ -59,6 +59,9 @@ class RankLog:
     def log_done(self, step: int) -> None:
         _info(f"attempt {self._attempt}: finished after step {step}")
 
+    def log_left(self, step: int) -> None:
+        _info(f"attempt {self._attempt}: left after step {step}, because the mesh changes")
+
     def log_fenced(self, step: int) -> None:
         _info(f"attempt {self._attempt}: ended after step {step}; waiting for the next attempt")
 

@@ -57,6 +57,8 @@ class AttemptSteps(Protocol):
     """The step that was applied last."""
     over: bool
     """Whether `applied` is the last step of the attempt."""
+    left: bool
+    """Whether the attempt is over before the job, because the mesh changes."""
 
     @property
     def awaits_keep(self) -> bool:

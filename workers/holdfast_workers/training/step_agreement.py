@@ -25,7 +25,7 @@ from holdfast_workers.state.digest import step_digest
 from holdfast_workers.state.replicas import ReplicaComparison
 from holdfast_workers.training.guards import Trip
 
-_RECORD = struct.Struct("<qqdqdd????IqQqq16sqqqd")
+_RECORD = struct.Struct("<qqdqdd??????IqQqq16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
 
 
@@ -79,6 +79,11 @@ class Record:
     """Size of the contribution's packed user metrics, which are not part of the record."""
     saving: bool = False
     """Whether an earlier state of this rank is still being saved to the remote tier."""
+    leave: bool = False
+    """Whether this rank received the request to leave the attempt, so that the mesh can change."""
+    may_leave: bool = True
+    """Whether this rank can keep the state after this step in memory without giving up a state that
+    its partners do not hold yet."""
 
     def pack(self) -> bytes:
         share = self.contribution
@@ -93,6 +98,8 @@ class Record:
             share.changed,
             self.stop,
             self.saving,
+            self.leave,
+            self.may_leave,
             self.user_metrics_bytes,
             share.data_index,
             share.samples,
@@ -117,6 +124,8 @@ class Record:
             changed,
             stop,
             saving,
+            leave,
+            may_leave,
             user_metrics_bytes,
             data_index,
             samples,
@@ -150,6 +159,8 @@ class Record:
             compute_s,
             user_metrics_bytes,
             saving,
+            leave,
+            may_leave,
         )
 
 
@@ -176,6 +187,9 @@ class Agreed:
     """The newest step whose state every rank knows to be replicated; -1 for none."""
     stop: bool = False
     """Whether any rank received a stop request: this step is then the last, on every rank."""
+    leave: bool = False
+    """Whether any rank received the request to leave the attempt, and all may: this step is then
+    the last of the attempt, on every rank."""
     intervals: tuple[int, int] = (0, 0)
     """The save intervals that rank 0 received; they apply to all ranks from this step on."""
     saving: bool = False
@@ -238,6 +252,8 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
         rank_digests=digests if has_digests else (),
         replicated_step=min(record.replicated_step for record in records),
         stop=any(record.stop for record in records),
+        leave=any(record.leave for record in records)
+        and all(record.may_leave for record in records),
         intervals=first.intervals,
         saving=any(record.saving for record in records),
         compute_s=tuple(record.compute_s for record in records),

@@ -4,7 +4,8 @@ Each step commits through one agreement of the whole world. The digest of the st
 `s` is part of the agreement of step `s + 1`; after the last step, a closing agreement carries the
 last digest. A guard that trips is handled before the step is applied
 (:mod:`holdfast_workers.training.guard_trips`). The last step is that of the spec, or the step in
-whose agreement any rank requested a stop; so all ranks stop after the same step. Exceptions of
+whose agreement any rank requested to stop, or to leave the attempt; so all ranks stop after the
+same step. Exceptions of
 collectives, of the gate and of the recipe leave :func:`train` unchanged; the caller interprets
 them.
 """
@@ -68,6 +69,15 @@ class Hooks(Protocol):
     def stop_wanted(self) -> bool:
         """Whether this rank received the request to stop after a step that all ranks agree on."""
         return False
+
+    def leave_wanted(self, step: int) -> bool:
+        """Whether this rank received the request to leave the attempt after `step`."""
+        return False
+
+    def may_leave(self) -> bool:
+        """Whether this rank can keep the state after the step in memory; asked after
+        `replicated_step`."""
+        return True
 
     def intervals(self) -> tuple[int, int]:
         """Steps between two saves to memory, and to the remote tier, as this rank received them."""
@@ -135,7 +145,9 @@ class Steps:
         self.applied = start_step
         """The step that was applied last."""
         self.over = start_step >= spec.train.steps
-        """Whether `applied` is the last step."""
+        """Whether `applied` is the last step of the attempt."""
+        self.left = False
+        """Whether the attempt is over before the job: the mesh changes."""
         self._recipe = recipe
         self._world = world
         self._spec = spec
@@ -170,7 +182,9 @@ class Steps:
         self._hooks.committed(_row(outcome, now - self._previous))
         self._previous = now
         self.applied = step
-        self.over = step == self._spec.train.steps or outcome.agreed.stop
+        ends = step == self._spec.train.steps or outcome.agreed.stop
+        self.left = outcome.agreed.leave and not ends
+        self.over = ends or self.left
         self._pending = outcome.agreed
 
     def keep(self) -> None:
@@ -182,7 +196,8 @@ class Steps:
             return
         agreed, self._pending = self._pending, None
         self._hooks.phase("checkpoint", self.applied)
-        known = self._hooks.checkpoint(self.applied, self._recipe, agreed, self.over)
+        last = self.over and not self.left
+        known = self._hooks.checkpoint(self.applied, self._recipe, agreed, last)
         self._set_state_digest(self.applied, known, self.over)
 
     def phase(self, name: str, micro_batch: int = 0) -> None:
@@ -242,6 +257,8 @@ class Steps:
             state_digest=bytes.fromhex(digest) or bytes(16),
             replicated_step=replicated,
             stop=self._hooks.stop_wanted(),
+            leave=self._hooks.leave_wanted(self._step),
+            may_leave=self._hooks.may_leave(),
             intervals=self._hooks.intervals(),
             saving=self._hooks.is_saving(),
             compute_s=self._compute_s(share),

@@ -23,6 +23,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.background_copy import WaitBudget
 from holdfast_workers.memory.segment import Segment, SegmentError
+from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import (
@@ -51,6 +52,7 @@ from holdfast_workers.protocol.signals import (
     WorkerDone,
     WorkerFailed,
     WorkerJoined,
+    WorkerLeft,
 )
 from holdfast_workers.state.replicas import CorruptionFound
 from holdfast_workers.training.guard_memory import LedgerMismatch
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     from holdfast_workers.training.step_agreement import Agreed
 
 COPY_GRACE_S = 1.0
+LEAVE_WAIT_S = 5.0
+"""How long the last step before a planned change of the mesh waits for replication."""
 HOLD = "hold"
 """The phase of a rank that waits for the supervisor to renew its lease."""
 COLD_STEPS = 3
@@ -107,6 +111,7 @@ class ControlLink(Protocol):
     def wait_state(self, attempt: int, timeout_s: float) -> StateReply: ...
     def wait_load(self, attempt: int, timeout_s: float) -> LoadOutcome: ...
     def is_to_finish(self, attempt: int) -> bool: ...
+    def is_to_leave(self, attempt: int) -> bool: ...
     def has_lease(self, attempt: int) -> bool: ...
     def await_lease(self, attempt: int) -> None: ...
     def intervals(self, attempt: int) -> tuple[int, int] | None: ...
@@ -139,6 +144,8 @@ class RankAttempt:
         self._step = 0
         self._cold_until = 0
         self._start_digest: str | None = None
+        self._replicated = -1  # the newest step in memory that was reported to be at the partners
+        self._steps: Steps | None = None
         self._checkpoints = RankCheckpoints(order, recipe.layout, link.send, faults)
         self._log = RankLog(self._rank, self._number, order.mesh, self._spec.train.steps)
         self._wait_budget = WaitBudget(config.replication_patience_s, config.replication_share)
@@ -160,9 +167,14 @@ class RankAttempt:
         last = self._recipe.run(lambda: self._start_steps(world))
         self._beacon.enter("save", last)
         self._checkpoints.finish()
-        process_groups.leave()
-        self._log.log_done(last)
-        self._signal(WorkerDone(last))
+        left = self._steps is not None and self._steps.left
+        process_groups.leave(keep=left)
+        if left:
+            self._log.log_left(last)
+            self._signal(WorkerLeft(last))
+        else:
+            self._log.log_done(last)
+            self._signal(WorkerDone(last))
 
     def _start_steps(self, world: World) -> Steps:
         """Load the state once the recipe is built, and report that this rank has joined."""
@@ -176,7 +188,8 @@ class RankAttempt:
         self._cold_until = start + COLD_STEPS
         if start == self._spec.train.steps:  # the fault was between the last step and its save
             self._checkpoints.leave_for_saver(start, self._recipe.freeze(start).write, {})
-        return Steps(self._recipe, world, self._spec, self, start, self._start_digest)
+        self._steps = Steps(self._recipe, world, self._spec, self, start, self._start_digest)
+        return self._steps
 
     def fenced(self) -> None:
         """Log that the attempt was ended from outside."""
@@ -233,14 +246,20 @@ class RankAttempt:
     def replicated_step(self) -> int:
         """The newest step that all partners hold. Waits briefly for a late one; otherwise the next
         memory checkpoint is skipped."""
+        self._replicated = self._await_replicated()
+        return self._replicated
+
+    def _await_replicated(self) -> int:
         with self._waiting():
             self._checkpoints.await_captured()
             if self._checkpoints.memory_step < 0 or not self._checkpoints.is_newest_in_memory():
                 return self._checkpoints.memory_step  # nothing to wait for
             began = time.monotonic()
             since_s = began - self._checkpoints.memory_committed_at
-            wanted = self._memory_due(self._step + 1)
+            leaves = self.leave_wanted(self._step + 1)
+            wanted = leaves or self._memory_due(self._step + 1)
             wait_s = self._wait_budget.allowance_s(since_s) if wanted else 0.0
+            wait_s = LEAVE_WAIT_S if leaves else wait_s
             step = self._link.wait_replicated(self._number, self._checkpoints.memory_step, wait_s)
             self._learn_from_waiting(since_s, time.monotonic() - began, step, wanted=wanted)
             return step
@@ -259,6 +278,13 @@ class RankAttempt:
     def stop_wanted(self) -> bool:
         return self._link.is_to_finish(self._number)
 
+    def leave_wanted(self, step: int) -> bool:
+        planned = self._join_order.leave_after
+        return self._link.is_to_leave(self._number) or (planned is not None and step >= planned)
+
+    def may_leave(self) -> bool:
+        return self._replicated >= self._checkpoints.memory_step
+
     def intervals(self) -> tuple[int, int]:
         return self._link.intervals(self._number) or self._intervals
 
@@ -276,9 +302,9 @@ class RankAttempt:
         """
         self._step = step
         self._intervals = agreed.intervals
-        to_memory = (
-            self._memory_due(step) and agreed.replicated_step >= self._checkpoints.memory_step
-        )
+        leaves = agreed.leave and agreed.intervals[0] > 0
+        wanted = leaves or self._memory_due(step)
+        to_memory = wanted and agreed.replicated_step >= self._checkpoints.memory_step
         to_remote = self._remote_saves.is_due(
             step, agreed.intervals[1], saving=agreed.saving, last=last
         )
@@ -313,9 +339,17 @@ class RankAttempt:
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         if self._join_order.reporter:
-            self._link.send(StepDigest(step, hex))
+            if not self._is_of_other_mesh(step):
+                self._link.send(StepDigest(step, hex))
             if step == self._join_order.recheck:
                 self._signal(StepRecomputed(step, of_ranks))
+
+    def _is_of_other_mesh(self, step: int) -> bool:
+        """Whether the state after `step` was computed on another mesh: its digest is that of the
+        shards on that mesh."""
+        restore = self._join_order.restore
+        other = restore.mesh not in ("", mesh_tag(self._join_order.mesh))
+        return other and step == restore.step
 
     # --- joining --------------------------------------------------------------------------------
 

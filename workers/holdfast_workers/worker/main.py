@@ -94,6 +94,7 @@ class Worker:
         collective_counts.install(self._beacon)
         if self._expected is not None:
             self._recipe.expect(self._expected)
+        self._beacon.end()
         while True:
             match self._link.next_order():
                 case LeaveAttempts(attempt=attempt):
@@ -153,6 +154,7 @@ class WorkerLink:
         self._injected: set[int] = set()
         self._leases: dict[int, tuple[int, float]] = {}  # attempt -> (number, until when)
         self._to_finish = 0  # the newest attempt that shall stop after its next agreed step
+        self._to_leave = 0  # the newest attempt that the ranks shall leave then
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name=control_channel.THREAD_NAME, daemon=True).start()
@@ -187,6 +189,9 @@ class WorkerLink:
 
     def is_to_finish(self, attempt: int) -> bool:
         return attempt == self._to_finish
+
+    def is_to_leave(self, attempt: int) -> bool:
+        return attempt == self._to_leave
 
     def has_lease(self, attempt: int) -> bool:
         """Whether the supervisor's lease is valid now."""
@@ -312,6 +317,8 @@ class WorkerLink:
                 # An older lease may arrive after a newer one.
                 lease = (number, until)
                 _keep_newest(self._leases, attempt, max(lease, self._leases.get(attempt, lease)))
+            case StopAfterStep(attempt=attempt, leaves=True):
+                self._to_leave = max(self._to_leave, attempt)
             case StopAfterStep(attempt=attempt):
                 self._to_finish = max(self._to_finish, attempt)
 

@@ -3,7 +3,7 @@
 import { useState } from "react";
 import { Link } from "wouter";
 import { send } from "../api/client";
-import { ended, type JobView, type State } from "../api/types";
+import { ended, type JobView, type State, type WorldPeriodView } from "../api/types";
 import { jobPath } from "../data";
 import { count, plural } from "../format";
 import { Confirm } from "../ui/dialog";
@@ -11,28 +11,38 @@ import { Icon } from "../ui/icons";
 import { useAction } from "../ui/toasts";
 import type { ActionTarget } from "./actionTarget";
 import { InjectDialog } from "./InjectDialog";
+import { ResizeDialog } from "./ResizeDialog";
+import { resizeRange } from "./resizing";
 
-type OpenDialog = "pause" | "resume" | "cancel" | "inject" | null;
+type OpenDialog = "pause" | "resume" | "cancel" | "inject" | "resize" | null;
 
 const PAUSABLE: ReadonlySet<State> = new Set<State>(["QUEUED", "STARTING", "RUNNING", "RECOVERING", "RESIZING"]);
 const ON_CLUSTER: ReadonlySet<State> = new Set<State>(["STARTING", "RUNNING", "RECOVERING", "RESIZING"]);
 
 interface JobActionsProps {
   job: ActionTarget;
+  /** The present world; null while the job has none. */
+  world: WorldPeriodView | null;
   /** Whether the server allows fault injection (`ClusterView.fault_injection`). */
   faultInjection: boolean;
   onChanged: (job: JobView) => void;
 }
 
-export function JobActions({ job, faultInjection, onChanged }: JobActionsProps) {
+export function JobActions({ job, world, faultInjection, onChanged }: JobActionsProps) {
   const [dialog, setDialog] = useState<OpenDialog>(null);
   const close = () => setDialog(null);
   const wantsRunning = job.desired === "running";
+  const range = resizeRange(job.spec);
   return (
     <div className="line wrap" role="group" aria-label="Actions">
       {faultInjection && ON_CLUSTER.has(job.state) && (
         <button type="button" className="button" onClick={() => setDialog("inject")}>
           <Icon name="bolt" /> Inject a fault
+        </button>
+      )}
+      {range && job.desired !== "cancelled" && !ended(job.state) && (
+        <button type="button" className="button" onClick={() => setDialog("resize")}>
+          <Icon name="resize" /> Resize
         </button>
       )}
       {wantsRunning && PAUSABLE.has(job.state) && (
@@ -56,6 +66,9 @@ export function JobActions({ job, faultInjection, onChanged }: JobActionsProps) 
       {dialog === "pause" && <Pause job={job} onClose={close} onChanged={onChanged} />}
       {dialog === "resume" && <Resume job={job} onClose={close} onChanged={onChanged} />}
       {dialog === "cancel" && <Cancel job={job} onClose={close} onChanged={onChanged} />}
+      {dialog === "resize" && range && (
+        <ResizeDialog job={job} world={world} range={range} onClose={close} onChanged={onChanged} />
+      )}
       {dialog === "inject" && <InjectDialog job={job} onClose={close} />}
     </div>
   );

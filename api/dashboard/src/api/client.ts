@@ -2,6 +2,7 @@
  * Unreachable (the server did not answer). */
 
 import { earlyAnswer } from "./early";
+import { parsed, rfc3339 } from "./times";
 import type { Problem, ProblemFault } from "./types";
 
 export const BASE = "/api/v1";
@@ -30,13 +31,16 @@ export class Unreachable extends Error {
 type Value = string | number | boolean | null | undefined;
 export type Query = Record<string, Value | readonly (string | number)[]>;
 
+/** Parameters that are times: Unix seconds here, RFC 3339 in the URL. */
+const TIMES: ReadonlySet<string> = new Set(["since", "until"]);
+
 /** The URL of `path` below /api/v1 with the non-null values of `query`; a list repeats its key. */
 export function url(path: string, query: Query = {}): string {
   const params = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) {
     if (value === null || value === undefined || value === "") continue;
     for (const item of Array.isArray(value) ? (value as readonly (string | number)[]) : [value as Value]) {
-      params.append(key, String(item));
+      params.append(key, typeof item === "number" && TIMES.has(key) ? rfc3339(item) : String(item));
     }
   }
   const text = params.toString();
@@ -66,7 +70,24 @@ export async function get<T>(path: string, query?: Query, signal?: AbortSignal):
   if (early !== null) return early;
   const options: RequestInit = { headers: { Accept: "application/json" } };
   if (signal) options.signal = signal;
-  return (await request(address, options)).json() as Promise<T>;
+  return parsed<T>(await (await request(address, options)).text());
+}
+
+/** All items of a list, page by page. */
+export async function getAll<T>(path: string, signal?: AbortSignal): Promise<T[]> {
+  const items: T[] = [];
+  let cursor: string | null = null;
+  do {
+    const page: Page<T> = await get<Page<T>>(path, { limit: 1000, cursor }, signal);
+    items.push(...page.items);
+    cursor = page.next_cursor ?? null;
+  } while (cursor !== null);
+  return items;
+}
+
+interface Page<T> {
+  items: T[];
+  next_cursor?: string | null;
 }
 
 export interface Body {
@@ -97,7 +118,7 @@ export async function send<T>(
   if (body) options.body = body.text;
   if (signal) options.signal = signal;
   const response = await request(url(path, query), options);
-  return (response.status === 204 ? null : await response.json()) as T;
+  return response.status === 204 ? (null as T) : parsed<T>(await response.text());
 }
 
 /** Random; `crypto.randomUUID` is missing on plain http from another machine. */
@@ -120,6 +141,7 @@ async function problem(response: Response): Promise<ApiError> {
     code: `http_${response.status}`,
     detail: `The server answered ${response.status} ${response.statusText}`.trim(),
     instance: null,
+    request_id: null,
     faults: null,
   });
 }

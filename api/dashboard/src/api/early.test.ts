@@ -31,7 +31,7 @@ test("the first data of a page is requested before its program is loaded, after 
   await globalThis.holdfastEarly?.glance;
   expect(requested).toEqual([
     "/api/v1/live?job=a1",
-    "/api/v1/jobs/a1/glance?of=lag&buckets=120&since=10.5&until=20",
+    "/api/v1/jobs/a1/glance?of=lag&buckets=120&since=1970-01-01T00%3A00%3A10.500Z&until=1970-01-01T00%3A00%3A20.000Z",
   ]);
   const heat = url("/jobs/a1/ranks/heat", { of: "lag", buckets: 120, since: 10.5, until: 20 });
   expect(Object.keys(globalThis.holdfastEarly!.parts)).toContain(heat);

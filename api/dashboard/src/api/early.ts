@@ -2,6 +2,7 @@
  *
  * Each part is served once, and only while the page loads; later reads go to the server. */
 
+import { withSeconds } from "./times";
 import type { GlanceView } from "./types";
 
 interface Stream {
@@ -51,7 +52,8 @@ export async function earlyAnswer<T>(address: string): Promise<T | null> {
   const part = early?.parts[address];
   if (!early || !part || outdated || !firstUse(address)) return null;
   try {
-    return ((await early.glance)?.[part] ?? null) as T | null;
+    const value = (await early.glance)?.[part] ?? null;
+    return value === null ? null : withSeconds<T>(value);
   } catch {
     return null; // the server did not answer: the caller requests it again and reports a failure
   }

@@ -15,7 +15,7 @@ export type LogLineView = Schemas["LogLineView"];
 export type LogPage = Schemas["LogPage"];
 export type NodeView = Schemas["NodeView"];
 export type CheckpointView = Schemas["CheckpointView"];
-export type CheckpointsView = Schemas["CheckpointsView"];
+export type CheckpointPage = Schemas["CheckpointPage"];
 export type VerificationView = Schemas["VerificationView"];
 export type FaultView = Schemas["FaultView"];
 export type FaultKind = Schemas["FaultKind"];
@@ -23,11 +23,14 @@ export type Problem = Schemas["Problem"];
 export type ProblemFault = Schemas["ProblemFault"];
 
 export type JobRow = Schemas["JobRow"];
-export type JobRowPage = Schemas["JobRowPage"];
+export type JobPage = Schemas["JobPage"];
 export type VerdictView = Schemas["VerdictView"];
 export type SpanKind = Schemas["SpanKind"];
 export type SpanView = Schemas["SpanView"];
 export type TimelineView = Schemas["TimelineView"];
+export type WorldPeriodView = Schemas["WorldPeriodView"];
+export type MeshChangeView = Schemas["MeshChangeView"];
+export type WaitingView = Schemas["WaitingView"];
 export type RankView = Schemas["RankView"];
 export type RankDetailView = Schemas["RankDetailView"];
 export type RankHeatView = Schemas["RankHeatView"];
@@ -36,6 +39,7 @@ export type RanksView = Schemas["RanksView"];
 export type GlanceView = Schemas["GlanceView"];
 export type ClusterView = Schemas["ClusterView"];
 export type SpecDifferenceView = Schemas["SpecDifferenceView"];
+export type SpecDifferencePage = Schemas["SpecDifferencePage"];
 
 export const STATES: readonly State[] = [
   "QUEUED", "STARTING", "RUNNING", "RECOVERING", "RESIZING", "PAUSING", "PAUSED",

@@ -19,9 +19,9 @@ export function Checkpoints({ id }: { id: string }) {
   const { value } = found;
   if (found.error && !value) return <Failure error={found.error} retry={() => void found.reload()} />;
   if (!value) return <div className="ghost" style={{ height: 120 }} aria-busy="true" />;
-  const kept = value.remote.filter((checkpoint) => checkpoint.deleted_at === null);
-  const gone = value.remote.length - kept.length;
-  const shown = removed ? value.remote : kept;
+  const kept = value.items.filter((checkpoint) => checkpoint.deleted_at === null);
+  const gone = value.items.length - kept.length;
+  const shown = removed ? value.items : kept;
   return (
     <div className="checkpoints">
       <div className="tiers">

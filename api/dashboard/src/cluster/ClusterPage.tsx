@@ -3,8 +3,9 @@
 import { useEffect, useRef } from "react";
 import { Link } from "wouter";
 import { get } from "../api/client";
-import type { ClusterView, JobRowPage, NodeView } from "../api/types";
+import type { ClusterView, JobPage, NodeView } from "../api/types";
 import { useNow, useResource } from "../data";
+import { ReservedTag } from "../ui/waiting";
 import { count, number, plural, roughly } from "../format";
 import { useShortcuts } from "../keyboard/keys";
 import { useFilters } from "../routing/router";
@@ -61,8 +62,8 @@ export default function ClusterPage() {
 /** The names of the jobs that may have ranks on nodes; a node lists only the ids. */
 function useNames(): ReadonlyMap<string, string> {
   const state = ["STARTING", "RUNNING", "RECOVERING", "RESIZING", "PAUSING", "CANCELLING"];
-  const { value } = useResource("names of jobs", (signal) => get<JobRowPage>("/jobs", { view: "row", state, limit: 500 }, signal), { every_ms: 5000 });
-  return new Map(value?.rows.map((row) => [row.id, row.name]));
+  const { value } = useResource("names of jobs", (signal) => get<JobPage>("/jobs", { state, limit: 500 }, signal), { every_ms: 5000 });
+  return new Map(value?.items.map((row) => [row.id, row.name]));
 }
 
 function nodeMatches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: ReadonlyMap<string, string>): boolean {
@@ -136,14 +137,15 @@ function Queue({ cluster }: { cluster: ClusterView }) {
         <p className="second queue-empty">No job waits.</p>
       ) : (
         <ol>
-          {cluster.queue.map((queued, index) => (
+          {cluster.queue.map((queued) => (
             <li key={queued.job}>
-              <span className="dim small place">{index + 1}</span>
+              <span className="dim small place">{queued.place}</span>
               <div className="grow">
                 <div className="line">
                   <Link to={`/jobs/${queued.job}`} className="cut grow strong">
                     {queued.name}
                   </Link>
+                  <ReservedTag id={queued.job} waiting={queued.waiting} />
                   <span className="dim small">{roughly(now - queued.since)}</span>
                 </div>
                 <p className="small second">{queued.waiting ? queued.waiting.reason : "not examined yet"}</p>

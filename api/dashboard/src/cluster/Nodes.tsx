@@ -3,6 +3,7 @@
 import { useState } from "react";
 import { Link } from "wouter";
 import { json, send } from "../api/client";
+import { rfc3339 } from "../api/times";
 import type { NodeView } from "../api/types";
 import { useNow } from "../data";
 import { ago, duration, moment, number, plural } from "../format";
@@ -160,7 +161,7 @@ function Cordon({ node, onClose, onChanged }: { node: NodeView; onClose: () => v
   const { busy, run } = useAction();
   const until = lasts_s === "" ? null : Date.now() / 1000 + Number(lasts_s);
   const cordon = () =>
-    void run(() => send("POST", `/nodes/${encodeURIComponent(node.id)}/cordon`, { body: json({ reason, until }) }), `${node.host} accepts no new ranks`).then((done) => {
+    void run(() => send("POST", `/nodes/${encodeURIComponent(node.id)}/cordon`, { body: json({ reason, until: until === null ? null : rfc3339(until) }) }), `${node.host} accepts no new ranks`).then((done) => {
       onChanged();
       if (done) onClose();
     });

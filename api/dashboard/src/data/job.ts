@@ -1,7 +1,9 @@
 /** The data of a job, kept up to date by the tab's stream. */
 
+import { useState } from "react";
+
 import { get } from "../api/client";
-import type { CheckpointsView, JobView, VerdictView } from "../api/types";
+import type { CheckpointPage, JobView, VerdictView } from "../api/types";
 import { useLive } from "./context";
 import { useResource, type Resource } from "./resource";
 import { useThrottled } from "./throttle";
@@ -21,11 +23,17 @@ export function useJob(id: string | null): Resource<JobView> {
   useLive("job", (value) => {
     if (value.id === id) found.set(() => value);
   });
-  return found;
+  const [removed, setRemoved] = useState<string | null>(null);
+  useLive("removed", (job) => {
+    if (job.id === id) setRemoved(id);
+  });
+  return removed !== null && removed === id ? { ...found, value: undefined, error: REMOVED } : found;
 }
 
-export function useCheckpoints(id: string): Resource<CheckpointsView> {
-  const found = useResource<CheckpointsView>(`checkpoints ${id}`, (signal) => get(jobPath(id, "/checkpoints"), {}, signal));
+const REMOVED = new Error("This job was removed with its history.");
+
+export function useCheckpoints(id: string): Resource<CheckpointPage> {
+  const found = useResource<CheckpointPage>(`checkpoints ${id}`, (signal) => get(jobPath(id, "/checkpoints"), {}, signal));
   useReloadOn(found, 1000);
   return found;
 }

@@ -8,12 +8,14 @@
 
 import { checked, request, url, ApiError } from "../api/client";
 import { earlyStream, outdate } from "../api/early";
+import { parsed } from "../api/times";
 import type { EventView, JobRow, JobView, MetricPoint, RanksView } from "../api/types";
 import { Parser, type Message } from "./sse";
 
 export interface LiveEvents {
   hello: { server_time: number };
   row: JobRow;
+  removed: { id: string };
   event: EventView;
   metrics: { points: MetricPoint[] };
   ranks: RanksView;
@@ -183,7 +185,7 @@ export class Live {
     if (message.id !== null) this.last = message.id;
     this.attempts = 0;
     if (message.event === "event" || message.event === "reset") outdate();
-    const value = JSON.parse(message.data) as LiveEvents[LiveKind];
+    const value = parsed<LiveEvents[LiveKind]>(message.data);
     if (message.event === "hello") {
       this.setStatus({ ahead_s: (value as LiveEvents["hello"]).server_time - Date.now() / 1000 });
     }

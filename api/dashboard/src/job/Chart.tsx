@@ -135,7 +135,7 @@ interface Timed {
 }
 
 function timesOf(metrics: MetricPage, axis: XAxis): Moment[] {
-  return axis === "step" ? metrics.points.map(({ step, at }) => ({ step, at })) : [];
+  return axis === "step" ? metrics.items.map(({ step, at }) => ({ step, at })) : [];
 }
 
 function timeAt(of: Timed, index: number | null): number | null {

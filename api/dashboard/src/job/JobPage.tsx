@@ -29,6 +29,7 @@ import { SpecView } from "./SpecView";
 import { useHistoryOf, useIncidentsOf, useTimelineOf } from "./useJobPage";
 import { VerdictCard } from "./VerdictCard";
 import type { RankHistory } from "./views";
+import { presentWorld } from "./worldLayout";
 import "uplot/dist/uPlot.min.css";
 import "./job.css";
 
@@ -95,6 +96,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
   const [cursor] = useState(newCursor);
   const incidents = useIncidentsOf(id, rest);
   const whole = timeline.value;
+  const world = ended(job.state) || job.state === "QUEUED" ? null : presentWorld(whole);
   const faults = useResource<{ fault_injection: boolean }>(rest ? "fault injection" : null, (signal) =>
     get("/cluster", {}, signal),
   );
@@ -132,12 +134,13 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
           <div className="actions">
             <JobActions
               job={job}
+              world={world}
               faultInjection={faults.value?.fault_injection ?? false}
               onChanged={changed}
             />
           </div>
         </header>
-        <VerdictCard job={job} verdict={verdict.value} />
+        <VerdictCard job={job} verdict={verdict.value} world={world} />
         <JobBar brush={brush} onClear={() => choices.setBrush(null)} />
         <Section id="time" name="Time" note="Drag to select an interval; the sections below follow.">
           {timeline.error && !whole && <Failure error={timeline.error} retry={() => void timeline.reload()} />}

@@ -1,5 +1,6 @@
 /**
- * The time ribbon: the job's time by kind, with attempts, incidents and checkpoints. An interval
+ * The time ribbon: the job's time by kind, as high as its world is large, with attempts, incidents and
+ * checkpoints. An interval
  * brushed on the ribbon filters the sections below it. For the keyboard, the two ends of the brush
  * are sliders.
  */
@@ -13,6 +14,8 @@ import { clock, fineDuration, moment, finePercent } from "./format";
 import { useWidth } from "./hooks";
 import { humanize, KIND_ORDER, KINDS, look, type KindLook } from "./incidents/kinds";
 import { attemptBands, bars, marks, secondsByKind, spanAt } from "./ribbonLayout";
+import { ARROWS, changeText, direction, hasResizes, meshText, sizeText, worldAt, worldSteps } from "./worldLayout";
+import { WorldLegend, WorldSlider } from "./WorldSizes";
 
 const ATTEMPTS = 18;
 const BARS_AT = 22;
@@ -37,6 +40,7 @@ export function Ribbon({ timeline, brush, onBrush, onIncident }: RibbonProps) {
   return (
     <div className="ribbon">
       <Legend timeline={timeline} window={brush ?? whole} />
+      <WorldLegend timeline={timeline} window={brush ?? whole} />
       <div className="ribbon-box" ref={box} style={{ height: HEIGHT }}>
         {width > 0 && (
           <>
@@ -48,6 +52,7 @@ export function Ribbon({ timeline, brush, onBrush, onIncident }: RibbonProps) {
               brush={brush}
               onBrush={onBrush}
             />
+            <WorldSlider timeline={timeline} window={whole} width={width} onBrush={onBrush} />
             <Incidents timeline={timeline} window={whole} width={width} onIncident={onIncident} />
           </>
         )}
@@ -118,6 +123,7 @@ function Drawing({ timeline, window, width }: Layer) {
     () => marks(timeline.checkpoints, window, width, 5),
     [timeline, window, width],
   );
+  const steps = useMemo(() => worldSteps(timeline.worlds, window, width), [timeline, window, width]);
   const axis = ticks(window, width);
   const scale = timeScale(window, width);
   const hatched = KIND_ORDER.filter((kind) => KINDS[kind].hatch !== "none");
@@ -128,7 +134,16 @@ function Drawing({ timeline, window, width }: Layer) {
           <Hatch key={kind} id={`${id}${kind}`} hatch={KINDS[kind].hatch} />
         ))}
         <clipPath id={`${id}clip`}>
-          <rect x="0" y={BARS_AT} width={width} height={BARS} rx="5" />
+          {steps.map((step) => (
+            <rect
+              key={step.x}
+              x={step.x}
+              y={BARS_AT + BARS * (1 - step.height)}
+              width={step.width}
+              height={BARS * step.height}
+              rx={steps.length === 1 ? 5 : 0}
+            />
+          ))}
         </clipPath>
       </defs>
       {bands.map((band, index) => (
@@ -141,8 +156,8 @@ function Drawing({ timeline, window, width }: Layer) {
           )}
         </g>
       ))}
+      <rect className="ribbon-ground" x="0" y={BARS_AT} width={width} height={BARS} rx="5" />
       <g clipPath={`url(#${id}clip)`}>
-        <rect className="ribbon-ground" x="0" y={BARS_AT} width={width} height={BARS} />
         {shapes.map((bar, index) => (
           <g key={index}>
             <rect
@@ -358,6 +373,7 @@ function Hover({
   width: number;
 }) {
   const span = spanAt(timeline, at);
+  const world = hasResizes(timeline.worlds) ? worldAt(timeline.worlds, at) : null;
   const side = x > width / 2 ? { right: width - x + 10 } : { left: x + 10 };
   return (
     <>
@@ -376,6 +392,11 @@ function Hover({
             </span>
           </>
         )}
+        {world && (
+          <span className="tip-line">
+            {sizeText(world)} <span className="quiet">{meshText(world.mesh)}</span>
+          </span>
+        )}
       </div>
     </>
   );
@@ -391,22 +412,26 @@ function Incidents({ timeline, window, width, onIncident }: Layer & { onIncident
       {found.map((mark) => {
         const newest = mark.items[mark.items.length - 1]!;
         const open = mark.items.some((incident) => incident.closed_at === null);
+        const resize = mark.items.every((incident) => incident.cause === "resize");
         const numbers = mark.items.map((incident) => incident.number);
+        const change = newest.mesh_change;
         const label =
           mark.items.length === 1
-            ? `Incident ${newest.number}: ${humanize(newest.cause)}, ${newest.decision ?? "no decision yet"}`
+            ? `Incident ${newest.number}: ${humanize(newest.cause)}, ${newest.decision ?? "no decision yet"}` +
+              (change ? `, ${changeText(change)}` : "")
             : `Incidents ${numbers[0]} to ${newest.number}`;
         return (
           <button
             key={numbers[0]}
             type="button"
-            className={open ? "incident-mark open" : "incident-mark"}
+            className={`incident-mark${resize ? " resize" : ""}${open ? " open" : ""}`}
             style={{ left: Math.min(Math.max(mark.x, 9), width - 9), top: INCIDENTS_AT }}
             title={label}
             aria-label={label}
             onClick={() => onIncident(newest.number)}
           >
             {mark.items.length === 1 ? newest.number : `${mark.items.length}×`}
+            {mark.items.length === 1 && change && <span className="mark-arrow">{ARROWS[direction(change)]}</span>}
           </button>
         );
       })}

@@ -3,7 +3,7 @@
 import { useMemo, useState } from "react";
 
 import { get } from "../api/client";
-import type { SpecDifferenceView } from "../api/types";
+import type { SpecDifferencePage, SpecDifferenceView } from "../api/types";
 import { useResource } from "../data";
 import { useDebounced, useSaveText } from "./hooks";
 import { direction, lines, matching, toYaml, specYaml } from "./specTree";
@@ -61,13 +61,13 @@ interface Candidate {
 function Difference({ jobId, against, onAgainst }: Pick<SpecViewProps, "jobId" | "against" | "onAgainst">) {
   const [text, setText] = useState("");
   const search = useDebounced(text.trim(), 200);
-  const candidates = useResource<{ rows: Candidate[] }>(`jobs like ${search}`, (signal) =>
-    get("/jobs", { view: "row", q: search, limit: 8 }, signal),
+  const candidates = useResource<{ items: Candidate[] }>(`jobs like ${search}`, (signal) =>
+    get("/jobs", { q: search, limit: 8 }, signal),
   );
-  const difference = useResource<SpecDifferenceView[]>(against ? `diff ${jobId} ${against}` : null, (signal) =>
+  const difference = useResource<SpecDifferencePage>(against ? `diff ${jobId} ${against}` : null, (signal) =>
     get(`/jobs/${encodeURIComponent(jobId)}/spec/diff`, { against }, signal),
   );
-  const others = (candidates.value?.rows ?? []).filter((job) => job.id !== jobId);
+  const others = (candidates.value?.items ?? []).filter((job) => job.id !== jobId);
   return (
     <div className="spec-diff">
       <div className="tools">
@@ -108,7 +108,7 @@ function Difference({ jobId, against, onAgainst }: Pick<SpecViewProps, "jobId" |
         </p>
       )}
       {against && difference.error && <p className="notice bad" role="alert">{difference.error.message}</p>}
-      {against && difference.value && !text && <Differences found={difference.value} />}
+      {against && difference.value && !text && <Differences found={difference.value.items} />}
     </div>
   );
 }

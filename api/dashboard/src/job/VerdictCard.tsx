@@ -2,15 +2,26 @@
 
 import type { ReactNode } from "react";
 
-import { ended, type JobView, type VerdictView } from "../api/types";
-import { useLiveStatus, useNow } from "../data";
+import { resizeRange } from "../actions/resizing";
+import { ended, type JobView, type VerdictView, type WorldPeriodView } from "../api/types";
+import { useLiveStatus, useNow, useQueuePlaces } from "../data";
+import { WaitReason } from "../ui/waiting";
 import { StateIcon, tone } from "../ui/state";
 import { ago, coarse, compact, fineDuration, finePercent, whole } from "./format";
 
-export function VerdictCard({ job, verdict }: { job: JobView; verdict: VerdictView | undefined }) {
+interface VerdictCardProps {
+  job: JobView;
+  verdict: VerdictView | undefined;
+  /** The present world; null while the job has none. */
+  world: WorldPeriodView | null;
+}
+
+export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
   const { progress } = job;
   const share = progress.steps ? progress.step / progress.steps : 0;
   const over = ended(job.state);
+  const places = useQueuePlaces(job.state === "QUEUED");
+  const range = resizeRange(job.spec);
   return (
     <section className={`verdict card ${tone(job.state)}`} aria-labelledby="verdict">
       <div className="verdict-text">
@@ -28,9 +39,9 @@ export function VerdictCard({ job, verdict }: { job: JobView; verdict: VerdictVi
           </>
         )}
         {job.waiting && (
-          <p className="notice warn">
-            Waiting for {job.waiting.resource}: {job.waiting.reason}
-          </p>
+          <div className="notice warn">
+            <WaitReason id={job.id} waiting={job.waiting} place={places.get(job.id)} />
+          </div>
         )}
         {job.outcome && job.state === "FAILED" && (
           <div className="notice bad">
@@ -64,11 +75,17 @@ export function VerdictCard({ job, verdict }: { job: JobView; verdict: VerdictVi
         ) : (
           <Figure name="remaining" value={verdict?.eta_s == null ? "–" : fineDuration(verdict.eta_s)} />
         )}
-        <Figure name="goodput" value={finePercent(verdict?.goodput)} />
+        <Figure name="goodput" means="device-hours in steps that are part of history, over all on the cluster" value={finePercent(verdict?.goodput)} />
         <Figure name="device-hours used" value={compact(verdict?.device_hours_used)} />
         <Figure name="device-hours lost" value={compact(verdict?.device_hours_lost)} />
         <Figure name="loss" value={compact(progress.loss, 4)} />
         <Figure name="tokens/s" value={compact(progress.tokens_per_second)} />
+        {range && !over && (
+          <Figure
+            name={`nodes, ${job.wanted_nodes == null ? `up to ${range.max}` : `${job.wanted_nodes} ordered`}`}
+            value={whole(world?.nodes ?? 0)}
+          />
+        )}
       </dl>
       <Freshness at={verdict?.fresh_at} over={over} />
     </section>
@@ -90,17 +107,19 @@ function VerdictLine({ name, children }: { name: string; children: ReactNode }) 
 
 function Figure({
   name,
+  means,
   value,
   wide = false,
   children,
 }: {
   name: string;
+  means?: string;
   value: string;
   wide?: boolean;
   children?: ReactNode;
 }) {
   return (
-    <div className={wide ? "wide" : ""}>
+    <div className={wide ? "wide" : ""} title={means}>
       <dd>{value}</dd>
       <dt>
         {name}

@@ -2,6 +2,7 @@
 
 import { useCallback, useMemo } from "react";
 
+import { isTime } from "../api/times";
 import type { RankMeasure } from "../api/types";
 import { useFilters } from "../routing/router";
 import type { Window } from "./axis";
@@ -36,7 +37,11 @@ export function useChoices(): Choices {
       const value = now.get(name);
       return value !== null && value !== "" && Number.isFinite(Number(value)) ? Number(value) : null;
     };
-    const [since, until] = [number("from"), number("to")];
+    const time = (name: string) => {
+      const value = number(name);
+      return value !== null && isTime(value) ? value : null;
+    };
+    const [since, until] = [time("from"), time("to")];
     const of = now.get("of");
     return {
       brush: since !== null && until !== null ? { since, until } : null,

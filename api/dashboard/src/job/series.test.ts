@@ -9,12 +9,12 @@ const point = (step: number, attempt = 1, loss: number | null = step): MetricPoi
   at: 1000 + step + (attempt - 1) * 100,
   values: { loss, samples: `s${step}` },
 });
-const metrics = (points: MetricPoint[]): MetricPage => ({
+const metrics = (items: MetricPoint[]): MetricPage => ({
   names: ["samples", "loss", "grad_norm"],
-  points,
+  items,
   discarded: [],
-  last_step: points[points.length - 1]?.step ?? 0,
-  more: false,
+  last_step: items[items.length - 1]?.step ?? 0,
+  next_cursor: null,
 });
 
 test("only series with numbers in them are shown", () => {
@@ -23,15 +23,15 @@ test("only series with numbers in them are shown", () => {
 
 test("repeated steps replace the earlier steps, which become discarded", () => {
   const found = merged(metrics([point(1), point(2), point(3)]), [point(2, 2), point(3, 2)], 100);
-  expect(found.points.map(({ step, attempt }) => [step, attempt])).toEqual([[1, 1], [2, 2], [3, 2]]);
+  expect(found.items.map(({ step, attempt }) => [step, attempt])).toEqual([[1, 1], [2, 2], [3, 2]]);
   expect(found.discarded).toEqual([{ attempt: 1, points: [point(2), point(3)] }]);
 });
 
 test("a point that the stream repeats is kept once, and the former value is not modified", () => {
   const before = metrics([point(1)]);
   const found = merged(before, [point(1), point(2)], 100);
-  expect(found.points.map(({ step }) => step)).toEqual([1, 2]);
-  expect(before.points).toHaveLength(1);
+  expect(found.items.map(({ step }) => step)).toEqual([1, 2]);
+  expect(before.items).toHaveLength(1);
 });
 
 test("history and discarded steps share one axis", () => {

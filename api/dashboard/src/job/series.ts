@@ -42,7 +42,7 @@ export function metricLook(name: string): MetricLook {
 export function shown(metrics: MetricPage): string[] {
   const found = metrics.names.filter(
     (name) =>
-      !HIDDEN.has(name) && metrics.points.some((point) => typeof point.values[name] === "number"),
+      !HIDDEN.has(name) && metrics.items.some((point) => typeof point.values[name] === "number"),
   );
   const place = (name: string) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
   return found.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
@@ -72,7 +72,7 @@ export function columns(
 ): Columns {
   const at = (point: MetricPoint) => (axis === "time" ? point.at : point.step);
   const inside = (point: MetricPoint) => within(point.at, window);
-  const kept = metrics.points.filter(inside);
+  const kept = metrics.items.filter(inside);
   const runs = (metrics.discarded ?? [])
     .map((run) => ({ attempt: run.attempt, points: run.points.filter(inside) }))
     .filter((run) => run.points.length > 0);
@@ -134,7 +134,7 @@ export function thin(
  */
 export function merged(metrics: MetricPage, news: readonly MetricPoint[], most: number): MetricPage {
   if (!news.length) return metrics;
-  let points = metrics.points;
+  let points = metrics.items;
   let discarded = metrics.discarded ?? [];
   for (const point of [...news].sort((a, b) => a.attempt - b.attempt || a.step - b.step)) {
     const last = points[points.length - 1];
@@ -145,14 +145,14 @@ export function merged(metrics: MetricPage, news: readonly MetricPoint[], most: 
       discarded = withDiscarded(discarded, points.slice(cut));
       points = points.slice(0, cut);
     }
-    points = points === metrics.points ? [...points, point] : (points.push(point), points);
+    points = points === metrics.items ? [...points, point] : (points.push(point), points);
   }
   const added = news.flatMap((point) => Object.keys(point.values));
   const names = [...new Set([...metrics.names, ...added])];
   return {
     ...metrics,
     names,
-    points: points.length > most * 1.5 ? thin(points, "loss", most) : points,
+    items: points.length > most * 1.5 ? thin(points, "loss", most) : points,
     discarded,
     last_step: points[points.length - 1]?.step ?? metrics.last_step,
   };
@@ -180,7 +180,7 @@ export function stepsWithin(
   metrics: MetricPage,
   window: Window,
 ): { after: number; until: number } | null {
-  const { points } = metrics;
+  const points = metrics.items;
   const first = points.findIndex((point) => point.at >= window.since);
   if (first < 0) return null;
   const last = points.findLastIndex((point) => point.at <= window.until);

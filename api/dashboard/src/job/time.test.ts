@@ -84,5 +84,5 @@ test("seconds by kind and attempts cover only the window", () => {
     { attempt: 1, x: 0, width: 30 },
     { attempt: 2, x: 30, width: 10 },
   ]);
-  expect(spanAt({ since: 0, until: 80, spans, incidents: [], checkpoints: [] }, 65)?.kind).toBe("replaying");
+  expect(spanAt({ since: 0, until: 80, spans, worlds: [], incidents: [], checkpoints: [] }, 65)?.kind).toBe("replaying");
 });

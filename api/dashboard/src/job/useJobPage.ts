@@ -2,7 +2,7 @@
 
 import { useMemo } from "react";
 
-import { get } from "../api/client";
+import { get, getAll } from "../api/client";
 import {
   ended, type IncidentView, type MetricPage, type RankDetailView, type RankHeatView, type RankMeasure, type RanksView, type State, type TimelineView,
 } from "../api/types";
@@ -31,7 +31,7 @@ export function useTimelineOf(id: string, state: State | undefined): Resource<Ti
 
 /** `wanted` false: the more urgent sections load first. */
 export function useIncidentsOf(id: string, wanted: boolean): Resource<IncidentView[]> {
-  const found = useResource<IncidentView[]>(wanted ? `cards ${id}` : null, (signal) => get(jobPath(id, "/incidents"), {}, signal));
+  const found = useResource<IncidentView[]>(wanted ? `cards ${id}` : null, (signal) => getAll(jobPath(id, "/incidents"), signal));
   useReloadOn(found, 700, /^incident/);
   return found;
 }

@@ -2,11 +2,12 @@
 
 import { memo } from "react";
 import { Link, useLocation } from "wouter";
-import { ended, type JobRow } from "../api/types";
+import { ended, type JobRow, type WaitingView } from "../api/types";
 import { useNow } from "../data";
 import { count, duration, figure, moment, percent, roughly, short, shortId } from "../format";
 import { Icon } from "../ui/icons";
 import { StateLabel, tone } from "../ui/state";
+import { placeText, ReservedTag } from "../ui/waiting";
 
 export const COLUMNS = ["State", "Job", "Progress", "Loss", "Tokens/s", "Goodput", "Faults", "Age", "Owner"] as const;
 const NUMBERS: ReadonlySet<string> = new Set(["Loss", "Tokens/s", "Goodput", "Faults", "Age"]);
@@ -26,11 +27,13 @@ export function JobLineHead() {
 interface JobLineProps {
   index: number;
   row: JobRow | undefined;
+  /** Its place in the queue, if known. */
+  place: number | undefined;
   chosen: boolean;
   onChoose: (index: number) => void;
 }
 
-export const JobLine = memo(function JobLine({ index, row, chosen, onChoose }: JobLineProps) {
+export const JobLine = memo(function JobLine({ index, row, place, chosen, onChoose }: JobLineProps) {
   const [, go] = useLocation();
   if (!row) return <PlaceholderLine index={index} />;
   const to = `/jobs/${row.id}`;
@@ -51,7 +54,7 @@ export const JobLine = memo(function JobLine({ index, row, chosen, onChoose }: J
         <span className="mono dim small id" title={row.id}>{shortId(row.id)}</span>
       </span>
       <span role="cell" className="cell-progress">
-        <Progress row={row} />
+        {row.state === "QUEUED" && row.waiting ? <QueueNote row={row} waiting={row.waiting} place={place} /> : <Progress row={row} />}
       </span>
       <span role="cell" className="cell-loss right">{figure(row.loss)}</span>
       <span role="cell" className="cell-speed right">{short(row.tokens_per_second)}</span>
@@ -87,11 +90,24 @@ function Progress({ row }: { row: JobRow }) {
         <span>
           {count(row.step)} <span className="dim">/ {count(row.steps)}</span>
         </span>
-        <span className="dim cut">{progressNote(row)}</span>
+        <span className="dim cut" title={row.waiting?.reason}>{progressNote(row)}</span>
       </span>
       <span className="bar" role="progressbar" aria-label={`Progress of ${row.name}`} aria-valuemin={0} aria-valuemax={row.steps} aria-valuenow={row.step}>
         <i style={{ width: `${share * 100}%` }} />
       </span>
+    </span>
+  );
+}
+
+/** Instead of the progress of a job in the queue: its place, a reservation, and why it waits. */
+function QueueNote({ row, waiting, place }: { row: JobRow; waiting: WaitingView; place: number | undefined }) {
+  return (
+    <span className="progress">
+      <span className="progress-text small">
+        <span>{place === undefined ? `waiting for ${waiting.resource}` : placeText(place)}</span>
+        <ReservedTag id={row.id} waiting={waiting} />
+      </span>
+      <span className="dim cut small" title={waiting.reason}>{waiting.reason}</span>
     </span>
   );
 }

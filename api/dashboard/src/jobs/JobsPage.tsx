@@ -3,6 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from "react";
 import { Link, useLocation } from "wouter";
 import { STATES, type State } from "../api/types";
+import { useQueuePlaces } from "../data";
 import { count, plural } from "../format";
 import { useShortcuts } from "../keyboard/keys";
 import { useFilters, type FilterChanges } from "../routing/router";
@@ -129,6 +130,7 @@ interface LinesProps {
 
 function Lines({ jobs, filters, clear }: LinesProps) {
   const { rows, total } = jobs.list;
+  const places = useQueuePlaces(rows.some((row) => row.state === "QUEUED"));
   const [, go] = useLocation();
   const narrow = useMedia("(max-width: 820px)");
   const [chosen, setChosen] = useState<number | null>(null);
@@ -175,7 +177,7 @@ function Lines({ jobs, filters, clear }: LinesProps) {
         label="Jobs" count={shown} columns={COLUMNS.length} height_px={narrow ? 84 : 46} kept={chosen} onView={onView}
         head={<JobLineHead />}
         row={(index) => (
-          <JobLine index={index} row={rows[index]} chosen={index === chosen} onChoose={setChosen} />
+          <JobLine index={index} row={rows[index]} place={places.get(rows[index]?.id ?? "")} chosen={index === chosen} onChoose={setChosen} />
         )}
       />
     </div>

@@ -24,7 +24,7 @@ export function filtersOf(params: URLSearchParams): Filters {
 }
 
 export const queryOf = ({ q, states, owner, sort }: Filters): Query => ({
-  view: "row", q, state: states, owner, sort,
+  q, state: states, owner, sort,
 });
 
 /** Applies the same rule as the server: a part of the name or owner, or the start of the id. */

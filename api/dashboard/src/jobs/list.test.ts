@@ -1,14 +1,14 @@
 import { expect, test } from "vitest";
 import type { JobRow } from "../api/types";
 import { filtersOf } from "./filters";
-import { changed, first, withPage, type JobList } from "./list";
+import { changed, first, without, withPage, type JobList } from "./list";
 
 const row = (id: string, change: Partial<JobRow> = {}): JobRow => ({
   id, name: `job-${id}`, owner: null, state: "RUNNING", desired: "running", step: 10, steps: 100, attempt: 1, incidents: 0,
   loss: null, tokens_per_second: null, goodput: null, eta_s: null, waiting: null, outcome_code: null,
   created_at: Number(id), started_at: null, ended_at: null, event_seq: 5, ...change,
 });
-const list: JobList = first({ rows: [row("2"), row("1")], next_cursor: "c", total: 3, counts: { RUNNING: 3 } });
+const list: JobList = first({ items: [row("2"), row("1")], next_cursor: "c", total: 3, counts: { RUNNING: 3 } });
 const all = filtersOf(new URLSearchParams());
 
 test("a row is changed in place, and the counts follow", () => {
@@ -29,8 +29,13 @@ test("a new job comes first if it matches the filters", () => {
   expect(changed(list, row("0"), all)).toBe(list); // older: it belongs to a page that is not loaded yet
 });
 
+test("a removed job leaves the list", () => {
+  expect(without(list, "2").rows.map(({ id }) => id)).toEqual(["1"]);
+  expect(without(list, "7")).toBe(list);
+});
+
 test("a page does not repeat rows that the stream added meanwhile", () => {
-  const page = { rows: [row("1"), row("0")], next_cursor: null, total: 3, counts: {} };
+  const page = { items: [row("1"), row("0")], next_cursor: null, total: 3, counts: {} };
   expect(withPage(list, page).rows.map(({ id }) => id)).toEqual(["2", "1", "0"]);
 });
 

@@ -1,6 +1,6 @@
 /** The loaded rows of the list of jobs, in the server's order. Pure. */
 
-import type { JobRow, JobRowPage, State } from "../api/types";
+import type { JobRow, JobPage, State } from "../api/types";
 import { matches, type Filters } from "./filters";
 
 export interface JobList {
@@ -12,12 +12,14 @@ export interface JobList {
 
 export const EMPTY_LIST: JobList = { rows: [], next_cursor: null, total: 0, counts: {} };
 
-export const first = (page: JobRowPage): JobList => ({ ...page });
+export const first = ({ items, next_cursor, total, counts }: JobPage): JobList => ({
+  rows: items, next_cursor: next_cursor ?? null, total, counts,
+});
 
 /** Appends a page without duplicates: the stream may have added a row of that page already. */
-export function withPage(list: JobList, page: JobRowPage): JobList {
+export function withPage(list: JobList, page: JobPage): JobList {
   const known = new Set(list.rows.map((row) => row.id));
-  return { ...page, rows: [...list.rows, ...page.rows.filter((row) => !known.has(row.id))] };
+  return { ...first(page), rows: [...list.rows, ...page.items.filter((row) => !known.has(row.id))] };
 }
 
 /** Whether `row` is as new as `other`. A stream and a page may cross; the newer row stays. */
@@ -39,6 +41,11 @@ export function changed(list: JobList, row: JobRow, filters: Filters): JobList {
   if (filters.sort !== "created" || !matches(row, filters)) return list;
   if (newest && row.created_at <= newest.created_at) return list;
   return { ...list, rows: [row, ...list.rows], total: list.total + 1, counts: movedCounts(list.counts, null, row.state) };
+}
+
+export function without(list: JobList, id: string): JobList {
+  const rows = list.rows.filter((row) => row.id !== id);
+  return rows.length === list.rows.length ? list : { ...list, rows };
 }
 
 function movedCounts(counts: JobList["counts"], from: State | null, to: State): JobList["counts"] {

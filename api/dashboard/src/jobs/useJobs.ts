@@ -3,10 +3,10 @@
 
 import { useRef, useState } from "react";
 import { get } from "../api/client";
-import type { JobRow, JobRowPage } from "../api/types";
+import type { JobRow, JobPage } from "../api/types";
 import { useFurtherPage, useLast, useLive, useResource, useThrottled, type Resource } from "../data";
 import { queryOf, type Filters } from "./filters";
-import { changed, EMPTY_LIST, first, withPage, type JobList } from "./list";
+import { changed, EMPTY_LIST, first, without, withPage, type JobList } from "./list";
 
 const PAGE = 200;
 const MOST_ROWS = 500;
@@ -27,7 +27,7 @@ export function useJobs(filters: Filters): Jobs {
   const query = queryOf(filters);
   const key = `jobs ${JSON.stringify(query)}`;
   const read = (limit: number, cursor: string | null, signal?: AbortSignal) =>
-    get<JobRowPage>("/jobs", { ...query, limit, cursor }, signal);
+    get<JobPage>("/jobs", { ...query, limit, cursor }, signal);
   const found = useResource<JobList>(key, async (signal, held) =>
     first(await read(Math.min(MOST_ROWS, Math.max(PAGE, held()?.rows.length ?? 0)), null, signal)),
   );
@@ -48,6 +48,10 @@ export function useJobs(filters: Filters): Jobs {
     );
   }, COUNT_MS);
   useLive("row", recount);
+  useLive("removed", ({ id }) => {
+    set((held) => held && without(held, id));
+    recount();
+  });
   const list = useLast(value);
   const error = found.error ?? further.error;
   return { list: list ?? EMPTY_LIST, loading: !list && !error, error, ensureRows, reload: () => void found.reload() };

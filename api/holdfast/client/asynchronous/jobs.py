@@ -1,28 +1,31 @@
 """Jobs as objects: `client.jobs` and its objects.
 
-A job holds the view that was fetched last; `refresh`, `wait` and the methods that change the job
+A job holds what was fetched last; `refresh`, `wait` and the methods that change the job
 fetch it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from holdfast.client.asynchronous.request_methods import AsyncRequestMethods
 from holdfast.client.calls import Document, LogQuery
 from holdfast.client.data_frames import to_data_frame
 from holdfast.client.job_snapshot import JobSnapshot
+from holdfast_service.views.comparison import ComparisonView
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
-    CheckpointsView,
     EventView,
     FaultView,
     IncidentView,
     LogLineView,
     MetricPoint,
+    RemovedJobView,
 )
+from holdfast_service.views.pages import CheckpointPage
 
 
 class AsyncJobs:
@@ -47,9 +50,9 @@ class AsyncJobs:
     async def list(
         self, *, state: Collection[str] | None = None, name: str | None = None
     ) -> AsyncIterator[AsyncJob]:
-        """Newest first; pages are fetched as they are needed."""
-        async for view in self._client.list(state=state, name=name):
-            yield AsyncJob(self._client, view)
+        """Newest first, in short; pages are fetched as they are needed."""
+        async for row in self._client.list(state=state, name=name):
+            yield AsyncJob(self._client, row)
 
     __aiter__ = list
 
@@ -93,6 +96,24 @@ class AsyncJob(JobSnapshot):
         self.view = await self._client.resize(self.id, nodes)
         return self
 
+    async def set_labels(self, labels: Mapping[str, str | None]) -> AsyncJob:
+        """Change labels; None removes one, the others stay. Raises InvalidParameters."""
+        self.view = await self._client.set_labels(self.id, labels)
+        return self
+
+    async def remove(self, *, with_checkpoints: bool = False) -> RemovedJobView:
+        """Remove this ended job with its history; its checkpoints stay unless `with_checkpoints`.
+        Raises Conflict."""
+        return await self._client.remove(self.id, with_checkpoints=with_checkpoints)
+
+    async def replay(self) -> AsyncJob:
+        """Submit a replay of the steps so far: undisturbed, on the same meshes. Raises Conflict."""
+        return AsyncJob(self._client, await self._client.replay(self.id))
+
+    async def comparison(self) -> ComparisonView:
+        """The digests of this replay and of the job that it replays. Raises Conflict."""
+        return await self._client.comparison(self.id)
+
     def events(self, *, follow: bool = False, after: int = 0) -> AsyncIterator[EventView]:
         """The stored events; with `follow` also new ones, until the job has ended."""
         if follow:
@@ -117,7 +138,7 @@ class AsyncJob(JobSnapshot):
         """
         query = LogQuery(rank, attempt, since, grep, level)
         if follow:
-            return self._client.follow_logs(self.id, **query.params(), tail=tail)
+            return self._client.follow_logs(self.id, **asdict(query), tail=tail)
         return self._client.all_logs(self.id, query, tail=tail)
 
     async def metrics(self, names: Collection[str] | None = None) -> Any:
@@ -143,7 +164,7 @@ class AsyncJob(JobSnapshot):
         """The account of the job's time, so far or in total."""
         return await self._client.goodput(self.id)
 
-    async def checkpoints(self) -> CheckpointsView:
+    async def checkpoints(self) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""
         return await self._client.checkpoints(self.id)
 

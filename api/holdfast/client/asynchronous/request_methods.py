@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,7 +21,6 @@ from holdfast.client.asynchronous.transport import AsyncTransport
 from holdfast.client.calls import (
     JOBS,
     PAGE,
-    Call,
     Document,
     LogQuery,
     checkpoint_path,
@@ -32,26 +31,34 @@ from holdfast.client.calls import (
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness
+from holdfast_service.job_model.times import rfc3339
+from holdfast_service.views.comparison import ComparisonView, joined
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
-    CheckpointsView,
+    CancelledJobView,
     CheckpointView,
     CodeView,
-    EventPage,
     EventView,
     FaultView,
     IncidentView,
-    JobPage,
     JobView,
     LogLineView,
-    LogPage,
     MetricPoint,
-    NodePage,
     NodeView,
+    RemovedJobView,
     VerificationView,
 )
 from holdfast_service.views.lists import ClusterView, JobRow, SpecDifferenceView
+from holdfast_service.views.meshes import ValidSpecView
+from holdfast_service.views.pages import (
+    CancelledJobPage,
+    CheckpointPage,
+    EventPage,
+    LogPage,
+    NodePage,
+    SpecDifferencePage,
+)
 from holdfast_service.views.ranks import RanksView
 from holdfast_service.views.timeline import TimelineView, VerdictView
 
@@ -103,9 +110,13 @@ class AsyncRequestMethods:
 
     async def validate(self, spec: Document) -> dict[str, Any]:
         """The resolved spec, with its defaults; creates no job. Raises InvalidSpec."""
-        path, body = f"{JOBS}/validate", plain(await self._with_code(spec))
-        call = Call("POST", path, lambda answer: dict(answer["spec"]), body=body)
-        return await self._transport.call(call)
+        return (await self.validated(spec)).spec
+
+    async def validated(self, spec: Document) -> ValidSpecView:
+        """The resolved spec, and the meshes of an elastic job in order, with the reason for each
+        place and refusal; creates no job. Raises InvalidSpec."""
+        body = plain(await self._with_code(spec))
+        return await self._send("POST", f"{JOBS}/validate", ValidSpecView, body=body)
 
     async def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code. Can be repeated. Raises CodeUnusable."""
@@ -121,22 +132,6 @@ class AsyncRequestMethods:
         package = await self.send_code(folder)
         return code_archive.with_package(spec, package.code)
 
-    def list(
-        self, *, state: Collection[str] | None = None, name: str | None = None
-    ) -> AsyncIterator[JobView]:
-        """Newest first; pages are fetched as they are needed."""
-        return self._transport.pages(calls.jobs(state, name))
-
-    async def all_of(self, ids: Sequence[str]) -> AsyncIterator[JobView]:
-        """The jobs with these ids, in this order, with few requests; unknown ids are skipped."""
-        for start in range(0, len(ids), calls.JOBS_PAGE):
-            batch = ids[start : start + calls.JOBS_PAGE]
-            page = await self._get(JOBS, JobPage, id=list(batch), limit=calls.JOBS_PAGE)
-            found = {job.id: job for job in page.jobs}
-            for job_id in batch:
-                if job_id in found:
-                    yield found[job_id]
-
     async def find(self, word: str) -> str:
         """The id of a job, given its name, its id, or the start of its id.
 
@@ -144,20 +139,22 @@ class AsyncRequestMethods:
         """
         if names.is_id(word):
             return word
-        rows = self._transport.pages(calls.rows(word, None, None, None))
-        return names.resolve(word, [row async for row in rows]).id
+        return names.resolve(word, [row async for row in self.list(word)]).id
 
-    def rows(
+    def list(
         self,
         q: str | None = None,
         *,
-        state: Collection[str] | None = None,
+        name: str | None = None,
         owner: str | None = None,
+        state: Collection[str] | None = None,
         sort: str | None = None,
     ) -> AsyncIterator[JobRow]:
-        """Jobs as rows of a list, which is fast with any number of jobs; `q`: part of a name or
-        owner, or the start of an id. `sort`: created, name, state or goodput."""
-        return self._transport.pages(calls.rows(q, state, owner, sort))
+        """Jobs in short; pages are fetched as they are needed. `q`: part of a name or owner, or the
+        start of an id; `name` and `owner` match exactly. `sort`: created (newest first, the
+        default), name, state or goodput."""
+        found = calls.jobs(q, name=name, owner=owner, state=state, sort=sort)
+        return self._transport.pages(found)
 
     async def get(self, job_id: str) -> JobView:
         return await self._get(job_path(job_id), JobView)
@@ -169,6 +166,27 @@ class AsyncRequestMethods:
         """
         params = {"now": True} if now else None
         return await self._send("POST", job_path(job_id, "/cancel"), JobView, params=params)
+
+    async def cancel_matching(
+        self,
+        q: str | None = None,
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+        state: Collection[str] | None = None,
+        now: bool = False,
+    ) -> Sequence[CancelledJobView]:
+        """Cancel all jobs that match and have not ended. Raises InvalidParameters without a
+        filter."""
+        params: dict[str, Any] = {"q": q, "name": name, "owner": owner, "now": now}
+        params["state"] = list(state or ())
+        cancelled: list[CancelledJobView] = []
+        while True:
+            found = await self._send("POST", f"{JOBS}/cancel", CancelledJobPage, params=params)
+            cancelled += found.items
+            if found.next_cursor is None:
+                return cancelled
+            params["cursor"] = found.next_cursor
 
     async def pause(self, job_id: str) -> JobView:
         """Let a job save its state and leave the cluster. Raises Conflict if it has ended."""
@@ -186,6 +204,37 @@ class AsyncRequestMethods:
         params = None if nodes is None else {"nodes": nodes}
         return await self._send("POST", job_path(job_id, "/resize"), JobView, params=params)
 
+    async def set_labels(self, job_id: str, labels: Mapping[str, str | None]) -> JobView:
+        """Change labels of a job; None removes one, the others stay. Raises InvalidParameters."""
+        body = {"labels": dict(labels)}
+        return await self._send("PATCH", job_path(job_id), JobView, body=body)
+
+    async def remove(self, job_id: str, *, with_checkpoints: bool = False) -> RemovedJobView:
+        """Remove an ended job with its history; its checkpoints stay unless `with_checkpoints`.
+
+        Raises Conflict if it has not ended, or if a checkpoint to remove is pinned or needed.
+        """
+        params = {"checkpoints": "remove" if with_checkpoints else "keep"}
+        return await self._send("DELETE", job_path(job_id), RemovedJobView, params=params)
+
+    async def replay(self, job_id: str, *, idempotency_key: str | None = None) -> JobView:
+        """Submit a replay of the steps that a job has committed so far: the same training,
+        undisturbed, on the same meshes. Raises Conflict if the job has no digests to compare."""
+        headers = _key(idempotency_key)
+        return await self._send("POST", job_path(job_id, "/replay"), JobView, headers=headers)
+
+    async def comparison(self, replay_id: str) -> ComparisonView:
+        """The digests of a replay and of the job that it replays, as far as it has come.
+
+        Raises Conflict if the job is no replay.
+        """
+        path = job_path(replay_id, "/comparison")
+        found = await self._get(path, ComparisonView)
+        while found.next_cursor is not None:
+            following = await self._get(path, ComparisonView, cursor=found.next_cursor)
+            found = joined(found, following)
+        return found
+
     async def wait(
         self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5
     ) -> JobView:
@@ -201,11 +250,11 @@ class AsyncRequestMethods:
 
     async def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""
-        return await self._get(job_path(job_id, "/attempts"), list[AttemptView])
+        return [item async for item in self._transport.pages(calls.attempts(job_id))]
 
     async def incidents(self, job_id: str) -> Sequence[IncidentView]:
         """Oldest first."""
-        return await self._get(job_path(job_id, "/incidents"), list[IncidentView])
+        return [item async for item in self._transport.pages(calls.incidents(job_id))]
 
     async def inject(
         self, job_id: str, kind: str, *, idempotency_key: str | None = None, **how: Any
@@ -220,7 +269,7 @@ class AsyncRequestMethods:
 
     async def faults(self, job_id: str) -> Sequence[FaultView]:
         """The injected faults, oldest first."""
-        return await self._get(job_path(job_id, "/faults"), list[FaultView])
+        return [item async for item in self._transport.pages(calls.faults(job_id))]
 
     async def goodput(self, job_id: str) -> GoodputView:
         """The account of the job's time, so far or in total."""
@@ -241,15 +290,15 @@ class AsyncRequestMethods:
     async def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
         """The differences between the resolved specs of two jobs."""
         path = job_path(job_id, "/spec/diff")
-        return await self._get(path, list[SpecDifferenceView], against=against)
+        return (await self._get(path, SpecDifferencePage, against=against)).items
 
     async def cluster(self) -> ClusterView:
         """Nodes, queue and capacity."""
         return await self._get("/api/v1/cluster", ClusterView)
 
-    async def checkpoints(self, job_id: str) -> CheckpointsView:
+    async def checkpoints(self, job_id: str) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""
-        return await self._get(job_path(job_id, "/checkpoints"), CheckpointsView)
+        return await self._get(job_path(job_id, "/checkpoints"), CheckpointPage)
 
     async def verify_checkpoint(self, job_id: str, step: int) -> AsyncIterator[VerificationView]:
         """Verify every byte of a checkpoint; yields the progress. The last item has `done`.
@@ -298,7 +347,7 @@ class AsyncRequestMethods:
 
     async def nodes(self) -> Sequence[NodeView]:
         """All nodes that were ever seen, present nodes first."""
-        return (await self._get(calls.NODES, NodePage)).nodes
+        return (await self._get(calls.NODES, NodePage)).items
 
     async def node(self, name: str) -> NodeView:
         """A node by its name, or the start of the name."""
@@ -306,7 +355,7 @@ class AsyncRequestMethods:
 
     async def cordon(self, name: str, reason: str, *, until: float | None = None) -> NodeView:
         """Place no new rank on a node, until a time (Unix seconds) or until `uncordon`."""
-        body = {"reason": reason, "until": until}
+        body = {"reason": reason, "until": None if until is None else rfc3339(until)}
         return await self._send("POST", node_path(name, "/cordon"), NodeView, body=body)
 
     async def uncordon(self, name: str) -> NodeView:
@@ -372,12 +421,12 @@ class AsyncRequestMethods:
     ) -> Sequence[MetricPoint]:
         """The whole series in at most `most` points, always including the last one."""
         page = await self._transport.call(calls.thinned_metrics(job_id, names, most))
-        return page.points
+        return page.items
 
     async def digests(self, job_id: str) -> dict[int, str]:
         """Digest of the whole state after each step."""
         pages = self._transport.pages(calls.digests(job_id))
-        return {step: digest async for step, digest in pages}
+        return {item.step: item.digest async for item in pages}
 
     async def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not ready."""

@@ -1,29 +1,32 @@
 # Generated from asynchronous/jobs.py by api/generate_client.py: do not edit.
 """Jobs as objects: `client.jobs` and its objects.
 
-A job holds the view that was fetched last; `refresh`, `wait` and the methods that change the job
+A job holds what was fetched last; `refresh`, `wait` and the methods that change the job
 fetch it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from holdfast.client.calls import Document, LogQuery
 from holdfast.client.data_frames import to_data_frame
 from holdfast.client.job_snapshot import JobSnapshot
 from holdfast.client.synchronous.request_methods import RequestMethods
+from holdfast_service.views.comparison import ComparisonView
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
-    CheckpointsView,
     EventView,
     FaultView,
     IncidentView,
     LogLineView,
     MetricPoint,
+    RemovedJobView,
 )
+from holdfast_service.views.pages import CheckpointPage
 
 
 class Jobs:
@@ -48,9 +51,9 @@ class Jobs:
     def list(
         self, *, state: Collection[str] | None = None, name: str | None = None
     ) -> Iterator[Job]:
-        """Newest first; pages are fetched as they are needed."""
-        for view in self._client.list(state=state, name=name):
-            yield Job(self._client, view)
+        """Newest first, in short; pages are fetched as they are needed."""
+        for row in self._client.list(state=state, name=name):
+            yield Job(self._client, row)
 
     __iter__ = list
 
@@ -94,6 +97,24 @@ class Job(JobSnapshot):
         self.view = self._client.resize(self.id, nodes)
         return self
 
+    def set_labels(self, labels: Mapping[str, str | None]) -> Job:
+        """Change labels; None removes one, the others stay. Raises InvalidParameters."""
+        self.view = self._client.set_labels(self.id, labels)
+        return self
+
+    def remove(self, *, with_checkpoints: bool = False) -> RemovedJobView:
+        """Remove this ended job with its history; its checkpoints stay unless `with_checkpoints`.
+        Raises Conflict."""
+        return self._client.remove(self.id, with_checkpoints=with_checkpoints)
+
+    def replay(self) -> Job:
+        """Submit a replay of the steps so far: undisturbed, on the same meshes. Raises Conflict."""
+        return Job(self._client, self._client.replay(self.id))
+
+    def comparison(self) -> ComparisonView:
+        """The digests of this replay and of the job that it replays. Raises Conflict."""
+        return self._client.comparison(self.id)
+
     def events(self, *, follow: bool = False, after: int = 0) -> Iterator[EventView]:
         """The stored events; with `follow` also new ones, until the job has ended."""
         if follow:
@@ -118,7 +139,7 @@ class Job(JobSnapshot):
         """
         query = LogQuery(rank, attempt, since, grep, level)
         if follow:
-            return self._client.follow_logs(self.id, **query.params(), tail=tail)
+            return self._client.follow_logs(self.id, **asdict(query), tail=tail)
         return self._client.all_logs(self.id, query, tail=tail)
 
     def metrics(self, names: Collection[str] | None = None) -> Any:
@@ -144,7 +165,7 @@ class Job(JobSnapshot):
         """The account of the job's time, so far or in total."""
         return self._client.goodput(self.id)
 
-    def checkpoints(self) -> CheckpointsView:
+    def checkpoints(self) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""
         return self._client.checkpoints(self.id)
 

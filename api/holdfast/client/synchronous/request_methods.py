@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,7 +20,6 @@ from holdfast.client import job_names as names
 from holdfast.client.calls import (
     JOBS,
     PAGE,
-    Call,
     Document,
     LogQuery,
     checkpoint_path,
@@ -33,26 +32,34 @@ from holdfast.client.waiting import off_loop, sleep
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness
+from holdfast_service.job_model.times import rfc3339
+from holdfast_service.views.comparison import ComparisonView, joined
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
-    CheckpointsView,
+    CancelledJobView,
     CheckpointView,
     CodeView,
-    EventPage,
     EventView,
     FaultView,
     IncidentView,
-    JobPage,
     JobView,
     LogLineView,
-    LogPage,
     MetricPoint,
-    NodePage,
     NodeView,
+    RemovedJobView,
     VerificationView,
 )
 from holdfast_service.views.lists import ClusterView, JobRow, SpecDifferenceView
+from holdfast_service.views.meshes import ValidSpecView
+from holdfast_service.views.pages import (
+    CancelledJobPage,
+    CheckpointPage,
+    EventPage,
+    LogPage,
+    NodePage,
+    SpecDifferencePage,
+)
 from holdfast_service.views.ranks import RanksView
 from holdfast_service.views.timeline import TimelineView, VerdictView
 
@@ -104,9 +111,13 @@ class RequestMethods:
 
     def validate(self, spec: Document) -> dict[str, Any]:
         """The resolved spec, with its defaults; creates no job. Raises InvalidSpec."""
-        path, body = f"{JOBS}/validate", plain(self._with_code(spec))
-        call = Call("POST", path, lambda answer: dict(answer["spec"]), body=body)
-        return self._transport.call(call)
+        return (self.validated(spec)).spec
+
+    def validated(self, spec: Document) -> ValidSpecView:
+        """The resolved spec, and the meshes of an elastic job in order, with the reason for each
+        place and refusal; creates no job. Raises InvalidSpec."""
+        body = plain(self._with_code(spec))
+        return self._send("POST", f"{JOBS}/validate", ValidSpecView, body=body)
 
     def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code. Can be repeated. Raises CodeUnusable."""
@@ -122,22 +133,6 @@ class RequestMethods:
         package = self.send_code(folder)
         return code_archive.with_package(spec, package.code)
 
-    def list(
-        self, *, state: Collection[str] | None = None, name: str | None = None
-    ) -> Iterator[JobView]:
-        """Newest first; pages are fetched as they are needed."""
-        return self._transport.pages(calls.jobs(state, name))
-
-    def all_of(self, ids: Sequence[str]) -> Iterator[JobView]:
-        """The jobs with these ids, in this order, with few requests; unknown ids are skipped."""
-        for start in range(0, len(ids), calls.JOBS_PAGE):
-            batch = ids[start : start + calls.JOBS_PAGE]
-            page = self._get(JOBS, JobPage, id=list(batch), limit=calls.JOBS_PAGE)
-            found = {job.id: job for job in page.jobs}
-            for job_id in batch:
-                if job_id in found:
-                    yield found[job_id]
-
     def find(self, word: str) -> str:
         """The id of a job, given its name, its id, or the start of its id.
 
@@ -145,20 +140,22 @@ class RequestMethods:
         """
         if names.is_id(word):
             return word
-        rows = self._transport.pages(calls.rows(word, None, None, None))
-        return names.resolve(word, list(rows)).id
+        return names.resolve(word, list(self.list(word))).id
 
-    def rows(
+    def list(
         self,
         q: str | None = None,
         *,
-        state: Collection[str] | None = None,
+        name: str | None = None,
         owner: str | None = None,
+        state: Collection[str] | None = None,
         sort: str | None = None,
     ) -> Iterator[JobRow]:
-        """Jobs as rows of a list, which is fast with any number of jobs; `q`: part of a name or
-        owner, or the start of an id. `sort`: created, name, state or goodput."""
-        return self._transport.pages(calls.rows(q, state, owner, sort))
+        """Jobs in short; pages are fetched as they are needed. `q`: part of a name or owner, or the
+        start of an id; `name` and `owner` match exactly. `sort`: created (newest first, the
+        default), name, state or goodput."""
+        found = calls.jobs(q, name=name, owner=owner, state=state, sort=sort)
+        return self._transport.pages(found)
 
     def get(self, job_id: str) -> JobView:
         return self._get(job_path(job_id), JobView)
@@ -170,6 +167,27 @@ class RequestMethods:
         """
         params = {"now": True} if now else None
         return self._send("POST", job_path(job_id, "/cancel"), JobView, params=params)
+
+    def cancel_matching(
+        self,
+        q: str | None = None,
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+        state: Collection[str] | None = None,
+        now: bool = False,
+    ) -> Sequence[CancelledJobView]:
+        """Cancel all jobs that match and have not ended. Raises InvalidParameters without a
+        filter."""
+        params: dict[str, Any] = {"q": q, "name": name, "owner": owner, "now": now}
+        params["state"] = list(state or ())
+        cancelled: list[CancelledJobView] = []
+        while True:
+            found = self._send("POST", f"{JOBS}/cancel", CancelledJobPage, params=params)
+            cancelled += found.items
+            if found.next_cursor is None:
+                return cancelled
+            params["cursor"] = found.next_cursor
 
     def pause(self, job_id: str) -> JobView:
         """Let a job save its state and leave the cluster. Raises Conflict if it has ended."""
@@ -187,6 +205,37 @@ class RequestMethods:
         params = None if nodes is None else {"nodes": nodes}
         return self._send("POST", job_path(job_id, "/resize"), JobView, params=params)
 
+    def set_labels(self, job_id: str, labels: Mapping[str, str | None]) -> JobView:
+        """Change labels of a job; None removes one, the others stay. Raises InvalidParameters."""
+        body = {"labels": dict(labels)}
+        return self._send("PATCH", job_path(job_id), JobView, body=body)
+
+    def remove(self, job_id: str, *, with_checkpoints: bool = False) -> RemovedJobView:
+        """Remove an ended job with its history; its checkpoints stay unless `with_checkpoints`.
+
+        Raises Conflict if it has not ended, or if a checkpoint to remove is pinned or needed.
+        """
+        params = {"checkpoints": "remove" if with_checkpoints else "keep"}
+        return self._send("DELETE", job_path(job_id), RemovedJobView, params=params)
+
+    def replay(self, job_id: str, *, idempotency_key: str | None = None) -> JobView:
+        """Submit a replay of the steps that a job has committed so far: the same training,
+        undisturbed, on the same meshes. Raises Conflict if the job has no digests to compare."""
+        headers = _key(idempotency_key)
+        return self._send("POST", job_path(job_id, "/replay"), JobView, headers=headers)
+
+    def comparison(self, replay_id: str) -> ComparisonView:
+        """The digests of a replay and of the job that it replays, as far as it has come.
+
+        Raises Conflict if the job is no replay.
+        """
+        path = job_path(replay_id, "/comparison")
+        found = self._get(path, ComparisonView)
+        while found.next_cursor is not None:
+            following = self._get(path, ComparisonView, cursor=found.next_cursor)
+            found = joined(found, following)
+        return found
+
     def wait(self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
         """Wait until the job has ended, with any result. Raises WaitTimeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -200,11 +249,11 @@ class RequestMethods:
 
     def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""
-        return self._get(job_path(job_id, "/attempts"), list[AttemptView])
+        return list(self._transport.pages(calls.attempts(job_id)))
 
     def incidents(self, job_id: str) -> Sequence[IncidentView]:
         """Oldest first."""
-        return self._get(job_path(job_id, "/incidents"), list[IncidentView])
+        return list(self._transport.pages(calls.incidents(job_id)))
 
     def inject(
         self, job_id: str, kind: str, *, idempotency_key: str | None = None, **how: Any
@@ -219,7 +268,7 @@ class RequestMethods:
 
     def faults(self, job_id: str) -> Sequence[FaultView]:
         """The injected faults, oldest first."""
-        return self._get(job_path(job_id, "/faults"), list[FaultView])
+        return list(self._transport.pages(calls.faults(job_id)))
 
     def goodput(self, job_id: str) -> GoodputView:
         """The account of the job's time, so far or in total."""
@@ -240,15 +289,15 @@ class RequestMethods:
     def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
         """The differences between the resolved specs of two jobs."""
         path = job_path(job_id, "/spec/diff")
-        return self._get(path, list[SpecDifferenceView], against=against)
+        return (self._get(path, SpecDifferencePage, against=against)).items
 
     def cluster(self) -> ClusterView:
         """Nodes, queue and capacity."""
         return self._get("/api/v1/cluster", ClusterView)
 
-    def checkpoints(self, job_id: str) -> CheckpointsView:
+    def checkpoints(self, job_id: str) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""
-        return self._get(job_path(job_id, "/checkpoints"), CheckpointsView)
+        return self._get(job_path(job_id, "/checkpoints"), CheckpointPage)
 
     def verify_checkpoint(self, job_id: str, step: int) -> Iterator[VerificationView]:
         """Verify every byte of a checkpoint; yields the progress. The last item has `done`.
@@ -297,7 +346,7 @@ class RequestMethods:
 
     def nodes(self) -> Sequence[NodeView]:
         """All nodes that were ever seen, present nodes first."""
-        return (self._get(calls.NODES, NodePage)).nodes
+        return (self._get(calls.NODES, NodePage)).items
 
     def node(self, name: str) -> NodeView:
         """A node by its name, or the start of the name."""
@@ -305,7 +354,7 @@ class RequestMethods:
 
     def cordon(self, name: str, reason: str, *, until: float | None = None) -> NodeView:
         """Place no new rank on a node, until a time (Unix seconds) or until `uncordon`."""
-        body = {"reason": reason, "until": until}
+        body = {"reason": reason, "until": None if until is None else rfc3339(until)}
         return self._send("POST", node_path(name, "/cordon"), NodeView, body=body)
 
     def uncordon(self, name: str) -> NodeView:
@@ -371,12 +420,12 @@ class RequestMethods:
     ) -> Sequence[MetricPoint]:
         """The whole series in at most `most` points, always including the last one."""
         page = self._transport.call(calls.thinned_metrics(job_id, names, most))
-        return page.points
+        return page.items
 
     def digests(self, job_id: str) -> dict[int, str]:
         """Digest of the whole state after each step."""
         pages = self._transport.pages(calls.digests(job_id))
-        return dict(pages)
+        return {item.step: item.digest for item in pages}
 
     def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not ready."""

@@ -127,11 +127,14 @@ class AttemptEndedEvent(JobEvent):
     """An attempt has ended; its number is never used again."""
 
     kind = EventKind.ATTEMPT_ENDED
+    omitted = frozenset({"tokens_per_s"})
     attempt: int
     reason: str = ""
     last_step: int | None = None
     gone: tuple[tuple[str, str], ...] = ()
     """(agent, incarnation) of agents that are known to have ended."""
+    tokens_per_s: float | None = None
+    """Median throughput of its newest steps; None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,8 @@ class Facts:
     """The highest attempt that the journal shows as announced."""
     meshes: dict[int, Mapping[str, int]] = field(default_factory=dict)
     """Attempt that was formed → its mesh."""
+    speeds: dict[int, float] = field(default_factory=dict)
+    """Attempt → the tokens per second that it measured on its mesh."""
     line: HistoryLine = field(default_factory=HistoryLine)
     ledger: Ledger = field(default_factory=Ledger)
     members: tuple[SeatedRank, ...] = ()
@@ -104,6 +106,8 @@ class Facts:
             case AttemptEndedEvent():
                 self.over = event.attempt
                 self.gone = frozenset(event.gone)
+                if event.tokens_per_s is not None:
+                    self.speeds[event.attempt] = event.tokens_per_s
                 self._apply_committed(max(self.committed, event.last_step or 0))
             case IncidentEvent():
                 self._apply_incident(event.record)

@@ -34,6 +34,8 @@ class Growth:
     """The larger mesh that the user ordered, until the world has it: it grows at once."""
     kept_seats: frozenset[str] | None = None
     """The seats that were last kept; None: all."""
+    scheduled: WorldShape | None = None
+    """The only shape that the next world may have, by the job's schedule; None: it has none."""
 
     @property
     def due_at(self) -> float | None:
@@ -56,9 +58,15 @@ class Growth:
     def allowed(self, shapes: Sequence[WorldShape]) -> Sequence[WorldShape]:
         """Those of `shapes`, best first, that are as small as ordered; at least the smallest."""
         limit = self.limit
+        if self.scheduled is not None:
+            return [self.scheduled]
         if limit is None:
             return shapes
         return [shape for shape in shapes if shape.nodes <= limit] or shapes[-1:]
+
+    def follow(self, scheduled: WorldShape | None) -> None:
+        """The next world has the shape that is scheduled for its first step."""
+        self.scheduled = scheduled
 
     def keep(self, seats: frozenset[str] | None) -> bool:
         """Record the seats that are kept. False if they are the same as before."""

@@ -134,6 +134,14 @@ class PartnersSet:
 
 
 @dataclass(frozen=True)
+class MeshPrepared:
+    """Answer to `PrepareMesh`."""
+
+    agent: str
+    attempt: int
+
+
+@dataclass(frozen=True)
 class StepCommitted:
     """The newest step known to be committed, from metric rows. The core uses it to update progress,
     to free former memory checkpoints, and to retry failed links and commands."""
@@ -274,6 +282,7 @@ Input = (
     | CommandFailed
     | Inspected
     | PartnersSet
+    | MeshPrepared
     | StepCommitted
     | StepsMeasured
     | RemoteCheckpoints

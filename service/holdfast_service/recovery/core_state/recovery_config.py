@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from holdfast_service.placement.mesh_throughput import ALWAYS_GROW
 from holdfast_service.placement.restore_points import InitialCheckpoint, RemoteCheckpoint
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.checkpoint_intervals import AutoTier
+
+
+@dataclass(frozen=True)
+class ScheduledShape:
+    """The shape of a job's world from the step after `after_step` on."""
+
+    after_step: int
+    shape: WorldShape
 
 
 @dataclass(frozen=True)
@@ -20,6 +29,9 @@ class RecoveryConfig:
     its size."""
     standby_nodes: int
     steps: int
+    schedule: tuple[ScheduledShape, ...] = ()
+    """The shapes of the world by step, in order, from step 0 on. Empty: the shape follows the
+    nodes."""
     intervals: tuple[int, int] = (1, 100)
     """Initial steps between two saves to memory, and between two saves to the remote tier."""
     auto: frozenset[AutoTier] = frozenset()
@@ -45,6 +57,16 @@ class RecoveryConfig:
     grow_after_s: float = 10.0
     """How long a better mesh must have had room before the world grows to it; doubles with each
     resize within the window."""
+    prepare_timeout_s: float = 30.0
+    """How long agents may prepare processes for a planned change of the mesh."""
+    leave_timeout_s: float = 120.0
+    """How long ranks may take to leave for it; then the step under way is given up."""
+    grow_min_gain: float = ALWAYS_GROW
+    """Least gain in throughput for which the world grows; -1: whenever there is room."""
+    micro_batches: int = 0
+    """Micro-batches of a step; 0: not known, and throughput is modelled by the number of ranks."""
+    meshes_are_listed: bool = False
+    """Whether the user listed the meshes in their order."""
     requeue: bool = False
     """Whether a job with too few nodes is given back to the queue instead of failing."""
     requeue_save_s: float = 60.0
@@ -104,6 +126,18 @@ class RecoveryConfig:
     @property
     def best_shape(self) -> WorldShape:
         return self.shapes[0]
+
+    def scheduled(self, step: int) -> WorldShape | None:
+        """The shape that the world must have for the step after `step`; None: any."""
+        due = [entry.shape for entry in self.schedule if entry.after_step <= step]
+        return due[-1] if due else None
+
+    def next_change(self, step: int) -> int | None:
+        """The step after `step` after which the ranks leave, because the schedule names another
+        shape then."""
+        now = self.scheduled(step)
+        coming = (e for e in self.schedule if e.after_step > step and e.shape != now)
+        return next((entry.after_step for entry in coming), None)
 
     def shape_with(self, mesh: Mapping[str, int]) -> WorldShape:
         """The shape with this mesh; the best one if there is none."""

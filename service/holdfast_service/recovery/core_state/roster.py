@@ -192,7 +192,8 @@ class Roster:
 def _idle(worker: WorkerReport, ranks: Mapping[str, int]) -> IdleWorker:
     rank = ranks.get(worker.worker, worker.rank)
     if rank is None and worker.expected is not None:
-        return IdleWorker(worker.worker, worker.expected, spare=True)
+        mesh = worker.expected_mesh
+        return IdleWorker(worker.worker, worker.expected, spare=True, mesh=mesh)
     return IdleWorker(worker.worker, rank)
 
 

@@ -31,6 +31,8 @@ from holdfast_service.recovery.core_state.hang_watch import HangWatch
 from holdfast_service.recovery.core_state.inbox import Inbox
 from holdfast_service.recovery.core_state.incident_log import IncidentLog
 from holdfast_service.recovery.core_state.interval_record import SaveIntervals
+from holdfast_service.recovery.core_state.mesh_change import MeshChange
+from holdfast_service.recovery.core_state.mesh_speeds import MeshSpeeds
 from holdfast_service.recovery.core_state.node_records import NodeRecords
 from holdfast_service.recovery.core_state.progress import Progress
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
@@ -66,6 +68,7 @@ class CoreState:
     ending: Ending
     worlds: Worlds
     growth: Growth
+    speeds: MeshSpeeds = field(default_factory=MeshSpeeds)
     roster: Roster = field(default_factory=Roster)
     incidents: IncidentLog = field(default_factory=IncidentLog)
     nodes: NodeRecords = field(default_factory=NodeRecords)
@@ -73,6 +76,7 @@ class CoreState:
     hangs: HangWatch = field(default_factory=HangWatch)
     slow: SlowRanks = field(default_factory=SlowRanks)
     inbox: Inbox = field(default_factory=Inbox)
+    mesh_change: MeshChange = field(default_factory=MeshChange)
     facts: Facts | None = None
     """The replayed journal, in a restarted supervisor."""
     effects: list[Effect] = field(default_factory=list)
@@ -146,6 +150,7 @@ class CoreState:
         """Let each owner restore its part from the journal."""
         shapes = {number: self.config.shape_with(mesh) for number, mesh in facts.meshes.items()}
         self.worlds.restore(facts.attempt, shapes)
+        self.speeds.restore(facts, shapes)
         self.progress.restore(facts)
         self.incidents.restore(facts)
         self.budget.restore(facts)

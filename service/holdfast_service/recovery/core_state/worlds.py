@@ -35,7 +35,14 @@ class Member:
     pid: int | None = None
     joined: bool = False
     done: bool = False
+    left: bool = False
+    """It left the world after a step that was agreed on, so that the mesh can change."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it takes no further step in this world, as all ranks agreed."""
+        return self.done or self.left
 
     def seated(self) -> SeatedRank:
         """The member as its events describe it."""
@@ -64,6 +71,10 @@ class Member:
     def record_done(self) -> None:
         """Record that the rank has taken its last step."""
         self.done = True
+
+    def record_left(self) -> None:
+        """Record that the rank has left the world."""
+        self.joined = self.left = True
 
     def change_partners(self, partners: tuple[str, ...]) -> None:
         """Change the partners that the rank should have; its agent has not confirmed them yet."""

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from holdfast_service.diagnosis import hang_culprit
 from holdfast_service.diagnosis.hang_culprit import (
@@ -32,7 +32,7 @@ from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.world import attempt_formation
 from holdfast_workers.protocol.commands import Inspect
-from holdfast_workers.protocol.messages import Inspection
+from holdfast_workers.protocol.messages import JOINING_PHASE, Inspection
 
 
 def handle_rank_stalled(state: CoreState, step: int, at: float, now: float) -> None:
@@ -71,7 +71,7 @@ def handle_inspected(state: CoreState, event: Inspected, now: float) -> None:
         member.rank: inspection
         for inspection in event.inspections
         for member in [world.members.get(inspection.beat.rank)]
-        if member is not None and not member.done and member.agent == event.agent
+        if member is not None and not member.has_stopped and member.agent == event.agent
         if inspection.beat.attempt == world.attempt
     }
     why_unseen = f"agent {event.agent} has no process of this rank"
@@ -121,7 +121,7 @@ def _is_watched(state: CoreState) -> bool:
 
 def _all_joined(state: CoreState) -> bool:
     """Whether all ranks have joined and so wait only for each other. Before that, only conclusive
-    evidence counts."""
+    evidence counts, and that a rank has not begun its order."""
     return state.worlds.present is not None and state.worlds.present.joined_at is not None
 
 
@@ -159,7 +159,7 @@ def _start_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
     assert world is not None
     suspicion.begin_inspection(
         state.hangs.next_number(),
-        frozenset(member.agent for member in world.members.values() if not member.done),
+        frozenset(member.agent for member in world.members.values() if not member.has_stopped),
         now,
         state.config.inspect_timeout_s,
     )
@@ -179,7 +179,7 @@ def _record_answer(
     now: float,
 ) -> None:
     members = world.members.values()
-    ranks = [member.rank for member in members if member.agent == agent and not member.done]
+    ranks = [member.rank for member in members if member.agent == agent and not member.has_stopped]
     if suspicion.record_answer(agent, ranks, seen, why_unseen):
         _judge_inspection(state, suspicion, now)
 
@@ -192,10 +192,19 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
     verdict = hang_culprit.judge(state.worlds.shape.mesh, look, suspicion.before, overdue=overdue)
     if verdict.finding is HangFinding.HANG and verdict.sure:
         _report_hang(state, suspicion, verdict, now)
-    elif verdict.finding is HangFinding.HANG and _all_joined(state):
+    elif verdict.finding is HangFinding.HANG and (
+        _all_joined(state) or _have_not_begun(look, verdict.accused)
+    ):
         suspicion.confirm_with_another(look, now + state.config.inspect_pause_s)
     else:
         _keep_watching(state, suspicion, verdict, now)
+
+
+def _have_not_begun(look: WorldObservation, ranks: Collection[int]) -> bool:
+    """Whether all these ranks should have begun to carry out their orders: they wait for nobody."""
+    return bool(ranks) and all(
+        rank in look.seen and look.seen[rank].beat.phase == JOINING_PHASE for rank in ranks
+    )
 
 
 def _keep_watching(

@@ -21,7 +21,12 @@ from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
-from holdfast_service.recovery.nodes import node_eligibility, shape_selection, situation
+from holdfast_service.recovery.nodes import (
+    mesh_preference,
+    node_eligibility,
+    shape_selection,
+    situation,
+)
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.commands import CheckNode
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
@@ -149,7 +154,7 @@ def evict_if_better(state: CoreState, now: float) -> tuple[Fault, ...]:
     }
     nodes = situation.candidate_nodes(state, records, {}, now)
     found = shape_selection.choose_from(
-        state.growth.allowed(state.config.shapes), world.shape, homes, nodes
+        mesh_preference.wanted_shapes(state), world.shape, homes, nodes
     )
     emptied = _emptied(world, homes, found)
     return tuple(

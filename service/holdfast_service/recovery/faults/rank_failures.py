@@ -47,8 +47,8 @@ def handle_exit(
     if member is None:
         state.add_evidence(f"worker {signal.worker} of {signal.agent} ended ({ending})")
         return ()
-    if member.done:
-        return ()  # it has finished all steps, and a saver process already has its shard
+    if member.has_stopped:
+        return ()  # its last state is with a saver process, or in the memory of its node
     step = exited.step or state.progress.committed
     description = f"rank {member.rank} on {signal.agent} ended by {ending} at step {step}"
     ended_by, short = _ended_by(exited), exited.out_of_memory
@@ -143,7 +143,7 @@ def handle_forming_deadline(state: CoreState, now: float) -> tuple[Fault, ...]:
             member.record_joined()
         attempt_progress.advance(state, now)
         return ()
-    absent = [m for m in world.members.values() if not (m.joined or m.done)]
+    absent = [m for m in world.members.values() if not (m.joined or m.has_stopped)]
     for member in absent:
         if member.worker is not None:
             state.roster.exclude_worker(member.worker)

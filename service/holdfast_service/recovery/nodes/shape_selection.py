@@ -12,7 +12,7 @@ from holdfast_service.placement.rank_assignment import CandidateNode, GroupHome,
 from holdfast_service.placement.world_shape import ShapedAssignment, WorldShape, assign_best
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_service.recovery.nodes import situation
+from holdfast_service.recovery.nodes import mesh_preference, situation
 
 
 def choose_seats(
@@ -21,7 +21,7 @@ def choose_seats(
     """The best mesh that the nodes of `records` have room for, and the seats of its ranks."""
     nodes = situation.candidate_nodes(state, records, state.worlds.last_ranks(), now)
     homes = state.worlds.homes_among(records)
-    shapes = state.growth.allowed(state.config.shapes)
+    shapes = mesh_preference.wanted_shapes(state)
     return choose_from(shapes, state.worlds.shape, homes, nodes)
 
 
@@ -40,11 +40,20 @@ def choose_from(
 
 
 def better_seats(state: CoreState, now: float) -> ShapedAssignment | None:
-    """The seats of a mesh that is preferred to the present one, if good nodes have room for it."""
-    shapes = state.growth.allowed(state.config.shapes)
-    better = shapes[: shapes.index(state.worlds.shape)] if state.worlds.shape in shapes else ()
-    if not better:
-        return None
+    """The seats of a larger mesh that is worth its pause, if good nodes have room for it."""
+    better = tuple(mesh_preference.larger_worth_growing(state))
+    found = _seats_on_good_nodes(state, better, now) if better else None
+    return found if isinstance(found, ShapedAssignment) else None
+
+
+def next_seats(state: CoreState, now: float) -> ShapedAssignment | Shortage:
+    """The seats of the best mesh that good nodes have room for."""
+    return _seats_on_good_nodes(state, mesh_preference.wanted_shapes(state), now)
+
+
+def _seats_on_good_nodes(
+    state: CoreState, shapes: Sequence[WorldShape], now: float
+) -> ShapedAssignment | Shortage:
     records = state.roster.live()
     nodes = [
         node
@@ -52,8 +61,7 @@ def better_seats(state: CoreState, now: float) -> ShapedAssignment | None:
         if not (node.avoid or node.last_resort)
     ]
     homes = state.worlds.homes_among(records)
-    found = assign_best(better, state.worlds.shape, homes, nodes)
-    return found if isinstance(found, ShapedAssignment) else None
+    return assign_best(shapes, state.worlds.shape, homes, nodes)
 
 
 def is_larger_than_ordered(state: CoreState) -> bool:

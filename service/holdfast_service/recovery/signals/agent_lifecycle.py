@@ -150,6 +150,8 @@ def handle_command_failed(state: CoreState, event: CommandFailed, now: float) ->
             node_eviction.handle_check_failed(state, event, now)
         case CommandKind.INSPECT:
             hang_suspicion.handle_inspect_failed(state, event, now)
+        case CommandKind.PREPARE_MESH:
+            state.mesh_change.record_prepared(event.agent)
         case _:
             command_retry.record_failure(state, event)
     return ()

@@ -8,6 +8,8 @@ final, so one poll is enough for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast_service.recovery.core_state.inputs import WorkersPolled
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
@@ -21,6 +23,7 @@ from holdfast_workers.protocol.signals import (
     SignalDetail,
     WorkerDone,
     WorkerExited,
+    WorkerLeft,
 )
 
 
@@ -40,10 +43,16 @@ def find_missed_signals(state: CoreState, event: WorkersPolled, now: float) -> l
         state.roster.record_missed_signals(event.agent, frozenset())
         return []
     seen = {report.worker: report for report in event.workers}
-    missing = {
-        signal.worker: signal
+    members = [
+        member
         for member in world.members.values()
         if (member.agent, member.incarnation) == (event.agent, event.incarnation)
+    ]
+    for member in members:
+        _learn_worker(member, event.workers, world.attempt)
+    missing = {
+        signal.worker: signal
+        for member in members
         for signal in [_missed_signal(member, seen, world.attempt, now)]
         if signal is not None
     }
@@ -53,11 +62,18 @@ def find_missed_signals(state: CoreState, event: WorkersPolled, now: float) -> l
     return [signal for name, signal in missing.items() if (signal.kind, name) in before]
 
 
-def _missed_signal(
+def _learn_worker(member: Member, workers: Sequence[WorkerReport], attempt: int) -> None:
+    """The name of a forked process, if all signals that named it were lost."""
+    for report in workers:
+        if member.worker is None and (report.attempt, report.rank) == (attempt, member.rank):
+            member.record_worker(report.worker, report.pid)
+
+
+def _missed_signal(  # noqa: PLR0911  (one per signal)
     member: Member, seen: dict[str, WorkerReport], attempt: int, now: float
 ) -> Signal | None:
     """The signal that the member's worker should have sent, given its polled state."""
-    if member.worker is None or member.done:
+    if member.worker is None or member.has_stopped:
         return None
     report = seen.get(member.worker)
     if report is None:
@@ -67,9 +83,13 @@ def _missed_signal(
         return None
     if report.failure is not None:
         return _build_signal(member, report.failure, attempt, now)
-    if report.state is WorkerState.DONE:
-        return _build_signal(member, WorkerDone(report.step), attempt, now)
-    return None
+    match report.state:
+        case WorkerState.DONE:
+            return _build_signal(member, WorkerDone(report.step), attempt, now)
+        case WorkerState.LEFT:
+            return _build_signal(member, WorkerLeft(report.step), attempt, now)
+        case _:
+            return None
 
 
 def _failures_of_last_step(state: CoreState, event: WorkersPolled) -> list[FailedShard]:

@@ -44,11 +44,19 @@ from holdfast_workers.protocol.signals import (
     WorkerExited,
     WorkerFailed,
     WorkerJoined,
+    WorkerLeft,
     ZygoteLost,
 )
 
 _OfPresentRank = (
-    WorkerFailed | WorkerJoined | FirstStep | WorkerDone | PartnerLost | SourcesLost | RankStalled
+    WorkerFailed
+    | WorkerJoined
+    | FirstStep
+    | WorkerDone
+    | WorkerLeft
+    | PartnerLost
+    | SourcesLost
+    | RankStalled
 )
 """Signals that say something only of a rank of the present attempt."""
 
@@ -110,7 +118,7 @@ def _dispatch_to_rank(
         case SourcesLost() as lost:  # the rank is about to fail
             judgement.distrust_origins(state, member.restore, set(lost.origins), lost.message)
         case RankStalled(beat=beat):
-            if not member.done:
+            if not member.has_stopped:
                 hang_suspicion.handle_rank_stalled(state, beat.step, signal.at, now)
         case WorkerJoined() as joined:
             attempt_progress.record_joined(state, member, dict(joined.phases_s), now)
@@ -118,6 +126,8 @@ def _dispatch_to_rank(
             attempt_progress.record_committed_step(state, signal.attempt, step, now)
         case WorkerDone(step=step):
             attempt_progress.record_done(state, member, signal.attempt, step, now)
+        case WorkerLeft(step=step):
+            return attempt_progress.record_left(state, member, signal.attempt, step, now)
         case PartnerLost(partner=partner):
             if partner:
                 partners.handle_link_failed(state, signal.agent, partner, now)

@@ -16,7 +16,7 @@ from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.faults import hang_suspicion
-from holdfast_service.recovery.nodes import node_eligibility
+from holdfast_service.recovery.nodes import mesh_preference, node_eligibility
 from holdfast_service.recovery.world import attempt_formation, attempt_progress, outcome, requeue
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import Restore, Tier, WorkerState
@@ -33,7 +33,9 @@ def check_start(state: CoreState, now: float) -> None:
     records = state.roster.live()
     ready = [record for record in records if record.report.ready]
     nodes = node_eligibility.candidate_nodes(state, ready, {})
-    shapes = state.growth.allowed(config.shapes)
+    durable = state.saves.newest(state.progress.line)
+    state.growth.follow(config.scheduled(durable.step if durable is not None else 0))
+    shapes = mesh_preference.wanted_shapes(state)
     found = assign_best(shapes, config.best_shape, {}, nodes)
     if isinstance(found, Shortage):
         state.timer.wait_for_agents()
@@ -281,7 +283,10 @@ def _missing_member_faults(
             )
     if faults:
         return tuple(faults)
-    description = f"a restarted supervisor found that attempt {world.attempt} had stopped"
-    return (
-        Fault(Cause.NO_PROGRESS, attempt=world.attempt, at=now, what=description, certain=False),
+    workers = (worker for record in roster.live() for worker in record.report.workers)
+    left = any(
+        worker.state is WorkerState.LEFT and worker.attempt == world.attempt for worker in workers
     )
+    cause = Cause.RESIZE if left else Cause.NO_PROGRESS
+    description = f"a restarted supervisor found that attempt {world.attempt} had stopped"
+    return (Fault(cause, attempt=world.attempt, at=now, what=description, certain=False),)

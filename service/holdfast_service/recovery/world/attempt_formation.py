@@ -119,6 +119,7 @@ def form_if_ready(state: CoreState, now: float) -> None:
         return
     records = state.roster.fenced(state.worlds.attempt)
     shard_rescue.request_missing_shards(state, records)
+    _follow_schedule(state, records)
     result = shape_selection.choose_seats(state, records, now)
     if outcome.is_last_step_durable(state) and (
         isinstance(result, Shortage) or _needs_no_further_attempt(state)
@@ -146,6 +147,13 @@ def form_if_ready(state: CoreState, now: float) -> None:
         outcome.fail(state, now, "not_finite", why)
         return
     _form_world(state, result, point, holdings(result.shape.mesh, **known), records, now)
+
+
+def _follow_schedule(state: CoreState, records: list[AgentRecord]) -> None:
+    """Where the meshes of the job are scheduled, the step that is restored determines the mesh."""
+    if state.config.schedule:
+        point = _restore_point(state, state.worlds.shape, _known_copies(state, records))
+        state.growth.follow(state.config.scheduled(point.step))
 
 
 def _needs_no_further_attempt(state: CoreState) -> bool:
@@ -243,6 +251,7 @@ def _form_world(
         state.request(Form(order_agent, order, by_agent[order_agent].incarnation))
     state.worlds.begin(world, state.roster)
     state.ending.keep()
+    state.mesh_change.drop()
     state.timer.end_wait()
     state.progress.start_attempt(world.attempt, world.restored_step)
     state.saves.keep_only(state.progress.line)

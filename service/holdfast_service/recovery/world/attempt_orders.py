@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from holdfast_service.placement.rank_assignment import Assignment, format_ranks
 from holdfast_service.placement.restore_points import RestorePoint, restore_for
@@ -15,7 +16,7 @@ from holdfast_service.policy.decision_ladder import SeatingResult
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
-from holdfast_service.recovery.nodes import node_eligibility
+from holdfast_service.recovery.nodes import mesh_preference, node_eligibility
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import choose_partners
 from holdfast_workers.protocol.messages import FormOrder, Seat, Tier
@@ -24,10 +25,11 @@ from holdfast_workers.protocol.messages import FormOrder, Seat, Tier
 def store_agent(result: Assignment, records: list[AgentRecord]) -> str | None:
     """The agent whose rendezvous store serves the attempt: of the lowest rank whose node has a
     store. The loss of any host ends the attempt in any case, so the store adds no further point of
-    failure. None: no store has answered the fence."""
-    with_store = {record.agent for record in records if record.report.store_port}
+    failure. If no host has one, a standby's store serves. None: no store has answered the fence."""
+    with_store = [record.agent for record in records if record.report.store_port]
     placed = sorted(result.placed, key=lambda placed: placed.rank)
-    return next((rank.agent for rank in placed if rank.agent in with_store), None)
+    hosts = (rank.agent for rank in placed if rank.agent in with_store)
+    return next(hosts, next(iter(with_store), None))
 
 
 def build_world(
@@ -49,6 +51,8 @@ def build_world(
     for placed in result.placed:
         record = by_agent[placed.agent]
         restore = restore_for(placed.rank, placed.agent, point, busy)
+        if restore.tier is Tier.REMOTE and point.attempt in state.worlds.shapes:
+            restore = replace(restore, mesh=state.worlds.shape_of(point.attempt).mesh_name)
         busy[restore.agent] += restore.tier is Tier.PARTNER_RAM
         members[placed.rank] = Member(
             rank=placed.rank,
@@ -102,6 +106,7 @@ def form_orders(
             skipped=state.progress.ledger.ranges,
             leased=state.config.lease_s > 0,
             recheck=state.corruption.repeated_step,
+            leave_after=state.config.next_change(world.restored_step),
         )
         orders.append((agent, order))
     return orders
@@ -118,17 +123,17 @@ def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> Seatin
         ),
         onto=tuple(sorted({world.members[rank].agent for rank in ranks})),
         why_moved=_why_moved(state, result),
-        resized=_resized(before, world.shape),
+        resized=_resized(before, world.shape, mesh_preference.why_chosen(state, world.shape)),
         grown=before.world_size < world.shape.world_size,
     )
 
 
-def _resized(before: WorldShape, after: WorldShape) -> str:
+def _resized(before: WorldShape, after: WorldShape, why: str) -> str:
     if before.axes == after.axes:
         return ""
     return (
         f"{after.world_size} ranks ({after.name}) on {after.nodes} nodes in place of "
-        f"{before.world_size} ({before.name}) on {before.nodes}"
+        f"{before.world_size} ({before.name}) on {before.nodes}{why}"
     )
 
 

@@ -14,10 +14,11 @@ from holdfast_service.job_model.events.attempts import (
     JoinTimes,
 )
 from holdfast_service.job_model.lifecycle import Phase
+from holdfast_service.policy.causes import Fault
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
-from holdfast_service.recovery.upkeep import remote_cleanup_orders
+from holdfast_service.recovery.upkeep import remote_cleanup_orders, resizing
 from holdfast_service.recovery.upkeep.partners import emit_protection
 from holdfast_service.recovery.world import outcome
 from holdfast_workers.protocol.messages import Tier
@@ -49,6 +50,24 @@ def record_done(state: CoreState, member: Member, attempt: int, step: int, now: 
     advance(state, now)
 
 
+def record_left(
+    state: CoreState, member: Member, attempt: int, step: int, now: float
+) -> tuple[Fault, ...]:
+    """Record that a rank has left the present world after `step`, so that the mesh can change. Once
+    all have, returns the reason to form the next world: it proves no rank's end."""
+    world = state.worlds.present
+    member.record_left()
+    record_committed_step(state, attempt, step, now)
+    if world is None or not all(other.left for other in world.members.values()):
+        return ()
+    change = state.mesh_change
+    planned = "the ranks left for a planned change of the mesh"  # of a former supervisor
+    if state.config.schedule:
+        planned = f"the mesh is scheduled to change after step {step}"
+    why = change.reason if change.is_under_way(attempt) else planned
+    return (resizing.resize_fault(world, why, step, now),)
+
+
 def advance(state: CoreState, now: float) -> None:
     """Continue as far as the ranks have come: RUNNING when all have joined and one has stepped,
     FINISHING when one is done, and the end of the job when all are done and the last checkpoint is
@@ -57,7 +76,7 @@ def advance(state: CoreState, now: float) -> None:
     if world is None:
         return
     members = world.members.values()
-    if state.timer.stage is Stage.FORMING and all(m.joined or m.done for m in members):
+    if state.timer.stage is Stage.FORMING and all(m.joined or m.has_stopped for m in members):
         if world.joined_at is None:
             _record_all_joined(state, world, now)
         if world.first_step is not None or all(member.done for member in members):

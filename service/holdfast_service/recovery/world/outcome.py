@@ -109,6 +109,7 @@ def end_attempt(state: CoreState, reason: str) -> None:
                 reason=reason,
                 last_step=state.progress.committed,
                 gone=tuple(sorted(world.incarnations() & state.fencing.lapsed)),
+                tokens_per_s=state.speeds.of_attempt(world.attempt),
             )
         )
         state.worlds.end_present()

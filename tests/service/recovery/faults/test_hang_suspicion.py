@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.simulation.simulated_agent import SimWorker
+from tests.support.simulation.simulated_agent import SimAgent, SimWorker
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
@@ -16,7 +16,7 @@ from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol import commands
-from holdfast_workers.protocol.messages import Beat, Inspection
+from holdfast_workers.protocol.messages import JOINING_PHASE, Beat, Inspection
 from holdfast_workers.protocol.signals import RankStalled
 
 
@@ -194,7 +194,8 @@ def test_a_rank_that_hangs_before_the_first_step_is_found() -> None:
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
+def forming_without_rank_2() -> tuple[SimulatedCluster, SimAgent, SimWorker]:
+    """A job whose second world waits for rank 2 alone; the rank's agent and its worker."""
     job = running(cluster(form_timeout_s=100.0))
     job.lose_next_worker("n1")
     job.kill_rank(2)
@@ -203,6 +204,11 @@ def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
     (worker,) = (
         worker for worker in n1.workers.values() if worker.attempt == 2 and worker.rank == 2
     )
+    return job, n1, worker
+
+
+def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
+    job, n1, worker = forming_without_rank_2()
     worker.hangs = "T"
     began, beat = job.now, Beat(2, worker.name, worker.pid, 2, 0, "joining", 0, 9.0, 1.0)
     job.signal(n1, RankStalled(beat), 2, rank=2, worker=worker.name)
@@ -210,6 +216,24 @@ def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
     assert job.now - began < 3.0
     (incident,) = closed(job)
     assert {"worker_crash", "hang"} <= set(incident["causes"])
+    assert incident["suspects"][0]["rank"] == 2
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_rank_that_does_not_begin_its_order_is_named_while_a_world_forms() -> None:
+    job, n1, worker = forming_without_rank_2()
+
+    def in_rendezvous(seen: SimWorker, inspection: Inspection) -> Inspection:
+        phase, age_s = (JOINING_PHASE, 9.0) if seen is worker else ("rendezvous", 8.0)
+        beat = replace(inspection.beat, phase=phase, age_s=age_s, limit_s=5.0, groups=())
+        return replace(inspection, beat=beat)
+
+    job.change_inspection = in_rendezvous
+    began, beat = job.now, Beat(2, worker.name, worker.pid, 2, 0, JOINING_PHASE, 0, 9.0, 5.0)
+    job.signal(n1, RankStalled(beat), 2, rank=2, worker=worker.name)
+    job.run_until(lambda: bool(closed(job)))
+    assert job.now - began < 5.0
+    (incident,) = closed(job)
     assert incident["suspects"][0]["rank"] == 2
     assert job.run().outcome == "SUCCEEDED"
 

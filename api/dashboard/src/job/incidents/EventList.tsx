@@ -66,7 +66,7 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
             >
               <time title={moment(event.at)}>{clock(event.at)}</time>
               <span className="dim event-seq">{event.seq}</span>
-              <span className={`event-kind ${eventTone(event.kind)}`}>{event.kind}</span>
+              <span className={`event-kind ${eventTone(event)}`}>{event.kind}</span>
               <span className="cut">
                 <ShortIds ids={ids} text={eventText(event)} />
               </span>

@@ -7,6 +7,7 @@ import { within, type Window } from "../axis";
 import { clock, compact, fineDuration, moment, NodeIdShortener, finePercent } from "../format";
 import {
   costs,
+  isResize,
   learnNodeIds,
   lostSentences,
   phaseBars,
@@ -18,6 +19,7 @@ import {
 } from "./incidentFacts";
 import { KINDS } from "./kinds";
 import { Swatch } from "../Ribbon";
+import { ARROWS, changeText, direction } from "../worldLayout";
 
 interface IncidentCardsProps {
   incidents: readonly IncidentView[];
@@ -44,7 +46,7 @@ export function IncidentCards({ incidents, window, chosen, onRank }: IncidentCar
     return shortener;
   }, [incidents]);
   if (!incidents.length) {
-    return <p className="nothing">No fault so far. An incident appears here with its evidence and the decision about it.</p>;
+    return <p className="nothing">No fault and no resize so far. An incident appears here with its evidence and the decision about it.</p>;
   }
   if (!found.length) return <p className="nothing">No incident in the selected interval.</p>;
   const hidden = found.findIndex((incident) => incident.number === chosen) >= INITIAL_CARDS;
@@ -93,7 +95,7 @@ function Card({ incident, open, ids, onRank }: CardProps) {
   const took = total(incident);
   const at = incident.signalled_at ?? incident.opened_at;
   return (
-    <article className={incident.closed_at === null ? "incident card open" : "incident card"}>
+    <article className={`incident card${isResize(incident) ? " resize" : ""}${incident.closed_at === null ? " open" : ""}`}>
       <h3>
         <button
           type="button"
@@ -112,9 +114,11 @@ function Card({ incident, open, ids, onRank }: CardProps) {
                 {clock(at)}
               </time>{" "}
               · attempt {incident.attempt} · {incident.decision ?? "no decision yet"}
+              {incident.mesh_change && ` · ${changeText(incident.mesh_change)}`}
             </small>
           </span>
           <span className="incident-took">
+            {isResize(incident) && <span className="tag resize">resize</span>}{" "}
             {incident.closed_at === null ? <span className="tag warn">open</span> : fineDuration(took)}
           </span>
           <PhaseStrip incident={incident} />
@@ -154,7 +158,17 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
       </dl>
       <div className="incident-columns">
         <div>
-          <Part name="Evidence">
+          {incident.mesh_change && (
+            <Part name="Mesh">
+              <p>
+                {ARROWS[direction(incident.mesh_change)]} {changeText(incident.mesh_change)}{" "}
+                <span className="second">
+                  ({incident.mesh_change.ranks_before} → {incident.mesh_change.ranks_after} ranks)
+                </span>
+              </p>
+            </Part>
+          )}
+          <Part name={isResize(incident) ? "Reason" : "Evidence"}>
             <ol className="evidence">
               {incident.evidence.map((item, index) => (
                 <li key={index}>
@@ -163,7 +177,7 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
               ))}
             </ol>
           </Part>
-          {incident.lost.length > 0 && <Sentences name="Losses" ids={ids} texts={lostSentences(incident)} />}
+          {incident.lost.length > 0 && !isResize(incident) && <Sentences name="Losses" ids={ids} texts={lostSentences(incident)} />}
           {incident.suspects.length > 0 && (
             <Suspects suspects={incident.suspects} ids={ids} onRank={onRank} />
           )}

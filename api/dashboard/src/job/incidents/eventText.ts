@@ -57,8 +57,9 @@ export function eventText(event: EventView): string {
     .join(", ");
 }
 
-/** The tone of an event kind, for its colour: a fault, a recovery, a success, or neither. */
-export function eventTone(kind: string): "bad" | "warn" | "good" | "neutral" {
+/** The tone of an event, for its colour: a fault, a recovery, a success, or neither. */
+export function eventTone({ kind, data }: EventView): "bad" | "warn" | "good" | "neutral" {
+  if (kind.startsWith("incident") && data["cause"] === "resize") return "neutral";
   if (kind === "incident.opened" || kind === "checkpoint.bad" || kind === "digest.mismatch") return "bad";
   if (/^incident|straggler|guard|draining|stalled|attempt\.ended|fault/.test(kind)) return "warn";
   if (/saved|running|ended/.test(kind)) return "good";

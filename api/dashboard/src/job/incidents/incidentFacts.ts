@@ -5,6 +5,7 @@
 
 import type { IncidentView, SpanKind } from "../../api/types";
 import { coarse, compact, fineDuration, ranges, whole, type NodeIdShortener } from "../format";
+import { direction } from "../worldLayout";
 import { humanize, PHASES } from "./kinds";
 
 const CAUSES: Record<string, string> = {
@@ -24,7 +25,7 @@ const CAUSES: Record<string, string> = {
   internal_error: "an internal error of Holdfast occurred",
   no_progress: "an attempt did not reach its first step in time",
   straggler: "a rank computed more slowly than its peers",
-  resize: "a better mesh had room",
+  resize: "another mesh was due",
   restore_unavailable: "the remote storage did not answer during a restore",
   remote_unavailable: "the remote storage accepted no checkpoint",
   communication: "ranks lost their connections, and no process was seen to end",
@@ -45,8 +46,15 @@ export function causeClause(cause: string): string {
   return CAUSES[cause] ?? (humanize(cause) || "an unknown fault occurred");
 }
 
-/** The heading of a card: "A node was lost". */
+/** Whether nothing failed: the world was only to have another mesh. */
+export const isResize = (incident: IncidentView): boolean => incident.cause === "resize";
+
+/** The heading of a card: "A node was lost", "The world grew from 6 to 8 ranks". */
 export function title(incident: IncidentView): string {
+  const change = incident.mesh_change;
+  if (isResize(incident) && change) {
+    return `The world ${direction(change)} from ${change.ranks_before} to ${change.ranks_after} ranks`;
+  }
   return capitalized(causeClause(incident.cause));
 }
 

@@ -21,7 +21,7 @@ export interface Events {
  * themselves. */
 export function useEvents(jobId: string, newest: number, since: number | null): Events {
   const read = async (after: number, limit: number, signal: AbortSignal) =>
-    (await get<EventPage>(jobPath(jobId, "/events"), { after, limit }, signal)).events;
+    (await get<EventPage>(jobPath(jobId, "/events"), { after, limit }, signal)).items;
   const found = useResource<readonly EventView[]>(`events ${jobId}`, async (signal, held) => {
     const after = held()?.at(-1)?.seq ?? Math.max(0, newest - PAGE);
     const page = await read(after, PAGE, signal);

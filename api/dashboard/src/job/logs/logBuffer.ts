@@ -4,6 +4,7 @@
  * there. Pure.
  */
 
+import { rfc3339 } from "../../api/times";
 import type { LogLineView } from "../../api/types";
 
 export interface LogFilter {
@@ -90,7 +91,7 @@ export function query(filter: LogFilter): URLSearchParams {
   if (filter.attempt !== null) params.set("attempt", String(filter.attempt));
   if (filter.level) params.set("level", filter.level);
   if (filter.grep) params.set("grep", filter.grep);
-  if (filter.since !== null) params.set("since", String(filter.since));
+  if (filter.since !== null) params.set("since", rfc3339(filter.since));
   return params;
 }
 

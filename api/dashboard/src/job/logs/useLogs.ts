@@ -44,7 +44,7 @@ export function useLogs(jobId: string, filter: LogFilter, paused: boolean): LogR
         { ...params, limit: PAGE, ...more },
         stop.current.signal,
       );
-      return { ...got, first_line: got.first_line ?? null };
+      return { ...got, first_line: got.first_line ?? null, next_cursor: got.next_cursor ?? null };
     },
     [jobId, filters],
   );
@@ -77,11 +77,11 @@ export function useLogs(jobId: string, filter: LogFilter, paused: boolean): LogR
     async (from: number | null) => {
       const { signal } = stop.current;
       let got = await page(from === null ? { tail: PAGE } : { before: from });
-      let lines = got.lines;
+      let lines = got.items;
       const { last_line } = got;
       while (lines.length < MIN_FOUND && got.first_line !== null && !signal.aborted) {
         got = await page({ before: got.first_line });
-        lines = [...got.lines, ...lines];
+        lines = [...got.items, ...lines];
       }
       return { lines, before: got.first_line, seen: last_line };
     },
@@ -92,12 +92,12 @@ export function useLogs(jobId: string, filter: LogFilter, paused: boolean): LogR
     async (from: number) => {
       const { signal } = stop.current;
       let got = await page({ after: from });
-      let lines = got.lines;
-      while (lines.length < MIN_FOUND && got.more && !signal.aborted) {
+      let lines = got.items;
+      while (lines.length < MIN_FOUND && got.next_cursor && !signal.aborted) {
         got = await page({ after: got.last_line });
-        lines = [...lines, ...got.lines];
+        lines = [...lines, ...got.items];
       }
-      return { lines, more: got.more, seen: got.last_line };
+      return { lines, more: got.next_cursor !== null, seen: got.last_line };
     },
     [page],
   );

@@ -1,0 +1,42 @@
+/** Why a job waits: its place in the queue, the reason, and the job that nodes are reserved for. */
+
+import { Link } from "wouter";
+import type { WaitingView } from "../api/types";
+import { count, plural } from "../format";
+
+interface WaitReasonProps {
+  id: string;
+  waiting: WaitingView;
+  /** Its place in the queue, if it is in the queue and the place is known. */
+  place: number | undefined;
+}
+
+export function WaitReason({ id, waiting, place }: WaitReasonProps) {
+  const { reserved } = waiting;
+  return (
+    <p className="wait">
+      {place !== undefined && <b>{placeText(place)}: </b>}
+      waiting for {waiting.resource}, {waiting.reason}.
+      {reserved && reserved.job !== id && (
+        <>
+          {" "}
+          <Link to={`/jobs/${reserved.job}`}>Open {reserved.name}</Link>
+        </>
+      )}
+    </p>
+  );
+}
+
+/** "No. 2 in the queue". */
+export const placeText = (place: number): string => `No. ${count(place)} in the queue`;
+
+/** A tag for the job that nodes are reserved for; null for other jobs. */
+export function ReservedTag({ id, waiting }: { id: string; waiting: WaitingView | null }) {
+  const reserved = waiting?.reserved;
+  if (!reserved || reserved.job !== id) return null;
+  return (
+    <span className="tag accent" title={`${plural(reserved.nodes, "node")}: no younger job starts on them`}>
+      {count(reserved.nodes)} reserved
+    </span>
+  );
+}

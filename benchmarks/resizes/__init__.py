@@ -1,0 +1,1 @@
+"""The sides of `benchmarks.elastic`: both go through the same changes of an elastic world."""

@@ -1,0 +1,84 @@
+"""The sizes of a job's model, and the limits of its meshes, from its spec. No torch.
+
+Only the built-in model is known; of a user's function or recipe no memory is modelled.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from holdfast_service.placement.mesh_choice import MeshLimits
+from holdfast_service.placement.mesh_memory import MemoryModel
+from holdfast_workers.models.llama_parameters import default_ffn_dim, parameter_shapes
+from holdfast_workers.spec import (
+    BUILT_IN_RECIPES,
+    ModelSpec,
+    ParallelSpec,
+    SpecFault,
+    TrainingSpec,
+)
+
+VOCABULARY = 256
+"""Of the only tokenizer, `bytes`."""
+SMALL_MODEL_BYTES = 64 << 20
+"""As in `parallelize/shard.py`, which imports torch: up to this size, all parameters are gathered
+at once."""
+# Elements that a block keeps for the backward pass, per token: whole ones in units of `dim`
+# (inputs and outputs of two norms); divided ones in units of `dim` (queries, keys, values and the
+# output of attention, with its copy by tokens) and of the feed-forward's width (gate, its
+# activation, up, product).
+_WHOLE_PER_BLOCK, _OF_ATTENTION, _OF_FEED_FORWARD = 4, 5, 4
+_AT_HEAD_DIM, _AT_HEAD_VOCABULARY = 2, 2
+
+
+def mesh_limits(
+    training: TrainingSpec, ranks_per_node: int, memory_limit: int | None
+) -> MeshLimits:
+    """What every mesh of the job must keep to."""
+    return MeshLimits(
+        ranks_per_node=ranks_per_node,
+        micro_batches=training.train.global_batch // training.train.micro_batch,
+        memory=memory_model(training),
+        memory_limit=memory_limit,
+    )
+
+
+def memory_model(training: TrainingSpec) -> MemoryModel | None:
+    """The sizes of the model; None if the spec does not describe it."""
+    if training.function is not None or training.recipe not in BUILT_IN_RECIPES:
+        return None
+    model = training.model
+    shapes = parameter_shapes(model.model_copy(update={"layers": 1}), VOCABULARY)
+    elements = {name: prod(shape) for name, shape in shapes.items()}
+    block = sum(
+        elements[name] for name, shape in shapes.items() if "blocks." in name and len(shape) > 1
+    )
+    norms = sum(elements[name] for name in shapes if "blocks." in name) - block
+    top = sum(count for name, count in elements.items() if "blocks." not in name)
+    whole = top + norms * model.layers
+    tokens = training.train.micro_batch * model.sequence_length
+    whole_activations, block_activations = _activations_per_token(model)
+    return MemoryModel(
+        block=block,
+        blocks=model.layers,
+        whole=whole,
+        block_activations=block_activations * tokens,
+        whole_activations=whole_activations * tokens,
+        compute_bytes=2 if model.dtype == "bfloat16" else 4,
+        gathers_blocks=4 * (block * model.layers + whole) > SMALL_MODEL_BYTES,
+    )
+
+
+def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]:
+    """The fault of a mesh whose ranks need more memory than allowed."""
+    why = limits.why_too_large(parallel.mesh)
+    message = f"the mesh {parallel.product} needs {why}"
+    return [SpecFault(path="resources.memory_per_worker_bytes", message=message)] if why else []
+
+
+def _activations_per_token(model: ModelSpec) -> tuple[int, int]:
+    """Elements of the whole model that no axis divides, and of a block that one may divide."""
+    hidden = model.ffn_dim or default_ffn_dim(model.dim)
+    head = _AT_HEAD_DIM * model.dim + _AT_HEAD_VOCABULARY * VOCABULARY
+    whole = head + _WHOLE_PER_BLOCK * model.dim * model.layers
+    return whole, _OF_ATTENTION * model.dim + _OF_FEED_FORWARD * hidden

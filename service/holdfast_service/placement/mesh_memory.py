@@ -1,0 +1,98 @@
+"""The memory that a rank needs on a mesh, modelled from the sizes of the model. Pure.
+
+Parameters, gradients and two moments are float32, divided by the axes that shard the state and, in
+the layers, by those that split layers. Where data is dealt to several ranks (FSDP2), parameters are
+gathered for a pass; gradients stay whole until the last pass of a step. Memory checkpoints are in
+the host's memory and are not counted, nor is what the libraries allocate for themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast_service.placement.mesh_axes import (
+    Mesh,
+    batch_ranks,
+    layer_parts,
+    passes,
+    state_shards,
+)
+
+STORED_BYTES = 4
+"""Of a parameter, a gradient or a moment as stored: float32."""
+MOMENTS = 2
+GATHERED_BLOCKS = 2
+"""Blocks that are whole at once where blocks are gathered singly: one computes, one arrives."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes that a rank needs, by use."""
+
+    parameters: int
+    gradients: int
+    moments: int
+    gathered: int
+    """Whole parameters and gradients while they are used."""
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.moments + self.gathered + self.activations
+
+    @property
+    def described(self) -> str:
+        """E.g. "1.2 GB per rank: parameters 100 MB, ..."."""
+        parts = (
+            f"parameters {size_of(self.parameters)}",
+            f"gradients {size_of(self.gradients)}",
+            f"moments {size_of(self.moments)}",
+            f"gathered for a pass {size_of(self.gathered)}",
+            f"activations {size_of(self.activations)}",
+        )
+        return f"{size_of(self.total)} per rank (modelled, not measured: {', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """The sizes of a model, as numbers of elements."""
+
+    block: int
+    """Parameters of a block that axes which split layers divide."""
+    blocks: int
+    whole: int
+    """Parameters that every rank along such an axis has."""
+    block_activations: int
+    """Elements that a block keeps for the backward pass of a micro-batch, and that are divided."""
+    whole_activations: int
+    """The same of the whole model, of what is not divided."""
+    compute_bytes: int
+    """Bytes of an element in a pass."""
+    gathers_blocks: bool
+    """Whether blocks are gathered singly; otherwise all parameters at once."""
+
+    def of(self, mesh: Mesh, micro_batches: int) -> RankMemory:
+        """The need of a rank on `mesh`, of a global batch of `micro_batches`."""
+        parts, block = layer_parts(mesh), -(-self.block // layer_parts(mesh))
+        own = block * self.blocks + self.whole
+        stored = STORED_BYTES * -(-own // state_shards(mesh))
+        is_gathered = batch_ranks(mesh) > 1 or self.compute_bytes < STORED_BYTES
+        singly = self.gathers_blocks and passes(mesh, micro_batches) == 1
+        blocks = min(GATHERED_BLOCKS, self.blocks) if singly else self.blocks
+        used = self.compute_bytes * (block * blocks + self.whole) if is_gathered else 0
+        kept = -(-self.block_activations // parts) * self.blocks + self.whole_activations
+        return RankMemory(
+            parameters=stored,
+            gradients=stored,
+            moments=MOMENTS * stored,
+            gathered=2 * used,
+            activations=self.compute_bytes * kept,
+        )
+
+
+def size_of(nbytes: int) -> str:
+    """E.g. "1.2 GB"; decimal units, as limits are written."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,45 @@
+"""A planned change of the mesh, from its decision to the end of the old world.
+
+While the world trains on, the agents of the next world prepare processes for its ranks. Then all
+ranks leave the world after one agreed step. A fault meanwhile ends the world like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class MeshChange:
+    """The change under way; `attempt` 0: none."""
+
+    attempt: int = 0
+    """The attempt that ends for it."""
+    reason: str = ""
+    preparing: frozenset[str] = frozenset()
+    """Agents that have not answered that they are prepared."""
+    leaving: bool = False
+    """Whether the ranks were ordered to leave."""
+    deadline: float = 0.0
+    """The end of the preparation, or of the wait for the ranks to leave."""
+
+    def begin(self, attempt: int, reason: str, agents: frozenset[str], deadline: float) -> None:
+        """The world of `attempt` is to end for another mesh, for which `agents` prepare."""
+        self.attempt, self.reason = attempt, reason
+        self.preparing, self.leaving, self.deadline = agents, False, deadline
+
+    def is_under_way(self, attempt: int) -> bool:
+        """Whether the world of `attempt` ends for a planned change."""
+        return self.attempt == attempt
+
+    def record_prepared(self, agent: str) -> None:
+        """The agent is prepared, or cannot be: nothing waits for it any more."""
+        self.preparing -= {agent}
+
+    def leave(self, deadline: float) -> None:
+        """The ranks were ordered to leave."""
+        self.leaving, self.deadline = True, deadline
+
+    def drop(self) -> None:
+        """The reason for the change is gone."""
+        self.attempt, self.leaving = 0, False

@@ -1,0 +1,212 @@
+"""Ended jobs are removed with their history, on request and by age; checkpoints by choice."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.api.rest.test_jobs import submitted
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.saved_checkpoints import root_of, saved
+from tests.support.waiting import eventually
+
+from holdfast import Client
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+from holdfast_service.services.checkpoints import CheckpointService
+from holdfast_service.services.job_removal import JobRemoval
+from holdfast_service.store.engine import Store
+from holdfast_service.views.jobs import RemovedJobView
+from holdfast_workers.checkpoint import marks
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.manifest import checkpoint_folder
+
+
+@pytest.fixture
+def ended(server: LiveServer, client: Client) -> str:
+    """A job that has ended, with checkpoints of two steps and all kinds of rows."""
+    job = client.submit({**SPEC, "labels": {"owner": "ada"}})
+    supervisor = server.run_job(job.id, end=False)
+    saved(server, client, job.id, {2: 1.5, 4: 1.1})
+    supervisor.end()
+    eventually(lambda: client.get(job.id).released)
+    return job.id
+
+
+def rows_of(server: LiveServer, job_id: str) -> dict[str, int]:
+    """Table -> number of rows of the job, of tables with any."""
+    found: dict[str, int] = {}
+    with closing(sqlite3.connect(server.settings.data_dir / "holdfast.db")) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master")]
+        for table in tables:
+            columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+            column = "id" if table == "jobs" else "job_id"
+            if column in columns:
+                of_job = f"SELECT count(*) FROM {table} WHERE {column} = ?"
+                (count,) = database.execute(of_job, (job_id,)).fetchone()
+                found |= {table: count} if count else {}
+    return found
+
+
+def folder(server: LiveServer, job_id: str, step: int) -> Path:
+    return Path(root_of(server, job_id).uri) / checkpoint_folder(step, 1)
+
+
+def test_an_ended_job_goes_with_its_history_and_its_checkpoints_stay(
+    server: LiveServer, http: httpx.Client, ended: str
+) -> None:
+    other = submitted(http)
+    before = rows_of(server, other)
+    assert len(rows_of(server, ended)) >= 6
+    answer = http.delete(f"/api/v1/jobs/{ended}")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["removed_checkpoints"] == []
+    assert len(answer.json()["kept_checkpoints"]) == 2
+    assert rows_of(server, ended) == {}
+    assert rows_of(server, other).keys() >= before.keys()
+    assert folder(server, ended, 2).exists()
+    assert http.get(f"/api/v1/jobs/{ended}").json()["code"] == "job_not_found"
+    assert http.delete(f"/api/v1/jobs/{ended}").json() == answer.json(), "it can be repeated"
+    assert [row["id"] for row in http.get("/api/v1/jobs").json()["items"]] == [other]
+
+
+def test_a_job_that_has_not_ended_stays(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id, end=False)
+    refused = http.delete(f"/api/v1/jobs/{job_id}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "job_not_ended")
+    assert http.get(f"/api/v1/jobs/{job_id}").status_code == 200
+
+
+def test_checkpoints_go_if_asked_but_none_if_one_is_pinned(
+    server: LiveServer, client: Client, http: httpx.Client, ended: str
+) -> None:
+    client.pin_checkpoint(ended, 4)
+    at = f"/api/v1/jobs/{ended}?checkpoints=remove"
+    refused = http.delete(at)
+    assert (refused.status_code, refused.json()["code"]) == (409, "checkpoint_pinned")
+    assert folder(server, ended, 2).exists()
+    client.unpin_checkpoint(ended, 4)
+    answer = http.delete(at)
+    assert len(answer.json()["removed_checkpoints"]) == 2, answer.text
+    assert not folder(server, ended, 2).exists()
+    assert not folder(server, ended, 4).exists()
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_an_interrupted_removal_is_completed_by_repeating_it(
+    server: LiveServer,
+    client: Client,
+    ended: str,
+    monkeypatch: pytest.MonkeyPatch,
+    claimed: bool,
+) -> None:
+    """The server dies at the second checkpoint, before or after its row says that it is removed."""
+    method = "_remove_claimed" if claimed else "_claim"
+    whole = getattr(CheckpointService, method)
+    calls = []
+
+    async def dies_at_the_second(self: CheckpointService, *args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("the server dies")
+        await whole(self, *args)
+
+    monkeypatch.setattr(CheckpointService, method, dies_at_the_second)
+    with pytest.raises(Exception, match="unexpected"):
+        client.remove(ended, with_checkpoints=True)
+    assert client.get(ended).state == "SUCCEEDED", "the job is still there, with one checkpoint"
+    left = [step for step in (2, 4) if folder(server, ended, step).exists()]
+    assert len(left) == 1
+    assert len(client.remove(ended, with_checkpoints=True).removed_checkpoints) == 1
+    assert not folder(server, ended, left[0]).exists()
+    assert rows_of(server, ended) == {}
+
+
+def test_a_job_waits_for_checkpoints_that_are_being_removed(
+    server: LiveServer, client: Client, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed, delete = threading.Event(), LocalStorage.delete
+
+    def slow(self: LocalStorage, name: str) -> None:
+        assert proceed.wait(60)
+        delete(self, name)
+
+    monkeypatch.setattr(LocalStorage, "delete", slow)
+    removed: list[RemovedJobView] = []
+
+    def remove() -> None:
+        with Client(server.address) as own:
+            removed.append(own.remove(ended, with_checkpoints=True))
+
+    first, second = (threading.Thread(target=remove) for _ in range(2))
+    first.start()
+    try:
+        eventually(lambda: any(item.deleted_at for item in client.checkpoints(ended).items))
+        second.start()
+    finally:
+        proceed.set()
+    for call in (first, second):
+        call.join(30)
+    assert len(removed) == 2
+    assert not any(folder(server, ended, step).exists() for step in (2, 4))
+
+
+def test_a_mark_of_an_ended_job_does_not_keep_checkpoints(
+    server: LiveServer, client: Client, ended: str
+) -> None:
+    marks.mark_needed(
+        root_of(server, ended).below(checkpoint_folder(2, 1)),
+        "01a1facd-0000-7000-8000-000000000000",  # was never stored
+    )
+    assert len(client.remove(ended, with_checkpoints=True).removed_checkpoints) == 2
+
+
+def test_jobs_that_ended_long_ago_are_removed_by_themselves(
+    server: LiveServer, client: Client, ended: str
+) -> None:
+    running = client.submit(SPEC).id
+    over_at = client.get(ended).ended_at
+    assert over_at is not None
+
+    async def expire() -> list[int]:
+        settings = server.settings.model_copy(update={"keep_ended_jobs_s": 3600.0})
+        store = await Store.open(settings)
+        try:
+            removal = JobRemoval(store, CheckpointService(store, settings), settings)
+            return [await removal.expire(over_at + age_s) for age_s in (10.0, 7200.0, 7200.0)]
+        finally:
+            await store.close()
+
+    assert asyncio.run(expire()) == [0, 1, 0]
+    assert [row.id for row in client.list()] == [running]
+    assert folder(server, ended, 2).exists()
+
+
+def test_the_command_line_removes_labels_and_cancels_by_filter(
+    server: LiveServer,
+    client: Client,
+    ended: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    assert run(["label", ended, "team=nlp", "owner-"]) == ExitCode.OK
+    assert capsys.readouterr().out.strip() == "team=nlp"
+    assert client.get(ended).spec["labels"] == {"team": "nlp"}
+    assert run(["label", ended, "oops"]) == ExitCode.USAGE
+    assert run(["remove", ended]) == ExitCode.OK
+    printed = capsys.readouterr()
+    assert f"removed job {SPEC['name']} ({ended})" in " ".join(printed.out.split())
+    assert printed.err.count("kept ") == 2
+    of_bo = {**SPEC, "labels": {"owner": "bo"}}
+    waiting = [client.submit({**of_bo, "name": f"q{n}"}).id for n in (1, 2)]
+    assert run(["cancel"]) == ExitCode.USAGE
+    assert run(["cancel", "--owner", "bo"]) == ExitCode.OK
+    assert {client.get(job_id).desired for job_id in waiting} == {"cancelled"}

@@ -1,0 +1,48 @@
+"""The configuration that an agent's actor makes of its seat and its node. It never raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from holdfast_service.cluster import agent_actor
+from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
+from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.ipc.environment import CODE_FOLDER
+from holdfast_workers.protocol.processes import StorageOptions
+
+SEAT = AgentSeat("job", "n0", {}, {"dp_shard": 1}, 1, 0, b"s", "/remote", StorageOptions(), "/c", 1)
+
+
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That of an actor on a node whose address is on none of its interfaces."""
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.7")
+    context = SimpleNamespace(get_node_labels=dict)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config() -> AgentConfig:
+    return agent_actor._config(SEAT, "node")
+
+
+def test_only_the_zygote_with_users_code_gets_the_folder_of_the_code(working_folder: Path) -> None:
+    assert config().zygote_config.code == "", "there is no code package"
+    (working_folder / CODE_FOLDER).mkdir()
+    made = config()
+    assert made.zygote_config.code == str(working_folder / CODE_FOLDER)
+    assert not hasattr(made.storage_zygote_config, "code")
+
+
+def test_a_node_with_a_wrong_setting_and_no_interface_is_reported_and_not_raised(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEMORY_FLOOR_VARIABLE, "fast")
+    made = config()
+    assert MEMORY_FLOOR_VARIABLE in made.problem
+    assert "GLOO_SOCKET_IFNAME" not in made.env

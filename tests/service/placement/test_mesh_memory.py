@@ -1,0 +1,58 @@
+"""The memory of a rank: what each axis divides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.placement.mesh_memory import MemoryModel, size_of
+
+MODEL = MemoryModel(
+    block=1000,
+    blocks=4,
+    whole=200,
+    block_activations=80,
+    whole_activations=40,
+    compute_bytes=4,
+    gathers_blocks=False,
+)
+SIZES = st.integers(1, 64)
+
+
+def test_each_part_is_divided_by_the_axes_that_divide_it() -> None:
+    alone = MODEL.of({"dp_shard": 1, "tp": 1}, 8)
+    assert (alone.parameters, alone.gradients, alone.moments) == (16_800, 16_800, 33_600)
+    assert (alone.gathered, alone.activations) == (0, 4 * (4 * 80 + 40))
+    shared = MODEL.of({"dp_replicate": 2, "dp_shard": 4, "tp": 2}, 8)
+    assert shared.parameters == 4 * (4 * 500 + 200) // 4
+    assert shared.gathered == 2 * 4 * (4 * 500 + 200)
+    assert shared.activations == 4 * (4 * 40 + 40)
+    assert shared.total == sum(
+        (shared.parameters, shared.gradients, shared.moments, shared.gathered, shared.activations)
+    )
+
+
+def test_blocks_are_gathered_singly_only_where_a_step_has_one_pass() -> None:
+    singly = replace(MODEL, gathers_blocks=True)
+    assert singly.of({"dp_shard": 8}, 8).gathered == 2 * 4 * (2 * 1000 + 200)
+    assert singly.of({"dp_shard": 4}, 8).gathered == MODEL.of({"dp_shard": 4}, 8).gathered
+
+
+@given(shards=SIZES, more=SIZES, tp=SIZES, replicas=SIZES)
+def test_more_shards_never_need_more_memory_and_replicas_change_nothing_of_the_state(
+    shards: int, more: int, tp: int, replicas: int
+) -> None:
+    few = MODEL.of({"dp_shard": 1 + shards, "tp": tp}, 10**6)
+    many = MODEL.of({"dp_replicate": replicas, "dp_shard": shards + more + 1, "tp": tp}, 10**6)
+    assert many.total <= few.total
+
+
+def test_sizes_are_shown_in_decimal_units() -> None:
+    assert [size_of(n) for n in (7, 1500, 2_000_000, 3 * 10**9)] == [
+        "7 bytes",
+        "1.5 kB",
+        "2 MB",
+        "3 GB",
+    ]

@@ -1,0 +1,133 @@
+"""What others see of a removal: the live streams, the totals over all jobs, a repeated request."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from sqlalchemy import select, update
+from structlog.testing import capture_logs
+from tests.service.live.test_live_hub import hub_of, listening
+
+from holdfast_service.errors import JobNotEnded, JobNotFound
+from holdfast_service.readers.fleet_metrics import FleetReader
+from holdfast_service.services.checkpoints import CheckpointService
+from holdfast_service.services.job_removal import JobRemoval
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import JobRecord, RemovedJob
+
+
+@pytest.fixture
+def removal(store: Store, settings: Settings) -> JobRemoval:
+    return JobRemoval(store, CheckpointService(store, settings), settings)
+
+
+async def ended(store: Store, jobs: JobService, name: str) -> str:
+    """The id of a job that has ended and left the cluster."""
+    job, _ = await jobs.submit({"name": name})
+    await jobs.cancel(job.id)
+    async with store.write() as session:
+        changes = {"cleaned": True, "held_s": 10.0, "productive_s": 8.0}
+        await session.execute(update(JobRecord).where(JobRecord.id == job.id).values(changes))
+    return job.id
+
+
+async def test_listeners_learn_of_a_removal_and_miss_no_later_change(
+    store: Store, settings: Settings, jobs: JobService, removal: JobRemoval
+) -> None:
+    other, _ = await jobs.submit({"name": "other"})
+    gone = await ended(store, jobs, "gone")  # its change number is the greatest
+    hub = hub_of(store, settings)
+    async with listening(hub) as listener:
+        before = listener.cursor
+        await removal.remove(gone, with_checkpoints=False)
+        await listener.until(lambda it: bool(it.received("removed")))
+        await jobs.cancel(other.id)
+        await listener.until(lambda it: bool(it.received("row")))
+        assert listener.received("removed") == [{"id": gone}]
+        assert [row["id"] for row in listener.received("row")] == [other.id]
+    async with listening(hub_of(store, settings), cursor=before) as elsewhere:
+        await elsewhere.until(lambda it: bool(it.received("row") and it.received("removed")))
+
+
+async def test_a_page_of_a_removed_job_is_not_read_again(
+    store: Store, settings: Settings, jobs: JobService, removal: JobRemoval
+) -> None:
+    gone = await ended(store, jobs, "gone")
+    other, _ = await jobs.submit({"name": "other"})
+    with capture_logs() as logs:
+        async with listening(hub_of(store, settings), gone) as listener:
+            await removal.remove(gone, with_checkpoints=False)
+            await listener.until(lambda it: bool(it.received("removed")))
+            await jobs.cancel(other.id)
+            await listener.until(lambda it: bool(it.received("row")))
+    assert [line for line in logs if line["event"] == "live.job_unreadable"] == []
+
+
+async def test_change_numbers_are_never_used_again(
+    store: Store, jobs: JobService, removal: JobRemoval
+) -> None:
+    numbers: list[int] = []
+    for turn in range(3):
+        gone = await ended(store, jobs, f"gone{turn}")
+        async with store.read() as session:
+            numbers += await session.scalars(select(JobRecord.changed))
+        await removal.remove(gone, with_checkpoints=False)
+        async with store.read() as session:
+            newest = select(RemovedJob.changed).where(RemovedJob.id == gone)
+            numbers += await session.scalars(newest)
+    assert numbers == sorted(set(numbers))
+
+
+async def test_totals_over_all_jobs_do_not_fall(
+    store: Store, jobs: JobService, removal: JobRemoval
+) -> None:
+    ids = [await ended(store, jobs, name) for name in ("a", "b")]
+    reader = FleetReader(store)
+    for job_id in ids:
+        await removal.remove(job_id, with_checkpoints=False)
+        totals = await reader.statistics(time.time())
+        assert (totals.held_s, totals.effective_s) == (20.0, 16.0)
+
+
+async def test_a_repeated_removal_has_the_first_answer(
+    store: Store, jobs: JobService, removal: JobRemoval
+) -> None:
+    gone = await ended(store, jobs, "gone")
+    first = await removal.remove(gone, with_checkpoints=False)
+    assert await removal.remove(gone, with_checkpoints=True) == first
+    with pytest.raises(JobNotFound):
+        await removal.remove("01a1facd-0000-7000-8000-000000000000", with_checkpoints=False)
+    running, _ = await jobs.submit({"name": "running"})
+    with pytest.raises(JobNotEnded):
+        await removal.remove(running.id, with_checkpoints=False)
+
+
+async def test_jobs_that_cannot_be_removed_are_tried_again_later(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ended(store, jobs, "bad")
+    settings = settings.model_copy(update={"keep_ended_jobs_s": 60.0})
+    by_age = JobRemoval(store, CheckpointService(store, settings), settings)
+
+    async def fails(self: JobRemoval, job_id: str, *, with_checkpoints: bool) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(JobRemoval, "remove", fails)
+    assert await by_age.expire(time.time() + 120) == 0, "nothing was removed: no reason to go on"
+
+
+async def test_an_unreadable_job_does_not_keep_others_from_being_removed_by_age(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    bad, good = [await ended(store, jobs, name) for name in ("bad", "good")]
+    async with store.write() as session:
+        spoilt = update(JobRecord).where(JobRecord.id == bad).values(spec={}, name="x" * 64)
+        await session.execute(spoilt)
+    settings = settings.model_copy(update={"keep_ended_jobs_s": 60.0})
+    by_age = JobRemoval(store, CheckpointService(store, settings), settings)
+    await by_age.expire(time.time() + 120)
+    async with store.read() as session:
+        assert good not in set(await session.scalars(select(JobRecord.id)))
