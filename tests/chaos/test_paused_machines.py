@@ -6,6 +6,7 @@ No clock of the guest can tell, so this is proved harmless and not prevented.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -53,7 +54,8 @@ class PausableAgents(LocalAgents):
         began = time.monotonic()
         self._paused.add(seat)
         for each in machine:
-            each.send_signal(signal.SIGSTOP)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                each.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
@@ -61,7 +63,8 @@ class PausableAgents(LocalAgents):
                 (uncounted / str(each.pid)).write_text(str(time.monotonic() - began))
             self._paused.discard(seat)
             for each in machine:
-                each.send_signal(signal.SIGCONT)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGCONT)
 
     def restart(self, seat: str, process: ProcessIdentity) -> None:
         if seat not in self._paused:  # nothing reaches a paused machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -110,12 +111,14 @@ def shared_memory() -> set[Path]:
 
 
 def loopback_only(cluster: LocalCluster) -> bool:
-    listening = [
-        connection.laddr.ip
-        for pid in processes.of_cluster(cluster.cluster_id)
-        for connection in psutil.Process(pid).net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    listening = []
+    for pid in processes.of_cluster(cluster.cluster_id):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            listening += [
+                connection.laddr.ip
+                for connection in psutil.Process(pid).net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
     return bool(listening) and all(ip.removeprefix("::ffff:") == "127.0.0.1" for ip in listening)
 
 
