@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
 
-from holdfast_service.job_model.labels import LabelName, LabelText
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from holdfast_service.job_model.labels import LabelName, LabelText, Priority
 from holdfast_service.job_model.times import GivenTime
 
 
@@ -46,8 +48,15 @@ class JobChanges(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     labels: dict[LabelName, LabelText | None] = Field(
-        description="labels to set; null removes one, the others stay"
+        default_factory=dict, description="labels to set; null removes one, the others stay"
     )
+    priority: Priority | None = Field(default=None, description="for the order of the queue")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("name what changes: labels, priority")
+        return self
 
 
 class Cordon(BaseModel):

@@ -225,6 +225,13 @@ class NotAReplay(Conflict):
     code = "not_a_replay"
 
 
+class JobChanged(ApiError):
+    """Users have changed the job since the generation that `If-Match` names."""
+
+    code = "job_changed"
+    status = 412
+
+
 class IdempotencyConflict(Conflict):
     """The idempotency key was used before with another document."""
 

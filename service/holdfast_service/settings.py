@@ -86,8 +86,8 @@ class Settings(BaseSettings):
         default=30.0,
         description="Most polls of supervisors per second by one server. With more jobs than "
         "that allows, each job is polled less often; while the server is busy, all jobs are "
-        "polled less often, so that requests stay fast. Jobs whose state is changing, that have "
-        "an event, or that a user is watching, share a second budget of the same size.",
+        "polled less often, so that requests stay fast. Jobs whose state is changing or that a "
+        "user is watching share a second budget of the same size, those with an event a third.",
     )
     claim_interval_s: Seconds = Field(
         default=2.0,
@@ -103,9 +103,13 @@ class Settings(BaseSettings):
     queue_retry_s: Seconds = Field(
         default=1.0, description="Interval between two admission checks of a queued job."
     )
+    keep_idempotency_keys_s: Seconds = Field(
+        default=7 * 86400.0,
+        description="An `Idempotency-Key` that was used longer ago may be used for a new request.",
+    )
     reserve_after_s: Seconds = Field(
         default=300.0,
-        description="Nodes are reserved for the oldest job that has waited for them for so long.",
+        description="Nodes are reserved for the first queued job that has waited so long.",
     )
     cluster_retry_s: Seconds = Field(
         default=2.0, description="Interval between two attempts to reach an unreachable cluster."

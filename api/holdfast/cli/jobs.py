@@ -195,6 +195,23 @@ def label(
     return ExitCode.OK
 
 
+def priority(
+    job_word: JobWord,
+    value: Annotated[
+        int, Parameter(name="PRIORITY", help="From -1000 to 1000: higher ones start first.")
+    ],
+    /,
+    *,
+    options: Options = OPTIONS,
+) -> ExitCode:
+    """Change the place of a job in the queue. Running jobs are not stopped for others."""
+    with options.connect() as client:
+        job = client.set_priority(client.find(job_word), value)
+    if not output.results(options, [job]):
+        output.progress(f"job {job.name} has priority {value}")
+    return ExitCode.OK
+
+
 def remove(
     job_word: JobWord,
     /,

@@ -47,6 +47,7 @@ COMMANDS = (
     Command("resume", "cli.jobs:resume", JOBS, "Resume a paused job, bit for bit."),
     Command("cancel", "cli.jobs:cancel", JOBS, "Save a job's last state and end it."),
     Command("label", "cli.jobs:label", JOBS, "Set or remove labels of a job."),
+    Command("priority", "cli.jobs:priority", JOBS, "Change the place of a job in the queue."),
     Command("remove", "cli.jobs:remove", JOBS, "Remove an ended job with its history."),
     Command("describe", "cli.jobs:describe", HISTORY, "Show a job in full."),
     Command("logs", "cli.feeds:logs", HISTORY, "Print the output of the ranks."),

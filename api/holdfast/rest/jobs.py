@@ -1,7 +1,12 @@
-"""`/jobs`: submit, list, show, cancel, pause, resume, resize."""
+"""`/jobs`: submit, list, show, change, cancel, pause, resume, resize, remove.
+
+The `ETag` of a job is its generation: it changes when users change the job, and not with its
+progress. A command with `If-Match` takes effect only on the job that its sender has seen.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -12,8 +17,10 @@ from holdfast.rest.paging import Cursor
 from holdfast.rest.problems import documented
 from holdfast.rest.services import JobsDep, OverviewDep, ReplaysDep, ServicesDep
 from holdfast.schemas import JobChanges
+from holdfast_service.errors import InvalidParameters
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
+from holdfast_service.services.job_commands import Generations
 from holdfast_service.store.listing import Filters
 from holdfast_service.views.jobs import JobView, RemovedJobView
 from holdfast_service.views.meshes import ValidSpecView
@@ -52,6 +59,12 @@ _CREATED: dict[int | str, dict[str, Any]] = {
         "headers": {"Location": {"description": "path of the job", "schema": {"type": "string"}}},
     },
 }
+_SHOWN: dict[int | str, dict[str, Any]] = {
+    200: {
+        "headers": {"ETag": {"description": "generation of the job", "schema": {"type": "string"}}}
+    }
+}
+_ETAG = re.compile(r'"\d{1,18}"')
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -87,6 +100,28 @@ def _filters(
 
 
 FiltersDep = Annotated[Filters, Depends(_filters)]
+
+
+async def _expected(
+    if_match: Annotated[
+        list[str] | None,
+        Header(description="`ETag` of the job as last read: refuse if users have changed it since"),
+    ] = None,
+) -> Generations:
+    if if_match is None:
+        return None
+    tags = [tag.strip() for line in if_match for tag in line.split(",")]
+    if tags == ["*"]:
+        return None
+    if not all(map(_ETAG.fullmatch, tags)):
+        why = 'must be an ETag that the job had, such as "3", or *'
+        raise InvalidParameters(
+            f"If-Match {why}", faults=[{"path": "header.if-match", "message": why}]
+        )
+    return frozenset(int(tag.strip('"')) for tag in tags)
+
+
+Expected = Annotated[Generations, Depends(_expected)]
 
 
 class WithCheckpoints(StrEnum):
@@ -152,81 +187,97 @@ async def cancel_jobs(
     return await jobs.cancel_matching(filters, now, cursor)
 
 
-@router.get("/{job_id}", summary="Show a job", responses=documented(404, 422))
-async def get_job(jobs: JobsDep, job_id: JobId) -> JobView:
-    return await jobs.get(job_id)
+@router.get("/{job_id}", summary="Show a job", responses={**_SHOWN, **documented(404, 422)})
+async def get_job(response: Response, jobs: JobsDep, job_id: JobId) -> JobView:
+    return _tagged(response, await jobs.get(job_id))
 
 
-@router.patch("/{job_id}", summary="Change labels of a job", responses=documented(404, 422))
-async def change_job(jobs: JobsDep, job_id: JobId, changes: JobChanges) -> JobView:
-    return await jobs.set_labels(job_id, changes.labels)
+@router.patch(
+    "/{job_id}",
+    summary="Change labels and the priority of a job",
+    responses={**_SHOWN, **documented(404, 412, 422)},
+)
+async def change_job(
+    response: Response, jobs: JobsDep, job_id: JobId, changes: JobChanges, expected: Expected
+) -> JobView:
+    changed = await jobs.change(job_id, changes.labels, changes.priority, expected)
+    return _tagged(response, changed)
 
 
 @router.delete(
     "/{job_id}",
     summary="Remove an ended job with its history",
-    responses=documented(404, 409, 422, 503),
+    responses=documented(404, 409, 412, 422, 503),
 )
 async def remove_job(
     services: ServicesDep,
     job_id: JobId,
+    expected: Expected,
     checkpoints: Annotated[
         WithCheckpoints, Query(description="what becomes of its checkpoints in the remote tier")
     ] = WithCheckpoints.KEEP,
 ) -> RemovedJobView:
     remove = checkpoints is WithCheckpoints.REMOVE
-    return await services.removal.remove(job_id, with_checkpoints=remove)
+    return await services.removal.remove(job_id, with_checkpoints=remove, expected=expected)
 
 
 @router.post(
     "/{job_id}/cancel",
     status_code=202,
     summary="Cancel a job; idempotent",
-    responses=documented(404, 409, 422),
+    responses=documented(404, 409, 412, 422),
 )
 async def cancel_job(
+    response: Response,
     jobs: JobsDep,
     job_id: JobId,
+    expected: Expected,
     now: Annotated[bool, Query(description="do not wait for a last checkpoint")] = False,
 ) -> JobView:
-    return await jobs.cancel(job_id, now)
+    return _tagged(response, await jobs.cancel(job_id, now, expected))
 
 
 @router.post(
     "/{job_id}/pause",
     status_code=202,
     summary="Pause a job: it saves its state and leaves the cluster; idempotent",
-    responses=documented(404, 409, 422),
+    responses=documented(404, 409, 412, 422),
 )
-async def pause_job(jobs: JobsDep, job_id: JobId) -> JobView:
-    return await jobs.pause(job_id)
+async def pause_job(
+    response: Response, jobs: JobsDep, job_id: JobId, expected: Expected
+) -> JobView:
+    return _tagged(response, await jobs.pause(job_id, expected))
 
 
 @router.post(
     "/{job_id}/resume",
     status_code=202,
     summary="Resume a paused job from its newest checkpoint; idempotent",
-    responses=documented(404, 409, 422),
+    responses=documented(404, 409, 412, 422),
 )
-async def resume_job(jobs: JobsDep, job_id: JobId) -> JobView:
-    return await jobs.resume(job_id)
+async def resume_job(
+    response: Response, jobs: JobsDep, job_id: JobId, expected: Expected
+) -> JobView:
+    return _tagged(response, await jobs.resume(job_id, expected))
 
 
 @router.post(
     "/{job_id}/resize",
     status_code=202,
     summary="Order the size of an elastic job; idempotent",
-    responses=documented(404, 409, 422),
+    responses=documented(404, 409, 412, 422),
 )
 async def resize_job(
+    response: Response,
     jobs: JobsDep,
     job_id: JobId,
+    expected: Expected,
     nodes: Annotated[
         int | None,
         Query(ge=1, description="most nodes that train; without it, as many as the spec allows"),
     ] = None,
 ) -> JobView:
-    return await jobs.resize(job_id, nodes)
+    return _tagged(response, await jobs.resize(job_id, nodes, expected))
 
 
 @router.post(
@@ -262,4 +313,9 @@ def _created(response: Response, job: JobView, created: bool) -> JobView:
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
         response.headers[REPLAYED] = "true"
+    return _tagged(response, job)
+
+
+def _tagged(response: Response, job: JobView) -> JobView:
+    response.headers["ETag"] = f'"{job.generation}"'
     return job

@@ -25,6 +25,7 @@ CODE_OF_STATUS = {
     404: "not_found",
     405: "method_not_allowed",
     406: "not_acceptable",
+    412: "precondition_failed",
     413: "body_too_large",
     415: "unsupported_media_type",
     421: "untrusted_host",
@@ -37,6 +38,7 @@ STATUS_DESCRIPTIONS = {
     404: "The resource does not exist.",
     406: "The response has another media type.",
     409: "The present state does not allow this operation.",
+    412: "Users have changed the job since `If-Match`.",
     413: "The body is larger than the server accepts.",
     415: "The body is neither JSON nor YAML.",
     422: "Some values are invalid; `faults` names each with its path.",
@@ -45,6 +47,7 @@ STATUS_DESCRIPTIONS = {
 EXAMPLE_CODE = {
     403: "injection_disabled",
     409: "job_ended",
+    412: "job_changed",
     422: "invalid_spec",
     404: "job_not_found",
     400: "malformed_body",

@@ -1,8 +1,9 @@
 """Decides which queued job may start, from the cluster's capacity and other jobs' demand. Pure.
 
-Jobs start in the order of submission. A job that does not fit lets later ones pass, for a while:
-then it is overdue, and nodes are reserved for the oldest overdue job, so that it starts once the
-jobs on them have ended. Where jobs that have just started will be placed is an estimate.
+Jobs start in the order of their priority, then of submission. A job that does not fit lets later
+ones pass, for a while: then it is overdue, and nodes are reserved for the first overdue job in the
+queue, so that it starts once the jobs on them have ended. Where jobs that have just started will be
+placed is an estimate.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def ranks_per_node(spec: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Claim:
-    """The demand of another job: one that has started, or an older one in the queue."""
+    """The demand of another job: one that has started, or one before it in the queue."""
 
     job: str
     demand: NodeDemand
@@ -106,7 +107,7 @@ class Admission:
     why: str = ""
     """Why it may not start; or why it starts on nodes that are in quarantine."""
     reserved_nodes: tuple[str, ...] = ()
-    """Ids of the nodes that it must not take when it starts: they are kept for an older job."""
+    """Ids of the nodes that it must not take when it starts: they are kept for a job before it."""
     reservation: Reservation | None = None
     """The nodes that are kept while it waits."""
 
@@ -145,8 +146,8 @@ def reason_to_wait(
 ) -> str | None:
     """Why a job with the demand `wanted` cannot start now; None: it can.
 
-    `held`: of started jobs. `before`: of older queued jobs, the oldest first, which go first where
-    they fit.
+    `held`: of started jobs. `before`: of the jobs before it in the queue, in their order, which go
+    first where they fit.
     """
     admission = _admit(capacity, held, before, wanted)
     return None if admission.may_start else admission.why
@@ -158,7 +159,7 @@ def nodes_to_reserve(
     """The nodes that are kept for a job until all of them have room for it: of those that are large
     enough, the ones with most free. Empty if too few are large enough, which no waiting changes.
 
-    Younger jobs get none of them, so the room on the freest node only grows until it is enough, and
+    Later jobs get none of them, so the room on the freest node only grows until it is enough, and
     then on the next: the job starts after the jobs on these nodes have ended.
     """
     whole: _Resources = {

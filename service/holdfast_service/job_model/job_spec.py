@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from holdfast_service.errors import InvalidSpec
-from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText
+from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText, Priority
 from holdfast_service.job_model.model_memory import memory_faults, mesh_limits
 from holdfast_service.job_model.node_range import (
     AutoSizes,
@@ -180,6 +180,11 @@ class JobSpec(TrainingSpec):
         default_factory=dict,
         max_length=MAX_LABELS,
         description="Labels of your choice; lists show the label `owner` and can filter by it.",
+    )
+    priority: Priority = Field(
+        default=0,
+        description="Of the jobs in the queue, those with the highest priority start first, and of "
+        "those the oldest. Running jobs are not stopped for others.",
     )
     code: str | None = Field(
         default=None,

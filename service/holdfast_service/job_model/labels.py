@@ -1,4 +1,4 @@
-"""The labels of jobs: their names, their texts, their number."""
+"""The labels of jobs (their names, texts, number), and their priorities."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from holdfast_service.job_model.storable_text import UNSTORABLE, is_storable
 
 MAX_LABELS = 16
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
 LabelName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,31}$")]
 
 

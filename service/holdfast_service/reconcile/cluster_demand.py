@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.job_model.admission import Claim, NodeDemand, reason_to_wait
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Capacity
-from holdfast_service.store.models import Intent, JobRecord
+from holdfast_service.store.models import QUEUE_ORDER, Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction
 
 _QUERY_CHUNK = 500
@@ -26,12 +26,14 @@ class CompetingDemand:
         self._known: dict[str, NodeDemand | None] = {}
 
     async def of_other_jobs(self, tx: JobTransaction) -> tuple[list[Claim], list[Claim]]:
-        """The claims of other jobs on the cluster, and of older jobs in the queue."""
+        """The claims of other jobs on the cluster, and of those before this one in the queue."""
+        columns = (JobRecord.id, JobRecord.name, JobRecord.state, JobRecord.waiting)
         rows = await tx.session.execute(
-            select(JobRecord.id, JobRecord.name, JobRecord.state, JobRecord.waiting)
+            select(*columns, JobRecord.priority)
             .where(JobRecord.cleaned.is_(False), JobRecord.id != tx.job.id, ~_released())
-            .order_by(JobRecord.id)
+            .order_by(*QUEUE_ORDER)
         )
+        own_place = (-tx.job.priority, tx.job.id)
         held: list[Claim] = []
         before: list[Claim] = []
         jobs = [row for row in rows if row.state != State.PAUSED]
@@ -44,7 +46,7 @@ class CompetingDemand:
                 held.append(Claim(row.id, demand, row.name))
             # Only a queued job that was tried and waits for nodes keeps its place: a job that
             # cannot be driven at all must not block the queue.
-            elif row.id < tx.job.id and _waits_for_nodes(row.waiting):
+            elif (-row.priority, row.id) < own_place and _waits_for_nodes(row.waiting):
                 overdue = self.is_overdue(row.waiting, tx.now)
                 before.append(Claim(row.id, demand, row.name, overdue))
         return held, before
@@ -68,12 +70,12 @@ class CompetingDemand:
 
 
 async def jobs_that_lack_nodes(session: AsyncSession, capacity: Capacity) -> frozenset[str]:
-    """The oldest jobs that lack nodes, of those for which the cluster is large enough: queued jobs
+    """The first jobs that lack nodes, of those for which the cluster is large enough: queued jobs
     that wait for nodes, and started jobs that are not placed yet or have lost nodes."""
     queued = await session.execute(
         select(JobRecord.id, JobRecord.waiting, JobRecord.spec)
         .where(JobRecord.state == State.QUEUED, JobRecord.cleaned.is_(False))
-        .order_by(JobRecord.id)
+        .order_by(*QUEUE_ORDER)
         .limit(_QUEUE_HEAD)
     )
     wanted = {job: spec for job, waiting, spec in queued if _waits_for_nodes(waiting)}

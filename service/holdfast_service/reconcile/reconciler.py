@@ -73,6 +73,7 @@ class Reconciler:
         self._competing_demand = CompetingDemand(settings.reserve_after_s)
         self._poll_rate = PollRate(settings.polls_per_s)
         self._urgent_poll_rate = PollRate(settings.polls_per_s)
+        self._news_rate = PollRate(settings.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
         self._avoided: dict[str, Avoided] | None = None  # not read yet
         self._lacking_nodes = frozenset[str]()  # jobs that wait for nodes that the cluster has
@@ -235,10 +236,10 @@ class Reconciler:
         return max(settings.reconcile_interval_s, many / settings.polls_per_s)
 
     def _news_delay_s(self) -> float:
-        """News share the rate of urgent polls: all jobs may have news at the same moment."""
+        """All jobs may have news at the same moment."""
         if len(self._drives) <= _MANY_DRIVES:
             return 0.0
-        return self._urgent_poll_rate.reserve(time.monotonic())
+        return self._news_rate.reserve(time.monotonic())
 
     async def _advance_until_idle(self, driver: JobDriver, lease: JobLease, wake: _WakeUp) -> float:
         """Returns the seconds until the job must be claimed again."""

@@ -1,8 +1,9 @@
-"""Commands of users to a submitted job: cancel, pause, resume, resize, labels.
+"""Commands of users to a submitted job: cancel, pause, resume, resize, labels, priority.
 
 A command writes the desired state to the job's row, with its event, and a reconciler carries it
 out; repeating a command changes nothing. A change that needs no cluster happens at once. All
-commands raise JobNotFound for an id that belongs to no job, and JobEnded where it is too late.
+commands raise JobNotFound for an id that belongs to no job, JobEnded where it is too late, and
+JobChanged before they change a job whose generation is not `expected`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from holdfast_service.errors import InvalidParameters, JobEnded
+from holdfast_service.errors import InvalidParameters, JobChanged, JobEnded
 from holdfast_service.job_model.events.kinds import JobEvent
 from holdfast_service.job_model.events.progress import (
     CancelRequestedEvent,
@@ -32,15 +33,18 @@ from holdfast_service.store.transaction import (
 )
 from holdfast_service.views.jobs import JobView
 
+Generations = frozenset[int] | None
+"""Those in which a command may change the job; None: in any."""
 
-async def cancel(store: Store, job_id: str, now: bool) -> JobView:
+
+async def cancel(store: Store, job_id: str, now: bool, expected: Generations = None) -> JobView:
     """End the job after its last state is saved; with `now`, without waiting for that."""
     async with command_transaction(store, job_id) as tx:
         if tx.state.terminal and tx.state is not State.CANCELLED:
             raise JobEnded(f"job {job_id} has already ended ({tx.state.lower()})")
         if tx.state.terminal:
             return await queries.job_view(tx.session, tx.job)
-        if _set_desired(tx, Desired.CANCELLED, CancelRequestedEvent()) and tx.state in (
+        if _set_desired(tx, Desired.CANCELLED, CancelRequestedEvent(), expected) and tx.state in (
             State.QUEUED,
             State.PAUSED,
         ):
@@ -51,25 +55,33 @@ async def cancel(store: Store, job_id: str, now: bool) -> JobView:
         return await queries.job_view(tx.session, tx.job)
 
 
-async def pause(store: Store, job_id: str) -> JobView:
+async def pause(store: Store, job_id: str, expected: Generations = None) -> JobView:
     """Save the job's state and release its resources until it is resumed."""
     async with command_transaction(store, job_id) as tx:
         _refuse_ended(tx)
-        if _set_desired(tx, Desired.PAUSED, PauseRequestedEvent()) and tx.state is State.QUEUED:
+        if (
+            _set_desired(tx, Desired.PAUSED, PauseRequestedEvent(), expected)
+            and tx.state is State.QUEUED
+        ):
             tx.transition(State.PAUSED, reason="paused while it was queued")
         return await queries.job_view(tx.session, tx.job)
 
 
-async def resume(store: Store, job_id: str) -> JobView:
+async def resume(store: Store, job_id: str, expected: Generations = None) -> JobView:
     """Continue a paused job from its newest checkpoint; a job that is still pausing, after that."""
     async with command_transaction(store, job_id) as tx:
         _refuse_ended(tx)
-        if _set_desired(tx, Desired.RUNNING, ResumeRequestedEvent()) and tx.state is State.PAUSED:
+        if (
+            _set_desired(tx, Desired.RUNNING, ResumeRequestedEvent(), expected)
+            and tx.state is State.PAUSED
+        ):
             tx.transition(State.QUEUED, reason="the user resumed it")
         return await queries.job_view(tx.session, tx.job)
 
 
-async def resize(store: Store, job_id: str, nodes: int | None) -> JobView:
+async def resize(
+    store: Store, job_id: str, nodes: int | None, expected: Generations = None
+) -> JobView:
     """Train an elastic job on at most so many nodes; None: on as many as its spec allows.
 
     A queued or paused job starts with that size. Raises InvalidParameters for a job without a range
@@ -79,24 +91,35 @@ async def resize(store: Store, job_id: str, nodes: int | None) -> JobView:
         _refuse_ended(tx)
         _check_size(tx.job, nodes)
         if nodes != tx.job.wanted_nodes:
+            _count_change(tx, expected)
             tx.job.wanted_nodes = nodes
-            tx.job.due_at = 0.0
             tx.emit(ResizeRequestedEvent(nodes=nodes))
         return await queries.job_view(tx.session, tx.job)
 
 
-async def set_labels(
-    store: Store, job_id: str, changes: Mapping[LabelName, LabelText | None]
+async def change(
+    store: Store,
+    job_id: str,
+    labels: Mapping[LabelName, LabelText | None],
+    priority: int | None,
+    expected: Generations = None,
 ) -> JobView:
-    """Change labels of a job in any state; None removes one. Raises InvalidParameters."""
+    """Change labels of a job in any state (None removes one), and its priority (None: as it is).
+    Raises InvalidParameters."""
     async with command_transaction(store, job_id) as tx:
-        merged = {**tx.job.spec.get("labels", {}), **changes}
-        labels = {name: value for name, value in merged.items() if value is not None}
-        if len(labels) > MAX_LABELS:
-            why = f"a job has at most {MAX_LABELS} labels, not {len(labels)}"
+        spec = tx.job.spec
+        merged = {**spec.get("labels", {}), **labels}
+        left = {name: value for name, value in merged.items() if value is not None}
+        if len(left) > MAX_LABELS:
+            why = f"a job has at most {MAX_LABELS} labels, not {len(left)}"
             raise InvalidParameters(why, faults=[{"path": "labels", "message": why}])
-        tx.job.spec = {**tx.job.spec, "labels": labels}
-        tx.job.owner = labels.get("owner")
+        new = {**spec, "labels": left}
+        if priority is not None:
+            new["priority"] = priority
+        if new != spec:
+            _count_change(tx, expected)
+            tx.job.spec, tx.job.owner = new, left.get("owner")
+            tx.job.priority = new.get("priority", tx.job.priority)
         return await queries.job_view(tx.session, tx.job)
 
 
@@ -111,14 +134,22 @@ def _check_size(job: JobRecord, nodes: int | None) -> None:
     raise InvalidParameters(why, faults=[{"path": "nodes", "message": why}])
 
 
-def _set_desired(tx: JobTransaction, desired: Desired, event: JobEvent) -> bool:
+def _set_desired(
+    tx: JobTransaction, desired: Desired, event: JobEvent, expected: Generations
+) -> bool:
     """False if that state is desired already."""
     if tx.job.desired == desired:
         return False
+    _count_change(tx, expected)
     tx.job.desired = desired
-    tx.job.due_at = 0.0  # its reconciler acts at once
     tx.emit(event)
     return True
+
+
+def _count_change(tx: JobTransaction, expected: Generations) -> None:
+    refuse_if_changed(tx.job, expected)
+    tx.job.generation += 1
+    tx.job.due_at = 0.0  # its reconciler acts at once
 
 
 def _refuse_ended(tx: JobTransaction) -> None:
@@ -128,6 +159,16 @@ def _refuse_ended(tx: JobTransaction) -> None:
         )
     if tx.job.desired == Desired.CANCELLED:
         raise JobEnded(f"job {tx.job.id} is being cancelled")
+
+
+def refuse_if_changed(job: JobRecord, expected: Generations) -> None:
+    """Raises JobChanged."""
+    if expected is not None and job.generation not in expected:
+        raise JobChanged(
+            f"job {job.id} was changed meanwhile, and its ETag is now "
+            f'"{job.generation}": read it again, and decide anew',
+            generation=job.generation,
+        )
 
 
 @asynccontextmanager

@@ -17,7 +17,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from holdfast_service.errors import JobNotEnded, JobNotFound
 from holdfast_service.job_model.lifecycle import TERMINAL, State
 from holdfast_service.services.checkpoints import CheckpointService
-from holdfast_service.services.job_commands import command_transaction
+from holdfast_service.services.job_commands import (
+    Generations,
+    command_transaction,
+    refuse_if_changed,
+)
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
@@ -42,14 +46,16 @@ class JobRemoval:
         self._checkpoints = checkpoints
         self._keep_s = settings.keep_ended_jobs_s
 
-    async def remove(self, job_id: str, *, with_checkpoints: bool) -> RemovedJobView:
+    async def remove(
+        self, job_id: str, *, with_checkpoints: bool, expected: Generations = None
+    ) -> RemovedJobView:
         """Remove an ended job. Repeated, it returns the first answer.
 
-        Raises JobNotFound, JobNotEnded; with its checkpoints also CheckpointPinned and
+        Raises JobNotFound, JobNotEnded, JobChanged; with its checkpoints also CheckpointPinned and
         CheckpointNeeded before anything is removed, CheckpointElsewhere, StorageUnavailable.
         """
         try:
-            return await self._remove(job_id, with_checkpoints)
+            return await self._remove(job_id, with_checkpoints, expected)
         except JobNotFound:
             async with self._store.read() as session:
                 earlier = await session.get(RemovedJob, canonical(job_id))
@@ -57,11 +63,16 @@ class JobRemoval:
                 raise
             return RemovedJobView.model_validate(earlier.answer)
 
-    async def _remove(self, job_id: str, with_checkpoints: bool) -> RemovedJobView:
+    async def _remove(
+        self, job_id: str, with_checkpoints: bool, expected: Generations
+    ) -> RemovedJobView:
         async with self._store.read() as session:
-            _refuse_unless_over(await find_job(session, job_id))
+            job = await find_job(session, job_id)
+            refuse_if_changed(job, expected)
+            _refuse_unless_over(job)
         removed = await self._checkpoints.remove_all(job_id) if with_checkpoints else ()
         async with command_transaction(self._store, job_id) as tx:
+            refuse_if_changed(tx.job, expected)
             _refuse_unless_over(tx.job)
             left = await queries.checkpoints(tx.session, job_id)
             view = RemovedJobView(

@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 import uuid_utils
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -57,6 +57,7 @@ from holdfast_service.services import code_packages, job_commands
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.init_sources import InitSources
+from holdfast_service.services.job_commands import Generations
 from holdfast_service.settings import Settings
 from holdfast_service.store import accounts, listing, queries, series
 from holdfast_service.store.engine import Store
@@ -126,7 +127,8 @@ class JobService:
         request: Mapping[str, Any] | None = None,
     ) -> tuple[JobView, bool]:
         """The job, and True if this call created it; a repeated key and request return the first
-        job. `request`: what was requested, if it is not the document itself.
+        job, until the key expires. `request`: what was requested, if it is not the document
+        itself.
 
         Raises InvalidSpec, IdempotencyConflict, InvalidKey, StorageUnavailable.
         """
@@ -186,9 +188,9 @@ class JobService:
         async with self._store.read() as session:
             return await queries.job_view(session, await find_job(session, job_id))
 
-    async def cancel(self, job_id: str, now: bool = False) -> JobView:
+    async def cancel(self, job_id: str, now: bool = False, expected: Generations = None) -> JobView:
         """See :func:`job_commands.cancel`."""
-        return await self._run_command(job_commands.cancel(self._store, job_id, now))
+        return await self._run_command(job_commands.cancel(self._store, job_id, now, expected))
 
     async def cancel_matching(
         self, filters: Filters, now: bool, cursor: str | None = None
@@ -215,21 +217,29 @@ class JobService:
                 cancelled.append(CancelledJobView(id=job.id, name=job.name, state=job.state))
         return CancelledJobPage(items=tuple(cancelled), next_cursor=page.next_cursor)
 
-    async def resize(self, job_id: str, nodes: int | None) -> JobView:
+    async def resize(self, job_id: str, nodes: int | None, expected: Generations = None) -> JobView:
         """See :func:`job_commands.resize`."""
-        return await self._run_command(job_commands.resize(self._store, job_id, nodes))
+        return await self._run_command(job_commands.resize(self._store, job_id, nodes, expected))
 
-    async def pause(self, job_id: str) -> JobView:
+    async def pause(self, job_id: str, expected: Generations = None) -> JobView:
         """See :func:`job_commands.pause`."""
-        return await self._run_command(job_commands.pause(self._store, job_id))
+        return await self._run_command(job_commands.pause(self._store, job_id, expected))
 
-    async def resume(self, job_id: str) -> JobView:
+    async def resume(self, job_id: str, expected: Generations = None) -> JobView:
         """See :func:`job_commands.resume`."""
-        return await self._run_command(job_commands.resume(self._store, job_id))
+        return await self._run_command(job_commands.resume(self._store, job_id, expected))
 
-    async def set_labels(self, job_id: str, changes: Mapping[str, str | None]) -> JobView:
-        """See :func:`job_commands.set_labels`."""
-        return await job_commands.set_labels(self._store, job_id, changes)
+    async def change(
+        self,
+        job_id: str,
+        labels: Mapping[str, str | None],
+        priority: int | None = None,
+        expected: Generations = None,
+    ) -> JobView:
+        """See :func:`job_commands.change`."""
+        return await self._run_command(
+            job_commands.change(self._store, job_id, labels, priority, expected)
+        )
 
     async def attempts(self, job_id: str, after: int = 0, limit: int = 1000) -> AttemptPage:
         """Those with a number above `after`."""
@@ -435,6 +445,8 @@ class JobService:
         """None: the job is durable. Otherwise the job that an identical call created before."""
         try:
             async with self._store.write() as session:
+                if job.idempotency_key is not None:
+                    await self._forget_expired(session, job.idempotency_key)
                 session.add(job)
                 await session.flush()
                 session.add(_submitted_event(job))
@@ -470,10 +482,21 @@ class JobService:
         self._notify(job.id)
         return job
 
+    async def _forget_expired(self, session: AsyncSession, key: str) -> None:
+        await session.execute(
+            update(JobRecord)
+            .where(JobRecord.idempotency_key == key, JobRecord.created_at < self._oldest_key())
+            .values(idempotency_key=None, changed=JobRecord.changed)  # no change that users see
+            .execution_options(synchronize_session=False)
+        )
+
+    def _oldest_key(self) -> float:
+        return time.time() - self._settings.keep_idempotency_keys_s
+
     async def _find_by_key(self, key: str, digest: str) -> JobView | None:
         async with self._store.read() as session:
             job = await session.scalar(select(JobRecord).where(JobRecord.idempotency_key == key))
-            if job is None:
+            if job is None or job.created_at < self._oldest_key():
                 return None
             if job.request_digest != digest:
                 raise IdempotencyConflict(
@@ -504,6 +527,7 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
         step=0,
         event_seq=1,
         owner=spec.labels.get("owner"),
+        priority=spec.priority,
         productive_s=0.0,
     )
 

@@ -34,7 +34,13 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.json_safe import number
 from holdfast_service.store.listing import Filters
-from holdfast_service.store.models import AttemptRow, Checkpoint, IncidentRow, JobRecord
+from holdfast_service.store.models import (
+    QUEUE_ORDER,
+    AttemptRow,
+    Checkpoint,
+    IncidentRow,
+    JobRecord,
+)
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.views.jobs import NodeView, WaitingView
 from holdfast_service.views.lists import (
@@ -209,9 +215,15 @@ class Overview:
         async with self._store.read(long=True) as session:
             waiting = (
                 await session.execute(
-                    select(JobRecord.id, JobRecord.name, JobRecord.created_at, JobRecord.waiting)
+                    select(
+                        JobRecord.id,
+                        JobRecord.name,
+                        JobRecord.priority,
+                        JobRecord.created_at,
+                        JobRecord.waiting,
+                    )
                     .where(JobRecord.state == State.QUEUED)
-                    .order_by(JobRecord.id)
+                    .order_by(*QUEUE_ORDER)
                     .limit(QUEUE_SHOWN)
                 )
             ).all()
@@ -230,6 +242,7 @@ class Overview:
                     place=place,
                     job=row.id,
                     name=row.name,
+                    priority=row.priority,
                     since=row.created_at,
                     waiting=WaitingView(**row.waiting) if row.waiting else None,
                 )

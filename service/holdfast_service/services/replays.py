@@ -20,7 +20,7 @@ from holdfast_service.readers.replay_comparison import ReplayedRun, ReplayProgre
 from holdfast_service.services.jobs import JobService
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import find_job, spec_of
+from holdfast_service.store.job_lookup import canonical, find_job, spec_of
 from holdfast_service.store.models import AttemptRow, JobRecord
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.views.comparison import ComparisonView
@@ -51,6 +51,8 @@ class ReplayService:
         and the errors of :meth:`JobService.submit`.
         """
         request = {"replay_of": job_id}
+        if idempotency_key:  # apart from the keys of submissions
+            idempotency_key = f"replay:{canonical(job_id)[:36]}:{idempotency_key}"
         first = await self._jobs.submitted_before(request, idempotency_key)
         if first is not None:
             return first, False

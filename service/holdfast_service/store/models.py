@@ -64,6 +64,7 @@ class JobRecord(Base):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     # A second submission with the same key returns the first job; a different body is a conflict.
+    # Null again once the key has expired.
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
     request_digest: Mapped[str] = mapped_column(String(64))
     # The initial state, unless seeded: {uri, step, what, job, held}; see services/init_sources.py.
@@ -94,6 +95,8 @@ class JobRecord(Base):
     changed: Mapped[int] = mapped_column(default=NextChange(), onupdate=NextChange())
 
     wanted_nodes: Mapped[int | None]  # most nodes that may train, as the user ordered
+    priority: Mapped[int] = mapped_column(default=0)  # as in the spec, for the order of the queue
+    generation: Mapped[int] = mapped_column(default=1)  # counts the changes by users
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
     faults_injected: Mapped[int] = mapped_column(
         default=0
@@ -120,6 +123,10 @@ class JobRecord(Base):
         Index("ix_jobs_goodput", "goodput", "id"),
         Index("ix_jobs_search", "state", "name", "owner", "id"),  # covers all filters
     )
+
+
+QUEUE_ORDER = (JobRecord.priority.desc(), JobRecord.id)
+"""The order in which queued jobs start, as far as they fit."""
 
 
 class RemovedJob(Base):

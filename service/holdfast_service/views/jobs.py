@@ -49,9 +49,9 @@ class OutcomeView(View):
 
 
 class ReservationView(View):
-    """Nodes that are kept for the oldest job that has waited for long; younger jobs get none."""
+    """Nodes that are kept for the first queued job that has waited for long."""
 
-    job: str = Field(description="id of that job: the waiting job itself, or an older one")
+    job: str = Field(description="id of that job: the waiting job itself, or one before it")
     name: str
     nodes: int
 
@@ -180,6 +180,10 @@ class JobView(View):
         default=None,
         description="most nodes that may train, as ordered by `/resize`; null: as many as "
         "`resources.nodes` allows",
+    )
+    generation: int = Field(
+        description="number of the changes by users (labels, priority, size, commands), from 1; "
+        "the `ETag`"
     )
     created_at: Time
     started_at: Time | None

@@ -42,6 +42,7 @@ class QueuedJobView(View):
     """A job that is not on the cluster yet."""
 
     place: int = Field(description="its place in the queue, from 1")
+    priority: int = Field(description="jobs with a higher one are before it")
     job: str
     name: str
     since: Time
@@ -61,7 +62,7 @@ class ClusterCapacityView(View):
 
 class ClusterView(View):
     nodes: tuple[NodeView, ...]
-    queue: tuple[QueuedJobView, ...] = Field(description="oldest first, 500 at most")
+    queue: tuple[QueuedJobView, ...] = Field(description="in their order, 500 at most")
     queued: int = Field(description="jobs in the queue, including those not listed")
     capacity: ClusterCapacityView
     fault_injection: bool = Field(description="whether this server lets users inject faults")

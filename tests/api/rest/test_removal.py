@@ -201,6 +201,10 @@ def test_the_command_line_removes_labels_and_cancels_by_filter(
     assert capsys.readouterr().out.strip() == "team=nlp"
     assert client.get(ended).spec["labels"] == {"team": "nlp"}
     assert run(["label", ended, "oops"]) == ExitCode.USAGE
+    assert run(["priority", ended, "12"]) == ExitCode.OK
+    assert run(["priority", ended, "5000"]) == ExitCode.USAGE
+    assert client.get(ended).spec["priority"] == 12
+    capsys.readouterr()
     assert run(["remove", ended]) == ExitCode.OK
     printed = capsys.readouterr()
     assert f"removed job {SPEC['name']} ({ended})" in " ".join(printed.out.split())

@@ -140,11 +140,63 @@ def test_labels_are_changed_by_name(http: httpx.Client) -> None:
         {"labels": {f"l{n}": "" for n in range(20)}},
         {"labels": {"a": "\0"}},
         {"name": "x"},
-        {"labels": {}, "priority": 1},
+        {"labels": {}, "priority": 1001},
+        {"priority": "high"},
+        {},
     ):
         refused = http.patch(path, json=body)
         assert refused.status_code == 422, (body, refused.text)
     assert http.get(path).json()["spec"]["labels"] == {"owner": "bob", "run": "7"}
+
+
+def test_a_change_takes_effect_only_on_the_job_that_its_sender_has_seen(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    created = http.post("/api/v1/jobs", json=SPEC)
+    path, seen = created.headers["location"], {"If-Match": created.headers["etag"]}
+    server.supervisor(created.json()["id"]).run(1, 1, 5)
+    eventually(lambda: http.get(path).json()["progress"]["step"] == 5)
+    assert http.get(path).headers["etag"] == created.headers["etag"] == '"1"'  # progress: the same
+    first = http.patch(path, json={"priority": 7}, headers=seen)
+    assert (first.status_code, first.headers["etag"]) == (200, '"2"')
+    again = http.patch(path, json={"priority": 7}, headers=seen)
+    assert (again.status_code, again.headers["etag"]) == (200, '"2"')  # nothing to change
+    for method, command, body in (
+        ("PATCH", "", {"priority": 8}),
+        ("POST", "/pause", None),
+        ("POST", "/cancel", None),
+    ):
+        late = http.request(method, f"{path}{command}", json=body, headers=seen)
+        assert (late.status_code, late.json()["code"]) == (412, "job_changed"), command
+        assert late.json()["generation"] == 2
+    job = http.get(path).json()
+    assert (job["spec"]["priority"], job["desired"], job["generation"]) == (7, "running", 2)
+    for tags in ("2", 'W/"2"', "", "x"):
+        unknown = http.post(f"{path}/cancel", headers={"If-Match": tags})
+        assert (unknown.status_code, unknown.json()["code"]) == (422, "invalid_parameters"), tags
+    cancelled = http.post(f"{path}/cancel", headers={"If-Match": '"1", "2"'})
+    assert (cancelled.status_code, cancelled.headers["etag"]) == (202, '"3"')
+    assert http.post(f"{path}/cancel", headers={"If-Match": "*"}).status_code == 202
+    eventually(lambda: http.get(path).json()["released"])
+    assert http.delete(path, headers={"If-Match": '"2"'}).status_code == 412
+    assert http.delete(path, headers={"If-Match": '"3"'}).status_code == 200
+    assert http.delete(path, headers={"If-Match": '"3"'}).status_code == 200  # as before
+
+
+def test_the_queue_is_in_the_order_of_priority(http: httpx.Client, server: LiveServer) -> None:
+    server.supervisor(submitted(http, name="running"))  # the cluster has room for one job
+    waiting = {name: submitted(http, name=name) for name in ("a", "b", "c")}
+    urgent = submitted(http, name="urgent", priority=5)
+    http.patch(f"/api/v1/jobs/{waiting['b']}", json={"priority": -1})
+    http.patch(f"/api/v1/jobs/{waiting['c']}", json={"priority": 1})
+
+    def queue() -> list[tuple[int, str, int]]:
+        items = http.get("/api/v1/cluster").json()["queue"]
+        return [(job["place"], job["name"], job["priority"]) for job in items]
+
+    order = [(1, "urgent", 5), (2, "c", 1), (3, "a", 0), (4, "b", -1)]
+    eventually(lambda: queue() == order)
+    assert http.get(f"/api/v1/jobs/{urgent}").json()["spec"]["priority"] == 5
 
 
 def test_all_jobs_that_match_are_cancelled_and_never_all_jobs_by_mistake(

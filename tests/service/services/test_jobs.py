@@ -68,6 +68,24 @@ async def test_the_same_idempotency_key_returns_the_same_job(jobs: JobService) -
         await jobs.submit({"name": "y"}, "k" * 256)
 
 
+async def test_an_expired_key_names_a_new_job(
+    store: Store, cluster: FakeCluster, settings: Settings
+) -> None:
+    jobs = JobService(store, cluster, settings)
+    first, _ = await jobs.submit({"name": "x"}, "key")
+    brief = settings.model_copy(update={"keep_idempotency_keys_s": 1e-6})
+    later = JobService(store, cluster, brief)
+    async with store.read() as session:
+        before = (await session.get_one(JobRecord, first.id)).changed
+    second, created = await later.submit({"name": "y"}, "key")
+    assert created and second.id != first.id
+    async with store.read() as session:
+        job = await session.get_one(JobRecord, first.id)
+    assert (job.idempotency_key, job.changed) == (None, before), "users see no change"
+    again, created = await jobs.submit({"name": "y"}, "key")
+    assert (again.id, created) == (second.id, False)
+
+
 async def test_concurrent_calls_with_one_key_create_one_job(jobs: JobService) -> None:
     answers = await asyncio.gather(*(jobs.submit({"name": "x"}, "key") for _ in range(8)))
     assert len({job.id for job, _ in answers}) == 1

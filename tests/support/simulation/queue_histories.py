@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast_service.job_model.admission import (
@@ -48,6 +48,7 @@ class SimulatedJob:
     """When it was queued."""
     is_possible: bool
     """Whether it fits into the whole cluster."""
+    priority: int = 0
     is_tried: bool = False
     is_admitted: bool = False
     nodes: list[str] = field(default_factory=list)
@@ -61,6 +62,11 @@ class SimulatedJob:
     @property
     def name(self) -> str:
         return f"{self.number:04}"
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its order in the queue."""
+        return -self.priority, self.number
 
     @property
     def most(self) -> int:
@@ -106,8 +112,8 @@ class QueueHistory:
         self.arriving = 2.0 if self.is_crowded else rng.choice((0.3, 0.6, 1.2))
         self.ticks = 40 if self.is_crowded else rng.choice((6, 12, 12, 24))
         self._calm_since = 0
-        self._oldest: tuple[int, int] | None = None
-        """The oldest waiting job that fits the cluster, and since when it is that."""
+        self._first: tuple[int, int] | None = None
+        """The first waiting job that fits the cluster, and since when it is that."""
         self._submitted = 0
 
     def play(self) -> Counter[str]:
@@ -128,11 +134,11 @@ class QueueHistory:
         waiting = sorted(number for number, job in self.jobs.items() if job.is_possible)
         raise self._broken(f"jobs {waiting} never end")
 
-    def submit(self, demand: NodeDemand, work: int) -> int:
+    def submit(self, demand: NodeDemand, work: int, priority: int = 0) -> int:
         """Its number."""
         number, self._submitted = self._submitted, self._submitted + 1
         possible = self._is_possible(demand)
-        self.jobs[number] = SimulatedJob(number, demand, work, self.now, possible)
+        self.jobs[number] = SimulatedJob(number, demand, work, self.now, possible, priority)
         return number
 
     def pass_time(self) -> None:
@@ -172,7 +178,7 @@ class QueueHistory:
             gpus = 1.0 if rng.random() < 0.1 else 0.0
             demand = NodeDemand(nodes, rng.choice((0.5, 1.0, 2.0)), gpus, least)
             if self._is_possible(demand) or rng.random() < 0.1:
-                self.submit(demand, rng.randint(1, LONGEST_RUN))
+                self.submit(demand, rng.randint(1, LONGEST_RUN), rng.choice((0, 0, 0, -1, 1)))
 
     def _disturb(self) -> None:
         """A node is lost or returns, is cordoned or not; another program takes or frees CPUs."""
@@ -236,15 +242,13 @@ class QueueHistory:
         """Each waiting job is tried once, in any order. Whether one of them may start."""
         waiting = [job for job in self.jobs.values() if not job.is_admitted]
         self.rng.shuffle(waiting)
-        claims = {job.number: self._claim(job) for job in self._waiting()}
         capacity, held, aside = self.capacity(), self._held(), self._aside()
         admitted = False
         for job in waiting:
-            before = [claims[number] for number in sorted(claims) if number < job.number]
+            before = [self._claim(other) for other in self._waiting() if other.place < job.place]
             admission = admit(capacity, aside, held, before, job.demand)
             if not admission.may_start:
                 job.is_tried = True
-                claims[job.number] = self._claim(job)
                 continue
             job.reserved = admission.reserved_nodes if self.keeps_off else ()
             room = self._room(self.free(), job.demand)
@@ -254,7 +258,6 @@ class QueueHistory:
             self.counts["started"] += 1
             if not self.placed_later:
                 self._take(job, job.most)
-            claims.pop(job.number, None)
             capacity, held = self.capacity(), self._held()
         return admitted
 
@@ -283,8 +286,10 @@ class QueueHistory:
     def _is_overdue(self, job: SimulatedJob) -> bool:
         return self.reserves and self.now - job.since > OVERDUE
 
-    def _waiting(self) -> Iterator[SimulatedJob]:
-        return (job for job in self.jobs.values() if job.is_tried and not job.is_admitted)
+    def _waiting(self) -> list[SimulatedJob]:
+        """In the order of the queue."""
+        waiting = (job for job in self.jobs.values() if job.is_tried and not job.is_admitted)
+        return sorted(waiting, key=lambda job: job.place)
 
     def _others_wait(self, job: SimulatedJob) -> bool:
         """Whether another job lacks nodes that the cluster has: then this one does not grow."""
@@ -348,19 +353,19 @@ class QueueHistory:
                 self.counts["reserved"] += bool(reserved)
 
     def _check_no_job_starves(self) -> None:
-        """The oldest job starts within the runs of those that use its nodes."""
-        oldest = next((job for job in self._waiting() if job.is_possible), None)
-        if oldest is None:
-            self._oldest = None
+        """The first job starts within the runs of those that use its nodes."""
+        first = next((job for job in self._waiting() if job.is_possible), None)
+        if first is None:
+            self._first = None
             return
-        if self._oldest is None or self._oldest[0] != oldest.number:
-            self._oldest = oldest.number, self.now
+        if self._first is None or self._first[0] != first.number:
+            self._first = first.number, self.now
         bare = usable(self.capacity(), self._aside())
-        if reason_to_wait(bare, (), (), oldest.demand) is not None:
+        if reason_to_wait(bare, (), (), first.demand) is not None:
             self._calm_since = self.now  # too few nodes are left for it
-        bound = OVERDUE + PATIENCE + _LEVELS * oldest.demand.to_start * (LONGEST_RUN + 1)
-        if self.now - max(self._oldest[1], self._calm_since) > bound:
-            raise self._broken(f"job {oldest.number} starves since {oldest.since}")
+        bound = OVERDUE + PATIENCE + _LEVELS * first.demand.to_start * (LONGEST_RUN + 1)
+        if self.now - max(self._first[1], self._calm_since) > bound:
+            raise self._broken(f"job {first.number} starves since {first.since}")
 
     def _broken(self, promise: str) -> PromiseBroken:
         return PromiseBroken(f"seed {self.seed}, tick {self.now}: {promise}")

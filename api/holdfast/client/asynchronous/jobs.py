@@ -101,6 +101,11 @@ class AsyncJob(JobSnapshot):
         self.view = await self._client.set_labels(self.id, labels)
         return self
 
+    async def set_priority(self, priority: int) -> AsyncJob:
+        """Change the place in the queue: a higher priority is before a lower one."""
+        self.view = await self._client.set_priority(self.id, priority)
+        return self
+
     async def remove(self, *, with_checkpoints: bool = False) -> RemovedJobView:
         """Remove this ended job with its history; its checkpoints stay unless `with_checkpoints`.
         Raises Conflict."""

@@ -159,13 +159,17 @@ class AsyncRequestMethods:
     async def get(self, job_id: str) -> JobView:
         return await self._get(job_path(job_id), JobView)
 
-    async def cancel(self, job_id: str, *, now: bool = False) -> JobView:
-        """Cancel a job; its last state is saved first, unless `now`.
+    async def cancel(
+        self, job_id: str, *, now: bool = False, if_generation: int | None = None
+    ) -> JobView:
+        """Cancel a job; its last state is saved first, unless `now`. `if_generation`, also of other
+        commands: JobChanged is raised if users have changed the job since `JobView.generation`.
 
         Raises Conflict if the job has ended in another way.
         """
-        params = {"now": True} if now else None
-        return await self._send("POST", job_path(job_id, "/cancel"), JobView, params=params)
+        params, headers = {"now": True} if now else None, _if_match(if_generation)
+        path = job_path(job_id, "/cancel")
+        return await self._send("POST", path, JobView, params=params, headers=headers)
 
     async def cancel_matching(
         self,
@@ -188,34 +192,52 @@ class AsyncRequestMethods:
                 return cancelled
             params["cursor"] = found.next_cursor
 
-    async def pause(self, job_id: str) -> JobView:
+    async def pause(self, job_id: str, *, if_generation: int | None = None) -> JobView:
         """Let a job save its state and leave the cluster. Raises Conflict if it has ended."""
-        return await self._send("POST", job_path(job_id, "/pause"), JobView)
+        headers = _if_match(if_generation)
+        return await self._send("POST", job_path(job_id, "/pause"), JobView, headers=headers)
 
-    async def resume(self, job_id: str) -> JobView:
+    async def resume(self, job_id: str, *, if_generation: int | None = None) -> JobView:
         """Resume a paused job from its newest checkpoint. Raises Conflict if it has ended."""
-        return await self._send("POST", job_path(job_id, "/resume"), JobView)
+        headers = _if_match(if_generation)
+        return await self._send("POST", job_path(job_id, "/resume"), JobView, headers=headers)
 
-    async def resize(self, job_id: str, nodes: int | None) -> JobView:
+    async def resize(
+        self, job_id: str, nodes: int | None, *, if_generation: int | None = None
+    ) -> JobView:
         """Train an elastic job on at most so many nodes; None: on as many as its spec allows.
 
         Raises InvalidParameters if its range of nodes does not allow it, Conflict if it has ended.
         """
         params = None if nodes is None else {"nodes": nodes}
-        return await self._send("POST", job_path(job_id, "/resize"), JobView, params=params)
+        path, headers = job_path(job_id, "/resize"), _if_match(if_generation)
+        return await self._send("POST", path, JobView, params=params, headers=headers)
 
-    async def set_labels(self, job_id: str, labels: Mapping[str, str | None]) -> JobView:
+    async def set_labels(
+        self, job_id: str, labels: Mapping[str, str | None], *, if_generation: int | None = None
+    ) -> JobView:
         """Change labels of a job; None removes one, the others stay. Raises InvalidParameters."""
-        body = {"labels": dict(labels)}
-        return await self._send("PATCH", job_path(job_id), JobView, body=body)
+        headers, body = _if_match(if_generation), {"labels": dict(labels)}
+        return await self._send("PATCH", job_path(job_id), JobView, body=body, headers=headers)
 
-    async def remove(self, job_id: str, *, with_checkpoints: bool = False) -> RemovedJobView:
+    async def set_priority(
+        self, job_id: str, priority: int, *, if_generation: int | None = None
+    ) -> JobView:
+        """Change the place of a job in the queue. Raises InvalidParameters."""
+        headers, body = _if_match(if_generation), {"priority": priority}
+        return await self._send("PATCH", job_path(job_id), JobView, body=body, headers=headers)
+
+    async def remove(
+        self, job_id: str, *, with_checkpoints: bool = False, if_generation: int | None = None
+    ) -> RemovedJobView:
         """Remove an ended job with its history; its checkpoints stay unless `with_checkpoints`.
 
         Raises Conflict if it has not ended, or if a checkpoint to remove is pinned or needed.
         """
         params = {"checkpoints": "remove" if with_checkpoints else "keep"}
-        return await self._send("DELETE", job_path(job_id), RemovedJobView, params=params)
+        headers = _if_match(if_generation)
+        path = job_path(job_id)
+        return await self._send("DELETE", path, RemovedJobView, params=params, headers=headers)
 
     async def replay(self, job_id: str, *, idempotency_key: str | None = None) -> JobView:
         """Submit a replay of the steps that a job has committed so far: the same training,
@@ -442,3 +464,7 @@ class AsyncRequestMethods:
 
 def _key(given: str | None) -> dict[str, str]:
     return {"Idempotency-Key": given or str(uuid.uuid4())}
+
+
+def _if_match(generation: int | None) -> dict[str, str] | None:
+    return None if generation is None else {"If-Match": f'"{generation}"'}

@@ -102,6 +102,11 @@ class Job(JobSnapshot):
         self.view = self._client.set_labels(self.id, labels)
         return self
 
+    def set_priority(self, priority: int) -> Job:
+        """Change the place in the queue: a higher priority is before a lower one."""
+        self.view = self._client.set_priority(self.id, priority)
+        return self
+
     def remove(self, *, with_checkpoints: bool = False) -> RemovedJobView:
         """Remove this ended job with its history; its checkpoints stay unless `with_checkpoints`.
         Raises Conflict."""
