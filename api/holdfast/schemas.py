@@ -78,6 +78,7 @@ class Readiness(_Lazy):
 class Version(_Lazy):
     version: str = Field(description="of the server")
     api: str = Field(description="of the API, as in its paths")
+    build: str = Field(description="of the code that the ranks of a new job run")
 
 
 class ServerFile(_Lazy):

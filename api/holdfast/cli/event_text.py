@@ -21,6 +21,7 @@ SENTENCES = {
     "job.state": "the state changed[ from {from}][ to {to}][: {reason}]",
     "job.cancel_requested": "a user requested to cancel the job",
     "job.pause_requested": "a user requested to pause the job",
+    "job.restart_requested": "a user requested new processes for the job",
     "job.resize_requested": "a user ordered the size of the job",
     "job.resume_requested": "a user requested to resume the job",
     "job.released": "all resources of the job were released",

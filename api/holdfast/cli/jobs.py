@@ -246,6 +246,12 @@ def resume(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
         return _print_state(client.resume(client.find(job_word)), options)
 
 
+def restart(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
+    """Save a job's state, give its nodes back, and continue it in new processes."""
+    with options.connect() as client:
+        return _print_state(client.restart(client.find(job_word)), options)
+
+
 def resize(
     job_word: JobWord,
     /,

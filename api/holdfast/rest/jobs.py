@@ -262,6 +262,18 @@ async def resume_job(
 
 
 @router.post(
+    "/{job_id}/restart",
+    status_code=202,
+    summary="Save a job's state and let new processes continue it, in the present build",
+    responses=documented(404, 409, 412, 422),
+)
+async def restart_job(
+    response: Response, jobs: JobsDep, job_id: JobId, expected: Expected
+) -> JobView:
+    return _tagged(response, await jobs.restart(job_id, expected))
+
+
+@router.post(
     "/{job_id}/resize",
     status_code=202,
     summary="Order the size of an elastic job; idempotent",

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 
 from holdfast.schemas import Version
 from holdfast_service.extras import DISTRIBUTION
+from holdfast_workers import build
 
 router = APIRouter(tags=["health"])
 
@@ -22,4 +23,4 @@ def server_version() -> str:
 
 @router.get("/version", summary="The versions of the server and of its API")
 async def get_version() -> Version:
-    return Version(version=server_version(), api=API_VERSION)
+    return Version(version=server_version(), api=API_VERSION, build=build.LOADED)

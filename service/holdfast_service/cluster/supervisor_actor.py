@@ -25,7 +25,7 @@ from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig,
 from holdfast_service.remote_tier.location import remote_uri, storage_options
 from holdfast_service.supervisor.fence_record import open_fence
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
-from holdfast_workers import log_setup
+from holdfast_workers import build, log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.ipc.linux_processes import identify
@@ -122,6 +122,7 @@ def recovery_config(
         max_without_progress=spec.recovery.max_without_progress,
         window_s=spec.recovery.window_s,
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s,
+        build=build.LOADED,
         requeue=spec.recovery.on_shortage == "queue",
         grow_after_s=spec.recovery.grow_after_s,
         grow_min_gain=spec.recovery.grow_min_gain,

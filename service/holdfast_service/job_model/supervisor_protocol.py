@@ -133,6 +133,7 @@ class SupervisorReport:
     digests: dict[int, str] = field(default_factory=dict)  # step -> digest, newly known
     logs: tuple[LogLine, ...] = ()
     beats: tuple[Beat, ...] = ()  # the progress of each rank, ages as of now; () if unknown
+    build: str = ""  # of Holdfast, that the job's ranks run; "" from versions before 0.2
 
 
 @dataclass(frozen=True)

@@ -382,9 +382,8 @@ class JobDriver:
             tx.transition(State.PAUSED, reason="its state is saved")
             if tx.job.desired == Desired.RUNNING:  # resumed before the pause was complete
                 resumed = Effect.PAUSE in intents
-                tx.transition(
-                    State.QUEUED, reason="resumed by the user" if resumed else "too few nodes"
-                )
+                why = "the user wants it to go on" if resumed else "its nodes formed no world"
+                tx.transition(State.QUEUED, reason=why)
             elif tx.job.desired == Desired.CANCELLED:
                 tx.end(State.CANCELLED, "cancelled", "cancelled during the pause")
         return NextStep(0.0)

@@ -57,6 +57,7 @@ from holdfast_service.recovery.faults import (
     rank_failures,
     straggler_response,
 )
+from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.signals import (
     agent_lifecycle,
     missed_signals,
@@ -162,6 +163,11 @@ class RecoveryCore:
     def stage(self) -> Stage:
         """The stage of the core, finer than the phase: for logs and tests."""
         return self._state.timer.stage
+
+    @property
+    def build(self) -> str:
+        """The build of Holdfast that the ranks run, or are to run."""
+        return node_eligibility.build_of_job(self._state)
 
     @property
     def attempt(self) -> int:
@@ -286,7 +292,9 @@ def _end_after_wait(state: CoreState, now: float) -> None:
     waited = f"no {state.timer.waiting_for} within {waited_s:g} s{_after_last_fault(state)}"
     if graceful_stop.ends_as_requested(state, GiveUp("no_replacement", waited), now):
         return
-    if state.config.requeue and state.timer.waiting_for.startswith(NODE_FOR):
+    if state.ending.giving_back is not None:  # it could not be saved in time
+        requeue.end(state, now, state.ending.why_giving_back)
+    elif state.config.requeue and state.timer.waiting_for.startswith(NODE_FOR):
         requeue.give_back(state, now, waited)
     else:
         outcome.fail(state, now, "no_replacement", waited)

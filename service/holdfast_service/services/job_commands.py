@@ -1,4 +1,4 @@
-"""Commands of users to a submitted job: cancel, pause, resume, resize, labels, priority.
+"""Commands of users to a submitted job: cancel, pause, resume, restart, resize, labels, priority.
 
 A command writes the desired state to the job's row, with its event, and a reconciler carries it
 out; repeating a command changes nothing. A change that needs no cluster happens at once. All
@@ -17,6 +17,7 @@ from holdfast_service.job_model.events.progress import (
     CancelRequestedEvent,
     PauseRequestedEvent,
     ResizeRequestedEvent,
+    RestartRequestedEvent,
     ResumeRequestedEvent,
 )
 from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText
@@ -76,6 +77,19 @@ async def resume(store: Store, job_id: str, expected: Generations = None) -> Job
             and tx.state is State.PAUSED
         ):
             tx.transition(State.QUEUED, reason="the user resumed it")
+        return await queries.job_view(tx.session, tx.job)
+
+
+async def restart(store: Store, job_id: str, expected: Generations = None) -> JobView:
+    """Save the job's state, release its resources, and queue it again: its new processes run the
+    installed build of Holdfast. A job that has no processes stays as it is."""
+    async with command_transaction(store, job_id) as tx:
+        _refuse_ended(tx)
+        if tx.state.on_cluster and tx.state is not State.PAUSING:
+            _count_change(tx, expected)
+            tx.emit(RestartRequestedEvent())
+            await tx.record_intent(Effect.PAUSE)
+            tx.transition(State.PAUSING, reason="restarted by the user")
         return await queries.job_view(tx.session, tx.job)
 
 

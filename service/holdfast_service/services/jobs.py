@@ -229,6 +229,10 @@ class JobService:
         """See :func:`job_commands.resume`."""
         return await self._run_command(job_commands.resume(self._store, job_id, expected))
 
+    async def restart(self, job_id: str, expected: Generations = None) -> JobView:
+        """See :func:`job_commands.restart`."""
+        return await self._run_command(job_commands.restart(self._store, job_id, expected))
+
     async def change(
         self,
         job_id: str,

@@ -76,6 +76,7 @@ def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
         or report.digests
         or report.logs
         or (report.epoch, report.step, report.attempt) != (job.epoch, job.step, job.attempt)
+        or (report.build or None) != job.build
         or (job.waiting and job.waiting["resource"] in _WAITS_ENDED_BY_A_REPORT)
         or state_after_report(State(job.state), report.phase)
         or report.phase is Phase.ENDED
@@ -95,6 +96,7 @@ async def store_report(
     job = tx.job
     tx.clear_wait(*_WAITS_ENDED_BY_A_REPORT)
     job.epoch = max(job.epoch, report.epoch)
+    job.build = text(report.build)[:64] or None
     await _forget_rolled_back_digests(tx, report)
     known_attempt = job.cursor_attempt
     with tx.session.no_autoflush:  # each call reads its own table, once

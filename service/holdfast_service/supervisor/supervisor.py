@@ -208,6 +208,7 @@ class Supervisor:
             digests=digests,
             logs=logs,
             beats=self._progress.for_attempt(core.attempt) if core and not self._ended else (),
+            build=core.build if core else "",
         )
 
     def await_news(self, cursors: Cursors, timeout_s: float) -> bool:

@@ -181,6 +181,9 @@ class JobView(View):
         description="most nodes that may train, as ordered by `/resize`; null: as many as "
         "`resources.nodes` allows",
     )
+    build: str | None = Field(
+        description="the build of Holdfast that its ranks run, as in `/version`; null: not known"
+    )
     generation: int = Field(
         description="number of the changes by users (labels, priority, size, commands), from 1; "
         "the `ETag`"

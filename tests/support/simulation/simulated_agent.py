@@ -45,6 +45,7 @@ class SimAgent:
     loses_signals: bool = False
     never_ready: bool = False
     failure: AgentFailure | None = None
+    build: str = ""
     life: int = 1
     node: int = 1
     store: int = 1
@@ -119,6 +120,7 @@ class SimAgent:
             domain=self.domain,
             health=HealthReport(self.health, self.findings),
             failure=self.failure,
+            build=self.build,
         )
 
     def become_ready(self) -> None:

@@ -6,8 +6,10 @@ check fails. All randomness comes from a single seed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_network import MISSED_S
@@ -17,6 +19,7 @@ from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.roster import AgentIncarnation
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
 from holdfast_workers.protocol.messages import ErrorKind
 from holdfast_workers.protocol.signals import NodeUnwell, PartnerLost, StoreLost, WorkerExited
@@ -24,6 +27,12 @@ from holdfast_workers.protocol.signals import NodeUnwell, PartnerLost, StoreLost
 
 class SimulatedCluster(SimulatedStalls):
     """Schedule faults with `at(...)`, then `run()` until the job has ended."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.installed_build = ""
+        """The build of Holdfast of processes that start from now on."""
+        self.builds: dict[AgentIncarnation, str] = defaultdict(str)
 
     # --- faults -------------------------------------------------------------------------------
 
@@ -304,7 +313,8 @@ class SimulatedCluster(SimulatedStalls):
             self._supervisor_ended(agent)
         self.supervisor += 1
         facts = Facts.from_events(self.events)
-        config = replace(self.config, remotes=tuple(self.remotes.values()))
+        remotes = tuple(self.remotes.values())
+        config = replace(self.config, remotes=remotes, build=self.installed_build)
         self.core = RecoveryCore(config, self.now, facts)
         self.watchdog.supervisor_restarted()
         for agent in self.agents.values():
@@ -317,6 +327,7 @@ class SimulatedCluster(SimulatedStalls):
         is_wanted = agent.name not in self.given_back
         if not agent.alive and agent.incarnation == life and is_wanted:
             agent.start_again()
+            agent.build = self.builds[agent.name, agent.incarnation] = self.installed_build
             self._boot(agent)
 
     def _break_collectives(self, attempt: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast_workers import build
 from holdfast_workers.agent.agent_config import AgentConfig, join_order
 from holdfast_workers.agent.authority import Authority
 from holdfast_workers.agent.background_tasks import BackgroundTasks
@@ -483,6 +484,7 @@ class NodeAgent:
             failure=self._failure,
             health=health,
             process=linux_processes.identify(os.getpid(), config.node_id),
+            build=build.LOADED,
         )
 
     def figures(self) -> tuple[tuple[Beat, ...], StepRow | None]:

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
-from holdfast_workers import log_setup
+from holdfast_workers import build, log_setup
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.thread_origins import ThreadOrigins
 from holdfast_workers.protocol import codec
@@ -98,7 +98,7 @@ def main() -> None:
         except Exception as error:
             control_channel.send(end, _failure(error))
             return
-        control_channel.send(end, ProcessReady())
+        control_channel.send(end, ProcessReady(build.LOADED))
         _serve(end, agent_pid, config, recipe, threads)
 
 

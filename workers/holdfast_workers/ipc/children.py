@@ -17,8 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+import structlog
+
+from holdfast_workers import build
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, environment, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
@@ -28,10 +31,13 @@ from holdfast_workers.protocol.processes import (
     AskStorePort,
     Forked,
     Job,
+    ProcessReady,
     StorageZygoteConfig,
     WorkerOrder,
     ZygoteConfig,
 )
+
+_log = structlog.get_logger()
 
 
 class ZygoteFailed(WorkersError):
@@ -48,6 +54,13 @@ class ThreadsStarted(WorkersError):
     def __init__(self, started_by: tuple[str, ...]) -> None:
         super().__init__(f"it has threads, started by {', '.join(started_by)}")
         self.started_by = started_by
+
+
+def _end_for_another_build(found: str) -> NoReturn:
+    """End this process: what it starts would run other code than itself. Ray starts the agent
+    again, with that code."""
+    _log.error("another_build", runs=build.LOADED, found=found)
+    os._exit(1)
 
 
 @dataclass
@@ -257,6 +270,8 @@ class ChildProcesses:
         self._discard()
         if self._stopped:
             raise ZygoteFailed("the zygote was stopped because the agent is shutting down")
+        if build.is_replaced():
+            _end_for_another_build(build.on_disk())
         self._end = ours = self._spawn()
         ours.settimeout(self._start_timeout_s)
         try:
@@ -268,6 +283,8 @@ class ChildProcesses:
         if isinstance(answer, AgentFailure):
             self._discard()
             raise ZygoteFailed(f"{answer.type}: {answer.message}", answer)
+        if isinstance(answer, ProcessReady) and answer.build not in ("", build.LOADED):
+            _end_for_another_build(answer.build)
         ours.settimeout(self._fork_timeout_s)
         self._ready_at = time.monotonic()
 

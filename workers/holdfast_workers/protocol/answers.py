@@ -94,6 +94,8 @@ class AgentReport:
     health: HealthReport = field(default_factory=HealthReport)
     process: ProcessIdentity | None = None
     """The agent's process; None: not known."""
+    build: str = ""
+    """The build of Holdfast that the agent and its ranks run; "": of a version before 0.2."""
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,9 @@ class FaultFired:
 class ProcessReady:
     """A zygote or a template has prepared everything."""
 
+    build: str = ""
+    """Of a zygote: the build of Holdfast that it runs; see `build.py`."""
+
 
 @dataclass(frozen=True)
 class TemplateUnfit:

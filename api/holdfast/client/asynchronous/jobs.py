@@ -91,6 +91,11 @@ class AsyncJob(JobSnapshot):
         self.view = await self._client.resume(self.id)
         return self
 
+    async def restart(self) -> AsyncJob:
+        """Continue the job in new processes of the server's build. Raises JobEnded."""
+        self.view = await self._client.restart(self.id)
+        return self
+
     async def resize(self, nodes: int | None) -> AsyncJob:
         """Train on at most so many nodes; None: on as many as the spec allows. Raises JobEnded."""
         self.view = await self._client.resize(self.id, nodes)

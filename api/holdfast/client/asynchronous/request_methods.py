@@ -30,7 +30,7 @@ from holdfast.client.calls import (
 )
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.formats import code_archive
-from holdfast.schemas import Readiness
+from holdfast.schemas import Readiness, Version
 from holdfast_service.job_model.times import rfc3339
 from holdfast_service.views.comparison import ComparisonView, joined
 from holdfast_service.views.goodput import GoodputView
@@ -201,6 +201,12 @@ class AsyncRequestMethods:
         """Resume a paused job from its newest checkpoint. Raises Conflict if it has ended."""
         headers = _if_match(if_generation)
         return await self._send("POST", job_path(job_id, "/resume"), JobView, headers=headers)
+
+    async def restart(self, job_id: str, *, if_generation: int | None = None) -> JobView:
+        """Let a job save its state, leave the cluster and continue in new processes, which run the
+        server's build of Holdfast. Raises Conflict if it has ended."""
+        headers = _if_match(if_generation)
+        return await self._send("POST", job_path(job_id, "/restart"), JobView, headers=headers)
 
     async def resize(
         self, job_id: str, nodes: int | None, *, if_generation: int | None = None
@@ -449,6 +455,10 @@ class AsyncRequestMethods:
         """Digest of the whole state after each step."""
         pages = self._transport.pages(calls.digests(job_id))
         return {item.step: item.digest async for item in pages}
+
+    async def version(self) -> Version:
+        """The version and the build of the server."""
+        return await self._get("/version", Version)
 
     async def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not ready."""

@@ -92,6 +92,11 @@ class Job(JobSnapshot):
         self.view = self._client.resume(self.id)
         return self
 
+    def restart(self) -> Job:
+        """Continue the job in new processes of the server's build. Raises JobEnded."""
+        self.view = self._client.restart(self.id)
+        return self
+
     def resize(self, nodes: int | None) -> Job:
         """Train on at most so many nodes; None: on as many as the spec allows. Raises JobEnded."""
         self.view = self._client.resize(self.id, nodes)

@@ -27,6 +27,7 @@ EVENT_TYPES: Mapping[str, type[JobEvent]] = {
         progress.JobStateEvent,
         progress.CancelRequestedEvent,
         progress.PauseRequestedEvent,
+        progress.RestartRequestedEvent,
         progress.ResizeRequestedEvent,
         progress.ResumeRequestedEvent,
         progress.JobReleasedEvent,

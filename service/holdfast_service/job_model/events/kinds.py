@@ -43,6 +43,7 @@ class EventKind(StrEnum):
     JOB_STATE = "job.state"
     CANCEL_REQUESTED = "job.cancel_requested"
     PAUSE_REQUESTED = "job.pause_requested"
+    RESTART_REQUESTED = "job.restart_requested"
     RESIZE_REQUESTED = "job.resize_requested"
     RESUME_REQUESTED = "job.resume_requested"
     JOB_RELEASED = "job.released"

@@ -44,6 +44,13 @@ class PauseRequestedEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RestartRequestedEvent(JobEvent):
+    """A user lets the job leave the cluster and continue in new processes."""
+
+    kind = EventKind.RESTART_REQUESTED
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResizeRequestedEvent(JobEvent):
     """A user orders the size of an elastic job."""
 

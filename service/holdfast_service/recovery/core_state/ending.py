@@ -20,6 +20,7 @@ class Ending:
 
     giving_back: tuple[int, int] | None = None
     """(attempt, step) that is saved before the job is given back to the queue."""
+    why_giving_back: str = ""
 
     @property
     def last_step(self) -> int:
@@ -40,9 +41,9 @@ class Ending:
         """The job continues: no stop is requested."""
         self.stop = None
 
-    def give_back(self, key: tuple[int, int]) -> None:
+    def give_back(self, key: tuple[int, int], why: str) -> None:
         """The job is given back to the queue once this (attempt, step) is saved."""
-        self.giving_back = key
+        self.giving_back, self.why_giving_back = key, why
 
     def keep(self) -> None:
         """A world could be formed after all."""

@@ -67,6 +67,8 @@ class RecoveryConfig:
     """Micro-batches of a step; 0: not known, and throughput is modelled by the number of ranks."""
     meshes_are_listed: bool = False
     """Whether the user listed the meshes in their order."""
+    build: str = ""
+    """The build of Holdfast that the supervisor runs."""
     requeue: bool = False
     """Whether a job with too few nodes is given back to the queue instead of failing."""
     requeue_save_s: float = 60.0

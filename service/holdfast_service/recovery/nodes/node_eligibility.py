@@ -3,10 +3,12 @@
 - An avoided node (unfit, cordoned or draining) keeps its ranks while no other node can take them.
 - A node whose device is lost can run no rank.
 - A quarantined node is used as a last resort: its faults are in the past.
+- The ranks of one world run one build of Holdfast, so agents of another build get none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ from datetime import UTC, datetime
 from holdfast_service.placement.rank_assignment import CandidateNode
 from holdfast_service.policy.quarantine import NodeStanding, node_name
 from holdfast_service.recovery.core_state.node_records import NodeRecords
-from holdfast_service.recovery.core_state.roster import AgentRecord
+from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_workers.protocol.findings import HealthFinding, Level, messages_of
 
@@ -84,13 +86,39 @@ def _utc_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
 
 
+def build_of_job(state: CoreState) -> str:
+    """The build of Holdfast that the next ranks run: that of the agents of the newest world, as
+    long as one of them lives; otherwise that of most agents, the supervisor's own if in doubt."""
+    live, hosts = state.roster.live(), _newest_hosts(state)
+    builds = Counter(
+        record.report.build for record in live if (record.agent, record.incarnation) in hosts
+    )
+    builds = builds or Counter(record.report.build for record in live)
+    own = state.config.build
+    return max(sorted(builds), key=lambda build: (builds[build], build == own), default=own)
+
+
+def _newest_hosts(state: CoreState) -> set[AgentIncarnation]:
+    world = state.worlds.present or state.worlds.last
+    if world is not None:
+        return world.incarnations()
+    members = state.facts.members if state.facts is not None else ()
+    return {(member.agent, member.incarnation) for member in members}
+
+
+def agents_of_other_builds(state: CoreState) -> list[str]:
+    """The live agents that can get no rank because they run another build of Holdfast."""
+    build = build_of_job(state)
+    return [record.agent for record in state.roster.live() if record.report.build != build]
+
+
 def candidate_nodes(
     state: CoreState, records: list[AgentRecord], ranks: Mapping[str, int]
 ) -> list[CandidateNode]:
     """The agents as candidate nodes (see `Roster.nodes`), with their eligibility. Processes that
     are bound to a mesh before the newest are left out."""
     by_agent = {record.agent: record for record in records}
-    axes = state.worlds.shape.axes
+    axes, build = state.worlds.shape.axes, build_of_job(state)
     bound_elsewhere = {
         worker.worker
         for record in records
@@ -101,7 +129,9 @@ def candidate_nodes(
         replace(
             node,
             idle=tuple(each for each in node.idle if each.worker not in bound_elsewhere),
-            ready=node.ready and not _is_barred(state, by_agent[node.agent]),
+            ready=node.ready
+            and by_agent[node.agent].report.build == build
+            and not _is_barred(state, by_agent[node.agent]),
             avoid=bool(why_avoided(state, by_agent[node.agent])),
             last_resort=bool(
                 why_set_aside(state.nodes, by_agent[node.agent], NodeStanding.QUARANTINED)

@@ -64,6 +64,10 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
         record.agent: why for record in live if (why := node_eligibility.why_avoided(state, record))
     }
     waiting += "".join(f"; {agent} is not used: {why}" for agent, why in avoided.items())
+    waiting += "".join(
+        f"; {agent} runs another build of Holdfast: install the same version on all nodes"
+        for agent in node_eligibility.agents_of_other_builds(state)
+    )
     message = (
         f"{len(ready)} of {config.best_shape.nodes} training nodes were ready within "
         f"{config.start_timeout_s:g} s{waiting}"

@@ -39,9 +39,9 @@ from holdfast_service.recovery.core_state.roster import AgentRecord, copies
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
-from holdfast_service.recovery.nodes import shape_selection
+from holdfast_service.recovery.nodes import node_eligibility, shape_selection
 from holdfast_service.recovery.upkeep import shard_rescue
-from holdfast_service.recovery.world import outcome
+from holdfast_service.recovery.world import outcome, requeue
 from holdfast_service.recovery.world.attempt_orders import (
     build_world,
     form_orders,
@@ -126,10 +126,19 @@ def form_if_ready(state: CoreState, now: float) -> None:
     ):
         outcome.conclude(state, now)
         return
+    if _builds_are_in_the_way(state, result):
+        _give_back_for_builds(state, now)
+        return
     if isinstance(result, Shortage) or store_agent(result.assignment, records) is None:
         ranks = format_ranks(result.ranks) if isinstance(result, Shortage) else ""
         _wait_for(state, f"{NODE_FOR}{ranks}" if ranks else "rendezvous store", now)
         return
+    _form_from_saved_state(state, result, records, now)
+
+
+def _form_from_saved_state(
+    state: CoreState, result: ShapedAssignment, records: list[AgentRecord], now: float
+) -> None:
     known = _known_copies(state, records)
     point = _restore_point(state, result.shape, known)
     if point.source is not RestoreSource.MEMORY and not state.saves.known:
@@ -147,6 +156,22 @@ def form_if_ready(state: CoreState, now: float) -> None:
         outcome.fail(state, now, "not_finite", why)
         return
     _form_world(state, result, point, holdings(result.shape.mesh, **known), records, now)
+
+
+def _builds_are_in_the_way(state: CoreState, result: ShapedAssignment | Shortage) -> bool:
+    """Whether the last world cannot be formed again because some nodes run another build of
+    Holdfast since an upgrade: no node that comes will run the former one."""
+    is_first = not state.worlds.shapes
+    if is_first or not node_eligibility.agents_of_other_builds(state):
+        return False
+    return isinstance(result, Shortage) or result.shape.world_size < state.worlds.shape.world_size
+
+
+def _give_back_for_builds(state: CoreState, now: float) -> None:
+    if state.ending.giving_back is None:
+        others = ", ".join(node_eligibility.agents_of_other_builds(state))
+        why = f"Holdfast was upgraded: {others} and the job's other nodes run different builds"
+        requeue.give_back(state, now, why)
 
 
 def _follow_schedule(state: CoreState, records: list[AgentRecord]) -> None:

@@ -1,8 +1,8 @@
 """A job that has too few nodes is given back to the queue, after its newest state has been saved.
 
-Only a lack of nodes is a reason. The newest step that is whole in memory goes to the remote tier
-first, for a limited time; then the job ends as PAUSED with the code `no_nodes`, and the control
-plane queues it again.
+So is a job whose nodes run several builds of Holdfast after an upgrade, which no world may mix. The
+newest step that is whole in memory goes to the remote tier first, for a limited time; then the job
+ends as PAUSED with the code `no_nodes`, and the control plane queues it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def give_back(state: CoreState, now: float, why: str) -> None:
         end(state, now, why)
         return
     key, held = newest
-    state.ending.give_back(key)
+    state.ending.give_back(key, why)
     state.enter(Stage.WAITING, now, state.config.requeue_save_s)
     for rank in sorted(held):
         shard_rescue.request_save(
@@ -36,8 +36,7 @@ def give_back(state: CoreState, now: float, why: str) -> None:
 def end_if_saved(state: CoreState, key: CheckpointKey, now: float) -> None:
     """A checkpoint has become durable: if the job waits for nothing else, it is given back."""
     if state.ending.giving_back == key and state.timer.stage is Stage.WAITING:
-        waited_s = state.config.wait_for_replacement_s
-        end(state, now, f"no {state.timer.waiting_for} within {waited_s:g} s")
+        end(state, now, state.ending.why_giving_back)
 
 
 def end(state: CoreState, now: float, why: str) -> None:

@@ -12,6 +12,7 @@ const TEXTS: Record<string, (data: Data) => string> = {
   "job.state": (d) => `${text(d["from"])} → ${text(d["to"])}${d["reason"] ? `: ${text(d["reason"])}` : ""}`,
   "job.cancel_requested": () => "a user requested the cancellation of the job",
   "job.pause_requested": () => "a user requested a pause of the job",
+  "job.restart_requested": () => "a user requested new processes for the job",
   "job.resize_requested": (d) =>
     d["nodes"] === null ? "a user ordered as many nodes as the job may have" : `a user ordered at most ${text(d["nodes"])} nodes`,
   "rows.lost": (d) => `the metrics and digests of the steps between ${text(d["after"])} and ${text(d["before"])} were lost`,

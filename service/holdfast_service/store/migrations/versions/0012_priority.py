@@ -1,4 +1,4 @@
-"""Priorities of jobs, and a count of the changes by users."""
+"""Priorities of jobs, a count of the changes by users, and the build that their ranks run."""
 
 from __future__ import annotations
 
@@ -16,3 +16,4 @@ def upgrade() -> None:
         op.add_column(
             "jobs", sa.Column(name, sa.BigInteger(), nullable=False, server_default=value)
         )
+    op.add_column("jobs", sa.Column("build", sa.String(length=64), nullable=True))

@@ -1,0 +1,96 @@
+"""`upgrade`: lets the jobs of the cluster continue in processes of the server's build."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from holdfast.cli import output
+from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options, seconds
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.errors import Conflict, JobChanged, WaitTimeout
+from holdfast_service.job_model.lifecycle import ON_CLUSTER, State
+
+if TYPE_CHECKING:
+    from holdfast.client.synchronous.client import Client
+    from holdfast.schemas import Version
+    from holdfast_service.views.jobs import JobView
+
+POLL_S = 0.5
+
+
+def upgrade(
+    *,
+    yes: Annotated[bool, Parameter(negative="", help="Do it; without this, only show it.")] = False,
+    timeout: Annotated[
+        str, Parameter(help="600, 10m: longest wait for each job to train again.")
+    ] = "10m",
+    options: Options = OPTIONS,
+) -> ExitCode:
+    """Let running jobs continue in the server's build of Holdfast, one after the other.
+
+    Run it after the server was upgraded. Each job with processes of another build saves its state,
+    leaves the cluster, is queued, and continues from that state. Jobs go on without it, in the
+    build that they were started with, until a process of them has to be started again.
+    """
+    limit_s = seconds(timeout)
+    with options.connect(LONG_RETRY_S) as client:
+        server = client.version()
+        jobs = [client.get(row.id) for row in client.list(state=sorted(ON_CLUSTER))]
+        due = [job for job in jobs if job.build != server.build]
+        if not yes:
+            if not output.results(options, due):
+                _print_plan(server, jobs)
+            return ExitCode.OK
+        done = [_restart(client, job, server, limit_s) for job in due]
+    output.results(options, [job for job in done if job is not None])
+    output.progress(f"{output.plural(sum(job is not None for job in done), 'job')} of {len(due)}")
+    return ExitCode.OK if None not in done else ExitCode.JOB_FAILED
+
+
+def _print_plan(server: Version, jobs: list[JobView]) -> None:
+    table = Table("job", "id", "state", "build", "what `holdfast upgrade --yes` does", box=None)
+    for job in jobs:
+        what = "nothing"
+        if job.build != server.build:
+            what = f"saves step {job.progress.step} or a later one, gives its nodes back, resumes"
+        table.add_row(job.name, job.id, output.state_text(job.state), job.build or "unknown", what)
+    output.console().print(f"server: version {server.version}, build {server.build}")
+    output.console().print(table if jobs else "no job is on the cluster")
+
+
+def _restart(client: Client, job: JobView, server: Version, limit_s: float) -> JobView | None:
+    """The job once it trains in the server's build, or has ended; None: it does neither."""
+    try:
+        client.restart(job.id, if_generation=job.generation)
+        began = time.monotonic()
+        now = _wait(client, job, server, limit_s)
+    except (Conflict, JobChanged, WaitTimeout) as error:
+        output.progress(f"{job.name} ({job.id}): {error}")
+        return None
+    if now.state.terminal:
+        output.progress(f"{job.name} ({job.id}): has ended ({now.state.value})")
+        return now
+    attempts = client.attempts(job.id)
+    before = max((attempt.last_step or 0 for attempt in attempts[:-1]), default=0)
+    step = attempts[-1].restore.step or 0
+    output.progress(
+        f"{job.name} ({job.id}): trains from step {step} after {time.monotonic() - began:.1f} s, "
+        f"{output.plural(max(0, before - step), 'step')} lost"
+    )
+    return now
+
+
+def _wait(client: Client, job: JobView, server: Version, limit_s: float) -> JobView:
+    deadline = time.monotonic() + limit_s
+    while True:
+        now = client.get(job.id)
+        if now.state.terminal or (now.state is State.RUNNING and now.build == server.build):
+            return now
+        if time.monotonic() >= deadline:
+            why = f", waiting for {now.waiting.resource}" if now.waiting else ""
+            raise WaitTimeout(f"is {now.state.value} after {limit_s:g} s{why}, and goes on")
+        time.sleep(POLL_S)
