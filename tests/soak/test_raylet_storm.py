@@ -129,7 +129,7 @@ def summary(
         sizes.update(attempt.world_size for attempt in product.client.attempts(job))
         events = product.client.events(job, limit=1000).items
         counts["queued again"] += sum(
-            event.data.get("reason") == "too few nodes" for event in events
+            event.data.get("reason") == "it was given back" for event in events
         )
     return (
         f"seed {SEED}: {dict(changes)}, {len(ended)} jobs in {passed_s:.0f} s; attempts by world "

@@ -382,7 +382,7 @@ class JobDriver:
             tx.transition(State.PAUSED, reason="its state is saved")
             if tx.job.desired == Desired.RUNNING:  # resumed before the pause was complete
                 resumed = Effect.PAUSE in intents
-                why = "the user wants it to go on" if resumed else "its nodes formed no world"
+                why = "resumed by the user" if resumed else "it was given back"
                 tx.transition(State.QUEUED, reason=why)
             elif tx.job.desired == Desired.CANCELLED:
                 tx.end(State.CANCELLED, "cancelled", "cancelled during the pause")

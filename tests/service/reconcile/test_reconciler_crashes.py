@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.service.durable_cluster import STEPS, DurableCluster
-from tests.support.service.job_drives import JOB, all_digests, until, until_released, until_state
+from tests.support.service.job_drives import (
+    JOB,
+    all_digests,
+    until,
+    until_released,
+    until_state,
+)
 
 from holdfast_service.crash_points import CrashPoint
 from holdfast_service.job_model.lifecycle import State
@@ -112,6 +118,38 @@ async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
     first, second = states[: states.index("PAUSED") + 1], states[states.index("PAUSED") + 1 :]
     assert first == ["STARTING", "RUNNING", "PAUSING", "PAUSED"]
     assert second == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
+
+
+@pytest.mark.parametrize("point", sorted(PAUSES - {CrashPoint.PAUSE_INTENDED}))
+async def test_a_crash_in_a_restart_loses_nothing_and_the_job_goes_on_by_itself(
+    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
+) -> None:
+    settings = settings.model_copy(update={"lease_s": 0.5})
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = DurableCluster(folder)
+    jobs = JobService(store, cluster, settings)
+    job, _ = await jobs.submit({**JOB, "name": "endless"})
+    fatal = settings.model_copy(update={"crash_at": point.value})
+    process = await reconciler_process(fatal, folder)
+    await until_state(jobs, job.id, State.RUNNING)
+    assert (await jobs.restart(job.id)).state is State.PAUSING
+    assert (await jobs.restart(job.id)).generation == 2, "a repeated command changes nothing"
+    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+
+    stop = asyncio.Event()
+    successor = asyncio.create_task(Reconciler(store, cluster, settings).run(stop))
+    ended = await until_released(jobs, job.id)
+    stop.set()
+    await successor
+    assert ended.state is State.SUCCEEDED
+    assert cluster.starts() == [job.id] * 2
+    assert set(await all_digests(jobs, job.id)) == set(range(1, 2 * STEPS + 1))
+    events = (await jobs.events(job.id, limit=1000)).items
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    states = [event.data["to"] for event in events if event.kind == "job.state"]
+    run = ["STARTING", "RUNNING"]
+    assert states == [*run, "PAUSING", "PAUSED", "QUEUED", *run, "SUCCEEDED"]
 
 
 async def test_two_processes_on_one_database_start_every_job_once(

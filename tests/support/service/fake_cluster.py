@@ -86,6 +86,7 @@ class FakeSupervisor:
     sizes: list[SizeOrder] = field(default_factory=list)
     obeys: bool = True
     rows_per_poll: int = 100
+    build: str = ""
 
     def emit(self, kind: EventKind, at: float | None = None, **data: Any) -> None:
         seq = self.launch.last_event + len(self.events) + 1
@@ -166,6 +167,7 @@ class FakeSupervisor:
             digests={r.step: self.digests[r.step] for r in rows if r.step in self.digests},
             logs=tuple(logs),
             beats=tuple(self.beats),
+            build=self.build,
         )
 
 

@@ -1,0 +1,89 @@
+"""`holdfast upgrade`: running jobs continue in the server's build, one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from tests.support.service.fake_cluster import FakeSupervisor
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.waiting import eventually
+
+from holdfast import Client
+from holdfast.cli import upgrade
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+from holdfast_service.job_model.lifecycle import Phase, State
+
+ONE_NODE = {**SPEC, "parallel": {"dp_shard": 1}, "resources": {"workers_per_node": 1}}
+
+
+@pytest.fixture(autouse=True)
+def at_server(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    monkeypatch.setattr(upgrade, "POLL_S", 0.02)
+
+
+def started(server: LiveServer, client: Client, name: str, build: str) -> FakeSupervisor:
+    job_id = client.submit({**ONE_NODE, "name": name}).id
+    supervisor = server.supervisor(job_id)
+    supervisor.build = build
+    supervisor.form(1)
+    supervisor.enter(Phase.RUNNING)
+    supervisor.run(1, 1, 5)
+    eventually(lambda: client.get(job_id).state is State.RUNNING and client.get(job_id).build)
+    return supervisor
+
+
+def text(capsys: pytest.CaptureFixture[str]) -> str:
+    printed = capsys.readouterr()
+    return " ".join(f"{printed.out} {printed.err}".split())
+
+
+def successors(server: LiveServer, build: str, restored: int) -> Callable[[str], None]:
+    """Lets the next supervisor of a job train in `build` from the step `restored`."""
+
+    def play(job_id: str, former: FakeSupervisor) -> None:
+        eventually(lambda: server.cluster.supervisors.get(job_id) not in (None, former))
+        supervisor = server.supervisor(job_id)
+        supervisor.build = build
+        supervisor.form(2, restored)
+        supervisor.enter(Phase.RUNNING)
+
+    return lambda job_id: threading.Thread(
+        target=play, args=(job_id, server.supervisor(job_id)), daemon=True
+    ).start()
+
+
+def test_only_jobs_of_another_build_are_restarted_and_nothing_before_yes(
+    server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    present = client.version().build
+    old = started(server, client, "old", "0123456789ab").launch.job_id
+    new = started(server, client, "new", present).launch.job_id
+    assert run(["upgrade"]) == ExitCode.OK
+    plan = text(capsys)
+    assert f"build {present}" in plan and "0123456789ab saves step 5" in plan
+    assert {client.get(job).generation for job in (old, new)} == {1}
+    successors(server, present, restored=5)(old)
+    assert run(["upgrade", "--yes"]) == ExitCode.OK
+    told = text(capsys)
+    assert f"old ({old}): trains from step 5 after" in told and "0 steps lost 1 job of 1" in told
+    assert (client.get(old).build, client.get(old).state) == (present, State.RUNNING)
+    assert client.get(new).generation == 1
+    kinds = [event.kind for event in client.all_events(old)]
+    assert kinds.count("job.restart_requested") == 1
+    assert run(["upgrade", "--yes"]) == ExitCode.OK
+    assert "0 jobs of 0" in text(capsys)
+
+
+def test_a_job_that_does_not_train_in_time_is_told_and_goes_on(
+    server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = started(server, client, "old", "0123456789ab").launch.job_id
+    assert run(["upgrade", "--yes", "--timeout", "1s"]) == ExitCode.JOB_FAILED
+    told = text(capsys)
+    assert f"old ({old}): is " in told and "after 1 s" in told and "0 jobs of 1" in told
+    assert client.get(old).desired == "running"
+    assert run(["restart", old]) == ExitCode.OK  # once more
