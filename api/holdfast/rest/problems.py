@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -18,6 +19,7 @@ from holdfast.schemas import Problem
 from holdfast_service.errors import ApiError
 
 MEDIA_TYPE = "application/problem+json"
+_log = structlog.get_logger()
 
 CODE_OF_STATUS = {
     400: "bad_request",
@@ -151,7 +153,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        # uvicorn logs the traceback: the framework raises the error again after this response.
+        # The framework raises the error again after this response, and uvicorn logs the traceback,
+        # but without the id of the request, which this line has.
+        _log.error("request.failed", path=request.url.path, error=repr(error))
         return _problem(request, 500, "internal_error", "an unexpected error; see the server's log")
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 
 MISSING = "01a1facd-0000-7000-8000-000000000000"
@@ -119,8 +121,13 @@ def test_an_unexpected_error_reveals_no_internals(tmp_path: Path) -> None:
         async def rows(self, *_: object, **__: object) -> None:
             raise RuntimeError("secret detail")
 
-    with live_server(tmp_path, overview=Broken()) as server:
+    with (
+        live_server(tmp_path, overview=Broken()) as server,
+        capture_logs(processors=[merge_contextvars]) as logs,
+    ):
         response = httpx.get(f"{server.address}/api/v1/jobs", headers={"X-Request-Id": "mine"})
+    (logged,) = (entry for entry in logs if entry["event"] == "request.failed")
+    assert (logged["request"], logged["error"]) == ("mine", "RuntimeError('secret detail')")
     assert "secret" not in str(check(response, 500, "internal_error"))
     assert response.headers["x-request-id"] == "mine"
     assert response.headers["holdfast-version"]
