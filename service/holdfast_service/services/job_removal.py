@@ -11,7 +11,7 @@ import asyncio
 import time
 
 import structlog
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast_service.errors import JobNotEnded, JobNotFound
@@ -105,6 +105,7 @@ class JobRemoval:
                 JobRecord.cleaned,
                 JobRecord.ended_at < now - self._keep_s,
             )
+            .order_by(func.random())  # jobs that cannot be removed must not keep others
             .limit(EXPIRE_AT_ONCE)
         )
         async with self._store.read() as session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -11,6 +12,7 @@ from tests.service.live.test_live_hub import hub_of, listening
 
 from holdfast_service.errors import JobNotEnded, JobNotFound
 from holdfast_service.readers.fleet_metrics import FleetReader
+from holdfast_service.services import job_removal
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.job_removal import JobRemoval
 from holdfast_service.services.jobs import JobService
@@ -115,8 +117,30 @@ async def test_jobs_that_cannot_be_removed_are_tried_again_later(
     async def fails(self: JobRemoval, job_id: str, *, with_checkpoints: bool) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(JobRemoval, "remove", fails)
-    assert await by_age.expire(time.time() + 120) == 0, "nothing was removed: no reason to go on"
+    with monkeypatch.context() as broken:
+        broken.setattr(JobRemoval, "remove", fails)
+        assert await by_age.expire(time.time() + 120) == 0, "nothing was removed: do not go on"
+
+
+async def test_jobs_that_cannot_be_removed_do_not_keep_others(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = [await ended(store, jobs, name) for name in ("bad", "good")]
+    settings = settings.model_copy(update={"keep_ended_jobs_s": 60.0})
+    by_age = JobRemoval(store, CheckpointService(store, settings), settings)
+    remove = JobRemoval.remove
+
+    async def fails_once(self: JobRemoval, job_id: str, *, with_checkpoints: bool) -> Any:
+        if job_id == bad:
+            raise OSError("its folder cannot be read")
+        return await remove(self, job_id, with_checkpoints=with_checkpoints)
+
+    monkeypatch.setattr(JobRemoval, "remove", fails_once)
+    monkeypatch.setattr(job_removal, "EXPIRE_AT_ONCE", 1)
+    removed = [await by_age.expire(time.time() + 120) for _ in range(60)]
+    assert sum(removed) == 1, "one of two is chosen each time: 60 times the same is no chance"
+    async with store.read() as session:
+        assert list(await session.scalars(select(JobRecord.id))) == [bad]
 
 
 async def test_an_unreadable_job_does_not_keep_others_from_being_removed_by_age(
