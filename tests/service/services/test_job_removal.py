@@ -125,7 +125,7 @@ async def test_jobs_that_cannot_be_removed_are_tried_again_later(
 async def test_jobs_that_cannot_be_removed_do_not_keep_others(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad, good = [await ended(store, jobs, name) for name in ("bad", "good")]
+    bad, _ = [await ended(store, jobs, name) for name in ("bad", "good")]
     settings = settings.model_copy(update={"keep_ended_jobs_s": 60.0})
     by_age = JobRemoval(store, CheckpointService(store, settings), settings)
     remove = JobRemoval.remove
