@@ -183,16 +183,14 @@ class Settings(BaseSettings):
     stop_deadline_s: Seconds = Field(
         default=10.0, description="Deadline of an orderly shutdown of the server."
     )
-    event_poll_s: Seconds = Field(
-        default=0.1, description="Interval between two reads of new events for a waiting client."
-    )
     log_search_s: Seconds = Field(
         default=1.0,
         description="Longest search of a job's log lines; then the answer says how far it got.",
     )
     live_poll_s: Seconds = Field(
         default=0.25,
-        description="Interval between two reads of the store for all live streams together.",
+        description="Interval between two reads of the store for all live streams together, and "
+        "for all followers of events and logs.",
     )
     live_rows_per_s: Annotated[float, Field(gt=0)] = Field(
         default=100.0,

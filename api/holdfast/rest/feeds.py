@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -13,12 +15,14 @@ from holdfast.rest.jobs import JobId
 from holdfast.rest.paging import MAX_NUMBER, After
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
+from holdfast_service.errors import JobNotFound
 from holdfast_service.job_model.log_filters import (
     MAX_REGEX_LENGTH,
     LogFilter,
     compile_pattern,
 )
 from holdfast_service.job_model.log_levels import LogLevel
+from holdfast_service.store.job_changes import JobFeed
 from holdfast_service.views.pages import EventPage, LogPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
@@ -65,9 +69,16 @@ async def list_events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventPage | Response:
     position = streams.requested(request, after)
-    if position.stream:
-        return await streams.event_stream(services, job_id, position.after)
-    return await services.jobs.events(job_id, after, limit)
+    if not position.stream:
+        return await services.jobs.events(job_id, after, limit)
+
+    async def read(last: int) -> streams.Part:
+        return streams.event_part(await services.jobs.events(job_id, last, streams.PAGE))
+
+    first = await read(position.after)
+    if first.over and not first.encoded:
+        return Response(status_code=204)  # makes a browser stop reconnecting: no more events follow
+    return streams.response(streams.follow(services, job_id, JobFeed.EVENTS, first, read))
 
 
 @router.get("/logs", response_model=LogPage, summary="Log lines of the ranks", responses=_STREAM)
@@ -90,7 +101,7 @@ async def list_logs(
     reader = services.jobs.log_reader
     position = streams.requested(request, after)
     if position.stream:
-        before = None
+        before, limit = None, min(limit, streams.PAGE)
     tail = tail if position.after == 0 else None  # a resumed stream continues at its position
     first = await reader.page(
         job_id, log_filter, after=position.after, before=before, limit=limit, tail=tail
@@ -98,28 +109,31 @@ async def list_logs(
     if not position.stream:
         return first
 
-    async def following(last_line: int) -> LogPage:
-        return await reader.page(job_id, log_filter, after=last_line, limit=limit)
+    async def read(last: int) -> streams.Part:
+        return streams.log_part(await reader.page(job_id, log_filter, after=last, limit=limit))
 
-    async def ended() -> bool:
-        return (await services.jobs.get(job_id)).state.terminal
+    async def messages(page: LogPage) -> AsyncIterator[bytes]:
+        with suppress(JobNotFound):  # it was removed: the stream closes without `end`
+            while page.first_line is not None and len(page.items) < (tail or 0):
+                yield streams.KEEP_ALIVE
+                if services.stopping.is_set():
+                    return
+                older = await reader.page(
+                    job_id,
+                    log_filter,
+                    after=position.after,
+                    before=page.first_line,
+                    limit=limit,
+                    tail=(tail or 0) - len(page.items),
+                )
+                page = page.model_copy(
+                    update={"items": (*older.items, *page.items), "first_line": older.first_line}
+                )
+            first, query = streams.log_part(page), request.url.query
+            async for piece in streams.follow(services, job_id, JobFeed.LOGS, first, read, query):
+                yield piece
 
-    async def further_back(page: LogPage) -> LogPage | None:
-        missing = (tail or 0) - len(page.items)
-        if page.first_line is None or missing <= 0:
-            return None
-        older = await reader.page(
-            job_id,
-            log_filter,
-            after=position.after,
-            before=page.first_line,
-            limit=limit,
-            tail=missing,
-        )
-        items = (*older.items, *page.items)
-        return older.model_copy(update={"items": items, "last_line": page.last_line})
-
-    return streams.log_stream(services, following, first, ended, further_back)
+    return streams.response(messages(first))
 
 
 @router.get(

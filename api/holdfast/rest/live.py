@@ -61,4 +61,4 @@ async def follow_live(
 
 async def _encode(batches: AsyncIterator[Batch]) -> AsyncIterator[bytes]:
     async for batch in batches:
-        yield batch.encoded or streams.KEEP_ALIVE.encode()
+        yield batch.encoded or streams.KEEP_ALIVE

@@ -26,6 +26,7 @@ from holdfast_service.services.overview import Overview
 from holdfast_service.services.replays import ReplayService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.job_changes import FeedChanges
 
 Probe = Callable[[], Awaitable[str | None]]
 """Checks a part of the control plane: returns None if it is ready, otherwise the problem."""
@@ -39,6 +40,7 @@ class Services:
     injections: InjectionService
     overview: Overview
     live: LiveHub
+    changes: FeedChanges
     code: CodeService
     fleet: FleetReader
     replays: ReplayService
@@ -58,7 +60,6 @@ class Services:
     """Whether `/metrics` has series for each live job."""
     probe_timeout_s: float = 5.0
     keep_alive_s: float = 15.0
-    poll_s: float = 0.1
 
 
 def services_over(
@@ -82,13 +83,13 @@ def services_over(
         injections=InjectionService(store, settings, wake),
         overview=Overview(store, nodes, settings, goodput_cache),
         live=LiveHub(store, settings),
+        changes=store.changes,
         code=CodeService(store, settings),
         fleet=FleetReader(store),
         replays=ReplayService(store, jobs),
         removal=JobRemoval(store, checkpoints, settings),
         max_code_bytes=settings.max_code_bytes,
         metrics_of_jobs=settings.metrics_of_jobs,
-        poll_s=settings.event_poll_s,
     )
 
 

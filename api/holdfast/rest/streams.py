@@ -1,30 +1,38 @@
 """Server-sent events: numbered, resumable by `Last-Event-ID`, kept alive, ended explicitly.
 
 After a job has ended and everything was sent, a message `end` without a number ends its stream. A
-client resumes a stream that closes without `end` (the server shut down, or the connection broke).
+client resumes a stream that closes without `end`: the server shut down, the connection broke, or
+the job was removed, which the next answer says (404).
+
+A stream reads the store when its feed has changed, and shares the read with other streams at the
+same position. It reads the next part once the client has taken the last one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 
 from holdfast.rest.problems import ProblemError
 from holdfast.rest.services import Services
+from holdfast_service.errors import JobNotFound
+from holdfast_service.store.job_changes import JobFeed
 from holdfast_service.views.pages import EventPage, LogPage
 
 MEDIA_TYPE = "text/event-stream"
-KEEP_ALIVE = ": keep-alive\n\n"
-END = "event: end\ndata: {}\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+END = b"event: end\ndata: {}\n\n"
 PAGE = 500
-
-Page = TypeVar("Page")
+"""Most items that are read at a time; a stream holds no more for a client that reads slowly."""
+PIECE = 2**16
+"""Most bytes that are sent at a time: the server waits for a slow client between two pieces."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,21 @@ class StreamRequest:
 
     stream: bool
     after: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Messages of a stream, encoded. `last`: the number after which the next part begins; `more`:
+    it can be read at once; `over`: the job has ended, and no part follows."""
+
+    encoded: bytes
+    last: int
+    more: bool
+    over: bool
+
+
+ReadPart = Callable[[int], Coroutine[Any, Any, Part]]
+"""Reads the part after a number. Raises JobNotFound."""
 
 
 def requested(request: Request, after: int) -> StreamRequest:
@@ -51,89 +74,50 @@ def requested(request: Request, after: int) -> StreamRequest:
     return StreamRequest(stream, int(last))
 
 
-async def event_stream(services: Services, job_id: str, after: int) -> Response:
-    """All events with a number above `after`, as they arrive."""
-    page = await services.jobs.events(job_id, after, PAGE)
-    if page.ended and not page.items:
-        return Response(status_code=204)  # makes a browser stop reconnecting: no more events follow
-    return response(_events(services, job_id, page))
+def event_part(page: EventPage) -> Part:
+    text = "".join(_message(event.seq, event.kind, event.model_dump_json()) for event in page.items)
+    return Part(text.encode(), page.last_seq, page.next_cursor is not None, page.ended)
 
 
-def log_stream(
-    services: Services,
-    fetch: Callable[[int], Awaitable[LogPage]],
-    first: LogPage,
-    ended: Callable[[], Awaitable[bool]],
-    further_back: Callable[[LogPage], Awaitable[LogPage | None]],
-) -> Response:
-    """The lines of `first`, then the lines of `fetch(after)`, until the job has ended.
-
-    `further_back` extends a page by earlier lines that are still missing; None: no line is missing.
-    """
-    return response(_logs(services, fetch, first, ended, further_back))
+def log_part(page: LogPage) -> Part:
+    text = "".join(_message(line.line, "log", line.model_dump_json()) for line in page.items)
+    return Part(text.encode(), page.last_line, page.next_cursor is not None, page.ended)
 
 
-async def _events(services: Services, job_id: str, page: EventPage) -> AsyncIterator[str]:
-    while True:
-        for event in page.items:
-            yield _message(event.seq, event.kind, event.model_dump_json())
-        if page.ended:
-            yield END
-        if page.ended or services.stopping.is_set():
-            return
-        following = await _unless_stopping(
-            services,
-            services.jobs.wait_events(job_id, page.last_seq, PAGE, services.keep_alive_s),
-        )
-        if following is None:
-            return
-        page = following
-        if not page.items and not page.ended:
-            yield KEEP_ALIVE
-
-
-async def _logs(
-    services: Services,
-    fetch: Callable[[int], Awaitable[LogPage]],
-    page: LogPage,
-    ended: Callable[[], Awaitable[bool]],
-    further_back: Callable[[LogPage], Awaitable[LogPage | None]],
-) -> AsyncIterator[str]:
-    while (longer := await further_back(page)) is not None:
-        page = longer
-        yield KEEP_ALIVE
-        if services.stopping.is_set():
-            return
-    last_sent = time.monotonic()
-    over = False
-    while True:
-        for line in page.items:
-            yield _message(line.line, "log", line.model_dump_json())
-            last_sent = time.monotonic()
-        if over and page.next_cursor is None:
-            yield END
-            return
-        if services.stopping.is_set():
-            return
-        if page.next_cursor is None:
-            if time.monotonic() - last_sent > services.keep_alive_s:
-                yield KEEP_ALIVE
-                last_sent = time.monotonic()
-            # Checked before the next read: lines written until the end are still sent.
-            over = await ended()
-            await asyncio.sleep(0 if over else services.poll_s)
-        page = await fetch(page.last_line)
-
-
-async def _unless_stopping(services: Services, call: Awaitable[Page]) -> Page | None:
-    """The result of `call`, or None as soon as the server shuts down."""
-    work = asyncio.ensure_future(call)
+async def follow(
+    services: Services, job_id: str, feed: JobFeed, first: Part, read: ReadPart, key: str = ""
+) -> AsyncGenerator[bytes, None]:
+    """`first` and all parts after it, until the job has ended or was removed, or the server stops.
+    `key`: streams of the feed with the same key read the same parts."""
     stop = asyncio.ensure_future(services.stopping.wait())
     try:
-        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
+        with services.changes.following(job_id, feed) as followed:
+            current = followed.round
+            part = replace(first, more=True)  # read before this round
+            sent_at = time.monotonic()
+            while True:
+                for start in range(0, len(part.encoded), PIECE):
+                    yield part.encoded[start : start + PIECE]
+                    sent_at = time.monotonic()
+                if part.over:
+                    yield END
+                if part.over or stop.done():
+                    return
+                if not part.more:
+                    left_s = sent_at + services.keep_alive_s - time.monotonic()
+                    changed: set[asyncio.Future[Any]] = {current.ended, stop}
+                    await asyncio.wait(changed, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if time.monotonic() - sent_at >= services.keep_alive_s:
+                    yield KEEP_ALIVE
+                    sent_at = time.monotonic()
+                if part.more or current.ended.done():
+                    current = followed.round
+                    part = await current.read((key, part.last), partial(read, part.last))
+                else:
+                    part = replace(part, encoded=b"")
+    except JobNotFound:
+        return
     finally:
-        work.cancel()
         stop.cancel()
 
 
@@ -141,6 +125,6 @@ def _message(number: int, kind: str, payload: str) -> str:
     return f"id: {number}\nevent: {kind}\ndata: {payload}\n\n"
 
 
-def response(messages: AsyncIterator[str] | AsyncIterator[bytes]) -> StreamingResponse:
+def response(messages: AsyncIterator[bytes]) -> StreamingResponse:
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages, media_type=MEDIA_TYPE, headers=headers)

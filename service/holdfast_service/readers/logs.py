@@ -13,6 +13,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
@@ -75,7 +76,12 @@ class LogReader:
         # Skips the lines that the filter excluded: a follower would read them again and again.
         last = seen if more else max(after, newest)
         shown = tuple(queries.log_line_view(*line) for line in found)
-        return LogPage(items=shown, next_cursor=str(last) if more else None, last_line=last)
+        return LogPage(
+            items=shown,
+            next_cursor=str(last) if more else None,
+            last_line=last,
+            ended=not more and State(job.state).terminal,
+        )
 
     async def text(
         self, job_id: str, log_filter: LogFilter, *, after: int = 0
@@ -139,6 +145,7 @@ class LogReader:
             items=tuple(reversed(found)),
             last_line=job.log_lines if before is None else max(after, before - 1),
             first_line=first if more else None,
+            ended=before is None and State(job.state).terminal,
         )
 
     def _deadline(self) -> float:

@@ -290,22 +290,6 @@ class JobService:
             ended=state.terminal and is_last,
         )
 
-    async def wait_events(
-        self, job_id: str, after: int = 0, limit: int = 200, timeout_s: float = 15.0
-    ) -> EventPage:
-        """As :meth:`events`, but waits up to `timeout_s` for the first one; then an empty page.
-
-        Returns at once when the job is over: `ended` means that a stream can close.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            page = await self.events(job_id, after, limit)
-            left = deadline - time.monotonic()
-            if page.items or page.ended or left <= 0:
-                return page
-            # Any process can write the event, so this polls; no session is held meanwhile.
-            await asyncio.sleep(min(left, self._settings.event_poll_s))
-
     async def metrics(
         self,
         job_id: str,

@@ -32,6 +32,7 @@ from holdfast_service.store.change_numbers import RESET_FUTURE_NUMBERS
 from holdfast_service.store.file_systems import network_file_system
 from holdfast_service.store.group_commit import GroupCommit
 from holdfast_service.store.installation import ensure_id
+from holdfast_service.store.job_changes import FeedChanges
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.migrate import migrate
 from holdfast_service.store.watched_jobs import WatchedJobs
@@ -56,7 +57,7 @@ class UnsupportedDatabase(Exception):
 class Store:
     """Access to the database. Created by :meth:`open`, which brings the schema up to date."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, poll_s: float) -> None:
         self._engine = engine
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """Job state transitions stored by this process: (from, to, outcome code) -> count."""
@@ -73,6 +74,7 @@ class Store:
         )
         """Called after the end of an incident is stored; must neither block nor raise."""
         self.watched_jobs = WatchedJobs()
+        self.changes = FeedChanges(self.read, poll_s)
         # By default each PostgreSQL statement sees a newer snapshot; SQLite keeps one anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
@@ -93,7 +95,7 @@ class Store:
             engine = sqlite.engine_for(url, settings.database_busy_s, settings.database_pool)
         else:
             engine = postgres.engine_for(url, settings.database_pool)
-        store = cls(engine)
+        store = cls(engine, settings.live_poll_s)
         store.sends_webhooks = settings.webhook_url is not None
         try:
             with _said_plainly():

@@ -104,6 +104,9 @@ class LogPage(Page):
         default=None,
         description="when reading backwards: pass it as `before` to continue; null: no more",
     )
+    ended: bool = Field(
+        default=False, description="the job has ended and these are its last matching lines"
+    )
 
 
 class MetricPage(Page):

@@ -139,21 +139,25 @@ async def test_an_ended_job_cannot_be_cancelled_but_a_cancelled_one_can(
     assert (await jobs.get(failed.id)).desired == "running"
 
 
-async def test_waiting_for_events_ends_with_the_first_event(store: Store, jobs: JobService) -> None:
+async def test_a_page_of_events_says_whether_more_can_follow(
+    store: Store, jobs: JobService
+) -> None:
     job, _ = await jobs.submit({"name": "x"})
-    waiter = asyncio.create_task(jobs.wait_events(job.id, after=1, timeout_s=20))
     async with job_transaction(store, job.id) as tx:
         tx.emit(UnknownEvent("something", {"nan": float("nan"), "text": "nul \0 half \ud800"}))
-    page = await waiter
+    page = await jobs.events(job.id, after=1)
     assert [(event.seq, event.kind) for event in page.items] == [(2, "something")]
     assert page.items[0].data == {"nan": "NaN", "text": "nul \ufffd half ?"}
     assert not page.ended
-    empty = await jobs.wait_events(job.id, after=2, timeout_s=0.05)
-    assert (empty.items, empty.last_seq) == ((), 2)
+    empty = await jobs.events(job.id, after=2)
+    assert (empty.items, empty.last_seq, empty.ended) == ((), 2, False)
+    assert not (await jobs.log_reader.page(job.id, LogFilter())).ended
     await jobs.cancel(job.id)
-    last = await jobs.wait_events(job.id, after=2)
+    assert not (await jobs.events(job.id, after=1, limit=1)).ended
+    last = await jobs.events(job.id, after=2)
     assert last.ended
-    assert (await jobs.wait_events(job.id, after=last.last_seq, timeout_s=20)).ended
+    assert (await jobs.events(job.id, after=last.last_seq)).ended
+    assert (await jobs.log_reader.page(job.id, LogFilter())).ended
 
 
 async def test_event_numbers_have_no_gaps_with_concurrent_writers(

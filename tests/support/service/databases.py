@@ -65,7 +65,6 @@ def fast_settings(data_dir: Path, database_url: str | None = None, **changed: An
         "cluster_retry_s": 0.05,
         "error_retry_s": 0.05,
         "release_retry_s": 0.02,
-        "event_poll_s": 0.02,
         "supervisor_deadline_s": 0.3,
         "drain_deadline_s": 5.0,
         "reap_interval_s": 0.1,

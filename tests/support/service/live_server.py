@@ -83,7 +83,6 @@ class LiveServer:
         base = replace(
             services_over(store, self.cluster, self.settings),
             allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
-            poll_s=0.02,
         )
         self._services = replace(base, **self._changes, stopping=asyncio.Event())
         config = uvicorn.Config(
