@@ -28,6 +28,13 @@ from holdfast_service.views.pages import EventPage, LogPage
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
 
 
+async def _by_accept(response: Response) -> None:
+    response.headers["Vary"] = "Accept"
+
+
+BY_ACCEPT = [Depends(_by_accept)]
+
+
 async def _log_filter(
     rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
@@ -59,7 +66,13 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/events", response_model=EventPage, summary="Numbered events", responses=_STREAM)
+@router.get(
+    "/events",
+    response_model=EventPage,
+    summary="Numbered events",
+    responses=_STREAM,
+    dependencies=BY_ACCEPT,
+)
 async def list_events(
     request: Request,
     services: ServicesDep,
@@ -81,7 +94,13 @@ async def list_events(
     return streams.response(streams.follow(services, job_id, JobFeed.EVENTS, first, read))
 
 
-@router.get("/logs", response_model=LogPage, summary="Log lines of the ranks", responses=_STREAM)
+@router.get(
+    "/logs",
+    response_model=LogPage,
+    summary="Log lines of the ranks",
+    responses=_STREAM,
+    dependencies=BY_ACCEPT,
+)
 async def list_logs(
     request: Request,
     services: ServicesDep,

@@ -126,5 +126,5 @@ def _message(number: int, kind: str, payload: str) -> str:
 
 
 def response(messages: AsyncIterator[bytes]) -> StreamingResponse:
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    headers = {"Cache-Control": "no-store", "Vary": "Accept", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages, media_type=MEDIA_TYPE, headers=headers)

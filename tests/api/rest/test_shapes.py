@@ -129,6 +129,16 @@ def test_every_answer_names_its_request_and_the_version(http: httpx.Client) -> N
     assert refused.json()["request_id"] == refused.headers["x-request-id"]
 
 
+def test_an_answer_whose_form_was_chosen_says_so(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id)
+    for feed in ("events", "logs"):
+        path = f"/api/v1/jobs/{job_id}/{feed}"
+        assert http.get(path).headers["vary"] == "Accept"
+        with http.stream("GET", path, headers={"Accept": "text/event-stream"}) as stream:
+            assert stream.headers["vary"] == "Accept"
+
+
 def test_labels_are_changed_by_name(http: httpx.Client) -> None:
     path = f"/api/v1/jobs/{submitted(http, labels={'owner': 'ada', 'team': 'nlp'})}"
     changed = http.patch(path, json={"labels": {"owner": "bob", "team": None, "run": "7"}})
