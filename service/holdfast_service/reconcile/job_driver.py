@@ -189,7 +189,7 @@ class JobDriver:
         if verdict is Verdict.PAUSE and not await self._cluster.release(job.id):
             return NextStep(settings.release_retry_s)
         async with self._transaction() as tx:
-            if tx.state is not state:
+            if (tx.state, tx.job.desired) != (state, job.desired):
                 return NextStep(0.0)  # a user's command
             if verdict is Verdict.WAIT:
                 tx.wait_for("supervisor", restored_job.WAITS)
