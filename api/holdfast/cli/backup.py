@@ -15,8 +15,8 @@ from holdfast.cli.server import settings_of
 from holdfast_service import extras
 
 if TYPE_CHECKING:
-    from holdfast_service.backup.backup_file import Manifest
-    from holdfast_service.backup.restore import Plan
+    from holdfast_service.backup.backup_file import BackupManifest
+    from holdfast_service.backup.restore import RestorePlan
 
 Result = TypeVar("Result")
 
@@ -107,7 +107,7 @@ def _run(command: str, work: Coroutine[Any, Any, Result]) -> Result | ExitCode:
     return code
 
 
-def _summary(manifest: Manifest) -> dict[str, Any]:
+def _summary(manifest: BackupManifest) -> dict[str, Any]:
     return {
         "version": manifest.version,
         "revision": manifest.revision,
@@ -121,7 +121,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _document(plan: Plan) -> dict[str, Any]:
+def _document(plan: RestorePlan) -> dict[str, Any]:
     return {
         **_summary(plan.manifest),
         "target": plan.target,
@@ -132,7 +132,7 @@ def _document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _described(manifest: Manifest) -> str:
+def _described(manifest: BackupManifest) -> str:
     rows = sum(table.rows for table in manifest.tables)
     keys = output.plural(len(manifest.keys), "key") if manifest.keys else "no keys"
     return (
@@ -142,7 +142,7 @@ def _described(manifest: Manifest) -> str:
     )
 
 
-def _print_plan(plan: Plan, check: bool) -> None:
+def _print_plan(plan: RestorePlan, check: bool) -> None:
     lines = [
         f"{'would restore' if check else 'restored'} into {plan.target}: "
         f"{_described(plan.manifest)}",

@@ -60,7 +60,7 @@ class TableContents(Contents):
     rows: int
 
 
-class Manifest(BaseModel):
+class BackupManifest(BaseModel):
     """What a backup is and has."""
 
     model_config = ConfigDict(frozen=True)
@@ -90,7 +90,7 @@ class Manifest(BaseModel):
         return sum(each.rows for each in self.tables if each.table == table)
 
 
-class Member:
+class ArchiveMember:
     """A member that is being written, or read: counts and digests its bytes."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
@@ -145,11 +145,11 @@ class BackupWriter:
         self._fresh.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def member(self, name: str) -> Iterator[Member]:
+    def member(self, name: str) -> Iterator[ArchiveMember]:
         with self._archive.open(name, "w", force_zip64=True) as file:
-            yield Member(name, file)
+            yield ArchiveMember(name, file)
 
-    def finish(self, manifest: Manifest) -> int:
+    def finish(self, manifest: BackupManifest) -> int:
         """Give the file its name, once it is on disk; returns its size. Raises BackupError."""
         self._archive.writestr(MANIFEST, manifest.model_dump_json(indent=1))
         self._archive.close()
@@ -215,12 +215,12 @@ class BackupReader:
             raise self._damaged(f"{contents.name} ends in the middle of a row")
 
     @contextlib.contextmanager
-    def member(self, expected: Contents) -> Iterator[Member]:
+    def member(self, expected: Contents) -> Iterator[ArchiveMember]:
         """A member that is read to its end within the block, and compared with its digest then."""
         member = None
         try:
             with self._archive.open(expected.name) as file:
-                member = Member(expected.name, file)
+                member = ArchiveMember(expected.name, file)
                 yield member
         except _DAMAGED as error:
             raise self._damaged(error) from error
@@ -228,7 +228,7 @@ class BackupReader:
         if (found.nbytes, found.sha256) != (expected.nbytes, expected.sha256):
             raise self._damaged(f"{expected.name} has another digest than its manifest says")
 
-    def _read_manifest(self) -> Manifest:
+    def _read_manifest(self) -> BackupManifest:
         try:
             if self._archive.getinfo(MANIFEST).file_size > _LARGEST_MANIFEST:
                 raise self._damaged("its manifest is too large")
@@ -243,7 +243,7 @@ class BackupReader:
                 f"this version reads format {FORMAT}: restore it with that version"
             )
         try:
-            return Manifest.model_validate(document)
+            return BackupManifest.model_validate(document)
         except ValidationError as error:
             raise self._damaged("its manifest is incomplete") from error
 

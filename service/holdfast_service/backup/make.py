@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_service.backup.backup_file import (
     BackupError,
+    BackupManifest,
     BackupWriter,
     Contents,
-    Manifest,
     TableContents,
 )
 from holdfast_service.backup.keys import is_job_key, present_keys
@@ -46,7 +46,7 @@ async def make_backup(
     with_keys: bool,
     replace: bool,
     progress: Progress = lambda line: None,
-) -> tuple[Manifest, int]:
+) -> tuple[BackupManifest, int]:
     """Back up the installation of these settings to `path`; returns the size of the file, too.
 
     Raises BackupError; then there is no new file.
@@ -57,7 +57,7 @@ async def make_backup(
 
 async def _make(
     settings: Settings, path: Path, with_keys: bool, replace: bool, progress: Progress
-) -> tuple[Manifest, int]:
+) -> tuple[BackupManifest, int]:
     _require_sqlite_file(settings)
     store = Store.at(settings)
     try:
@@ -77,7 +77,7 @@ async def _make(
                 keys = _add_keys(writer, settings, fingerprint) if with_keys else ()
                 contents = [await _add(writer, connection, each, progress) for each in tables]
                 newest = await newest_change(connection, tables)
-            manifest = Manifest(
+            manifest = BackupManifest(
                 version=version(DISTRIBUTION),
                 revision=revision,
                 made_at=time.time(),

@@ -22,7 +22,7 @@ from sqlalchemy import insert as insert_into
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from holdfast_service.backup.backup_file import BackupError, BackupReader, Manifest
+from holdfast_service.backup.backup_file import BackupError, BackupManifest, BackupReader
 from holdfast_service.backup.keys import is_job_key, place_of, write_key
 from holdfast_service.backup.make import Progress, refusals, saved_settings, sqlite_file
 from holdfast_service.backup.table_rows import columns_of, insert, present_tables
@@ -36,10 +36,10 @@ from holdfast_service.store.transaction import Effect
 
 
 @dataclass(frozen=True)
-class Plan:
+class RestorePlan:
     """What a restore does, and what the operator should know about it."""
 
-    manifest: Manifest
+    manifest: BackupManifest
     target: str
     new_keys: tuple[str, ...]
     upgrades_to: str | None
@@ -51,7 +51,7 @@ class Plan:
 
 async def restore(
     settings: Settings, path: Path, *, check: bool, progress: Progress = lambda line: None
-) -> Plan:
+) -> RestorePlan:
     """Restore the backup; with `check`, only verify that it could be. Raises BackupError; then the
     database is as it was."""
     with refusals(), closing(BackupReader(path)) as backup:
@@ -79,7 +79,7 @@ async def restore(
 async def _restore(
     store: Store,
     backup: BackupReader,
-    plan: Plan,
+    plan: RestorePlan,
     keys: Mapping[Path, bytes],
     progress: Progress,
 ) -> None:
@@ -168,7 +168,7 @@ def _missing_keys(backup: BackupReader, settings: Settings) -> dict[Path, bytes]
     return found
 
 
-def _plan(manifest: Manifest, settings: Settings, keys: Mapping[Path, bytes]) -> Plan:
+def _plan(manifest: BackupManifest, settings: Settings, keys: Mapping[Path, bytes]) -> RestorePlan:
     saved, now = manifest.settings, saved_settings(settings)
     names = sorted(saved.keys() & now.keys())
     advice = []
@@ -183,7 +183,7 @@ def _plan(manifest: Manifest, settings: Settings, keys: Mapping[Path, bytes]) ->
             "checkpoints and fences of jobs without checkpoint.remote.uri are not in the backup: "
             f"copy the folder jobs of {saved.get('data_dir')} to {now['data_dir']}"
         )
-    return Plan(
+    return RestorePlan(
         manifest=manifest,
         target=_shown_target(settings),
         new_keys=tuple(map(str, keys)),

@@ -21,7 +21,7 @@ from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import JOB as SPEC
 from tests.support.upgrade.fixture import DATABASE, upgrade_to, versions
 
-from holdfast_service.backup.backup_file import BackupError, BackupReader, Manifest
+from holdfast_service.backup.backup_file import BackupError, BackupManifest, BackupReader
 from holdfast_service.backup.make import make_backup
 from holdfast_service.backup.restore import restore
 from holdfast_service.services.jobs import JobService
@@ -44,12 +44,12 @@ asyncio.run(restore(settings, Path(sys.argv[2]), check=False, progress=progress)
 """
 
 
-async def backed_up(settings: Settings, path: Path, **options: Any) -> Manifest:
+async def backed_up(settings: Settings, path: Path, **options: Any) -> BackupManifest:
     options = {"with_keys": True, "replace": False, **options}
     return (await make_backup(settings, path, **options))[0]
 
 
-def digests(manifest: Manifest) -> dict[str, str]:
+def digests(manifest: BackupManifest) -> dict[str, str]:
     return {each.name: each.sha256 for each in manifest.members}
 
 
