@@ -16,7 +16,7 @@ from holdfast_service import extras
 
 if TYPE_CHECKING:
     from holdfast_service.backup.backup_file import BackupManifest
-    from holdfast_service.backup.restore import RestorePlan
+    from holdfast_service.backup.restore import Preview
 
 Result = TypeVar("Result")
 
@@ -121,7 +121,7 @@ def _summary(manifest: BackupManifest) -> dict[str, Any]:
     }
 
 
-def _document(plan: RestorePlan) -> dict[str, Any]:
+def _document(plan: Preview) -> dict[str, Any]:
     return {
         **_summary(plan.manifest),
         "target": plan.target,
@@ -142,7 +142,7 @@ def _described(manifest: BackupManifest) -> str:
     )
 
 
-def _print_plan(plan: RestorePlan, check: bool) -> None:
+def _print_plan(plan: Preview, check: bool) -> None:
     lines = [
         f"{'would restore' if check else 'restored'} into {plan.target}: "
         f"{_described(plan.manifest)}",

@@ -36,7 +36,7 @@ from holdfast_service.store.transaction import Effect
 
 
 @dataclass(frozen=True)
-class RestorePlan:
+class Preview:
     """What a restore does, and what the operator should know about it."""
 
     manifest: BackupManifest
@@ -51,7 +51,7 @@ class RestorePlan:
 
 async def restore(
     settings: Settings, path: Path, *, check: bool, progress: Progress = lambda line: None
-) -> RestorePlan:
+) -> Preview:
     """Restore the backup; with `check`, only verify that it could be. Raises BackupError; then the
     database is as it was."""
     with refusals(), closing(BackupReader(path)) as backup:
@@ -79,7 +79,7 @@ async def restore(
 async def _restore(
     store: Store,
     backup: BackupReader,
-    plan: RestorePlan,
+    plan: Preview,
     keys: Mapping[Path, bytes],
     progress: Progress,
 ) -> None:
@@ -168,7 +168,7 @@ def _missing_keys(backup: BackupReader, settings: Settings) -> dict[Path, bytes]
     return found
 
 
-def _plan(manifest: BackupManifest, settings: Settings, keys: Mapping[Path, bytes]) -> RestorePlan:
+def _plan(manifest: BackupManifest, settings: Settings, keys: Mapping[Path, bytes]) -> Preview:
     saved, now = manifest.settings, saved_settings(settings)
     names = sorted(saved.keys() & now.keys())
     advice = []
@@ -183,7 +183,7 @@ def _plan(manifest: BackupManifest, settings: Settings, keys: Mapping[Path, byte
             "checkpoints and fences of jobs without checkpoint.remote.uri are not in the backup: "
             f"copy the folder jobs of {saved.get('data_dir')} to {now['data_dir']}"
         )
-    return RestorePlan(
+    return Preview(
         manifest=manifest,
         target=_shown_target(settings),
         new_keys=tuple(map(str, keys)),
