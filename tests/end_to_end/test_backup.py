@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end.conftest import ONE_NODE, Product, served, spec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(240)]
 TRAIN = {"steps": 100_000, "global_batch": 8, "micro_batch": 2}
 
 
