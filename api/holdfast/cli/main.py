@@ -65,6 +65,8 @@ COMMANDS = (
     Command("inject", "cli.faults:inject", HISTORY, "Inject a fault into a job."),
     Command("upgrade", "cli.upgrade:upgrade", CLUSTER, "Let running jobs use the server's build."),
     Command("serve", "cli.server:serve", CLUSTER, "Run the control plane in the foreground."),
+    Command("backup", "cli.backup:backup", CLUSTER, "Back up database and keys to a file."),
+    Command("restore", "cli.backup:restore", CLUSTER, "Restore a backup into an empty database."),
     Command("nodes", "cli.node:ls", CLUSTER, "List the cluster's nodes."),
     Command("node", "cli.node:group", CLUSTER, "List nodes, cordon and uncordon them."),
     Command(

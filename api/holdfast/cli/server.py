@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from pydantic import ValidationError
@@ -16,6 +16,9 @@ from holdfast.cli.common import NotUnderstood
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.schemas import ServerFile
 from holdfast_service import extras
+
+if TYPE_CHECKING:
+    from holdfast_service.settings import Settings
 
 
 def serve(
@@ -53,24 +56,19 @@ def serve(
     """
     extras.require_server()
     from holdfast.rest import serve as server  # late: it loads the whole service
-    from holdfast_service.settings import Settings
     from holdfast_workers import log_setup
 
-    given: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "data_dir": data_dir,
-        "database_url": database_url,
-        "ray_address": ray_address,
-        "local_nodes": local_nodes,
-        "allowed_host": allowed_host,
-        "allow_fault_injection": allow_fault_injection or None,
-        "release_unknown_jobs": release_unknown_jobs or None,
-    }
-    try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise NotUnderstood(_invalid_options(error)) from error
+    settings = settings_of(
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        database_url=database_url,
+        ray_address=ray_address,
+        local_nodes=local_nodes,
+        allowed_host=allowed_host,
+        allow_fault_injection=allow_fault_injection or None,
+        release_unknown_jobs=release_unknown_jobs or None,
+    )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     log_setup.configure(timestamps=True, json_fields=None if sys.stderr.isatty() else {})
 
@@ -89,6 +87,17 @@ def serve(
         output.stderr().print(f"error (serve): {error}", markup=False)
         return ExitCode.SERVER
     return ExitCode.OK
+
+
+def settings_of(**given: Any) -> Settings:
+    """The server's settings, from these options (None: not given) and the environment. Raises
+    NotUnderstood."""
+    from holdfast_service.settings import Settings  # late: its package is part of the server
+
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise NotUnderstood(_invalid_options(error)) from error
 
 
 def _invalid_options(error: ValidationError) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import select, text
 
 from holdfast_service.crash_points import CrashHook, CrashPoint
+from holdfast_service.errors import StorageUnavailable
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.events.progress import (
     JobReleasedEvent,
@@ -38,8 +39,10 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.reconcile import restored_job
 from holdfast_service.reconcile.cluster_demand import CompetingDemand
 from holdfast_service.reconcile.news_watch import NewsWatch
+from holdfast_service.reconcile.restored_job import RestoredJobs, Verdict
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import deliver
 from holdfast_service.services.init_sources import (
@@ -90,6 +93,7 @@ class JobDriver:
         competing_demand: CompetingDemand,
         others_wait: Callable[[], bool],
         news: NewsWatch,
+        restored: RestoredJobs,
     ) -> None:
         """`avoided()`: the nodes without new ranks, as last read (None: not read yet).
         `others_wait()`: whether another job waits for nodes that it could use, as last read.
@@ -105,6 +109,7 @@ class JobDriver:
         self._competing_demand = competing_demand
         self._others_wait = others_wait
         self._news = news
+        self._restored = restored
         self._sent_size: tuple[int, SizeOrder] | None = None
         """The receiving supervisor's epoch, and the order."""
         self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)
@@ -146,6 +151,8 @@ class JobDriver:
         state = State(job.state)
         if state.terminal:
             return await self._clean_up(job, intents)
+        if Effect.RESTORED in intents:
+            return await self._settle_restored(job)
         if state is State.QUEUED:
             return await self._admit(intents)
         if state is State.PAUSED:
@@ -163,6 +170,37 @@ class JobDriver:
             self.invalidate()
             await deliver(self._store, self._cluster, self._lease, job.faults_injected)
         return next_step
+
+    # ---- after a restore of the database
+
+    async def _settle_restored(self, job: JobRecord) -> NextStep:
+        """Ask the cluster about the job before anything else is done with it."""
+        state, settings = State(job.state), self._settings
+        try:
+            seen = await self._restored.look_for(job)
+        except StorageUnavailable as error:
+            async with self._transaction() as tx:
+                tx.wait_for("storage", f"restored, and its remote storage must be read: {error}")
+            return NextStep(settings.error_retry_max_s, keep_lease=False)
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        patient = now - self._silent_since < settings.supervisor_deadline_s
+        verdict = restored_job.judge(state, Desired(job.desired), seen, patient=patient)
+        if verdict is Verdict.PAUSE and not await self._cluster.release(job.id):
+            return NextStep(settings.release_retry_s)
+        async with self._transaction() as tx:
+            if (tx.state, tx.job.desired) != (state, job.desired):
+                return NextStep(0.0)  # a user's command
+            if verdict is Verdict.WAIT:
+                tx.wait_for("supervisor", restored_job.WAITS)
+                return NextStep(settings.reconcile_interval_s)
+            await tx.forget_intents(Effect.RESTORED)
+            if verdict is Verdict.ADOPT:
+                await restored_job.adopt(tx)
+            elif verdict is Verdict.PAUSE:
+                await restored_job.pause(tx)
+        self._silent_since = None
+        return NextStep(0.0)
 
     # ---- starting
 

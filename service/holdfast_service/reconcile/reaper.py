@@ -82,8 +82,9 @@ class Reaper:
             log.warning(
                 "unknown_jobs.kept",
                 jobs=sorted(plan.unknown),
-                advice="the database does not know these jobs of its own on the cluster; if it was "
-                "restored from a backup, restart with --release-unknown-jobs to end them",
+                advice="the database does not know these jobs of its own on the cluster, as after "
+                "a restore of a backup that is older than they are; they run to their end and keep "
+                "their nodes; restart with --release-unknown-jobs to end them",
             )
         self._unknown = plan.unknown
         return [job for job in sorted(plan.to_release) if await self._cluster.release(job)]

@@ -25,6 +25,7 @@ from holdfast_service.reconcile.job_driver import JobDriver, NextStep
 from holdfast_service.reconcile.news_watch import NewsWatch
 from holdfast_service.reconcile.poll_rate import PollRate
 from holdfast_service.reconcile.reaper import Reaper
+from holdfast_service.reconcile.restored_job import RestoredJobs
 from holdfast_service.services.code_packages import collect_garbage
 from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
@@ -70,6 +71,7 @@ class Reconciler:
         self._owner = str(uuid4())
         self._reaper = Reaper(store, cluster, settings.release_unknown_jobs)
         self._init_sources = InitSources(store, settings)
+        self._restored = RestoredJobs(cluster, settings)
         self._competing_demand = CompetingDemand(settings.reserve_after_s)
         self._poll_rate = PollRate(settings.polls_per_s)
         self._urgent_poll_rate = PollRate(settings.polls_per_s)
@@ -206,6 +208,7 @@ class Reconciler:
             self._competing_demand,
             lambda: bool(self._lacking_nodes - {lease.job_id}),
             NewsWatch(self._cluster, lease.job_id, wake.set, self._news_delay_s),
+            self._restored,
         )
         try:
             due_in_s = await self._advance_until_idle(driver, lease, wake)

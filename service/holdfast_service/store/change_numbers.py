@@ -16,7 +16,8 @@ from sqlalchemy import BigInteger
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
-_TABLES = ("jobs", "removed_jobs")
+TABLES = ("jobs", "removed_jobs")
+"""Those whose rows have change numbers."""
 
 OLDEST_RUNNING_TRANSACTION = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
 """PostgreSQL: changes from this number on may not be visible yet in the current transaction."""
@@ -26,7 +27,7 @@ RESET_FUTURE_NUMBERS = tuple(
     UPDATE {table} SET changed = 0
     WHERE changed >= CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)
     """
-    for table in _TABLES
+    for table in TABLES
 )
 """PostgreSQL: resets numbers above every transaction id of this server. Such numbers come from
 another server whose dump was restored here; readers would report those rows as new forever."""
@@ -42,7 +43,7 @@ class NextChange(FunctionElement[int]):
 
 @compiles(NextChange, "sqlite")
 def _sqlite(_element: NextChange, _compiler: Any, **_kw: Any) -> str:
-    newest = (f"coalesce((SELECT max(changed) FROM {table}), 0)" for table in _TABLES)
+    newest = (f"coalesce((SELECT max(changed) FROM {table}), 0)" for table in TABLES)
     return f"(max({', '.join(newest)}) + 1)"
 
 

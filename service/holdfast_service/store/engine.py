@@ -22,7 +22,7 @@ from sqlalchemy.exc import (
     DBAPIError,
     IntegrityError,
 )
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.job_model.events.incidents import IncidentRecord
@@ -34,7 +34,7 @@ from holdfast_service.store.group_commit import GroupCommit
 from holdfast_service.store.installation import ensure_id
 from holdfast_service.store.job_changes import FeedChanges
 from holdfast_service.store.latency_histogram import Distribution
-from holdfast_service.store.migrate import migrate
+from holdfast_service.store.migrate import exclusive, migrate
 from holdfast_service.store.watched_jobs import WatchedJobs
 
 _DRIVERS = {
@@ -55,7 +55,8 @@ class UnsupportedDatabase(Exception):
 
 
 class Store:
-    """Access to the database. Created by :meth:`open`, which brings the schema up to date."""
+    """Access to the database. Created by :meth:`open`, which brings the schema up to date, or by
+    :meth:`at`, which does not."""
 
     def __init__(self, engine: AsyncEngine, poll_s: float) -> None:
         self._engine = engine
@@ -88,8 +89,8 @@ class Store:
         self._gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
 
     @classmethod
-    async def open(cls, settings: Settings) -> Store:
-        """Connect, and bring the schema up to date (safe with several processes at once)."""
+    def at(cls, settings: Settings) -> Store:
+        """The store of these settings, as it is: for backups. Raises UnsupportedDatabase."""
         url = database_url(settings.resolved_database_url())
         if url.get_backend_name() == "sqlite":
             engine = sqlite.engine_for(url, settings.database_busy_s, settings.database_pool)
@@ -97,11 +98,17 @@ class Store:
             engine = postgres.engine_for(url, settings.database_pool)
         store = cls(engine, settings.live_poll_s)
         store.sends_webhooks = settings.webhook_url is not None
+        return store
+
+    @classmethod
+    async def open(cls, settings: Settings) -> Store:
+        """Connect, and bring the schema up to date (safe with several processes at once)."""
+        store = cls.at(settings)
         try:
-            with _said_plainly():
+            with said_plainly():
                 await migrate(store._writer)
             async with store.write() as session:
-                store.installation = await ensure_id(session, engine.dialect)
+                store.installation = await ensure_id(session, store._engine.dialect)
                 if store.postgres:
                     for statement in RESET_FUTURE_NUMBERS:
                         await session.execute(text(statement))
@@ -150,6 +157,15 @@ class Store:
         async with AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that excludes other writers, for the whole schema. Raises
+        UnsupportedDatabase."""
+        async with contextlib.AsyncExitStack() as stack:
+            with said_plainly():
+                connection = await stack.enter_async_context(exclusive(self._writer))
+            yield connection
+
     @property
     def postgres(self) -> bool:
         return self._engine.dialect.name == "postgresql"
@@ -165,7 +181,7 @@ class Store:
 
 
 @contextlib.contextmanager
-def _said_plainly() -> Iterator[None]:
+def said_plainly() -> Iterator[None]:
     """The errors of a first connection as UnsupportedDatabase."""
     try:
         yield

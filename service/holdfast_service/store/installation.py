@@ -42,7 +42,7 @@ async def ensure_id(session: AsyncSession, dialect: Dialect) -> str:
 async def check_key(session: AsyncSession, key: bytes, path: Path) -> None:
     """Raises WrongKey unless `key`, read from `path`, is the installation's. The first server's key
     becomes the installation's."""
-    fingerprint = hashlib.sha256(b"holdfast job-secrets.key" + key).hexdigest()
+    fingerprint = fingerprint_of(key)
     first = update(Installation).where(Installation.key_fingerprint.is_(None))
     await session.execute(first.values(key_fingerprint=fingerprint))
     if await session.scalar(select(Installation.key_fingerprint)) != fingerprint:
@@ -51,6 +51,10 @@ async def check_key(session: AsyncSession, key: bytes, path: Path) -> None:
             f"file from another server of it. If that key is lost and no job runs: "
             "UPDATE installation SET key_fingerprint = NULL"
         )
+
+
+def fingerprint_of(key: bytes) -> str:
+    return hashlib.sha256(b"holdfast job-secrets.key" + key).hexdigest()
 
 
 def load_or_create_key(path: Path) -> bytes:

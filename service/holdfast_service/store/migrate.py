@@ -5,13 +5,18 @@ The revisions are in `migrations/` and ship in the wheel. Tables are created onl
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from holdfast_service.extras import DISTRIBUTION
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _FIRST = "0008"  # earlier revisions were written by pre-releases
@@ -24,8 +29,14 @@ class UnknownSchema(Exception):
 
 
 async def migrate(writer: AsyncEngine) -> None:
-    """Run every revision that is missing, in one transaction that excludes other writers. Raises
-    UnknownSchema."""
+    """Run every revision that is missing. Raises UnknownSchema."""
+    async with exclusive(writer) as connection:
+        await connection.run_sync(upgrade)
+
+
+@asynccontextmanager
+async def exclusive(writer: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """One transaction that excludes other writers, on PostgreSQL other such transactions."""
     if writer.dialect.name == "sqlite":
         # In WAL mode readers and the writer do not block each other; the file keeps the setting.
         async with writer.connect() as connection:
@@ -35,7 +46,40 @@ async def migrate(writer: AsyncEngine) -> None:
             await connection.execute(
                 text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK}
             )
-        await connection.run_sync(_upgrade)
+        yield connection
+
+
+def newest_revision() -> str:
+    """The schema of this version."""
+    return max(_known())
+
+
+def known_revision(connection: Connection) -> str | None:
+    """The schema of the database; None: it has none. Raises UnknownSchema."""
+    present = MigrationContext.configure(connection).get_current_revision()
+    if present is not None:
+        require_known(present, "the database")
+    return present
+
+
+def require_known(revision: str, what: str) -> None:
+    """Raises UnknownSchema, about `what` has this revision, unless this version can read it."""
+    if revision not in _known():
+        raise UnknownSchema(_unknown(revision, what))
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Run the missing revisions up to this one. Raises UnknownSchema."""
+    if known_revision(connection) == newest_revision():
+        return  # reading every revision would take longer than the rest of the start
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def _known() -> set[str]:
+    return {file.name.partition("_")[0] for file in (_MIGRATIONS / "versions").glob("[0-9]*.py")}
 
 
 def _write_ahead(connection: Connection) -> None:
@@ -44,29 +88,16 @@ def _write_ahead(connection: Connection) -> None:
     cursor.close()
 
 
-def _upgrade(connection: Connection) -> None:
-    present = MigrationContext.configure(connection).get_current_revision()
-    known = {file.name.partition("_")[0] for file in (_MIGRATIONS / "versions").glob("[0-9]*.py")}
-    newest = max(known)
-    if present == newest:
-        return  # reading every revision would take longer than the rest of the start
-    if present is not None and present not in known:
-        raise UnknownSchema(_unknown(present, newest))
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
-
-
-def _unknown(present: str, newest: str) -> str:
+def _unknown(present: str, what: str) -> str:
     if present < _FIRST:
         return (
-            f"the database has schema version {present}, written by a pre-release of Holdfast, and "
+            f"{what} has schema version {present}, written by a pre-release of Holdfast, and "
             f"this version reads {_FIRST} and later: start with an empty database "
             "(--database-url, --data-dir), or export its jobs with the version that wrote it"
         )
     return (
-        f"the database has schema version {present}, written by a later version of Holdfast, and "
-        f"this version reads up to {newest}: start the later version, or start with an empty "
-        "database (--database-url, --data-dir)"
+        f"{what} has schema version {present}, written by a later version of Holdfast, and "
+        f"this one, {version(DISTRIBUTION)}, reads up to {newest_revision()}: upgrade this "
+        "installation, or restore a backup of this version into an empty database "
+        "(--database-url, --data-dir)"
     )

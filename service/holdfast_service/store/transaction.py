@@ -36,6 +36,7 @@ class Effect(StrEnum):
     CANCEL_NOW = "cancel.now"  # without a last checkpoint
     PAUSE = "pause"
     RELEASE = "release"
+    RESTORED = "restored"  # set by `holdfast restore` until the cluster was asked about the job
 
 
 class LeaseLost(Exception):

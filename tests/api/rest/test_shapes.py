@@ -12,6 +12,7 @@ from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import eventually
 
 from holdfast.rest import openapi
+from holdfast_workers import build
 
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
@@ -119,6 +120,7 @@ def test_every_answer_names_its_request_and_the_version(http: httpx.Client) -> N
     answer = http.get("/api/v1/jobs")
     assert len(answer.headers["x-request-id"]) == 36
     version = http.get("/version").json()
+    assert version.pop("build") == build.LOADED
     assert version == {"version": answer.headers["holdfast-version"], "api": "v1"}
     own = http.get("/api/v1/jobs/x", headers={"X-Request-Id": "from/my:tool-7"})
     assert own.headers["x-request-id"] == own.json()["request_id"] == "from/my:tool-7"

@@ -1,0 +1,55 @@
+"""The files of the folder of keys that a backup has: the key of all jobs, and named secrets."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast_service.backup.backup_file import BackupError
+from holdfast_service.settings import JOB_KEY, SECRETS, Settings
+
+_SECRET_FILE = re.compile(rf"{SECRETS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}\.json")
+_FOLDER = "keys/"
+
+
+def present_keys(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """Member of the backup -> file, of those that exist."""
+    if settings.job_key_file.is_file():
+        yield _FOLDER + JOB_KEY, settings.job_key_file
+    if settings.secrets_dir.is_dir():
+        for path in sorted(settings.secrets_dir.iterdir()):
+            name = f"{SECRETS}/{path.name}"
+            if _SECRET_FILE.fullmatch(name) and path.is_file():
+                yield _FOLDER + name, path
+
+
+def is_job_key(member: str) -> bool:
+    return member == _FOLDER + JOB_KEY
+
+
+def place_of(member: str, settings: Settings) -> Path:
+    """Where the key belongs. Raises BackupError for a name that no key has."""
+    name = member.removeprefix(_FOLDER)
+    if name == JOB_KEY:
+        return settings.job_key_file
+    if _SECRET_FILE.fullmatch(name):
+        return settings.secrets_dir / name.removeprefix(f"{SECRETS}/")
+    raise BackupError(f"the backup has a key {member!r}, which this version does not know")
+
+
+def write_key(path: Path, content: bytes) -> None:
+    """Write the file with mode 0600, unless it exists; it is complete when it gets its name."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
