@@ -30,6 +30,7 @@ from holdfast_service.extras import DISTRIBUTION
 
 TRANSIENT_STATUS = frozenset({502, 503, 504})
 NO_CONTENT = 204
+PARTIAL = 206
 CONNECT_S = 5.0
 DOWNLOAD_SILENCE_S = 3600.0  # a large checkpoint is verified before its first byte is sent
 STREAM_SILENCE_S = 60.0  # four times the server's keep-alive
@@ -129,12 +130,51 @@ def final_error(address: str, error: Exception) -> HoldfastError:
     )
 
 
-def file_length(response: httpx.Response) -> int:
-    """The length of a downloaded file on the server; a shorter download is a connection error."""
-    headers = response.headers
-    if headers.get("content-encoding", "identity") != "identity" or "content-length" not in headers:
-        raise unfinished("the file comes changed: a proxy compresses or cuts the answers")
-    return int(headers["content-length"])
+class FileDownload:
+    """The position in a file that is read over any number of connections. `written`, `whole`: of
+    its bytes."""
+
+    def __init__(self, schedule: RetrySchedule) -> None:
+        self._schedule = schedule
+        self._etag: str | None = None
+        self.written = self.whole = 0
+
+    def request(self, path: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The request of the next connection: for the whole file, or for its rest."""
+        headers = dict(UNCOMPRESSED)
+        if self.written and self._etag is not None:
+            headers |= {"Range": f"bytes={self.written}-", "If-Range": self._etag}
+        wait = timeout(DOWNLOAD_SILENCE_S)
+        return {"method": "GET", "url": path, "params": params, "headers": headers, "timeout": wait}
+
+    def opened(self, response: httpx.Response) -> int:
+        """Where the bytes of this answer begin. The body of an error was read. Raises as
+        `raise_for_error`; ServerError if this is not the file, or not its rest."""
+        raise_for_error(response)
+        headers = response.headers
+        if (
+            headers.get("content-encoding", "identity") != "identity"
+            or "content-length" not in headers
+        ):
+            raise unfinished("the file comes changed: a proxy compresses or cuts the answers")
+        if response.status_code == PARTIAL:
+            rest = f"bytes {self.written}-{self.whole - 1}/{self.whole}"
+            if headers.get("content-range") != rest or headers.get("etag") != self._etag:
+                raise unfinished("the server sent another part of the file than the missing one")
+        else:
+            self.written, self.whole = 0, int(headers["content-length"])
+            etag = headers.get("etag")
+            self._etag = None if etag is None or etag.startswith("W/") else etag
+        return self.written
+
+    def wrote(self, nbytes: int) -> None:
+        self.written += nbytes
+        self._schedule.succeeded()
+
+    def pause_s(self, now: float) -> float | None:
+        """The pause before the next connection. None: no more tries, or no answer yet that a
+        later one can continue."""
+        return None if self._etag is None else self._schedule.pause_s(now)
 
 
 def partial_file(target: Path) -> Path:

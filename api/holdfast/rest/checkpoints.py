@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import IO, Annotated, Any, Literal
+import os
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from starlette.responses import StreamingResponse
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.rest.jobs import JobId
-from holdfast.rest.problems import documented
+from holdfast.rest.problems import ProblemError, documented
 from holdfast.rest.services import CheckpointsDep
-from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
+from holdfast_service.services.checkpoints import CheckpointService, Export, FoundCheckpoint
 from holdfast_service.views.jobs import CheckpointView, VerificationView
 from holdfast_service.views.pages import CheckpointPage
 
@@ -21,7 +24,7 @@ Step = Annotated[int, Path(ge=0, le=2**53, description="step of the checkpoint")
 
 JSON_LINES = "application/x-ndjson"
 SAFETENSORS = "application/octet-stream"
-_CHUNK_BYTES = 1 << 20
+_RANGE_REFUSED = (400, 416)
 
 _VERIFIED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -35,7 +38,11 @@ _EXPORTED: dict[int | str, dict[str, Any]] = {
         "description": "The file, with its length. All bytes are verified before the transfer.",
         "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
     },
-    **documented(404, 409, 422, 503),
+    206: {
+        "description": "The part of the file that `Range` names, if `If-Range` is its `ETag`.",
+        "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
+    },
+    **documented(404, 409, 416, 422, 503),
 }
 
 
@@ -102,11 +109,7 @@ async def export_checkpoint(
     ] = "own",
 ) -> Response:
     found = await checkpoints.export(job_id, step, hugging_face=names == "hf")
-    headers = {
-        "Content-Length": str(found.nbytes),
-        "Content-Disposition": f'attachment; filename="{found.name}"',
-    }
-    return StreamingResponse(_chunks(found.file), media_type=SAFETENSORS, headers=headers)
+    return _ExportResponse(found)
 
 
 async def _progress_lines(
@@ -117,8 +120,33 @@ async def _progress_lines(
         yield progress.model_dump_json() + "\n"
 
 
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        file.seek(0)
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+class _ExportResponse(FileResponse):
+    """Sends a file without a name, or a range of it, and closes it."""
+
+    chunk_size = 1 << 20
+
+    def __init__(self, export: Export) -> None:
+        number = export.file.fileno()
+        super().__init__(
+            f"/proc/self/fd/{number}",
+            headers={"ETag": f'"{export.digest}"'},
+            media_type=SAFETENSORS,
+            filename=export.name,
+            stat_result=os.fstat(number),
+        )
+        self._file = export.file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unless_refused(message: Message) -> None:
+            if message.get("status") in _RANGE_REFUSED:
+                nbytes, asked = self.headers["content-length"], Headers(scope=scope)["range"]
+                raise ProblemError(
+                    416,
+                    "range_not_satisfiable",
+                    f"{asked!r} is no part of a file of {nbytes} bytes: write bytes=FIRST-LAST",
+                    headers={"Content-Range": f"bytes */{nbytes}"},
+                )
+            await send(message)
+
+        with self._file:
+            await super().__call__(scope, receive, send_unless_refused)

@@ -30,6 +30,7 @@ CODE_OF_STATUS = {
     412: "precondition_failed",
     413: "body_too_large",
     415: "unsupported_media_type",
+    416: "range_not_satisfiable",
     421: "untrusted_host",
     500: "internal_error",
     503: "not_ready",
@@ -43,6 +44,7 @@ STATUS_DESCRIPTIONS = {
     412: "Users have changed the job since `If-Match`.",
     413: "The body is larger than the server accepts.",
     415: "The body is neither JSON nor YAML.",
+    416: "`Range` names no part of the file.",
     422: "Some values are invalid; `faults` names each with its path.",
     503: "The server is not ready; retry later.",
 }

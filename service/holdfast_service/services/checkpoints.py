@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ class Export:
     """A complete, verified file without a name on disk; its receiver closes it."""
 
     file: IO[bytes]
-    nbytes: int
     name: str
+    digest: str
+    """Identifies the bytes: the same for each export of the same tensors under the same names."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,8 @@ class CheckpointService:
                 f"cannot write the {plan.nbytes} bytes of the export to {folder}: {error.strerror}"
             )
             raise StorageUnavailable(why) from error
-        return Export(file, plan.nbytes, f"step-{step:08d}.safetensors")
+        digest = hashlib.sha256(read.digest.encode() + plan.header).hexdigest()
+        return Export(file, f"step-{step:08d}.safetensors", digest)
 
     async def _object_names(self, job: JobRecord, roots: set[str]) -> dict[str, set[str]]:
         """Root -> names of the objects below it."""

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
@@ -16,6 +17,8 @@ from tests.support.waiting import eventually
 import holdfast
 from holdfast import Client
 from holdfast.client import address
+from holdfast.client.http_answers import FileDownload
+from holdfast.client.retry import RetrySchedule
 from holdfast.errors import ServerError
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.job_model.lifecycle import State
@@ -114,6 +117,26 @@ def test_the_server_is_found_by_its_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(address.ADDRESS_VARIABLE, "127.0.0.1:1/")
     assert address.resolve() == "http://127.0.0.1:1"
     assert address.resolve("http://given") == "http://given"
+
+
+def test_a_download_goes_on_only_in_the_same_file() -> None:
+    download = FileDownload(RetrySchedule(1.0))
+    assert download.pause_s(0.0) is None  # nothing has begun
+    assert download.opened(_answer(200, 10, "a")) == 0
+    download.wrote(4)
+    headers = download.request("/file", {})["headers"]
+    assert (headers["Range"], headers["If-Range"]) == ("bytes=4-", '"a"')
+    assert download.opened(_answer(206, 6, "a", "bytes 4-9/10")) == 4
+    for etag, part in (("a", "bytes 3-9/10"), ("b", "bytes 4-9/10")):
+        with pytest.raises(ServerError, match="another part"):
+            download.opened(_answer(206, 6, etag, part))
+    assert download.opened(_answer(200, 8, "b")) == 0
+    assert (download.written, download.whole) == (0, 8)
+
+
+def _answer(status: int, nbytes: int, etag: str, part: str | None = None) -> httpx.Response:
+    headers = {"Content-Length": str(nbytes), "ETag": f'"{etag}"'}
+    return httpx.Response(status, headers=headers | ({"Content-Range": part} if part else {}))
 
 
 @pytest.mark.parametrize("header", ["Content-Encoding: gzip\r\nContent-Length: 4", "X: y"])

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.support.checkpoint.saved_worlds import global_state, save_world
+from tests.support.faults.flaky_proxy import FlakyProxy
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.saved_checkpoints import MESH, report_saved, root_of, saved, spoil
 from tests.support.waiting import eventually
@@ -20,6 +22,7 @@ from tests.support.waiting import eventually
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
+from holdfast.client import http_answers
 from holdfast.errors import Conflict, NotFound, ServerError
 from holdfast_service.job_model.lifecycle import State
 from holdfast_workers.checkpoint.local_files import LocalStorage
@@ -235,6 +238,48 @@ def test_an_export_is_the_whole_model_with_the_stated_length(
     assert set(loaded) == {name.removeprefix("model.") for name in model}
     for name, values in model.items():
         assert np.array_equal(loaded[name.removeprefix("model.")], values)
+
+
+def test_an_export_is_served_in_ranges(http: httpx.Client, job_id: str) -> None:
+    path = f"/api/v1/jobs/{job_id}/checkpoints/4/export"
+    whole = http.get(path)
+    etag, nbytes = whole.headers["etag"], len(whole.content)
+    assert whole.headers["accept-ranges"] == "bytes"
+
+    part = http.get(path, headers={"Range": "bytes=100-", "If-Range": etag})
+    assert (part.status_code, part.content) == (206, whole.content[100:])
+    assert part.headers["content-range"] == f"bytes 100-{nbytes - 1}/{nbytes}"
+    assert part.headers["etag"] == etag
+    other = http.get(path.replace("/4/", "/6/"), headers={"Range": "bytes=100-", "If-Range": etag})
+    assert (other.status_code, len(other.content)) == (200, nbytes)
+    assert other.headers["etag"] != etag
+
+    for wrong in (f"bytes={nbytes}-", "bytes=x"):
+        refused = http.get(path, headers={"Range": wrong})
+        assert (refused.status_code, refused.json()["code"]) == (416, "range_not_satisfiable")
+        assert refused.headers["content-range"] == f"bytes */{nbytes}"
+
+
+def test_a_download_that_is_cut_resumes_with_the_same_bytes(
+    server: LiveServer,
+    http: httpx.Client,
+    job_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_answers, "DOWNLOAD_PIECE", 100)
+    whole = http.get(f"/api/v1/jobs/{job_id}/checkpoints/4/export").content
+    target = tmp_path / "model.safetensors"
+    written: list[int] = []
+    with (
+        closing(FlakyProxy(httpx.URL(server.address).port or 0)) as proxy,
+        Client(proxy.endpoint) as proxied,
+    ):
+        cut = proxy.add("cut_download", times=1, after_bytes=1400)
+        proxied.export_checkpoint(job_id, 4, target, on_bytes=lambda done, _: written.append(done))
+        assert (cut.used, len(proxy.requests)) == (1, 2)
+    assert target.read_bytes() == whole
+    assert written == sorted(set(written))  # no byte was sent twice
 
 
 def test_a_damaged_checkpoint_is_never_exported(

@@ -80,7 +80,7 @@ class AsyncTransport:
         contains unescaped.
         """
         rest = ""
-        async with self._answer(method, path, None, http_answers.STREAM_SILENCE_S) as response:
+        async with self._answer(method, path) as response:
             async for text in response.aiter_text():
                 *whole, rest = (rest + text).split("\n")
                 for line in whole:
@@ -95,37 +95,39 @@ class AsyncTransport:
         target: Path,
         on_bytes: Callable[[int, int], None],
     ) -> int:
-        """Write an answer to `target`, which appears whole or not at all. Raises as :meth:`call`;
-        OSError if `target` cannot be written."""
+        """Write an answer to `target`, which appears whole or not at all; resumes after a broken
+        connection. Raises as :meth:`call`; OSError if `target` cannot be written."""
         partial = http_answers.partial_file(target)
-        written = 0
+        download = http_answers.FileDownload(RetrySchedule(self._retry_s))
         try:
-            async with self._answer(
-                "GET", path, params, http_answers.DOWNLOAD_SILENCE_S
-            ) as response:
-                file = await off_loop(partial.open, "wb")
-                with file:
-                    whole = http_answers.file_length(response)
-                    async for piece in response.aiter_raw(http_answers.DOWNLOAD_PIECE):
-                        written += await off_loop(file.write, piece)
-                        on_bytes(written, whole)
+            file = await off_loop(partial.open, "wb")
+            with file:
+                while True:
+                    try:
+                        async with self._http.stream(**download.request(path, params)) as response:
+                            await _read_error(response)
+                            file.seek(download.opened(response))
+                            file.truncate()
+                            async for piece in response.aiter_raw(http_answers.DOWNLOAD_PIECE):
+                                download.wrote(await off_loop(file.write, piece))
+                                on_bytes(download.written, download.whole)
+                        break
+                    except http_answers.TRANSIENT as error:
+                        await self._pause(download.pause_s(time.monotonic()), error)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-        return written
+        return download.written
 
     @contextlib.asynccontextmanager
-    async def _answer(
-        self, method: str, path: str, params: dict[str, Any] | None, silence_s: float
-    ) -> AsyncIterator[httpx.Response]:
+    async def _answer(self, method: str, path: str) -> AsyncIterator[httpx.Response]:
         """An answer that is read piece by piece."""
         try:
             async with self._http.stream(
                 method,
                 path,
-                params=params,
                 headers=http_answers.UNCOMPRESSED,
-                timeout=http_answers.timeout(silence_s),
+                timeout=http_answers.timeout(http_answers.STREAM_SILENCE_S),
             ) as response:
                 await _read_error(response)
                 http_answers.raise_for_error(response)

@@ -366,7 +366,9 @@ class RequestMethods:
         """Write the model's parameters to `target`, as safetensors; returns the size in bytes.
 
         The server verifies every byte first, which can take a while. `target` appears whole or not
-        at all. `on_bytes` receives the bytes written and the total.
+        at all. `on_bytes` receives the bytes written and the total. Once the file has
+        begun to arrive, a broken connection is resumed where it broke; the server then verifies
+        every byte again.
         """
         path = checkpoint_path(job_id, step, "/export")
         params = {"format": "safetensors", "names": "hf" if hugging_face else "own"}

@@ -79,7 +79,7 @@ class Transport:
         contains unescaped.
         """
         rest = ""
-        with self._answer(method, path, None, http_answers.STREAM_SILENCE_S) as response:
+        with self._answer(method, path) as response:
             for text in response.iter_text():
                 *whole, rest = (rest + text).split("\n")
                 yield from whole
@@ -93,35 +93,39 @@ class Transport:
         target: Path,
         on_bytes: Callable[[int, int], None],
     ) -> int:
-        """Write an answer to `target`, which appears whole or not at all. Raises as :meth:`call`;
-        OSError if `target` cannot be written."""
+        """Write an answer to `target`, which appears whole or not at all; resumes after a broken
+        connection. Raises as :meth:`call`; OSError if `target` cannot be written."""
         partial = http_answers.partial_file(target)
-        written = 0
+        download = http_answers.FileDownload(RetrySchedule(self._retry_s))
         try:
-            with self._answer("GET", path, params, http_answers.DOWNLOAD_SILENCE_S) as response:
-                file = off_loop(partial.open, "wb")
-                with file:
-                    whole = http_answers.file_length(response)
-                    for piece in response.iter_raw(http_answers.DOWNLOAD_PIECE):
-                        written += off_loop(file.write, piece)
-                        on_bytes(written, whole)
+            file = off_loop(partial.open, "wb")
+            with file:
+                while True:
+                    try:
+                        with self._http.stream(**download.request(path, params)) as response:
+                            _read_error(response)
+                            file.seek(download.opened(response))
+                            file.truncate()
+                            for piece in response.iter_raw(http_answers.DOWNLOAD_PIECE):
+                                download.wrote(off_loop(file.write, piece))
+                                on_bytes(download.written, download.whole)
+                        break
+                    except http_answers.TRANSIENT as error:
+                        self._pause(download.pause_s(time.monotonic()), error)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-        return written
+        return download.written
 
     @contextlib.contextmanager
-    def _answer(
-        self, method: str, path: str, params: dict[str, Any] | None, silence_s: float
-    ) -> Iterator[httpx.Response]:
+    def _answer(self, method: str, path: str) -> Iterator[httpx.Response]:
         """An answer that is read piece by piece."""
         try:
             with self._http.stream(
                 method,
                 path,
-                params=params,
                 headers=http_answers.UNCOMPRESSED,
-                timeout=http_answers.timeout(silence_s),
+                timeout=http_answers.timeout(http_answers.STREAM_SILENCE_S),
             ) as response:
                 _read_error(response)
                 http_answers.raise_for_error(response)
