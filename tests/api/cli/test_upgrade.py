@@ -45,7 +45,7 @@ def successors(server: LiveServer, build: str, restored: int) -> Callable[[str],
     """Lets the next supervisor of a job train in `build` from the step `restored`."""
 
     def play(job_id: str, former: FakeSupervisor) -> None:
-        eventually(lambda: server.cluster.supervisors.get(job_id) not in (None, former))
+        eventually(lambda: server.cluster.supervisors.get(job_id) not in (None, former), 60)
         supervisor = server.supervisor(job_id)
         supervisor.build = build
         supervisor.form(2, restored)

