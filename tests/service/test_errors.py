@@ -30,6 +30,7 @@ STATUS_OF_CODE = {
     "job_ended": 409,
     "job_not_ended": 409,
     "spec_unreadable": 409,
+    "job_changed": 412,
     "idempotency_conflict": 409,
     "nothing_to_replay": 409,
     "not_a_replay": 409,
