@@ -11,8 +11,8 @@ from rich.table import Table
 from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.errors import Conflict, JobChanged, WaitTimeout
-from holdfast_service.job_model.lifecycle import ON_CLUSTER, State
+from holdfast.errors import JobChanged, JobEnded, JobNotFound, WaitTimeout
+from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
 
 if TYPE_CHECKING:
     from holdfast.client.synchronous.client import Client
@@ -40,22 +40,33 @@ def upgrade(
     with options.connect(LONG_RETRY_S) as client:
         server = client.version()
         jobs = [client.get(row.id) for row in client.list(state=sorted(ON_CLUSTER))]
-        due = [job for job in jobs if job.build != server.build]
+        due = [job for job in jobs if _is_due(job, server)]
         if not yes:
             if not output.results(options, due):
                 _print_plan(server, jobs)
             return ExitCode.OK
-        done = [_restart(client, job, server, limit_s) for job in due]
-    output.results(options, [job for job in done if job is not None])
-    output.progress(f"{output.plural(sum(job is not None for job in done), 'job')} of {len(due)}")
-    return ExitCode.OK if None not in done else ExitCode.JOB_FAILED
+        done: list[JobView] = []
+        for job in due:
+            now = _restart(client, job, server, limit_s)
+            if now is None:  # the others would fare no better
+                break
+            done.append(now)
+    output.results(options, done)
+    output.progress(f"{output.plural(len(done), 'job')} of {len(due)}")
+    return ExitCode.OK if len(done) == len(due) else ExitCode.JOB_FAILED
+
+
+def _is_due(job: JobView, server: Version) -> bool:
+    """Whether the job is to run on, in another build than it does."""
+    is_starting = job.build is None and job.state is State.STARTING
+    return job.desired is Desired.RUNNING and job.build != server.build and not is_starting
 
 
 def _print_plan(server: Version, jobs: list[JobView]) -> None:
     table = Table("job", "id", "state", "build", "what `holdfast upgrade --yes` does", box=None)
     for job in jobs:
         what = "nothing"
-        if job.build != server.build:
+        if _is_due(job, server):
             what = f"saves step {job.progress.step} or a later one, gives its nodes back, resumes"
         table.add_row(job.name, job.id, output.state_text(job.state), job.build or "unknown", what)
     output.console().print(f"server: version {server.version}, build {server.build}")
@@ -63,17 +74,22 @@ def _print_plan(server: Version, jobs: list[JobView]) -> None:
 
 
 def _restart(client: Client, job: JobView, server: Version, limit_s: float) -> JobView | None:
-    """The job once it trains in the server's build, or has ended; None: it does neither."""
+    """The job once it trains in the server's build, has ended or was stopped by its user; None: it
+    failed, or does not train in time."""
+    began = time.monotonic()
     try:
         client.restart(job.id, if_generation=job.generation)
-        began = time.monotonic()
         now = _wait(client, job, server, limit_s)
-    except (Conflict, JobChanged, WaitTimeout) as error:
+    except JobNotFound:
+        return job
+    except JobEnded:
+        now = client.get(job.id)
+    except (JobChanged, WaitTimeout) as error:
         output.progress(f"{job.name} ({job.id}): {error}")
         return None
-    if now.state.terminal:
-        output.progress(f"{job.name} ({job.id}): has ended ({now.state.value})")
-        return now
+    if now.state.terminal or now.desired is not Desired.RUNNING:
+        output.progress(f"{job.name} ({job.id}): is {now.state.value}")
+        return now if now.state is not State.FAILED else None
     attempts = client.attempts(job.id)
     before = max((attempt.last_step or 0 for attempt in attempts[:-1]), default=0)
     step = attempts[-1].restore.step or 0
@@ -88,7 +104,8 @@ def _wait(client: Client, job: JobView, server: Version, limit_s: float) -> JobV
     deadline = time.monotonic() + limit_s
     while True:
         now = client.get(job.id)
-        if now.state.terminal or (now.state is State.RUNNING and now.build == server.build):
+        is_moved = now.state is State.RUNNING and now.build == server.build
+        if is_moved or now.state.terminal or now.desired is not Desired.RUNNING:
             return now
         if time.monotonic() >= deadline:
             why = f", waiting for {now.waiting.resource}" if now.waiting else ""

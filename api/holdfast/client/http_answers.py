@@ -137,7 +137,7 @@ class FileDownload:
     def __init__(self, schedule: RetrySchedule) -> None:
         self._schedule = schedule
         self._etag: str | None = None
-        self.written = self.whole = 0
+        self.written = self.whole = self._most = 0
 
     def request(self, path: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """The request of the next connection: for the whole file, or for its rest."""
@@ -169,7 +169,9 @@ class FileDownload:
 
     def wrote(self, nbytes: int) -> None:
         self.written += nbytes
-        self._schedule.succeeded()
+        if self.written > self._most:  # not if the same bytes come again and again
+            self._most = self.written
+            self._schedule.succeeded()
 
     def pause_s(self, now: float) -> float | None:
         """The pause before the next connection. None: no more tries, or no answer yet that a

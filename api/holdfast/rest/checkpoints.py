@@ -148,5 +148,8 @@ class _ExportResponse(FileResponse):
                 )
             await send(message)
 
+        if not Headers(scope=scope).get("range", "").startswith("bytes="):  # no unit that is known
+            headers = [header for header in scope["headers"] if header[0] != b"range"]
+            scope = {**scope, "headers": headers}
         with self._file:
             await super().__call__(scope, receive, send_unless_refused)

@@ -65,6 +65,7 @@ _SHOWN: dict[int | str, dict[str, Any]] = {
     }
 }
 _ETAG = re.compile(r'"\d{1,18}"')
+_ANY_ETAG = re.compile(r'(W/)?"[^"]*"')
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -113,12 +114,12 @@ async def _expected(
     tags = [tag.strip() for line in if_match for tag in line.split(",")]
     if tags == ["*"]:
         return None
-    if not all(map(_ETAG.fullmatch, tags)):
-        why = 'must be an ETag that the job had, such as "3", or *'
+    if not all(map(_ANY_ETAG.fullmatch, tags)):
+        why = 'must be an ETag of the job, such as "3", or *'
         raise InvalidParameters(
             f"If-Match {why}", faults=[{"path": "header.if-match", "message": why}]
         )
-    return frozenset(int(tag.strip('"')) for tag in tags)
+    return frozenset(int(tag.strip('"')) for tag in tags if _ETAG.fullmatch(tag))
 
 
 Expected = Annotated[Generations, Depends(_expected)]
@@ -330,4 +331,5 @@ def _created(response: Response, job: JobView, created: bool) -> JobView:
 
 def _tagged(response: Response, job: JobView) -> JobView:
     response.headers["ETag"] = f'"{job.generation}"'
+    response.headers["Cache-Control"] = "no-store"  # its progress does not change the ETag
     return job

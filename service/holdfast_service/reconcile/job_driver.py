@@ -422,6 +422,7 @@ class JobDriver:
                 resumed = Effect.PAUSE in intents
                 why = "resumed by the user" if resumed else "it was given back"
                 tx.transition(State.QUEUED, reason=why)
+                tx.wait_for("nodes", "it has given its nodes back")  # and keeps its place
             elif tx.job.desired == Desired.CANCELLED:
                 tx.end(State.CANCELLED, "cancelled", "cancelled during the pause")
         return NextStep(0.0)

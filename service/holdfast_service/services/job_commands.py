@@ -25,7 +25,7 @@ from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import canonical, not_found
-from holdfast_service.store.models import JobRecord
+from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import (
     Effect,
     JobTransaction,
@@ -45,13 +45,13 @@ async def cancel(store: Store, job_id: str, now: bool, expected: Generations = N
             raise JobEnded(f"job {job_id} has already ended ({tx.state.lower()})")
         if tx.state.terminal:
             return await queries.job_view(tx.session, tx.job)
-        if _set_desired(tx, Desired.CANCELLED, CancelRequestedEvent(), expected) and tx.state in (
-            State.QUEUED,
-            State.PAUSED,
-        ):
+        changed = _set_desired(tx, Desired.CANCELLED, CancelRequestedEvent(), expected)
+        if changed and tx.state in (State.QUEUED, State.PAUSED):
             # Nothing of the job is on the cluster, so that it can end at once.
             tx.end(State.CANCELLED, "cancelled", f"cancelled while it was {tx.state.lower()}")
-        elif now:
+        elif now and await tx.session.get(Intent, (tx.job.id, Effect.CANCEL_NOW)) is None:
+            if not changed:
+                _count_change(tx, expected)
             await tx.record_intent(Effect.CANCEL_NOW)
         return await queries.job_view(tx.session, tx.job)
 

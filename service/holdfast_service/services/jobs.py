@@ -165,10 +165,7 @@ class JobService:
         """
         if idempotency_key is None:
             return None
-        if not 0 < len(idempotency_key) <= _MAX_KEY_LENGTH or not idempotency_key.isprintable():
-            raise InvalidKey(
-                f"the idempotency key must have 1 to {_MAX_KEY_LENGTH} printable characters"
-            )
+        check_key(idempotency_key)
         return await self._find_by_key(idempotency_key, _request_digest(request))
 
     async def _parse(self, document: Mapping[str, Any]) -> JobSpec:
@@ -498,6 +495,14 @@ class JobService:
             return await self._cluster.capacity()
         except ClusterUnavailable:
             return None  # the job is accepted all the same, and waits in the queue with that reason
+
+
+def check_key(key: str) -> None:
+    """Raises InvalidKey."""
+    if not 0 < len(key) <= _MAX_KEY_LENGTH or not key.isprintable():
+        raise InvalidKey(
+            f"the idempotency key must have 1 to {_MAX_KEY_LENGTH} printable characters"
+        )
 
 
 def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobRecord:

@@ -6,6 +6,7 @@ A replay is a job like any other; see `job_model/replay.py` for its spec.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -17,7 +18,7 @@ from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.mesh_history import MeshSpan, mesh_history, since, until
 from holdfast_service.job_model.replay import ReplayMark, replay_document, replay_mark
 from holdfast_service.readers.replay_comparison import ReplayedRun, ReplayProgress, compare
-from holdfast_service.services.jobs import JobService
+from holdfast_service.services.jobs import JobService, check_key
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import canonical, find_job, spec_of
@@ -51,8 +52,10 @@ class ReplayService:
         and the errors of :meth:`JobService.submit`.
         """
         request = {"replay_of": job_id}
-        if idempotency_key:  # apart from the keys of submissions
-            idempotency_key = f"replay:{canonical(job_id)[:36]}:{idempotency_key}"
+        if idempotency_key is not None:  # apart from the keys of submissions
+            check_key(idempotency_key)
+            digest = hashlib.sha256(f"{canonical(job_id)} {idempotency_key}".encode()).hexdigest()
+            idempotency_key = f"replay:{digest}"
         first = await self._jobs.submitted_before(request, idempotency_key)
         if first is not None:
             return first, False

@@ -83,6 +83,8 @@ class FollowedFeed:
     def __init__(self) -> None:
         self.round = Round()
         self.followers = 0
+        self.stored = 0
+        """Number of changes that this process has stored."""
         self._head: Hashable = ()  # of no feed: the first poll ends the first round
         self._began = time.monotonic()
 
@@ -129,26 +131,32 @@ class FeedChanges:
         for feed in JobFeed:
             followed = self._followed.get((job.id, feed))
             if followed is not None:
+                followed.stored += 1
                 followed.found(feed.head(job))
 
     async def _poll_forever(self) -> None:
+        works = True
         while True:
             began = time.monotonic()
             try:
                 await self._poll_once()
+                works = True
             except Exception as error:  # all followers depend on this task
-                log.warning("job_changes.poll_failed", exc_info=error)
+                if works:
+                    log.warning("job_changes.poll_failed", exc_info=error)
+                works = False
             await asyncio.sleep(max(self._poll_s - (time.monotonic() - began), self._poll_s / 4))
 
     async def _poll_once(self) -> None:
-        polled = list(self._followed)
+        polled = {key: followed.stored for key, followed in self._followed.items()}
         ids = sorted({job_id for job_id, _ in polled})
         jobs: dict[str, Any] = {}
         for start in range(0, len(ids), MAX_JOBS_PER_READ):
             async with self._read() as session:
                 part = ids[start : start + MAX_JOBS_PER_READ]
                 jobs |= {job.id: job for job in await _JOBS.all(session, jobs=part)}
-        for job_id, feed in polled:
+        for (job_id, feed), stored in polled.items():
             followed = self._followed.get((job_id, feed))
-            if followed is not None:
+            # A change that was stored meanwhile may be newer than what was read.
+            if followed is not None and followed.stored == stored:
                 followed.found(feed.head(jobs.get(job_id)))

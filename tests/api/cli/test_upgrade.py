@@ -15,6 +15,7 @@ from holdfast.cli import upgrade
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast_service.job_model.lifecycle import Phase, State
+from holdfast_service.job_model.supervisor_protocol import EventKind
 
 ONE_NODE = {**SPEC, "parallel": {"dp_shard": 1}, "resources": {"workers_per_node": 1}}
 
@@ -32,7 +33,7 @@ def started(server: LiveServer, client: Client, name: str, build: str) -> FakeSu
     supervisor.form(1)
     supervisor.enter(Phase.RUNNING)
     supervisor.run(1, 1, 5)
-    eventually(lambda: client.get(job_id).state is State.RUNNING and client.get(job_id).build)
+    eventually(lambda: client.get(job_id).progress.step == 5 and client.get(job_id).build)
     return supervisor
 
 
@@ -66,14 +67,27 @@ def test_only_jobs_of_another_build_are_restarted_and_nothing_before_yes(
     plan = text(capsys)
     assert f"build {present}" in plan and "0123456789ab saves step 5" in plan
     assert {client.get(job).generation for job in (old, new)} == {1}
+    server.supervisor(old).emit(
+        EventKind.ATTEMPT_ENDED, attempt=1, reason="paused", last_step=7, gone=[]
+    )
     successors(server, present, restored=5)(old)
     assert run(["upgrade", "--yes"]) == ExitCode.OK
     told = text(capsys)
-    assert f"old ({old}): trains from step 5 after" in told and "0 steps lost 1 job of 1" in told
+    assert f"old ({old}): trains from step 5 after" in told and "2 steps lost 1 job of 1" in told
     assert (client.get(old).build, client.get(old).state) == (present, State.RUNNING)
     assert client.get(new).generation == 1
     kinds = [event.kind for event in client.all_events(old)]
     assert kinds.count("job.restart_requested") == 1
+    assert run(["upgrade", "--yes"]) == ExitCode.OK
+    assert "0 jobs of 0" in text(capsys)
+
+
+def test_a_job_that_its_user_stops_is_left_alone(
+    server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervisor = started(server, client, "old", "0123456789ab")
+    supervisor.obeys = False
+    client.pause(supervisor.launch.job_id)
     assert run(["upgrade", "--yes"]) == ExitCode.OK
     assert "0 jobs of 0" in text(capsys)
 

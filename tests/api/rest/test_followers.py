@@ -180,6 +180,28 @@ async def test_followers_get_what_their_server_stores_without_waiting_for_a_poll
             await logs.has(number - 1)
 
 
+async def test_a_poll_that_is_older_than_a_stored_change_wakes_nobody(
+    store: Store, settings: Settings
+) -> None:
+    job = (await services_over(store, FakeCluster(), settings).jobs.submit({"name": "x"}))[0].id
+    with store.changes.following(job, JobFeed.EVENTS) as followed:
+        await store.changes._poll_once()
+        read = store.changes._read
+
+        @asynccontextmanager
+        async def slow_read() -> AsyncIterator[Any]:
+            async with read() as session:
+                yield session
+            await write(store, job)  # after the poll has read, before it is evaluated
+
+        store.changes._read = slow_read
+        await store.changes._poll_once()
+        store.changes._read = read
+        present = followed.round
+        await store.changes._poll_once()
+        assert followed.round is present
+
+
 async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Settings) -> None:
     store.changes._poll_s = 60
     services = services_over(store, FakeCluster(), settings)

@@ -183,9 +183,12 @@ def test_a_change_takes_effect_only_on_the_job_that_its_sender_has_seen(
         assert late.json()["generation"] == 2
     job = http.get(path).json()
     assert (job["spec"]["priority"], job["desired"], job["generation"]) == (7, "running", 2)
-    for tags in ("2", 'W/"2"', "", "x"):
+    for tags in ("2", "", "x"):
         unknown = http.post(f"{path}/cancel", headers={"If-Match": tags})
         assert (unknown.status_code, unknown.json()["code"]) == (422, "invalid_parameters"), tags
+    for tags in ('W/"2"', '"x"', '"1", "x"'):
+        other = http.post(f"{path}/cancel", headers={"If-Match": tags})
+        assert (other.status_code, other.json()["code"]) == (412, "job_changed"), tags
     cancelled = http.post(f"{path}/cancel", headers={"If-Match": '"1", "2"'})
     assert (cancelled.status_code, cancelled.headers["etag"]) == (202, '"3"')
     assert http.post(f"{path}/cancel", headers={"If-Match": "*"}).status_code == 202

@@ -6,11 +6,13 @@ from functools import partial
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.service.recovery.test_elastic_worlds import elastic, world_sizes
 from tests.service.recovery.test_recovery_histories import FAULTS, LAYOUTS, prepared
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.restore_points import RemoteCheckpoint
 
 
 def upgraded(job: SimulatedCluster) -> SimulatedCluster:
@@ -87,6 +89,25 @@ def test_a_job_all_of_whose_agents_start_again_goes_on_in_the_other_build() -> N
     assert job.run().outcome == "SUCCEEDED"
     assert builds_of_worlds(job) == [{""}, {"new"}]
     assert job.core.build == "new"
+
+
+def test_a_smaller_world_that_was_ordered_is_formed_beside_a_standby_of_another_build() -> None:
+    job = upgraded(running(elastic(standbys=1, steps=600)))
+    job.kill_agent("n3", back_after_s=0.5)
+    job.run_until(lambda: len(closed(job)) == 1 and job.builds["n3", "i2"] == "new")
+    running(job, job.core.committed + 20)
+    job.order_size(2)
+    assert job.run().outcome == "SUCCEEDED"
+    assert world_sizes(job) == [4, 4, 2]
+
+
+def test_a_job_that_has_trained_is_queued_again_until_all_nodes_have_one_build() -> None:
+    saved = (RemoteCheckpoint(step=20, attempt=1, uri="uri"),)
+    job = cluster(standbys=0, start_timeout_s=20.0, remotes=saved)
+    job.agents["n1"].build = "other"
+    end = job.run()
+    assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
+    assert "n1 runs another build of Holdfast" in job.emitted(EventKind.ENDED)[0]["message"]
 
 
 @given(

@@ -19,7 +19,7 @@ from tests.support.service.job_drives import (
     until_state,
 )
 
-from holdfast_service.errors import InvalidParameters, JobEnded
+from holdfast_service.errors import InvalidParameters, JobChanged, JobEnded
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
@@ -31,6 +31,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.transaction import job_transaction
 
 
 async def test_cancel_of_a_queued_job_needs_no_cluster(
@@ -223,3 +224,18 @@ async def test_an_elastic_job_is_held_while_another_waits_for_nodes(
         cluster.nodes = replace(cluster.nodes, placed=placed)
         await until(lambda: supervisor.sizes[-1] == SizeOrder(None), what="its place")
         assert all(size.is_held for size in supervisor.sizes[1:-1])
+
+
+async def test_a_hasty_cancel_of_a_job_that_was_changed_is_refused(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    async with job_transaction(store, job.id) as tx:
+        tx.transition(State.STARTING)
+    cancelled = await jobs.cancel(job.id)
+    with pytest.raises(JobChanged):  # it would give up the last checkpoint
+        await jobs.cancel(job.id, now=True, expected=frozenset({job.generation}))
+    hasty = await jobs.cancel(job.id, now=True, expected=frozenset({cancelled.generation}))
+    assert (cancelled.generation, hasty.generation) == (2, 3)
+    again = await jobs.cancel(job.id, now=True, expected=frozenset({job.generation}))
+    assert again.generation == 3, "nothing was left to change"

@@ -7,6 +7,7 @@ from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
 from tests.support.service.job_drives import reconciling, until, until_state
 
 from holdfast_service.errors import (
+    InvalidKey,
     InvalidSpec,
     JobNotFound,
     NotAReplay,
@@ -152,6 +153,10 @@ async def test_a_replay_of_a_running_job_covers_its_steps_so_far(
         other, _ = await jobs.submit({**FIXED, "name": "other"})
         with pytest.raises(NothingToReplay):  # the keys of each job are apart
             await replays.replay(other.id, "key")
+        long, created = await replays.replay(job.id, "k" * 255)
+        assert created and (await replays.replay(job.id, "k" * 255))[0].id == long.id
+        with pytest.raises(InvalidKey):
+            await replays.replay(job.id, "k" * 256)
     assert (await replays.compare(replay.id)).until_step == 30
     schedules = [job.spec["resources"]["nodes"]["schedule"] for job in (replay, later)]
     assert [[entry["after_step"] for entry in entries] for entries in schedules] == [

@@ -271,7 +271,9 @@ class ChildProcesses:
         if self._stopped:
             raise ZygoteFailed("the zygote was stopped because the agent is shutting down")
         if build.is_replaced():
-            _end_for_another_build(build.on_disk())
+            if not isinstance(self._config, ZygoteConfig):  # no rank needs it at once
+                raise ZygoteFailed("Holdfast was upgraded on this node: see `holdfast upgrade`")
+            _end_for_another_build("the one on disk")
         self._end = ours = self._spawn()
         ours.settimeout(self._start_timeout_s)
         try:

@@ -112,6 +112,12 @@ def agents_of_other_builds(state: CoreState) -> list[str]:
     return [record.agent for record in state.roster.live() if record.report.build != build]
 
 
+def hosts_of_other_builds(state: CoreState) -> list[str]:
+    """Those of them that ran ranks of the newest world, before they were started again."""
+    hosts = {agent for agent, _ in _newest_hosts(state)}
+    return [agent for agent in agents_of_other_builds(state) if agent in hosts]
+
+
 def candidate_nodes(
     state: CoreState, records: list[AgentRecord], ranks: Mapping[str, int]
 ) -> list[CandidateNode]:

@@ -64,16 +64,18 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
         record.agent: why for record in live if (why := node_eligibility.why_avoided(state, record))
     }
     waiting += "".join(f"; {agent} is not used: {why}" for agent, why in avoided.items())
+    others = node_eligibility.agents_of_other_builds(state)
     waiting += "".join(
         f"; {agent} runs another build of Holdfast: install the same version on all nodes"
-        for agent in node_eligibility.agents_of_other_builds(state)
+        for agent in others
     )
     message = (
         f"{len(ready)} of {config.best_shape.nodes} training nodes were ready within "
         f"{config.start_timeout_s:g} s{waiting}"
     )
     needed = min(shape.nodes for shape in config.shapes)
-    if config.requeue and len(live) < needed:
+    has_trained = state.saves.newest(state.progress.line) is not None
+    if (config.requeue and len(live) < needed) or (others and has_trained):
         requeue.end(state, now, message)
     else:
         outcome.fail(state, now, "start_timeout", message)

@@ -161,10 +161,12 @@ def _form_from_saved_state(
 def _builds_are_in_the_way(state: CoreState, result: ShapedAssignment | Shortage) -> bool:
     """Whether the last world cannot be formed again because some nodes run another build of
     Holdfast since an upgrade: no node that comes will run the former one."""
-    is_first = not state.worlds.shapes
-    if is_first or not node_eligibility.agents_of_other_builds(state):
+    if not state.worlds.shapes:  # the first world of this supervisor
         return False
-    return isinstance(result, Shortage) or result.shape.world_size < state.worlds.shape.world_size
+    if isinstance(result, Shortage):
+        return bool(node_eligibility.agents_of_other_builds(state))
+    is_smaller = result.shape.world_size < state.worlds.shape.world_size
+    return is_smaller and bool(node_eligibility.hosts_of_other_builds(state))
 
 
 def _give_back_for_builds(state: CoreState, now: float) -> None:
