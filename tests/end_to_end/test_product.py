@@ -428,12 +428,11 @@ def test_a_job_with_too_few_nodes_is_queued_again_and_resumes_on_others_with_the
 
     def is_queued() -> bool:
         found = client.get(job.id)  # before, it waits for a replacement in its recovery
-        return found.state == "QUEUED" and found.waiting is not None
+        if found.state != "QUEUED" or found.waiting is None:
+            return False
+        return found.waiting.reason.startswith("2 nodes with 1 CPUs and 0 GPUs free are needed")
 
     product.wait(is_queued, 90)
-    queued = client.get(job.id)
-    assert queued.state == "QUEUED" and queued.waiting is not None
-    assert queued.waiting.reason.startswith("2 nodes with 1 CPUs and 0 GPUs free are needed")
     reasons = [event.data.get("reason") for event in client.events(job.id, limit=1000).items]
     assert "it was given back" in reasons
     assert not product.left_of(job.id)

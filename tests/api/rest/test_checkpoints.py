@@ -254,6 +254,8 @@ def test_an_export_is_served_in_ranges(http: httpx.Client, job_id: str) -> None:
     assert (other.status_code, len(other.content)) == (200, nbytes)
     assert other.headers["etag"] != etag
 
+    whole = http.get(path, headers={"Range": "items=0-5"})
+    assert (whole.status_code, len(whole.content)) == (200, nbytes), "a unit that is not known"
     for wrong in (f"bytes={nbytes}-", "bytes=x"):
         refused = http.get(path, headers={"Range": wrong})
         assert (refused.status_code, refused.json()["code"]) == (416, "range_not_satisfiable")
