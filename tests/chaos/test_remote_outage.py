@@ -116,7 +116,7 @@ def test_ranks_whose_savers_are_slow_save_the_same_steps(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         superseded = [bad["step"] for bad in run.of(EventKind.CHECKPOINT_BAD)]
         assert [step for step in superseded if step + 2 < STEPS] == []
-        assert len(_saved(run)) >= 3
+        assert len(_saved(run)) >= 2  # a quick machine makes all steps during the first save
         _assert_nothing_left(run, s3_server)
 
 
