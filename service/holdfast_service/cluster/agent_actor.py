@@ -11,6 +11,7 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ MEMORY_FLOOR_VARIABLE = "HOLDFAST_MEMORY_FLOOR_GB_PER_S"
 """Environment variable of a node: the minimum memory copy rate of a fit node."""
 LOGS_VARIABLE = "HOLDFAST_NODE_LOGS"
 """Environment variable of a node: `json` makes its agents log in JSON lines."""
+START_AGAIN_S = 0.5
+"""Pause before an agent that cannot start ends, for Ray to start it again."""
 DOMAIN_LABELS = ("holdfast.io/domain", "topology.kubernetes.io/zone")
 """Ray node labels that name a node's failure domain; the first that is set counts."""
 
@@ -209,5 +212,12 @@ def _interface_of(host: str) -> str:
 def code_folder() -> str:
     """The folder of the job's code package; "": there is none, or it is of an older version, whose
     package is the working folder itself."""
-    folder = Path.cwd() / CODE_FOLDER
+    try:
+        folder = Path.cwd() / CODE_FOLDER
+    except FileNotFoundError:
+        # Nodes that share a host share Ray's folder of the package, and one may unpack it again under
+        # this process. An exception would cost the seat for ever; a new process has the folder.
+        _log.warning("the working folder was replaced: the agent starts again")
+        time.sleep(START_AGAIN_S)
+        os._exit(1)
     return str(folder) if folder.is_dir() else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,3 +48,20 @@ def test_a_node_with_a_wrong_setting_and_no_interface_is_reported_and_not_raised
     made = config()
     assert MEMORY_FLOOR_VARIABLE in made.problem
     assert "GLOO_SOCKET_IFNAME" not in made.env
+
+
+def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    program = (
+        "import os, sys; from holdfast_service.cluster import agent_actor; "
+        "agent_actor.START_AGAIN_S = 0; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); "
+        "agent_actor.code_folder(); print('returned')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "returned" not in done.stdout and "Traceback" not in done.stderr
