@@ -215,8 +215,8 @@ def code_folder() -> str:
     try:
         folder = Path.cwd() / CODE_FOLDER
     except FileNotFoundError:
-        # Nodes that share a host share Ray's folder of the package, and one may unpack it again under
-        # this process. An exception would cost the seat for ever; a new process has the folder.
+        # Nodes that share a host share Ray's folder of the package, and one may unpack it again
+        # under this process. An exception would cost the seat for ever; a new process has it.
         _log.warning("the working folder was replaced: the agent starts again")
         time.sleep(START_AGAIN_S)
         os._exit(1)
