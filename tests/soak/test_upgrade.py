@@ -79,9 +79,9 @@ def test_jobs_train_through_an_upgrade_and_no_step_is_lost(
 
         monkeypatch.setenv("HOLDFAST_ADDRESS", product.client.address)
         assert run(["upgrade", "--yes"]) == ExitCode.OK
-        told = capsys.readouterr().err
-        print(told, file=sys.stderr)
-        assert "0 steps lost" in told and "1 job of 1" in told
+        shown = capsys.readouterr().err
+        print(shown, file=sys.stderr)
+        assert "0 steps lost" in shown and "1 job of 1" in shown
         assert trains_in(product, moved, present)
         for job in (struck, moved):
             product.client.cancel(job, now=True)

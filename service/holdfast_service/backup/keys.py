@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,18 +36,3 @@ def place_of(member: str, settings: Settings) -> Path:
     if _SECRET_FILE.fullmatch(name):
         return settings.secrets_dir / name.removeprefix(f"{SECRETS}/")
     raise BackupError(f"the backup has a key {member!r}, which this version does not know")
-
-
-def write_key(path: Path, content: bytes) -> None:
-    """Write the file with mode 0600, unless it exists; it is complete when it gets its name."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -23,13 +23,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_service.backup.backup_file import BackupError, BackupManifest, BackupReader
-from holdfast_service.backup.keys import is_job_key, place_of, write_key
+from holdfast_service.backup.keys import is_job_key, place_of
 from holdfast_service.backup.make import Progress, refusals, saved_settings, sqlite_file
 from holdfast_service.backup.table_rows import columns_of, insert, present_tables
 from holdfast_service.job_model.lifecycle import TERMINAL
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store, is_refused
-from holdfast_service.store.installation import fingerprint_of
+from holdfast_service.store.installation import create_private_file, fingerprint_of
 from holdfast_service.store.migrate import newest_revision, require_known, upgrade
 from holdfast_service.store.models import Base, Intent, JobRecord
 from holdfast_service.store.transaction import Effect
@@ -88,7 +88,7 @@ async def _restore(
         # Keys first: a server that starts before the commit finds an empty database, and makes no
         # key that would be in the way.
         for path, content in keys.items():
-            write_key(path, content)
+            create_private_file(path, content)
         await connection.run_sync(upgrade, plan.manifest.revision)
         await _insert(connection, backup, progress)
         await connection.run_sync(upgrade)

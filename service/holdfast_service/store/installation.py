@@ -58,26 +58,33 @@ def fingerprint_of(key: bytes) -> str:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """The key in `path`, created if missing, and readable by its owner only. Raises WrongKey.
-
-    The creation is atomic: the file is complete when it gets its name, even if several servers
-    create it at the same time or one dies meanwhile.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not path.exists():
-        fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-        try:
-            path.hardlink_to(fresh)
-        except FileExistsError:
-            pass  # another server was faster: use its key
-        finally:
-            fresh.unlink()
+    """The key in `path`, created if missing, and readable by its owner only. Raises WrongKey."""
+    create_private_file(path, secrets.token_bytes(KEY_BYTES))
     with contextlib.suppress(PermissionError):  # another user's key
         path.chmod(0o600)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise WrongKey(f"{path} does not hold a key of {KEY_BYTES} bytes: remove it")
     return key
+
+
+def create_private_file(path: Path, content: bytes) -> None:
+    """Create the file, unless it exists, readable by its owner only.
+
+    The creation is atomic: the file is complete and on disk when it gets its name, even if several
+    processes create it at the same time or one dies meanwhile.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists():
+        return
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # another process was faster: its file counts
+            path.hardlink_to(fresh)
+    finally:
+        fresh.unlink()

@@ -30,9 +30,7 @@ def started(server: LiveServer, client: Client, name: str, build: str) -> FakeSu
     job_id = client.submit({**ONE_NODE, "name": name}).id
     supervisor = server.supervisor(job_id)
     supervisor.build = build
-    supervisor.form(1)
-    supervisor.enter(Phase.RUNNING)
-    supervisor.run(1, 1, 5)
+    supervisor.train(5)
     eventually(lambda: client.get(job_id).progress.step == 5 and client.get(job_id).build)
     return supervisor
 
@@ -72,8 +70,8 @@ def test_only_jobs_of_another_build_are_restarted_and_nothing_before_yes(
     )
     successors(server, present, restored=5)(old)
     assert run(["upgrade", "--yes"]) == ExitCode.OK
-    told = text(capsys)
-    assert f"old ({old}): trains from step 5 after" in told and "2 steps lost 1 job of 1" in told
+    shown = text(capsys)
+    assert f"old ({old}): trains from step 5 after" in shown and "2 steps lost 1 job of 1" in shown
     assert (client.get(old).build, client.get(old).state) == (present, State.RUNNING)
     assert client.get(new).generation == 1
     kinds = [event.kind for event in client.all_events(old)]
@@ -92,12 +90,12 @@ def test_a_job_that_its_user_stops_is_left_alone(
     assert "0 jobs of 0" in text(capsys)
 
 
-def test_a_job_that_does_not_train_in_time_is_told_and_goes_on(
+def test_a_job_that_does_not_train_in_time_is_reported_and_goes_on(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = started(server, client, "old", "0123456789ab").launch.job_id
     assert run(["upgrade", "--yes", "--timeout", "1s"]) == ExitCode.JOB_FAILED
-    told = text(capsys)
-    assert f"old ({old}): is " in told and "after 1 s" in told and "0 jobs of 1" in told
+    shown = text(capsys)
+    assert f"old ({old}): is " in shown and "after 1 s" in shown and "0 jobs of 1" in shown
     assert client.get(old).desired == "running"
     assert run(["restart", old]) == ExitCode.OK  # once more

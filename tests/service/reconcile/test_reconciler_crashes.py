@@ -16,6 +16,7 @@ from tests.support.service.durable_cluster import STEPS, DurableCluster
 from tests.support.service.job_drives import (
     JOB,
     all_digests,
+    reconciling,
     until,
     until_released,
     until_state,
@@ -23,10 +24,10 @@ from tests.support.service.job_drives import (
 
 from holdfast_service.crash_points import CrashPoint
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.views.jobs import JobView
 
 pytestmark = pytest.mark.chaos
 CANCELS = {CrashPoint.CANCEL_INTENDED, CrashPoint.CANCEL_DONE}
@@ -42,6 +43,22 @@ async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subpro
         str(folder),
         stdout=asyncio.subprocess.DEVNULL,
     )
+
+
+async def endless_job(
+    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
+) -> tuple[DurableCluster, JobService, JobView, asyncio.subprocess.Process]:
+    """A running job, which trains until it is stopped, and its reconciler, which is killed at the
+    crash point."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = DurableCluster(folder)
+    jobs = JobService(store, cluster, settings)
+    job, _ = await jobs.submit({**JOB, "name": "endless"})
+    fatal = settings.model_copy(update={"crash_at": point.value})
+    process = await reconciler_process(fatal, folder)
+    await until_state(jobs, job.id, State.RUNNING)
+    return cluster, jobs, job, process
 
 
 @pytest.mark.parametrize("point", sorted(set(CrashPoint) - PAUSES - {CrashPoint.SUBMITTED}))
@@ -63,11 +80,8 @@ async def test_a_crash_at_any_crash_point_loses_nothing(
         await jobs.cancel(job.id)
     assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
 
-    stop = asyncio.Event()
-    successor = asyncio.create_task(Reconciler(store, cluster, settings).run(stop))
-    ended = await until_released(jobs, job.id)
-    stop.set()
-    await successor
+    async with reconciling(store, cluster, settings):
+        ended = await until_released(jobs, job.id)
 
     assert ended.state is (State.CANCELLED if point in CANCELS else State.SUCCEEDED)
     assert cluster.starts() == [job.id]
@@ -87,26 +101,16 @@ async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
     settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    cluster = DurableCluster(folder)
-    jobs = JobService(store, cluster, settings)
-    job, _ = await jobs.submit({**JOB, "name": "endless"})
-    fatal = settings.model_copy(update={"crash_at": point.value})
-    process = await reconciler_process(fatal, folder)
-    await until_state(jobs, job.id, State.RUNNING)
+    cluster, jobs, job, process = await endless_job(settings, store, tmp_path, point)
     await jobs.pause(job.id)
     assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
 
-    stop = asyncio.Event()
-    successor = asyncio.create_task(Reconciler(store, cluster, settings).run(stop))
-    await until_state(jobs, job.id, State.PAUSED)
-    assert await cluster.jobs_present() == set()
-    assert cluster.starts() == [job.id]
-    await jobs.resume(job.id)
-    ended = await until_released(jobs, job.id)
-    stop.set()
-    await successor
+    async with reconciling(store, cluster, settings):
+        await until_state(jobs, job.id, State.PAUSED)
+        assert await cluster.jobs_present() == set()
+        assert cluster.starts() == [job.id]
+        await jobs.resume(job.id)
+        ended = await until_released(jobs, job.id)
 
     assert ended.state is State.SUCCEEDED
     assert cluster.starts() == [job.id] * 2
@@ -125,23 +129,13 @@ async def test_a_crash_in_a_restart_loses_nothing_and_the_job_goes_on_by_itself(
     settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    cluster = DurableCluster(folder)
-    jobs = JobService(store, cluster, settings)
-    job, _ = await jobs.submit({**JOB, "name": "endless"})
-    fatal = settings.model_copy(update={"crash_at": point.value})
-    process = await reconciler_process(fatal, folder)
-    await until_state(jobs, job.id, State.RUNNING)
+    cluster, jobs, job, process = await endless_job(settings, store, tmp_path, point)
     assert (await jobs.restart(job.id)).state is State.PAUSING
     assert (await jobs.restart(job.id)).generation == 2, "a repeated command changes nothing"
     assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
 
-    stop = asyncio.Event()
-    successor = asyncio.create_task(Reconciler(store, cluster, settings).run(stop))
-    ended = await until_released(jobs, job.id)
-    stop.set()
-    await successor
+    async with reconciling(store, cluster, settings):
+        ended = await until_released(jobs, job.id)
     assert ended.state is State.SUCCEEDED
     assert cluster.starts() == [job.id] * 2
     assert set(await all_digests(jobs, job.id)) == set(range(1, 2 * STEPS + 1))

@@ -74,15 +74,13 @@ async def steps(jobs: JobService, job_id: str) -> set[int]:
     return {digest.step for digest in (await jobs.digests(job_id)).items}
 
 
-async def test_a_job_that_still_runs_is_adopted_and_lost_rows_are_told(
+async def test_a_job_that_still_runs_is_adopted_and_lost_rows_are_reported(
     store: Store, settings: Settings, cluster: FakeCluster, jobs: JobService, saved: Any, back: Back
 ) -> None:
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
         job_id = supervisor.launch.job_id
-        supervisor.form(1)
-        supervisor.enter(Phase.RUNNING)
-        supervisor.run(1, 1, 10)
+        supervisor.train(10)
         await until(lambda: stored(jobs, job_id, 10))
         await saved()
         supervisor.run(1, 11, 30)
@@ -113,9 +111,7 @@ async def test_a_job_that_is_gone_is_paused_and_continues_only_when_it_is_resume
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
         job_id = supervisor.launch.job_id
-        supervisor.form(1)
-        supervisor.enter(Phase.RUNNING)
-        supervisor.run(1, 1, 10)
+        supervisor.train(10)
         await until(lambda: stored(jobs, job_id, 10))
         await saved()
         supervisor.end()

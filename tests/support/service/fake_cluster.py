@@ -142,6 +142,12 @@ class FakeSupervisor:
             self.rows.append(row(attempt, step))
             self.digests[step] = f"d{step}"
 
+    def train(self, steps: int) -> None:
+        """Form the first attempt and make `steps` steps."""
+        self.form(1)
+        self.enter(Phase.RUNNING)
+        self.run(1, 1, steps)
+
     def end(self, outcome: str = "SUCCEEDED", code: str = "succeeded", **data: Any) -> None:
         self.phase = Phase.ENDED
         outcome_data = {"message": "", "traceback": None, "step": self.step, **data}

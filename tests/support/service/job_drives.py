@@ -11,6 +11,7 @@ from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
 
 from holdfast_service.crash_points import CrashHook
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
@@ -26,7 +27,7 @@ JOB = {
 
 @asynccontextmanager
 async def reconciling(
-    store: Store, cluster: FakeCluster, settings: Settings, crash_hook: CrashHook | None = None
+    store: Store, cluster: Cluster, settings: Settings, crash_hook: CrashHook | None = None
 ) -> AsyncIterator[Reconciler]:
     reconciler = Reconciler(store, cluster, settings, crash_hook=crash_hook)
     stop = asyncio.Event()

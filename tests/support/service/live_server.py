@@ -18,7 +18,6 @@ from tests.support.waiting import eventually
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import services_over
-from holdfast_service.job_model.supervisor_protocol import Phase
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.store.engine import Store
 
@@ -70,9 +69,7 @@ class LiveServer:
     def run_job(self, job_id: str, steps: int = 5, *, end: bool = True) -> FakeSupervisor:
         """Let a job form its first attempt and make `steps` steps; with `end`, it succeeds."""
         supervisor = self.supervisor(job_id)
-        supervisor.form(1)
-        supervisor.enter(Phase.RUNNING)
-        supervisor.run(1, 1, steps)
+        supervisor.train(steps)
         if end:
             supervisor.end()
         return supervisor
