@@ -25,6 +25,9 @@ class CrashPoint(StrEnum):
     PAUSED = "pause.released"  # nothing is left on the cluster, PAUSED is not yet recorded
     ENDED = "ended.stored"  # a terminal state is durable, everything is still on the cluster
     RELEASE_INTENDED = "release.intended"
+    OPERATION_CLAIMED = "operation.claimed"  # a server has it, nothing is done
+    OPERATION_WORKED = "operation.worked"  # all is read or written, nothing of that is stored
+    OPERATION_ENDED = "operation.ended"
     RELEASE_DONE = "release.done"  # nothing is left on the cluster, but that is not yet recorded
 
 

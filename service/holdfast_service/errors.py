@@ -180,6 +180,18 @@ class CheckpointNotFound(NotFound):
     code = "checkpoint_not_found"
 
 
+class OperationNotFound(NotFound):
+    """There is no such operation, or it was removed by age."""
+
+    code = "operation_not_found"
+
+
+class ContentGone(NotFound):
+    """The file that the operation made is not on this server any more."""
+
+    code = "content_gone"
+
+
 class UnknownMetric(NotFound):
     """The job has no such metric."""
 
@@ -280,6 +292,24 @@ class CannotExport(Conflict):
     code = "not_exportable"
 
 
+class NoContent(Conflict):
+    """The operation has no file: it makes none, has not ended, failed, or was cancelled."""
+
+    code = "no_content"
+
+
+class OperationEnded(Conflict):
+    """The operation has ended and cannot be cancelled any more."""
+
+    code = "operation_ended"
+
+
+class OperationCancelled(Conflict):
+    """The operation was cancelled."""
+
+    code = "operation_cancelled"
+
+
 # Status 500 and above: the server failed.
 
 
@@ -301,6 +331,12 @@ class StorageUnavailable(ServerError):
 
     code = "storage_unavailable"
     status = 503
+
+
+class OperationAbandoned(ServerError):
+    """Each server that began with the operation ended before it was done."""
+
+    code = "operation_abandoned"
 
 
 def from_problem(problem: dict[str, Any]) -> ApiError:

@@ -211,8 +211,10 @@ class Settings(BaseSettings):
         description="Accept a bucket's endpoint at a loopback or link-local address: a storage "
         "service on the server's own machine.",
     )
-    export_deadline_s: Seconds = Field(
-        default=3600.0, description="Deadline for reading a whole checkpoint for an export."
+    keep_operations_s: Seconds = Field(
+        default=6 * 3600.0,
+        description="Ended operations, and the files of exports, are removed after so many "
+        "seconds; each download keeps a file for so long again.",
     )
     webhook_url: str | None = Field(
         default=None,

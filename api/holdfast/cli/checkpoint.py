@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,6 +17,7 @@ from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast_service.job_model.job_reference import parse_job_reference
 from holdfast_service.views.jobs import CheckpointView
+from holdfast_service.views.operations import OperationView
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -87,18 +89,18 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
 
 
 def verify(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
-    """Read every byte of a checkpoint. A bad one is quarantined, and the exit code is 1."""
+    """Read every byte of a checkpoint. A bad one is quarantined, and the exit code is 1.
+
+    The server goes on without this command; Ctrl-C cancels it there.
+    """
     with options.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
-        with _progress("verifying") as progress:
-            bar = progress.add_task(f"step {chosen}")
-            for verification in client.verify_checkpoint(job_id, chosen):
-                progress.update(bar, completed=verification.read_bytes, total=verification.nbytes)
-    if not output.results(options, [verification]) and verification.bad is None:
+        operation = _shown(client, "verifying", client.verify_checkpoint(job_id, chosen))
+    if not output.results(options, [operation]) and operation.bad is None:
         output.console().print(f"step {chosen}: every byte is as it was saved")
-    if verification.bad is None:
+    if operation.bad is None:
         return ExitCode.OK
-    output.print_error(VerificationFailed(f"step {chosen} is quarantined: {verification.bad}"))
+    output.print_error(VerificationFailed(f"step {chosen} is quarantined: {operation.bad}"))
     return ExitCode.JOB_FAILED
 
 
@@ -148,20 +150,23 @@ def export(
     json: Annotated[bool, Parameter(negative="", help="JSON on stdout.")] = False,
     server: ServerOptions = SERVER,
 ) -> ExitCode:
-    """Verify a checkpoint and write the whole model to one file."""
+    """Verify a checkpoint and write the whole model to one file.
+
+    The server goes on without this command, and keeps its file for some hours: repeated, the
+    command fetches that. Ctrl-C while the server writes it cancels it there.
+    """
     del format  # only one so far; scripts can already name it
     with server.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
-        output.progress(f"step {chosen} is verified first, which can take a while")
+        making = client.prepare_export(job_id, chosen, hugging_face=names == "hf")
+        operation = _shown(client, "verifying", making)
         with _progress("exporting") as progress:
             bar = progress.add_task(f"step {chosen}")
             try:
-                nbytes = client.export_checkpoint(
-                    job_id,
-                    chosen,
+                nbytes = client.download(
+                    operation.id,
                     out,
-                    hugging_face=names == "hf",
-                    on_bytes=lambda done, of: progress.update(bar, completed=done, total=of),
+                    lambda done, of: progress.update(bar, completed=done, total=of),
                 )
             except OSError as error:
                 raise CannotWrite(f"{out}: {error.strerror}") from error
@@ -206,6 +211,27 @@ def _find_named_checkpoint(client: Client, word: str, step: int | None) -> tuple
     if named is None:
         raise StepUnclear(f"name the checkpoint: {word}/STEP; `checkpoint ls {word}` lists them")
     return client.find(job_word), named
+
+
+def _shown(client: Client, activity: str, advancing: Iterator[OperationView]) -> OperationView:
+    """The operation at its end; its progress is shown meanwhile, and Ctrl-C cancels it."""
+    operation = None
+    with _progress(activity) as progress:
+        bar = progress.add_task("", total=None)
+        try:
+            for operation in advancing:
+                progress.update(
+                    bar,
+                    description=f"step {operation.step}",
+                    completed=operation.done_bytes,
+                    total=operation.total_bytes,
+                )
+        except KeyboardInterrupt:
+            if operation is not None:
+                client.cancel_operation(operation.id)
+            raise
+    assert operation is not None
+    return operation
 
 
 def _progress(activity: str) -> Progress:

@@ -67,6 +67,8 @@ COMMANDS = (
     Command("serve", "cli.server:serve", CLUSTER, "Run the control plane in the foreground."),
     Command("backup", "cli.backup:backup", CLUSTER, "Back up database and keys to a file."),
     Command("restore", "cli.backup:restore", CLUSTER, "Restore a backup into an empty database."),
+    Command("operations", "cli.operation:ls", HISTORY, "List verifications and exports."),
+    Command("operation", "cli.operation:group", HISTORY, "List and cancel operations."),
     Command("nodes", "cli.node:ls", CLUSTER, "List the cluster's nodes."),
     Command("node", "cli.node:group", CLUSTER, "List nodes, cordon and uncordon them."),
     Command(

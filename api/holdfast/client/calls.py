@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter
 
+from holdfast_service.errors import OperationCancelled, from_problem
+from holdfast_service.job_model.operations import OperationState, ParameterNames
 from holdfast_service.job_model.times import rfc3339
 from holdfast_service.views.jobs import (
     AttemptView,
@@ -24,6 +26,7 @@ from holdfast_service.views.jobs import (
     MetricPoint,
 )
 from holdfast_service.views.lists import JobRow
+from holdfast_service.views.operations import OperationView
 from holdfast_service.views.pages import (
     AttemptPage,
     DigestPage,
@@ -37,6 +40,9 @@ from holdfast_service.views.pages import (
 
 JOBS = "/api/v1/jobs"
 NODES = "/api/v1/nodes"
+OPERATIONS = "/api/v1/operations"
+OPERATION_PAUSES_S = (0.1, 2.0)
+"""The first and the longest between two looks at an operation."""
 PAGE = 1000
 JOBS_PAGE = 500
 
@@ -111,6 +117,31 @@ def job_path(job_id: str, suffix: str = "") -> str:
 
 def checkpoint_path(job_id: str, step: int, suffix: str = "") -> str:
     return job_path(job_id, f"/checkpoints/{step}{suffix}")
+
+
+def operation_path(operation_id: str, suffix: str = "") -> str:
+    return f"{OPERATIONS}/{quote(operation_id, safe='')}{suffix}"
+
+
+def verification(job_id: str, step: int) -> Call[OperationView]:
+    path = checkpoint_path(job_id, step, "/verify")
+    return Call("POST", path, OperationView.model_validate)
+
+
+def export(job_id: str, step: int, *, hugging_face: bool) -> Call[OperationView]:
+    names = ParameterNames.HUGGING_FACE if hugging_face else ParameterNames.OWN
+    path = checkpoint_path(job_id, step, "/export")
+    params = {"format": "safetensors", "names": names.value}
+    return Call("POST", path, OperationView.model_validate, params=params)
+
+
+def raise_unless_well(operation: OperationView) -> None:
+    """Raises the error of an operation that failed, OperationCancelled."""
+    match operation.state:
+        case OperationState.FAILED:
+            raise from_problem(operation.error or {})
+        case OperationState.CANCELLED:
+            raise OperationCancelled(f"operation {operation.id} was cancelled")
 
 
 def node_path(name: str, suffix: str = "") -> str:

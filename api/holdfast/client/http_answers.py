@@ -32,7 +32,6 @@ TRANSIENT_STATUS = frozenset({502, 503, 504})
 NO_CONTENT = 204
 PARTIAL = 206
 CONNECT_S = 5.0
-DOWNLOAD_SILENCE_S = 3600.0  # a large checkpoint is verified before its first byte is sent
 STREAM_SILENCE_S = 60.0  # four times the server's keep-alive
 DOWNLOAD_PIECE = 1 << 20
 UNCOMPRESSED = {"Accept-Encoding": "identity"}
@@ -139,13 +138,13 @@ class FileDownload:
         self._etag: str | None = None
         self.written = self.whole = self._most = 0
 
-    def request(self, path: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    def request(self, path: str) -> dict[str, Any]:
         """The request of the next connection: for the whole file, or for its rest."""
         headers = dict(UNCOMPRESSED)
         if self.written and self._etag is not None:
             headers |= {"Range": f"bytes={self.written}-", "If-Range": self._etag}
-        wait = timeout(DOWNLOAD_SILENCE_S)
-        return {"method": "GET", "url": path, "params": params, "headers": headers, "timeout": wait}
+        wait = timeout(STREAM_SILENCE_S)
+        return {"method": "GET", "url": path, "headers": headers, "timeout": wait}
 
     def opened(self, response: httpx.Response) -> int:
         """Where the bytes of this answer begin. The body of an error was read. Raises as
@@ -174,9 +173,8 @@ class FileDownload:
             self._schedule.succeeded()
 
     def pause_s(self, now: float) -> float | None:
-        """The pause before the next connection. None: no more tries, or no answer yet that a
-        later one can continue."""
-        return None if self._etag is None else self._schedule.pause_s(now)
+        """The pause before the next connection. None: no more tries."""
+        return self._schedule.pause_s(now)
 
 
 def partial_file(target: Path) -> Path:

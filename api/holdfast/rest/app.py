@@ -24,6 +24,7 @@ from holdfast.rest import (
     jobs,
     live,
     nodes,
+    operations,
     problems,
     prometheus,
     ranks,
@@ -36,7 +37,6 @@ from holdfast.rest.services import Services
 from holdfast.rest.version import API_VERSION
 from holdfast.schemas import Problem
 from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_service.views.jobs import VerificationView
 from holdfast_service.views.live import LiveHello, LiveLogs, LiveMetrics, LiveRemoved, LiveReset
 from holdfast_workers.fault_injection.kinds import Injection
 
@@ -45,7 +45,6 @@ EXTRA_SCHEMAS = (
     JobSpec,
     Problem,
     Injection,
-    VerificationView,
     LiveHello,
     LiveMetrics,
     LiveLogs,
@@ -74,6 +73,7 @@ def create_app(services: Services) -> FastAPI:
         ranks,
         job_summary,
         checkpoints,
+        operations,
         code,
         faults,
         cluster,

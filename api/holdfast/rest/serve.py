@@ -182,6 +182,7 @@ async def _run(
     reconciling = asyncio.create_task(reconciler.run(stopping), name="reconciler")
     webhooks = _start_webhooks(store, settings, stopping)
     expiring = asyncio.create_task(services.removal.expire_forever(), name="expire-jobs")
+    operations = asyncio.create_task(services.operation_runner.run(), name="operations")
     reconciling.add_done_callback(lambda _task: stopping.set())
     try:
         with _server_file(settings, listener, on_ready):
@@ -189,7 +190,7 @@ async def _run(
     finally:
         stopping.set()
         await _await_reconciler(reconciling, settings.stop_deadline_s)
-        beside = [task for task in (webhooks, expiring) if task is not None]
+        beside = [task for task in (webhooks, expiring, operations) if task is not None]
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)

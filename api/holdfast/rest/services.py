@@ -14,6 +14,9 @@ from holdfast.rest.origins import Origin
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.live.hub import LiveHub
+from holdfast_service.operations.export_files import ExportFiles
+from holdfast_service.operations.runner import OperationRunner
+from holdfast_service.operations.service import OperationService
 from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.services.checkpoints import CheckpointService
@@ -45,6 +48,8 @@ class Services:
     fleet: FleetReader
     replays: ReplayService
     removal: JobRemoval
+    operations: OperationService
+    operation_runner: OperationRunner
     probes: Mapping[str, Probe] = field(default_factory=dict)
     document_threads: Executor = field(default_factory=lambda: DaemonThreads(2, "document"))
     """Parse the bodies of requests, which takes up to seconds of processor time each."""
@@ -76,6 +81,8 @@ def services_over(
     goodput_cache = GoodputCache()
     jobs = JobService(store, cluster, settings, wake, goodput_cache)
     checkpoints = CheckpointService(store, settings)
+    files = ExportFiles(settings.data_dir / "exports")
+    runner = OperationRunner(store, checkpoints, files, settings)
     return Services(
         jobs=jobs,
         checkpoints=checkpoints,
@@ -88,6 +95,8 @@ def services_over(
         fleet=FleetReader(store),
         replays=ReplayService(store, jobs),
         removal=JobRemoval(store, checkpoints, settings),
+        operations=OperationService(store, checkpoints, files, settings, runner.wake),
+        operation_runner=runner,
         max_code_bytes=settings.max_code_bytes,
         metrics_of_jobs=settings.metrics_of_jobs,
     )
@@ -110,6 +119,10 @@ async def checkpoints(services: ServicesDep) -> CheckpointService:
     return services.checkpoints
 
 
+async def operations(services: ServicesDep) -> OperationService:
+    return services.operations
+
+
 async def nodes(services: ServicesDep) -> NodeService:
     return services.nodes
 
@@ -124,6 +137,7 @@ async def replays(services: ServicesDep) -> ReplayService:
 
 JobsDep = Annotated[JobService, Depends(jobs)]
 CheckpointsDep = Annotated[CheckpointService, Depends(checkpoints)]
+OperationsDep = Annotated[OperationService, Depends(operations)]
 NodesDep = Annotated[NodeService, Depends(nodes)]
 OverviewDep = Annotated[Overview, Depends(overview)]
 ReplaysDep = Annotated[ReplayService, Depends(replays)]

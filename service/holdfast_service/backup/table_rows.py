@@ -6,9 +6,9 @@
 | `bytes` | | base64 |
 | `text`, `int`, `float`, `bool` | | as they are |
 
-What belongs to the running servers stays out: leases and their owners. Change numbers do too, as
-each database counts in its own way: after a restore all rows have a number that is greater than all
-before. Rows are in the order of their keys, so equal tables have equal lines.
+What belongs to the running servers stays out: leases and their owners, and operations. Change
+numbers do too, as each database counts in its own way: after a restore all rows have a number that
+is greater than all before. Rows are in the order of their keys, so equal tables have equal lines.
 """
 
 from __future__ import annotations
@@ -46,10 +46,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from holdfast_service.backup.backup_file import BackupError
 from holdfast_service.store.change_numbers import TABLES as NUMBERED_TABLES
 from holdfast_service.store.change_numbers import NextChange
-from holdfast_service.store.models import Base, LeaseOwner
+from holdfast_service.store.models import Base, LeaseOwner, Operation
 from holdfast_service.store.transaction import Effect
 
-_TABLES = frozenset(Base.metadata.tables) - {LeaseOwner.__tablename__}
+_TABLES = frozenset(Base.metadata.tables) - {
+    LeaseOwner.__tablename__,
+    Operation.__tablename__,
+}
 """A migration that drops a table must leave its name here: older schemas have it."""
 _LEASES = ("lease_owner", "lease_token")
 _CHANGED = "changed"

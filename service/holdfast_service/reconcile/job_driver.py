@@ -242,6 +242,7 @@ class JobDriver:
 
     async def _start(self, job: JobRecord, intents: Mapping[str, Intent]) -> Intent:
         """STARTING: create the supervisor, or adopt it if an earlier process created it."""
+        self._ended_since = None
         avoided_nodes = await self._avoided_at_start()
         package = (
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
@@ -288,6 +289,8 @@ class JobDriver:
         """Fetch and store the supervisor's report."""
         report = await self._cluster.poll(job.id, projection.cursors_of(job))
         self._silent_since = None
+        if report.phase is not Phase.ENDED:
+            self._ended_since = None  # it may be of an earlier stay on the cluster
         await self._send_avoided(job, report)
         await self._send_size(job, report)
         await self._crash_hook(CrashPoint.POLLED)

@@ -55,16 +55,6 @@ class StorageCalls:
         """The call's result. Raises StorageUnavailable, or any other error of the call."""
         return await _answer(self.start(call, *args, **kwargs), self._deadline_s)
 
-    async def read_through(
-        self,
-        deadline_s: float,
-        call: Callable[Params, Answer],
-        *args: Params.args,
-        **kwargs: Params.kwargs,
-    ) -> Answer:
-        """As :meth:`run`, for calls that read whole checkpoints: only a few run at a time."""
-        return await _answer(self.start_reading(call, *args, **kwargs), deadline_s)
-
     def start(
         self, call: Callable[Params, Answer], *args: Params.args, **kwargs: Params.kwargs
     ) -> asyncio.Future[Answer]:

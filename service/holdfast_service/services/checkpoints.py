@@ -1,4 +1,4 @@
-"""The operations on a job's checkpoints: list, verify, pin, remove, export.
+"""The operations on a job's checkpoints: list, pin, remove, and what verifications store.
 
 The database lists the checkpoints; their storage is the authority on which of them are marked. A
 checkpoint is addressed by its step: of several at the same step, the one of the latest attempt
@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.errors import (
-    CannotExport,
-    CheckpointBad,
     CheckpointBeingRemoved,
     CheckpointElsewhere,
     CheckpointNeeded,
@@ -44,33 +39,22 @@ from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.remote_tier.storage_calls import StorageCalls
-from holdfast_service.services.checkpoint_verification import Verification
 from holdfast_service.services.job_commands import command_transaction
 from holdfast_service.settings import Settings
 from holdfast_service.store import json_safe, queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
 from holdfast_service.store.models import Checkpoint, JobRecord
-from holdfast_service.store.transaction import job_transaction
-from holdfast_service.views.jobs import CheckpointView, MemoryTierView, VerificationView
+from holdfast_service.store.transaction import JobTransaction, job_transaction
+from holdfast_service.views.jobs import CheckpointView, MemoryTierView
 from holdfast_service.views.pages import CheckpointPage
-from holdfast_workers.checkpoint import export, manifest, marks
+from holdfast_workers.checkpoint import manifest, marks
 from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.retention_rules import StoredCheckpoint, best_checkpoints
 from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageError
 
 Answer = TypeVar("Answer")
 _PROTECTED = series.COLUMNS.index("protected_step")
-
-
-@dataclass(frozen=True)
-class Export:
-    """A complete, verified file without a name on disk; its receiver closes it."""
-
-    file: IO[bytes]
-    name: str
-    digest: str
-    """Identifies the bytes: the same for each export of the same tensors under the same names."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +75,7 @@ class CheckpointService:
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
-        self._storage_calls = StorageCalls(settings)
+        self.storage_calls = StorageCalls(settings)
         self._removals: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def list(self, job_id: str) -> CheckpointPage:
@@ -127,27 +111,48 @@ class CheckpointService:
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             row = await _at_step(session, job_id, step)
-        return FoundCheckpoint(job, row, self._storage_calls.storage_at(row.uri, job.spec))
+        return FoundCheckpoint(job, row, self.storage_calls.storage_at(row.uri, job.spec))
 
-    async def verify(self, found: FoundCheckpoint) -> AsyncGenerator[VerificationView, None]:
-        """Read every byte and report progress until `done`. A bad checkpoint is quarantined."""
-        reading = Verification(found.storage, found.row).progress(
-            self._storage_calls, self._settings.storage_deadline_s
-        )
-        async with aclosing(reading) as reports:
-            async for report in reports:
-                problem = None
-                if report.done:
-                    problem = await self._record_verification(found, report.bad)
-                yield report
-                if problem is not None:
-                    yield report.model_copy(update={"problem": problem})
+    async def at(self, job_id: str, uri: str) -> FoundCheckpoint:
+        """The checkpoint with this URI. Raises CheckpointNotFound also if it was removed."""
+        async with self._store.read() as session:
+            job = await find_job(session, job_id)
+            row = await session.get(Checkpoint, (job_id, uri))
+        if row is None or row.deleted_at is not None:
+            raise CheckpointNotFound(f"{uri} was removed meanwhile")
+        return FoundCheckpoint(job, row, self.storage_calls.storage_at(uri, job.spec))
+
+    @asynccontextmanager
+    async def verified(
+        self, found: FoundCheckpoint, bad: str | None
+    ) -> AsyncIterator[JobTransaction]:
+        """A transaction that also stores what reading every byte has shown. `bad`: the fault that
+        was found."""
+        async with command_transaction(self._store, found.job.id) as tx:
+            row = await tx.session.get_one(Checkpoint, (found.job.id, found.row.uri))
+            if bad is None:
+                row.verified_at = tx.now
+                tx.emit(CheckpointVerifiedEvent(step=row.step, uri=row.uri))
+            else:
+                row.bad = json_safe.text(bad)
+                tx.emit(CheckpointBadEvent(step=row.step, uri=row.uri, message=bad))
+            yield tx
+
+    async def quarantine(self, found: FoundCheckpoint, bad: str) -> StorageUnavailable | None:
+        """Mark the checkpoint as bad in its storage; returns why that failed, or None."""
+        try:
+            await self.storage_calls.run(quarantine, found.storage, bad)
+        except StorageUnavailable as error:
+            return StorageUnavailable(
+                f"step {found.row.step} is bad ({bad}), and could not be quarantined: {error}"
+            )
+        return None
 
     async def pin(self, job_id: str, step: int) -> CheckpointView:
         """Protect the checkpoint from retention and from removal by users. Idempotent."""
         found = await self.find(job_id, step)
         try:
-            await self._storage_calls.run(_require_present, marks.pin, found.storage)
+            await self.storage_calls.run(_require_present, marks.pin, found.storage)
         except marks.BeingRemoved as error:
             raise CheckpointBeingRemoved(
                 f"step {step} is being removed and cannot be pinned any more"
@@ -157,7 +162,7 @@ class CheckpointService:
     async def unpin(self, job_id: str, step: int) -> CheckpointView:
         """Take the pin off. Idempotent."""
         found = await self.find(job_id, step)
-        await self._storage_calls.run(marks.unpin, found.storage)
+        await self.storage_calls.run(marks.unpin, found.storage)
         return await self._emit_and_show(found.row, CheckpointUnpinnedEvent)
 
     async def remove(self, job_id: str, step: int) -> None:
@@ -168,7 +173,7 @@ class CheckpointService:
         if removal is None:
             found = await self.find(job_id, step)
             self._refuse_foreign(found)
-            names = await self._storage_calls.run(found.storage.objects)
+            names = await self.storage_calls.run(found.storage.objects)
             await self._refuse_marked(found, names)
             whole = await self._other_whole_uris(found)
             removal = self._start_removal(found, partial(self._claim_and_remove, whole=whole))
@@ -189,7 +194,7 @@ class CheckpointService:
             rows = await queries.checkpoints(session, job_id)
         names = await self._object_names(job, {_root_of(row) for row in rows})
         present = [
-            FoundCheckpoint(job, row, self._storage_calls.storage_at(row.uri, job.spec))
+            FoundCheckpoint(job, row, self.storage_calls.storage_at(row.uri, job.spec))
             for row in rows
             if row.deleted_at is None or _own_names(row, names)
         ]
@@ -240,9 +245,9 @@ class CheckpointService:
     async def _remove_claimed(self, found: FoundCheckpoint) -> None:
         why = "removed by a user"
         try:
-            removed = await self._storage_calls.start(marks.remove_unmarked, found.storage)
+            removed = await self.storage_calls.start(marks.remove_unmarked, found.storage)
         except StorageError as error:
-            if not await self._storage_calls.start(_is_gone, found.storage):
+            if not await self.storage_calls.start(_is_gone, found.storage):
                 await self._undo_claim(found)
                 raise StorageUnavailable(
                     f"step {found.row.step} was not removed: {error}"
@@ -257,52 +262,13 @@ class CheckpointService:
             async with command_transaction(self._store, found.job.id) as tx:
                 tx.emit(CheckpointDeletedEvent(step=found.row.step, uri=found.row.uri, why=why))
 
-    async def export(self, job_id: str, step: int, *, hugging_face: bool = False) -> Export:
-        """The model's parameters as safetensors, verified. Raises CannotExport, CheckpointBad."""
-        storage = (await self.find(job_id, step)).storage
-        folder = self._settings.data_dir / "exports"
-        try:
-            read = await self._storage_calls.run(_require_present, manifest.read_manifest, storage)
-            plan = export.plan_export(read, hugging_face=hugging_face)
-            file = await self._storage_calls.read_through(
-                self._settings.export_deadline_s, _write_export, storage, plan, folder
-            )
-        except export.NotExportable as error:
-            raise CannotExport(f"step {step}: {error}") from error
-        except manifest.CheckpointError as error:
-            raise CheckpointBad(f"step {step} differs from what was saved: {error}") from error
-        except OSError as error:
-            why = (
-                f"cannot write the {plan.nbytes} bytes of the export to {folder}: {error.strerror}"
-            )
-            raise StorageUnavailable(why) from error
-        digest = hashlib.sha256(read.digest.encode() + plan.header).hexdigest()
-        return Export(file, f"step-{step:08d}.safetensors", digest)
-
     async def _object_names(self, job: JobRecord, roots: set[str]) -> dict[str, set[str]]:
         """Root -> names of the objects below it."""
         names = {}
         for root in sorted(roots):
-            storage = self._storage_calls.storage_at(root, job.spec)
-            names[root] = set(await self._storage_calls.run(storage.objects))
+            storage = self.storage_calls.storage_at(root, job.spec)
+            names[root] = set(await self.storage_calls.run(storage.objects))
         return names
-
-    async def _record_verification(self, found: FoundCheckpoint, bad: str | None) -> str | None:
-        """Store the result, then quarantine a bad checkpoint. Returns why that failed, or None."""
-        async with job_transaction(self._store, found.job.id) as tx:
-            row = await tx.session.get_one(Checkpoint, (found.job.id, found.row.uri))
-            if bad is None:
-                row.verified_at = tx.now
-                tx.emit(CheckpointVerifiedEvent(step=row.step, uri=row.uri))
-            else:
-                row.bad = json_safe.text(bad)
-                tx.emit(CheckpointBadEvent(step=row.step, uri=row.uri, message=bad))
-        try:
-            if bad is not None:
-                await self._storage_calls.run(quarantine, found.storage, bad)
-        except StorageUnavailable as error:
-            return f"the checkpoint is bad, and could not be quarantined: {error}"
-        return None
 
     async def _emit_and_show(
         self,
@@ -343,7 +309,7 @@ class CheckpointService:
                     f"job {job.name} ({job.id}) is to start from step {found.row.step}, and has no "
                     "checkpoint of its own yet: wait for it, or cancel that job"
                 )
-            await self._storage_calls.run(marks.unmark_needed, found.storage, needing)
+            await self.storage_calls.run(marks.unmark_needed, found.storage, needing)
 
     async def _other_whole_uris(self, found: FoundCheckpoint) -> set[str]:
         """URIs of the job's other checkpoints that look whole: they have a manifest, and every file
@@ -353,8 +319,8 @@ class CheckpointService:
         whole = set()
         for row in rows:
             if row.uri != found.row.uri and row.deleted_at is None and row.bad is None:
-                storage = self._storage_calls.storage_at(row.uri, found.job.spec)
-                if await self._storage_calls.run(_looks_whole, storage):
+                storage = self.storage_calls.storage_at(row.uri, found.job.spec)
+                if await self.storage_calls.run(_looks_whole, storage):
                     whole.add(row.uri)
         return whole
 
@@ -452,14 +418,3 @@ def _require_present(call: Callable[[Storage], Answer], storage: Storage) -> Ans
         return call(storage)
     except ObjectMissing as error:
         raise CheckpointNotFound(f"{storage.uri} was removed meanwhile") from error
-
-
-def _write_export(storage: Storage, plan: export.ExportPlan, folder: Path) -> IO[bytes]:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = TemporaryFile(dir=folder)  # noqa: SIM115  (the receiver closes it)
-    try:
-        export.write_export(storage, plan, file)
-    except BaseException:
-        file.close()
-        raise
-    return file

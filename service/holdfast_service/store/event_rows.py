@@ -5,8 +5,6 @@ The caller (`store/projection.py`) stores the event itself and handles events th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sqlalchemy import select, update
 
 from holdfast_service.job_model.events.attempts import (
@@ -186,10 +184,10 @@ async def _get_or_add_attempt(tx: JobTransaction, number_: int, at: float) -> At
     return attempt
 
 
-async def newest_mesh(tx: JobTransaction) -> Mapping[str, int] | None:
-    """The mesh of the newest attempt that is stored; None: there is none."""
+async def newest_attempt(tx: JobTransaction) -> AttemptRow | None:
+    """The newest attempt that is stored; None: there is none."""
     return await tx.session.scalar(
-        select(AttemptRow.mesh)
+        select(AttemptRow)
         .where(AttemptRow.job_id == tx.job.id)
         .order_by(AttemptRow.number.desc())
         .limit(1)

@@ -322,6 +322,36 @@ class Checkpoint(Base):
     bad: Mapped[str | None] = mapped_column(Text)
 
 
+class Operation(Base):
+    """Long work that a user requested; see operations/."""
+
+    __tablename__ = "operations"
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)  # uuid7: ordered by creation
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    uri: Mapped[str] = mapped_column(String(1024))  # of the checkpoint
+    step: Mapped[int]
+    names: Mapped[str | None] = mapped_column(String(16))  # of the parameters in an export
+    state: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]  # the last time: a server that dies is replaced
+    ended_at: Mapped[float | None]
+    expires_at: Mapped[float | None]
+    done_bytes: Mapped[int] = mapped_column(default=0)
+    total_bytes: Mapped[int | None]
+    bad: Mapped[str | None] = mapped_column(Text)
+    content: Mapped[Json | None]  # {name, nbytes, digest}
+    error: Mapped[Json | None]  # a problem document
+
+    # The server that works on it; see store/operation_claims.py.
+    token: Mapped[str | None] = mapped_column(String(36))
+    claimed_until: Mapped[float] = mapped_column(default=0.0)  # by the database's clock
+    starts: Mapped[int] = mapped_column(default=0)
+
+    __table_args__ = (Index("ix_operations_work", "state", "claimed_until"),)
+
+
 class MetricChunk(Base):
     """The metric rows of one attempt whose steps are in one window of series.WINDOW steps."""
 

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent
-from holdfast_service.job_model.events.checkpoints import DigestMismatchEvent
+from holdfast_service.job_model.events.checkpoints import (
+    CheckpointBadEvent,
+    CorruptSince,
+    DigestMismatchEvent,
+)
 from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent
 from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.events.kinds import EventKind
@@ -137,14 +141,20 @@ def _readable(events: Sequence[SupervisorEvent]) -> list[AnyEvent]:
 
 async def _forget_rolled_back_digests(tx: JobTransaction, report: SupervisorReport) -> None:
     """Forget the digests of rolled back steps, before the report's digests are compared with them:
-    those steps will be computed again with different data, or on another mesh."""
+    those steps will be computed again with different data, from different bits, or on another
+    mesh."""
     new = [event for event in report.events if event.seq > tx.job.cursor_event]
     for content in _readable(new):
         match content:
             case GuardTrippedEvent(trip=TripReport(back_to=int(back_to))):
                 await series.forget_digests(tx.session, tx.job.id, back_to)
+            case CheckpointBadEvent(corrupt=CorruptSince(step=step)):
+                await series.forget_digests(tx.session, tx.job.id, step - 1)
             case AttemptFormingEvent(mesh=mesh, restore=plan):
-                if await event_rows.newest_mesh(tx) not in (None, mesh):
+                last = await event_rows.newest_attempt(tx)
+                if last is not None and (
+                    last.mesh != mesh or plan.step < last.restore.get("step", 0)
+                ):
                     await series.forget_digests(tx.session, tx.job.id, plan.step)
 
 

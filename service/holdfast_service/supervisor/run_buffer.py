@@ -9,16 +9,24 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
+from holdfast_service.job_model.events.attempts import AttemptFormingEvent
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent, CorruptSince
+from holdfast_service.job_model.events.codec import AnyEvent
+from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.supervisor_protocol import Cursors
+from holdfast_service.supervisor.digest_history import DigestHistory
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import LogLine, StepRow
 
 PAGE_ROWS = 1_000
 PAGE_LINES = 1_000
 MAX_LINES = 20_000
 MAX_ROWS = 200_000
+T = TypeVar("T")
+
 DIGEST_OVERLAP = 64
 """Digests of this many stored steps are reported again: a digest arrives a step after its row."""
 
@@ -29,10 +37,9 @@ class RunBuffer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: dict[tuple[int, int], StepRow] = {}
-        self._digests: dict[int, str] = {}
+        self._digests = DigestHistory()
         self._lines: dict[str, list[LogLine]] = defaultdict(list)
         self._cursors: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
-        self._cut = (0, 0)
 
     def cursor(self, agent: str, incarnation: str) -> tuple[tuple[int, int], int]:
         """How far this agent's rows and lines have been fetched."""
@@ -44,32 +51,38 @@ class RunBuffer:
         with self._lock:
             return any(row[0] > attempt for row, _ in self._cursors.values())
 
-    def discard_after(self, attempt: int, step: int) -> None:
-        """Discard the digests that `attempt` and earlier attempts computed after `step`."""
+    def apply(self, event: AnyEvent) -> None:
+        """Discard the digests that are no longer part of history after the event."""
         with self._lock:
-            self._cut = (attempt, step)
-            self._digests = {s: d for s, d in self._digests.items() if s <= step}
+            match event:
+                case AttemptFormingEvent(attempt=attempt, mesh=mesh, restore=plan):
+                    self._digests.begin(attempt, mesh, plan.step)
+                case GuardTrippedEvent(attempt=attempt, trip=TripReport(back_to=int(step))):
+                    self._digests.cut(attempt, step)
+                case CheckpointBadEvent(corrupt=CorruptSince(attempt=attempt, step=step)):
+                    self._digests.cut(attempt, step - 1)
 
     def add(
         self,
         agent: str,
         incarnation: str,
         rows: Sequence[StepRow],
-        digests: dict[int, str],
+        digests: Mapping[int, str],
         lines: Sequence[LogLine],
+        digest_attempts: Mapping[int, int],
     ) -> StepRow | None:
-        """Add a page of an agent; returns the newest row of the page."""
+        """Add a page of an agent; returns the newest row of the page. A digest whose attempt is not
+        known is that of the agent's newest row."""
         with self._lock:
             row, line = self._cursors.get((agent, incarnation), ((0, 0), 0))
             for step_row in rows:
                 key = (step_row.attempt, step_row.step)
                 self._rows[key] = step_row
                 row = max(row, key)
-            attempt, step = self._cut
-            old = row[0] <= attempt  # this agent has no row of a later attempt yet
-            self._digests.update({s: d for s, d in digests.items() if s <= step or not old})
+            for step, digest in digests.items():
+                self._digests.add(digest_attempts.get(step, row[0]), {step: digest})
             _bound(self._rows, MAX_ROWS)
-            _bound(self._digests, MAX_ROWS)
+            self._digests.forget(_excess(self._digests.steps(), MAX_ROWS))
             kept = self._lines[f"{agent}.{incarnation}"]
             fresh = [log_line for log_line in lines if log_line.seq > line]
             kept.extend(fresh)
@@ -91,9 +104,8 @@ class RunBuffer:
             rows = tuple(self._rows[key] for key in sorted(self._rows)[:PAGE_ROWS])
             first = min([after[1], *(row.step for row in rows)]) - DIGEST_OVERLAP
             last = max((row.step for row in rows), default=after[1])
-            for step in [step for step in self._digests if step < first]:
-                del self._digests[step]
-            digests = {s: d for s, d in self._digests.items() if s <= last}
+            self._digests.forget([step for step in self._digests.steps() if step < first])
+            digests = self._digests.up_to(last)
             lines = self._lines_after(cursors.logs)
             return rows, digests, lines
 
@@ -115,5 +127,9 @@ class RunBuffer:
 
 def _bound(held: dict[Any, Any], limit: int) -> None:
     """Drop the oldest entries beyond `limit`."""
-    for key in list(itertools.islice(held, max(0, len(held) - limit))):
+    for key in _excess(held, limit):
         del held[key]
+
+
+def _excess(held: Collection[T], limit: int) -> list[T]:
+    return list(itertools.islice(held, max(0, len(held) - limit)))

@@ -16,15 +16,13 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
-from holdfast_service.job_model.events.attempts import AttemptFormingEvent
-from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
@@ -56,7 +54,6 @@ from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.kinds import Injection, Victim
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
 from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Request
-from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
 from holdfast_workers.protocol.messages import EventCopy
 from holdfast_workers.protocol.process_identity import ProcessIdentity
@@ -126,7 +123,6 @@ class Supervisor:
         self._news = News()
         self._events = EventLog(launch.last_event, self._news.tell)
         self._run_buffer = RunBuffer()
-        self._formed_mesh: Mapping[str, int] | None = None  # of the newest attempt, once one formed
         self._progress = ProgressRecord()
         self._fence = FenceRecord(fence, Path(launch.data_dir))
         self._successors = SuccessorWatch(self._fence, is_latest, config.lease_margin_s)
@@ -197,13 +193,16 @@ class Supervisor:
     def report(self, cursors: Cursors) -> SupervisorReport:
         """Everything since `cursors`."""
         core = self._core
-        rows, digests, logs = self._run_buffer.after(cursors)
+        events = None
+        while events != (events := self._events.after(cursors.event)):
+            # The digests must be as the events leave them.
+            rows, digests, logs = self._run_buffer.after(cursors)
         return SupervisorReport(
             epoch=self._commands.epoch,
             phase=Phase.ENDED if self._ended else _phase_before_end(core),
             step=core.committed if core else 0,
             attempt=core.attempt if core else 0,
-            events=self._events.after(cursors.event),
+            events=events,
             rows=rows,
             digests=digests,
             logs=logs,
@@ -261,9 +260,9 @@ class Supervisor:
         )
         floor = self._fence.floor  # as listed after the claim
         self._events.adopt(self._backed_up_events(reports), self._commands.epoch)
+        for event in self._events.all():
+            self._run_buffer.apply(event.content)
         facts = Facts.from_events(self._events.all())
-        for cut in facts.line.cuts:
-            self._run_buffer.discard_after(cut.attempt, cut.step)
         attempt = max(
             facts.attempt,
             floor.attempt if floor else 0,
@@ -434,7 +433,9 @@ class Supervisor:
                 seat, incarnation, answer.workers, answer.shards, answer.failed_shards
             )
         )
-        newest = self._run_buffer.add(seat, incarnation, answer.rows, answer.digests, answer.lines)
+        newest = self._run_buffer.add(
+            seat, incarnation, answer.rows, answer.digests, answer.lines, answer.digest_attempts
+        )
         if answer.rows:
             self._news.tell()
             self._inputs.put(inputs.StepsMeasured(answer.rows))
@@ -464,15 +465,9 @@ class Supervisor:
             self._agents.restart(effect.agent, process)
 
     def _emit(self, effect: effects.Emit) -> None:
-        match effect.event:
-            case EndedEvent():
-                self._collect_final_output()
-            case GuardTrippedEvent(attempt=attempt, trip=TripReport(back_to=int(step))):
-                self._run_buffer.discard_after(attempt, step)
-            case AttemptFormingEvent(attempt=attempt, mesh=mesh, restore=plan):
-                if self._formed_mesh not in (None, mesh):  # it computes later steps with other bits
-                    self._run_buffer.discard_after(attempt - 1, plan.step)
-                self._formed_mesh = mesh
+        if isinstance(effect.event, EndedEvent):
+            self._collect_final_output()
+        self._run_buffer.apply(effect.event)  # before the event is reported
         self._events.append(effect.event)
 
     def _collect_final_output(self) -> None:

@@ -544,18 +544,6 @@ class CodeView(View):
     files: int
 
 
-class VerificationView(View):
-    """Progress of a verification. The last message of a stream has `done` set."""
-
-    step: int
-    attempt: int
-    read_bytes: int
-    nbytes: int
-    done: bool
-    bad: str | None = Field(description="once done: the error in the checkpoint; null: none")
-    problem: str | None = Field(description="why the verification could not complete, if so")
-
-
 class DigestView(View):
     step: int
     digest: str = Field(description="digest of the whole state after the step")

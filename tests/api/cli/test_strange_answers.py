@@ -18,7 +18,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast.client.asynchronous.client import AsyncClient
 from holdfast.errors import ServerError
-from holdfast_service.views.jobs import LogLineView, VerificationView
+from holdfast_service.views.jobs import LogLineView
 
 STRANGE = "one\u2028two\u2029three\x85four\x0bfive\x1cend"
 
@@ -61,22 +61,6 @@ def test_lines_are_split_at_line_feeds_only() -> None:
         assert [(event.id, event.data) for event in events] == [
             *(("", STRANGE), ("", "x"), ("7", "last"))
         ], cut
-
-
-def test_progress_lines_are_split_at_line_feeds_only() -> None:
-    steps = [
-        VerificationView(
-            step=1, attempt=1, read_bytes=size, nbytes=2, done=size == 2, bad=STRANGE, problem=None
-        )
-        for size in (1, 2)
-    ]
-    stream = "\n".join(step.model_dump_json() for step in steps).encode()
-    with Client("http://server") as client:
-        for cut in range(len(stream) + 1):
-            answer = httpx.Response(200, content=iter([stream[:cut], stream[cut:]]))
-            server = httpx.MockTransport(lambda _, answer=answer: answer)
-            client._transport._http = httpx.Client(base_url="http://server", transport=server)
-            assert list(client.verify_checkpoint("job", 1)) == steps, cut
 
 
 def test_a_followed_log_line_may_contain_unicode_line_separators(other_server: str) -> None:

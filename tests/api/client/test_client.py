@@ -121,10 +121,9 @@ def test_the_server_is_found_by_its_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_download_goes_on_only_in_the_same_file() -> None:
     download = FileDownload(RetrySchedule(1.0))
-    assert download.pause_s(0.0) is None  # nothing has begun
     assert download.opened(_answer(200, 10, "a")) == 0
     download.wrote(4)
-    headers = download.request("/file", {})["headers"]
+    headers = download.request("/file")["headers"]
     assert (headers["Range"], headers["If-Range"]) == ("bytes=4-", '"a"')
     assert download.opened(_answer(206, 6, "a", "bytes 4-9/10")) == 4
     for etag, part in (("a", "bytes 3-9/10"), ("b", "bytes 4-9/10")):
@@ -154,7 +153,7 @@ def test_a_download_changed_by_a_proxy_is_refused(tmp_path: Path, header: str) -
         proxy.start()
         proxied = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(proxied) as client, pytest.raises(ServerError, match="comes changed"):
-            client.export_checkpoint("job", 1, tmp_path / "model.safetensors")
+            client.download("operation", tmp_path / "model.safetensors")
         proxy.join(10)
     assert b"accept-encoding: identity" in requests[0].lower()
     assert list(tmp_path.iterdir()) == []

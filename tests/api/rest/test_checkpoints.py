@@ -25,6 +25,7 @@ from holdfast.cli.main import run
 from holdfast.client import http_answers
 from holdfast.errors import Conflict, NotFound, ServerError
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.operations import OperationState
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import (
     MANIFEST,
@@ -56,6 +57,12 @@ def _steps(client: Client, job_id: str) -> list[int]:
     ]
 
 
+def _exported(client: Client, job_id: str, step: int) -> str:
+    """The path of the file of an export."""
+    *_, operation = client.prepare_export(job_id, step)
+    return f"/api/v1/operations/{operation.id}/content"
+
+
 def _folder(server: LiveServer, job_id: str, step: int) -> Path:
     return Path(root_of(server, job_id).uri) / checkpoint_folder(step, 1)
 
@@ -82,9 +89,9 @@ def test_a_verification_reports_its_progress_and_its_result(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
     reports = list(client.verify_checkpoint(job_id, 4))
-    assert reports[-1].done
+    assert reports[-1].state is OperationState.SUCCEEDED
     assert reports[-1].bad is None
-    assert 0 < reports[-1].read_bytes <= reports[-1].nbytes
+    assert 0 < reports[-1].done_bytes <= (reports[-1].total_bytes or 0)
     spoil(_folder(server, job_id, 6))
     last = list(client.verify_checkpoint(job_id, 6))[-1]
     assert "__1_0.distcp" in str(last.bad)
@@ -223,8 +230,7 @@ def test_a_checkpoint_needed_by_another_live_job_is_not_removed(
 def test_an_export_is_the_whole_model_with_the_stated_length(
     http: httpx.Client, client: Client, job_id: str, tmp_path: Path
 ) -> None:
-    path = f"/api/v1/jobs/{job_id}/checkpoints/4/export"
-    answer = http.get(path, params={"format": "safetensors"})
+    answer = http.get(_exported(client, job_id, 4))
     assert int(answer.headers["content-length"]) == len(answer.content)
     progress: list[tuple[int, int]] = []
     target = tmp_path / "model.safetensors"
@@ -240,8 +246,8 @@ def test_an_export_is_the_whole_model_with_the_stated_length(
         assert np.array_equal(loaded[name.removeprefix("model.")], values)
 
 
-def test_an_export_is_served_in_ranges(http: httpx.Client, job_id: str) -> None:
-    path = f"/api/v1/jobs/{job_id}/checkpoints/4/export"
+def test_an_export_is_served_in_ranges(http: httpx.Client, client: Client, job_id: str) -> None:
+    path = _exported(client, job_id, 4)
     whole = http.get(path)
     etag, nbytes = whole.headers["etag"], len(whole.content)
     assert whole.headers["accept-ranges"] == "bytes"
@@ -250,7 +256,9 @@ def test_an_export_is_served_in_ranges(http: httpx.Client, job_id: str) -> None:
     assert (part.status_code, part.content) == (206, whole.content[100:])
     assert part.headers["content-range"] == f"bytes 100-{nbytes - 1}/{nbytes}"
     assert part.headers["etag"] == etag
-    other = http.get(path.replace("/4/", "/6/"), headers={"Range": "bytes=100-", "If-Range": etag})
+    other = http.get(
+        _exported(client, job_id, 6), headers={"Range": "bytes=100-", "If-Range": etag}
+    )
     assert (other.status_code, len(other.content)) == (200, nbytes)
     assert other.headers["etag"] != etag
 
@@ -265,12 +273,14 @@ def test_an_export_is_served_in_ranges(http: httpx.Client, job_id: str) -> None:
 def test_a_download_that_is_cut_resumes_with_the_same_bytes(
     server: LiveServer,
     http: httpx.Client,
+    client: Client,
     job_id: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_answers, "DOWNLOAD_PIECE", 100)
-    whole = http.get(f"/api/v1/jobs/{job_id}/checkpoints/4/export").content
+    path = _exported(client, job_id, 4)
+    whole = http.get(path).content
     target = tmp_path / "model.safetensors"
     written: list[int] = []
     with (
@@ -278,7 +288,7 @@ def test_a_download_that_is_cut_resumes_with_the_same_bytes(
         Client(proxy.endpoint) as proxied,
     ):
         cut = proxy.add("cut_download", times=1, after_bytes=1400)
-        proxied.export_checkpoint(job_id, 4, target, on_bytes=lambda done, _: written.append(done))
+        proxied.download(path.split("/")[-2], target, lambda done, _: written.append(done))
         assert (cut.used, len(proxy.requests)) == (1, 2)
     assert target.read_bytes() == whole
     assert written == sorted(set(written))  # no byte was sent twice
@@ -349,7 +359,7 @@ def test_a_checkpoint_deleted_by_others_is_not_found(
     shutil.rmtree(_folder(server, job_id, 6))
     with pytest.raises(NotFound, match="was removed meanwhile"):
         client.pin_checkpoint(job_id, 6)
-    with pytest.raises(ServerError, match="removed meanwhile"):
+    with pytest.raises(NotFound, match="removed meanwhile"):
         list(client.verify_checkpoint(job_id, 6))
     assert not _folder(server, job_id, 6).exists()
     client.remove_checkpoint(job_id, 6)
@@ -386,7 +396,7 @@ def test_the_command_line_lists_pins_exports_verifies_and_removes(
     assert np.array_equal(load_file(target)["norm"], global_state(6)["model.norm"])
     assert call("export", job_id, "-o", str(tmp_path / "no" / "x"))[0] == ExitCode.USAGE
     code, out, _ = call("verify", f"{job_id}/4", "--json")
-    assert (code, json.loads(out)["done"]) == (ExitCode.OK, True)
+    assert (code, json.loads(out)["state"]) == (ExitCode.OK, "SUCCEEDED")
     spoil(_folder(server, job_id, 6))
     code, _, err = call("verify", job_id)
     assert code == ExitCode.JOB_FAILED

@@ -20,7 +20,7 @@ from tests.support.service.job_drives import (
     until_state,
 )
 
-from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.lifecycle import TERMINAL, State
 from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import Capacity, Phase
 from holdfast_service.reconcile.reconciler import Reconciler
@@ -382,6 +382,31 @@ async def test_a_job_that_is_given_back_for_lack_of_nodes_is_queued_and_started_
         reasons = [data["reason"] for data in states if data["to"] in ("PAUSING", "QUEUED")]
         assert "no node for rank 1 within 60 s; step 7 is saved" in reasons
         assert "it was given back" in reasons
+
+
+async def test_an_earlier_end_does_not_shorten_the_wait_for_the_outcome(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    settings = settings.model_copy(update={"drain_deadline_s": 1.0})
+    async with reconciling(store, cluster, settings):
+        first = await submitted(jobs, cluster)
+        job_id = first.launch.job_id
+        first.train(5)
+        await until_state(jobs, job_id, State.RUNNING)
+        first.end("PAUSED", "no_nodes", message="no node for rank 1; step 5 is saved")
+        await until(
+            lambda: cluster.supervisors.get(job_id) not in (None, first), what="a new supervisor"
+        )
+        second = cluster.supervisors[job_id]
+        second.form(2, restore_step=5)
+        second.enter(Phase.RUNNING)
+        await until_state(jobs, job_id, State.RUNNING)
+        await asyncio.sleep(settings.drain_deadline_s)
+        second.run(2, 6, 10)
+        second.enter(Phase.ENDED)  # its last rows are collected before the outcome is reported
+        await asyncio.sleep(0.3)
+        second.end()
+        assert (await until_state(jobs, job_id, *TERMINAL)).state is State.SUCCEEDED
 
 
 async def test_a_watched_job_is_polled_at_the_urgent_rate(

@@ -43,9 +43,9 @@ def test_a_later_waiter_ends_an_earlier_one() -> None:
 def test_news_are_events_and_first_steps() -> None:
     events, buffer = EventLog(), RunBuffer()
     stored = Cursors(event=0, row=(1, 5))
-    buffer.add("n0", "a", [row(1, 6)], {}, [])
+    buffer.add("n0", "a", [row(1, 6)], {}, [], {})
     assert not buffer.has_attempt_after(stored.row[0])
-    buffer.add("n0", "a", [row(2, 6)], {}, [])
+    buffer.add("n0", "a", [row(2, 6)], {}, [], {})
     assert buffer.has_attempt_after(stored.row[0])
     assert not events.has_after(stored.event)
     events.append(StandbyEvent(agent="n1", state="ready"))

@@ -93,12 +93,15 @@ class LiveServer:
         driving = asyncio.create_task(
             Reconciler(store, self.cluster, self.settings).run(self._services.stopping)
         )
+        operations = asyncio.create_task(self._services.operation_runner.run())
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         self._up.set()  # the port is open: early connections wait for the application
         await self._services.stopping.wait()
         server.should_exit = True
         await serving
         await driving
+        operations.cancel()
+        await asyncio.gather(operations, return_exceptions=True)
         await store.close()
 
 

@@ -30,8 +30,9 @@ def row(step: int, attempt: int = 1, ranks: int = 2) -> StepRow:
     )
 
 
+DIGESTS = st.tuples(st.integers(1, 99), st.text("0af"), st.integers(1, 9))
 ENTRIES = st.lists(
-    st.one_of(st.builds(row, st.integers(1, 99)), st.tuples(st.integers(1, 99), st.text("0af"))),
+    st.one_of(st.builds(row, st.integers(1, 99)), DIGESTS),
     max_size=30,
 )
 
@@ -77,12 +78,12 @@ def test_an_agent_takes_up_the_rows_of_its_former_incarnation(tmp_path: Path) ->
     first.keep_in(tmp_path)
     for step in (1, 2, 3):
         first.add_row(row(step))
-        first.add_digest(step, f"d{step}")
+        first.add_digest(step, f"d{step}", 1)
     second = RunJournal("n0", "i2")
     second.keep_in(tmp_path)
     rows, digests, _ = second.after((0, 0), 0)
     assert [one.step for one in rows] == [1, 2, 3]
-    assert digests == {1: "d1", 2: "d2", 3: "d3"}
+    assert digests == {1: (1, "d1"), 2: (1, "d2"), 3: (1, "d3")}
     assert not second.add_row(row(4))
     third = RunJournal("n0", "i3")
     third.keep_in(tmp_path)

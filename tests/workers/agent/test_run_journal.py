@@ -66,8 +66,8 @@ def test_digests_of_steps_that_a_new_attempt_computes_again_are_dropped() -> Non
     kept = RunJournal("n0", "life")
     for step in (3, 4):
         kept.add_row(row(1, step))
-        kept.add_digest(step, f"first {step}")
+        kept.add_digest(step, f"first {step}", 1)
     kept.add_row(row(2, 4))
-    assert kept.after((0, 0), 0)[1] == {3: "first 3"}
-    kept.add_digest(4, "second 4")
-    assert kept.after((0, 0), 0)[1] == {3: "first 3", 4: "second 4"}
+    assert kept.after((0, 0), 0)[1] == {3: (1, "first 3")}
+    kept.add_digest(4, "second 4", 2)
+    assert kept.after((0, 0), 0)[1] == {3: (1, "first 3"), 4: (2, "second 4")}

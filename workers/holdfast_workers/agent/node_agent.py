@@ -443,12 +443,13 @@ class NodeAgent:
         beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
         return PollAnswer(
             rows,
-            digests,
+            {step: digest for step, (_, digest) in digests.items()},
             lines,
             self._worker_pool.reports(),
             self._saves.shards,
             beats,
             self._saves.failed_shards,
+            {step: attempt for step, (attempt, _) in digests.items()},
         )
 
     def _exchange(self, command: ExchangeBytes) -> ExchangeResult:

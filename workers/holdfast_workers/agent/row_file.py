@@ -23,8 +23,8 @@ FILE_BYTES = 4 << 20
 NEWER, OLDER = "rows.newer", "rows.older"
 _log = structlog.get_logger()
 
-Entry = StepRow | tuple[int, str]
-"""A row, or a step and its digest."""
+Entry = StepRow | tuple[int, str, int]
+"""A row; or a step, its digest, and the attempt that computed it."""
 
 
 class RowFile:
@@ -86,8 +86,8 @@ def _read(path: Path) -> Iterator[Entry]:
         try:
             value = json.loads(line)
             if isinstance(value, list):
-                step, digest = value
-                yield int(step), str(digest)
+                step, digest, attempt = value
+                yield int(step), str(digest), int(attempt)
             else:
                 yield codec.restore(StepRow, value)
         except (ValueError, TypeError, UnreadableDocument):  # torn, or of another version

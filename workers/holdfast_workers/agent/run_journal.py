@@ -30,7 +30,7 @@ class RunJournal:
         self._incarnation = incarnation
         self._lock = threading.Lock()
         self._rows: deque[StepRow] = deque(maxlen=KEEP_ROWS)
-        self._digests: dict[int, str] = {}
+        self._digests: dict[int, tuple[int, str]] = {}  # step -> attempt, digest
         self._lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
         self._logged = 0
         self._attempt = 0
@@ -63,11 +63,11 @@ class RunJournal:
             self._attempt = max(self._attempt, row.attempt)
             return first
 
-    def add_digest(self, step: int, digest: str) -> None:
+    def add_digest(self, step: int, digest: str, attempt: int) -> None:
         with self._lock:
-            self._digests[step] = digest
+            self._digests[step] = attempt, digest
             if self._file is not None:
-                self._file.add((step, digest))
+                self._file.add((step, digest, attempt))
             while len(self._digests) > KEEP_ROWS:
                 self._digests.pop(next(iter(self._digests)))
 
@@ -94,9 +94,9 @@ class RunJournal:
 
     def after(
         self, row: tuple[int, int], line: int
-    ) -> tuple[tuple[StepRow, ...], dict[int, str], tuple[LogLine, ...]]:
-        """A page of rows after `row` (attempt, step), their digests, and a page of log lines after
-        number `line`.
+    ) -> tuple[tuple[StepRow, ...], dict[int, tuple[int, str]], tuple[LogLine, ...]]:
+        """A page of rows after `row` (attempt, step), their digests, each after the attempt that
+        computed it, and a page of log lines after number `line`.
 
         Digests are returned for the steps of these rows and for the step before each: a digest is
         known one step later than its row.

@@ -378,8 +378,8 @@ class WorkerPool:
         match message:
             case StepReport():
                 self._record_row(slot, message)
-            case StepDigest(step=step, digest=digest):
-                self._journal.add_digest(step, digest)
+            case StepDigest(step=step, digest=digest, attempt=attempt):
+                self._journal.add_digest(step, digest, attempt)
             case CommittedToMemory(attempt=attempt, step=step):
                 with self._changed:
                     slot.step = step

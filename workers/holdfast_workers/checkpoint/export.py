@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from holdfast_workers.checkpoint.load import load_state
-from holdfast_workers.checkpoint.manifest import CheckpointError, Manifest, SavedTensor
+from holdfast_workers.checkpoint.manifest import CheckpointError, Manifest, OnRead, SavedTensor
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
 from holdfast_workers.spec import ModelSpec
@@ -93,7 +93,12 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
     return ExportPlan(head, StateLayout(placed, len(head) + end))
 
 
-def write_export(checkpoint: Storage, plan: ExportPlan, target: IO[bytes]) -> None:
+def write_export(
+    checkpoint: Storage,
+    plan: ExportPlan,
+    target: IO[bytes],
+    on_read: OnRead = lambda _: None,
+) -> None:
     """Fill `target`, an empty file on a disk, from `checkpoint`.
 
     Raises BadCheckpoint if the checkpoint is not as it was saved (the target is then invalid),
@@ -103,7 +108,17 @@ def write_export(checkpoint: Storage, plan: ExportPlan, target: IO[bytes]) -> No
     os.posix_fallocate(target.fileno(), 0, plan.nbytes)
     mapped = mmap.mmap(target.fileno(), plan.nbytes)
     mapped[: len(plan.header)] = plan.header
-    load_state(checkpoint, plan.layout, memoryview(mapped), mesh={}, rank=0)
+    load_state(checkpoint, plan.layout, memoryview(mapped), mesh={}, rank=0, on_read=on_read)
+
+
+def bytes_to_read(manifest: Manifest) -> int:
+    """The size of all files that an export reads."""
+    wanted = {
+        tensor.file
+        for tensor in manifest.tensors
+        if tensor.name.startswith(MODEL_PREFIX) and not tensor.per_rank
+    }
+    return sum(file.nbytes for file in manifest.files if file.name in wanted)
 
 
 def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:

@@ -25,6 +25,7 @@ from holdfast_workers.checkpoint.manifest import (
     BadCheckpoint,
     IncompatibleCheckpoint,
     Manifest,
+    OnRead,
     SavedTensor,
     VerifiedReader,
     complete_manifest,
@@ -44,6 +45,7 @@ def load_state(
     *,
     mesh: dict[str, int],
     rank: int,
+    on_read: OnRead = lambda _: None,
 ) -> list[str]:
     """Fill `payload`, laid out by `layout`, and return the names of the entries left unchanged.
 
@@ -67,7 +69,7 @@ def load_state(
             wanted[transfer.source.file].append(transfer)
     for file in manifest.files:
         if file.name in wanted:
-            with VerifiedReader(checkpoint, file) as stream:
+            with VerifiedReader(checkpoint, file, on_read) as stream:
                 for transfer in sorted(
                     wanted[file.name], key=lambda transfer: transfer.source.data_offset
                 ):

@@ -41,6 +41,9 @@ FOLDER_NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _HASH_CHUNK = 4 * 1024 * 1024
 
+OnRead = Callable[[int], None]
+"""Receives the size of each piece after it was read; an exception of its ends the reading."""
+
 
 class CheckpointError(WorkersError):
     """Base class of the errors of the remote tier."""
@@ -219,18 +222,11 @@ def list_checkpoints(
     return sorted(manifests, key=lambda manifest: (-manifest.step, -manifest.attempt))
 
 
-def verify(checkpoint: Storage, on_read: Callable[[int], None] = lambda _: None) -> None:
-    """Read every byte. Raises BadCheckpoint naming the first file that is not as it was saved.
-
-    `on_read` receives the size of each piece after it was read; an exception it raises ends the
-    verification.
-    """
+def verify(checkpoint: Storage, on_read: OnRead = lambda _: None) -> None:
+    """Read every byte. Raises BadCheckpoint naming the first file that is not as it was saved."""
     for file in complete_manifest(checkpoint).files:
-        with VerifiedReader(checkpoint, file) as stream:
-            for start in range(0, file.nbytes, _HASH_CHUNK):
-                end = min(start + _HASH_CHUNK, file.nbytes)
-                stream.skip_to(end)
-                on_read(end - start)
+        with VerifiedReader(checkpoint, file, on_read):
+            pass  # the end of the block reads all
 
 
 class VerifiedReader:
@@ -240,9 +236,12 @@ class VerifiedReader:
     sha256 are as saved. Bytes taken from the file must not be used before that.
     """
 
-    def __init__(self, checkpoint: Storage, file: SavedFile) -> None:
+    def __init__(
+        self, checkpoint: Storage, file: SavedFile, on_read: OnRead = lambda _: None
+    ) -> None:
         self._at = checkpoint
         self._file = file
+        self._on_read = on_read
         self._position = 0
         self._sha256 = hashlib.sha256()
         self._stack = contextlib.ExitStack()
@@ -267,6 +266,7 @@ class VerifiedReader:
             count = self._stream.readinto(piece)
             self._sha256.update(piece[:count])
             self._position += count
+            self._on_read(count)
             if count < len(piece):
                 self._wrong_size(self._position)
 

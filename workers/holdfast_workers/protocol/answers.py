@@ -116,6 +116,8 @@ class PollAnswer:
     """Progress of every rank of this agent, without process groups."""
     failed_shards: tuple[FailedShard, ...] = ()
     """The shards that this agent gave up, newest last; a bounded number."""
+    digest_attempts: dict[int, int] = field(default_factory=dict)
+    """The attempt that computed each digest; an agent of a version before 0.2 does not say it."""
 
 
 @dataclass(frozen=True)

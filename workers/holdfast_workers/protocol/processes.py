@@ -191,6 +191,7 @@ class StepDigest:
 
     step: int
     digest: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

@@ -340,7 +340,7 @@ class RankAttempt:
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         if self._join_order.reporter:
             if not self._is_of_other_mesh(step):
-                self._link.send(StepDigest(step, hex))
+                self._link.send(StepDigest(step, hex, self._join_order.attempt))
             if step == self._join_order.recheck:
                 self._signal(StepRecomputed(step, of_ranks))
 

@@ -21,14 +21,16 @@ from holdfast.client.asynchronous.transport import AsyncTransport
 from holdfast.client.calls import (
     JOBS,
     PAGE,
+    Call,
     Document,
     LogQuery,
     checkpoint_path,
     job_path,
     node_path,
+    operation_path,
     plain,
 )
-from holdfast.errors import WaitTimeout, unfinished
+from holdfast.errors import WaitTimeout
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness, Version
 from holdfast_service.job_model.times import rfc3339
@@ -47,10 +49,10 @@ from holdfast_service.views.jobs import (
     MetricPoint,
     NodeView,
     RemovedJobView,
-    VerificationView,
 )
 from holdfast_service.views.lists import ClusterView, JobRow, SpecDifferenceView
 from holdfast_service.views.meshes import ValidSpecView
+from holdfast_service.views.operations import OperationPage, OperationView
 from holdfast_service.views.pages import (
     CancelledJobPage,
     CheckpointPage,
@@ -328,21 +330,10 @@ class AsyncRequestMethods:
         """The checkpoints that the job can continue from, by tier."""
         return await self._get(job_path(job_id, "/checkpoints"), CheckpointPage)
 
-    async def verify_checkpoint(self, job_id: str, step: int) -> AsyncIterator[VerificationView]:
-        """Verify every byte of a checkpoint; yields the progress. The last item has `done`.
-
-        Raises ServerError if it could not be finished, ServerUnreachable if the connection broke.
-        """
-        done = False
-        path = checkpoint_path(job_id, step, "/verify")
-        async for line in self._transport.lines("POST", path):
-            progress = VerificationView.model_validate_json(line)
-            if progress.problem is not None:
-                raise unfinished(progress.problem)
-            yield progress
-            done = progress.done
-        if not done:
-            raise unfinished("the server's answer was cut off")
+    def verify_checkpoint(self, job_id: str, step: int) -> AsyncIterator[OperationView]:
+        """Verify every byte of a checkpoint; yields the operation as in :meth:`advance`. The last
+        one's `bad` says what is wrong."""
+        return self._advance(calls.verification(job_id, step))
 
     async def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         """Protect a checkpoint from removal. Can be repeated."""
@@ -355,6 +346,13 @@ class AsyncRequestMethods:
         """Raises Conflict if the checkpoint is pinned, needed, or the only one of a job."""
         await self._send("DELETE", checkpoint_path(job_id, step), type(None))
 
+    def prepare_export(
+        self, job_id: str, step: int, *, hugging_face: bool = False
+    ) -> AsyncIterator[OperationView]:
+        """Verify a checkpoint and write its model to a file on the server; yields the operation as
+        in :meth:`advance`. :meth:`download` fetches the file."""
+        return self._advance(calls.export(job_id, step, hugging_face=hugging_face))
+
     async def export_checkpoint(
         self,
         job_id: str,
@@ -366,14 +364,59 @@ class AsyncRequestMethods:
     ) -> int:
         """Write the model's parameters to `target`, as safetensors; returns the size in bytes.
 
-        The server verifies every byte first, which can take a while. `target` appears whole or not
-        at all. `on_bytes` receives the bytes written and the total. Once the file has
-        begun to arrive, a broken connection is resumed where it broke; the server then verifies
-        every byte again.
+        The server verifies every byte first, which can take a while; see :meth:`prepare_export` and
+        :meth:`download`.
         """
-        path = checkpoint_path(job_id, step, "/export")
-        params = {"format": "safetensors", "names": "hf" if hugging_face else "own"}
-        return await self._transport.download(path, params, target, on_bytes)
+        start = calls.export(job_id, step, hugging_face=hugging_face)
+        operation = await self._transport.call(start)
+        async for _progress in self.advance(operation.id):
+            pass
+        return await self.download(operation.id, target, on_bytes)
+
+    async def download(
+        self,
+        operation_id: str,
+        target: Path,
+        on_bytes: Callable[[int, int], None] = lambda _written, _whole: None,
+    ) -> int:
+        """Write the file of an export to `target`, which appears whole or not at all; returns its
+        size in bytes. `on_bytes` receives the bytes written and the total. A broken connection is
+        resumed where it broke. Raises NotFound if the file is kept no longer."""
+        path = operation_path(operation_id, "/content")
+        return await self._transport.download(path, target, on_bytes)
+
+    async def operations(
+        self, job_id: str | None = None, *, active: bool | None = None
+    ) -> Sequence[OperationView]:
+        """The newest hundred operations; `active`: only those that have not ended, or have."""
+        found = await self._get(calls.OPERATIONS, OperationPage, job=job_id, active=active)
+        return found.items
+
+    async def operation(self, operation_id: str) -> OperationView:
+        """Long work by its id."""
+        return await self._get(operation_path(operation_id), OperationView)
+
+    async def cancel_operation(self, operation_id: str) -> OperationView:
+        """Can be repeated. Raises Conflict if it has ended in another way."""
+        return await self._send("POST", operation_path(operation_id, "/cancel"), OperationView)
+
+    async def advance(self, operation_id: str) -> AsyncIterator[OperationView]:
+        """The operation again and again, until it has succeeded. It goes on without this caller,
+        and if its server dies. Raises its error if it failed, OperationCancelled."""
+        pause_s = calls.OPERATION_PAUSES_S[0]
+        while True:
+            operation = await self.operation(operation_id)
+            calls.raise_unless_well(operation)
+            yield operation
+            if operation.state.ended:
+                return
+            await sleep(pause_s)
+            pause_s = min(2 * pause_s, calls.OPERATION_PAUSES_S[1])
+
+    async def _advance(self, start: Call[OperationView]) -> AsyncIterator[OperationView]:
+        operation = await self._transport.call(start)
+        async for later in self.advance(operation.id):
+            yield later
 
     async def nodes(self) -> Sequence[NodeView]:
         """All nodes that were ever seen, present nodes first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -73,25 +72,9 @@ class AsyncTransport:
                 return
             await self._pause(following.pause_s(time.monotonic()), error)
 
-    async def lines(self, method: str, path: str) -> AsyncIterator[str]:
-        """The lines of an answer as they arrive, without retries. Raises as :meth:`call`.
-
-        They end with line feeds only: `httpx` would also split at U+2028 and its like, which JSON
-        contains unescaped.
-        """
-        rest = ""
-        async with self._answer(method, path) as response:
-            async for text in response.aiter_text():
-                *whole, rest = (rest + text).split("\n")
-                for line in whole:
-                    yield line
-            if rest:
-                yield rest
-
     async def download(
         self,
         path: str,
-        params: dict[str, Any],
         target: Path,
         on_bytes: Callable[[int, int], None],
     ) -> int:
@@ -104,7 +87,7 @@ class AsyncTransport:
             with file:
                 while True:
                     try:
-                        async with self._http.stream(**download.request(path, params)) as response:
+                        async with self._http.stream(**download.request(path)) as response:
                             await _read_error(response)
                             file.seek(download.opened(response))
                             file.truncate()
@@ -118,22 +101,6 @@ class AsyncTransport:
         finally:
             partial.unlink(missing_ok=True)
         return download.written
-
-    @contextlib.asynccontextmanager
-    async def _answer(self, method: str, path: str) -> AsyncIterator[httpx.Response]:
-        """An answer that is read piece by piece."""
-        try:
-            async with self._http.stream(
-                method,
-                path,
-                headers=http_answers.UNCOMPRESSED,
-                timeout=http_answers.timeout(http_answers.STREAM_SILENCE_S),
-            ) as response:
-                await _read_error(response)
-                http_answers.raise_for_error(response)
-                yield response
-        except http_answers.TRANSIENT as error:
-            raise http_answers.final_error(self.address, error) from error
 
     async def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:

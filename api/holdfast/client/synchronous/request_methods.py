@@ -20,16 +20,18 @@ from holdfast.client import job_names as names
 from holdfast.client.calls import (
     JOBS,
     PAGE,
+    Call,
     Document,
     LogQuery,
     checkpoint_path,
     job_path,
     node_path,
+    operation_path,
     plain,
 )
 from holdfast.client.synchronous.transport import Transport
 from holdfast.client.waiting import off_loop, sleep
-from holdfast.errors import WaitTimeout, unfinished
+from holdfast.errors import WaitTimeout
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness, Version
 from holdfast_service.job_model.times import rfc3339
@@ -48,10 +50,10 @@ from holdfast_service.views.jobs import (
     MetricPoint,
     NodeView,
     RemovedJobView,
-    VerificationView,
 )
 from holdfast_service.views.lists import ClusterView, JobRow, SpecDifferenceView
 from holdfast_service.views.meshes import ValidSpecView
+from holdfast_service.views.operations import OperationPage, OperationView
 from holdfast_service.views.pages import (
     CancelledJobPage,
     CheckpointPage,
@@ -327,21 +329,10 @@ class RequestMethods:
         """The checkpoints that the job can continue from, by tier."""
         return self._get(job_path(job_id, "/checkpoints"), CheckpointPage)
 
-    def verify_checkpoint(self, job_id: str, step: int) -> Iterator[VerificationView]:
-        """Verify every byte of a checkpoint; yields the progress. The last item has `done`.
-
-        Raises ServerError if it could not be finished, ServerUnreachable if the connection broke.
-        """
-        done = False
-        path = checkpoint_path(job_id, step, "/verify")
-        for line in self._transport.lines("POST", path):
-            progress = VerificationView.model_validate_json(line)
-            if progress.problem is not None:
-                raise unfinished(progress.problem)
-            yield progress
-            done = progress.done
-        if not done:
-            raise unfinished("the server's answer was cut off")
+    def verify_checkpoint(self, job_id: str, step: int) -> Iterator[OperationView]:
+        """Verify every byte of a checkpoint; yields the operation as in :meth:`advance`. The last
+        one's `bad` says what is wrong."""
+        return self._advance(calls.verification(job_id, step))
 
     def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         """Protect a checkpoint from removal. Can be repeated."""
@@ -354,6 +345,13 @@ class RequestMethods:
         """Raises Conflict if the checkpoint is pinned, needed, or the only one of a job."""
         self._send("DELETE", checkpoint_path(job_id, step), type(None))
 
+    def prepare_export(
+        self, job_id: str, step: int, *, hugging_face: bool = False
+    ) -> Iterator[OperationView]:
+        """Verify a checkpoint and write its model to a file on the server; yields the operation as
+        in :meth:`advance`. :meth:`download` fetches the file."""
+        return self._advance(calls.export(job_id, step, hugging_face=hugging_face))
+
     def export_checkpoint(
         self,
         job_id: str,
@@ -365,14 +363,58 @@ class RequestMethods:
     ) -> int:
         """Write the model's parameters to `target`, as safetensors; returns the size in bytes.
 
-        The server verifies every byte first, which can take a while. `target` appears whole or not
-        at all. `on_bytes` receives the bytes written and the total. Once the file has
-        begun to arrive, a broken connection is resumed where it broke; the server then verifies
-        every byte again.
+        The server verifies every byte first, which can take a while; see :meth:`prepare_export` and
+        :meth:`download`.
         """
-        path = checkpoint_path(job_id, step, "/export")
-        params = {"format": "safetensors", "names": "hf" if hugging_face else "own"}
-        return self._transport.download(path, params, target, on_bytes)
+        start = calls.export(job_id, step, hugging_face=hugging_face)
+        operation = self._transport.call(start)
+        for _progress in self.advance(operation.id):
+            pass
+        return self.download(operation.id, target, on_bytes)
+
+    def download(
+        self,
+        operation_id: str,
+        target: Path,
+        on_bytes: Callable[[int, int], None] = lambda _written, _whole: None,
+    ) -> int:
+        """Write the file of an export to `target`, which appears whole or not at all; returns its
+        size in bytes. `on_bytes` receives the bytes written and the total. A broken connection is
+        resumed where it broke. Raises NotFound if the file is kept no longer."""
+        path = operation_path(operation_id, "/content")
+        return self._transport.download(path, target, on_bytes)
+
+    def operations(
+        self, job_id: str | None = None, *, active: bool | None = None
+    ) -> Sequence[OperationView]:
+        """The newest hundred operations; `active`: only those that have not ended, or have."""
+        found = self._get(calls.OPERATIONS, OperationPage, job=job_id, active=active)
+        return found.items
+
+    def operation(self, operation_id: str) -> OperationView:
+        """Long work by its id."""
+        return self._get(operation_path(operation_id), OperationView)
+
+    def cancel_operation(self, operation_id: str) -> OperationView:
+        """Can be repeated. Raises Conflict if it has ended in another way."""
+        return self._send("POST", operation_path(operation_id, "/cancel"), OperationView)
+
+    def advance(self, operation_id: str) -> Iterator[OperationView]:
+        """The operation again and again, until it has succeeded. It goes on without this caller,
+        and if its server dies. Raises its error if it failed, OperationCancelled."""
+        pause_s = calls.OPERATION_PAUSES_S[0]
+        while True:
+            operation = self.operation(operation_id)
+            calls.raise_unless_well(operation)
+            yield operation
+            if operation.state.ended:
+                return
+            sleep(pause_s)
+            pause_s = min(2 * pause_s, calls.OPERATION_PAUSES_S[1])
+
+    def _advance(self, start: Call[OperationView]) -> Iterator[OperationView]:
+        operation = self._transport.call(start)
+        yield from self.advance(operation.id)
 
     def nodes(self) -> Sequence[NodeView]:
         """All nodes that were ever seen, present nodes first."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,24 +71,9 @@ class Transport:
                 return
             self._pause(following.pause_s(time.monotonic()), error)
 
-    def lines(self, method: str, path: str) -> Iterator[str]:
-        """The lines of an answer as they arrive, without retries. Raises as :meth:`call`.
-
-        They end with line feeds only: `httpx` would also split at U+2028 and its like, which JSON
-        contains unescaped.
-        """
-        rest = ""
-        with self._answer(method, path) as response:
-            for text in response.iter_text():
-                *whole, rest = (rest + text).split("\n")
-                yield from whole
-            if rest:
-                yield rest
-
     def download(
         self,
         path: str,
-        params: dict[str, Any],
         target: Path,
         on_bytes: Callable[[int, int], None],
     ) -> int:
@@ -102,7 +86,7 @@ class Transport:
             with file:
                 while True:
                     try:
-                        with self._http.stream(**download.request(path, params)) as response:
+                        with self._http.stream(**download.request(path)) as response:
                             _read_error(response)
                             file.seek(download.opened(response))
                             file.truncate()
@@ -116,22 +100,6 @@ class Transport:
         finally:
             partial.unlink(missing_ok=True)
         return download.written
-
-    @contextlib.contextmanager
-    def _answer(self, method: str, path: str) -> Iterator[httpx.Response]:
-        """An answer that is read piece by piece."""
-        try:
-            with self._http.stream(
-                method,
-                path,
-                headers=http_answers.UNCOMPRESSED,
-                timeout=http_answers.timeout(http_answers.STREAM_SILENCE_S),
-            ) as response:
-                _read_error(response)
-                http_answers.raise_for_error(response)
-                yield response
-        except http_answers.TRANSIENT as error:
-            raise http_answers.final_error(self.address, error) from error
 
     def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:

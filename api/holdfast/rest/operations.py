@@ -1,0 +1,177 @@
+"""`/operations`: long work; and `/jobs/{id}/checkpoints/{step}`: `verify` and `export`, which start
+some."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.rest.checkpoints import Step
+from holdfast.rest.jobs import JobId
+from holdfast.rest.paging import Cursor, PageSize
+from holdfast.rest.problems import ProblemError, documented
+from holdfast.rest.services import OperationsDep
+from holdfast_service.job_model.operations import ParameterNames
+from holdfast_service.operations.export_files import Content
+from holdfast_service.views.operations import OperationPage, OperationView
+
+PREFIX = "/api/v1/operations"
+router = APIRouter(tags=["operations"])
+
+OperationId = Annotated[str, Path(max_length=64, description="`id` of the operation")]
+SAFETENSORS = "application/octet-stream"
+_RANGE_REFUSED = (400, 416)
+_RETRY_AFTER_S = 1
+_STARTED: dict[int | str, dict[str, Any]] = {
+    202: {
+        "description": "The operation; one that does the same already is the answer, too.",
+        "headers": {
+            "Location": {"description": "of the operation", "schema": {"type": "string"}},
+            "Retry-After": {
+                "description": "seconds until the next look at it",
+                "schema": {"type": "integer"},
+            },
+        },
+    },
+    **documented(404, 422),
+}
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The file, with its length. All its bytes are verified.",
+        "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
+    },
+    206: {
+        "description": "The part of the file that `Range` names, if `If-Range` is its `ETag`.",
+        "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
+    },
+    **documented(404, 409, 416, 422),
+}
+
+
+@router.post(
+    "/api/v1/jobs/{job_id}/checkpoints/{step}/verify",
+    status_code=202,
+    summary="Verify every byte; a damaged checkpoint is quarantined",
+    tags=["checkpoints"],
+    responses=_STARTED,
+)
+async def verify_checkpoint(
+    operations: OperationsDep, response: Response, job_id: JobId, step: Step
+) -> OperationView:
+    return _started(response, await operations.verify(job_id, step))
+
+
+@router.post(
+    "/api/v1/jobs/{job_id}/checkpoints/{step}/export",
+    status_code=202,
+    summary="Write the model's parameters to one file",
+    tags=["checkpoints"],
+    responses=_STARTED,
+)
+async def export_checkpoint(
+    operations: OperationsDep,
+    response: Response,
+    job_id: JobId,
+    step: Step,
+    *,
+    format: Annotated[Literal["safetensors"], Query()] = "safetensors",
+    names: Annotated[
+        ParameterNames, Query(description="hf: the names of Hugging Face's LlamaForCausalLM")
+    ] = ParameterNames.OWN,
+) -> OperationView:
+    return _started(response, await operations.export(job_id, step, names))
+
+
+@router.get(PREFIX, summary="Operations, newest first", responses=documented(400, 404, 422))
+async def list_operations(
+    operations: OperationsDep,
+    *,
+    job: Annotated[
+        str | None, Query(max_length=64, description="only of the job with this id")
+    ] = None,
+    active: Annotated[
+        bool | None, Query(description="only those that have not ended; or only those that have")
+    ] = None,
+    cursor: Cursor = None,
+    limit: PageSize = 100,
+) -> OperationPage:
+    return await operations.list(job_id=job, active=active, cursor=cursor, limit=limit)
+
+
+@router.get(
+    PREFIX + "/{operation_id}",
+    summary="An operation: its state, its progress, its result",
+    responses=documented(404, 422),
+)
+async def get_operation(
+    operations: OperationsDep, response: Response, operation_id: OperationId
+) -> OperationView:
+    found = await operations.get(operation_id)
+    if not found.state.ended:
+        response.headers["Retry-After"] = str(_RETRY_AFTER_S)
+    return found
+
+
+@router.post(
+    PREFIX + "/{operation_id}/cancel",
+    summary="Cancel an operation; idempotent",
+    responses=documented(404, 409, 422),
+)
+async def cancel_operation(operations: OperationsDep, operation_id: OperationId) -> OperationView:
+    return await operations.cancel(operation_id)
+
+
+@router.get(
+    PREFIX + "/{operation_id}/content",
+    summary="The file of an export",
+    response_class=FileResponse,
+    responses=_CONTENT,
+)
+async def get_operation_content(operations: OperationsDep, operation_id: OperationId) -> Response:
+    return _ContentResponse(await operations.content(operation_id))
+
+
+def _started(response: Response, operation: OperationView) -> OperationView:
+    response.headers["Location"] = f"{PREFIX}/{operation.id}"
+    response.headers["Retry-After"] = str(_RETRY_AFTER_S)
+    return operation
+
+
+class _ContentResponse(FileResponse):
+    """Sends an open file, or a range of it, and closes it: it may be removed meanwhile."""
+
+    chunk_size = 1 << 20
+
+    def __init__(self, content: Content) -> None:
+        number = content.file.fileno()
+        super().__init__(
+            f"/proc/self/fd/{number}",
+            headers={"ETag": f'"{content.view.digest}"'},
+            media_type=SAFETENSORS,
+            filename=content.view.name,
+            stat_result=os.fstat(number),
+        )
+        self._file = content.file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unless_refused(message: Message) -> None:
+            if message.get("status") in _RANGE_REFUSED:
+                nbytes, asked = self.headers["content-length"], Headers(scope=scope)["range"]
+                raise ProblemError(
+                    416,
+                    "range_not_satisfiable",
+                    f"{asked!r} is no part of a file of {nbytes} bytes: write bytes=FIRST-LAST",
+                    headers={"Content-Range": f"bytes */{nbytes}"},
+                )
+            await send(message)
+
+        if not Headers(scope=scope).get("range", "").startswith("bytes="):  # no unit that is known
+            headers = [header for header in scope["headers"] if header[0] != b"range"]
+            scope = {**scope, "headers": headers}
+        with self._file:
+            await super().__call__(scope, receive, send_unless_refused)

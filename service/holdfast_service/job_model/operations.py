@@ -1,0 +1,32 @@
+"""Operations: long work on request, as values. What they do is in the room `operations`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class OperationKind(StrEnum):
+    VERIFY = "verify"  # read every byte of a checkpoint
+    EXPORT = "export"  # write a checkpoint's model to one file
+
+
+class OperationState(StrEnum):
+    PENDING = "PENDING"  # no server works on it yet, or its server ended
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        return self not in ACTIVE
+
+
+ACTIVE = frozenset({OperationState.PENDING, OperationState.RUNNING})
+
+
+class ParameterNames(StrEnum):
+    """The names of the parameters in an exported file."""
+
+    OWN = "own"
+    HUGGING_FACE = "hf"

@@ -1,0 +1,80 @@
+"""The digests of the steps that are part of history. Pure.
+
+Every node with ranks keeps the digests of the run and sends them at any time, also those of steps
+that a later attempt has computed again with other bits. A digest is known one step after its step,
+so a step may be part of history without one, while an older digest of it is still on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Where an attempt went on, and on which mesh."""
+
+    attempt: int
+    mesh: Mapping[str, int]
+    restored_step: int
+
+
+@dataclass
+class DigestHistory:
+    _digests: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Step → the attempt that computed the digest, and the digest."""
+    _beginnings: dict[int, _Beginning] = field(default_factory=dict)
+    """By attempt."""
+    _cuts: list[tuple[int, int]] = field(default_factory=list)
+
+    def begin(self, attempt: int, mesh: Mapping[str, int], restored_step: int) -> None:
+        """An attempt was formed. If its mesh, or the states that it starts from, can be others
+        than those of earlier attempts, it computes later steps with other bits."""
+        self._beginnings[attempt] = _Beginning(attempt, mesh, restored_step)
+        self._forget_replaced()
+
+    def cut(self, attempt: int, step: int) -> None:
+        """Steps after `step` of this attempt and earlier ones were rolled back: they had bad data,
+        or bad bits."""
+        self._cuts.append((attempt, step))
+        self._forget_replaced()
+
+    def add(self, attempt: int, digests: Mapping[int, str]) -> None:
+        """Digests that an attempt has computed."""
+        for step, digest in digests.items():
+            known, _ = self._digests.get(step, (0, ""))
+            if attempt >= known and self._is_kept(attempt, step):
+                self._digests[step] = attempt, digest
+
+    def up_to(self, last: int) -> dict[int, str]:
+        """Step → digest."""
+        return {step: digest for step, (_, digest) in self._digests.items() if step <= last}
+
+    def forget(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self._digests.pop(step, None)
+
+    def steps(self) -> list[int]:
+        """In the order in which they became known."""
+        return list(self._digests)
+
+    def _forget_replaced(self) -> None:
+        self.forget(
+            [step for step, (by, _) in self._digests.items() if not self._is_kept(by, step)]
+        )
+
+    def _is_kept(self, attempt: int, step: int) -> bool:
+        if any(attempt <= cut and step > kept for cut, kept in self._cuts):
+            return False
+        begun = self._beginnings.get(attempt)
+        return not any(
+            later.attempt > attempt
+            and later.restored_step < step
+            and (
+                begun is None
+                or later.mesh != begun.mesh
+                or later.restored_step < begun.restored_step
+            )
+            for later in self._beginnings.values()
+        )

@@ -1,0 +1,337 @@
+"""Operations outlive the server that carries them out: each effect happens once, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from sqlalchemy import select, update
+from tests.support.checkpoint.saved_worlds import global_state, save_world
+from tests.support.service.job_drives import until
+from tests.support.service.saved_checkpoints import MESH, spoil
+
+from holdfast_service.crash_points import CrashHook, CrashPoint, never_crash
+from holdfast_service.errors import (
+    ContentGone,
+    NoContent,
+    OperationEnded,
+    OperationNotFound,
+)
+from holdfast_service.job_model.operations import OperationKind, OperationState, ParameterNames
+from holdfast_service.operations import runner as runner_module
+from holdfast_service.operations.export_files import ExportFiles
+from holdfast_service.operations.runner import MAX_STARTS, OperationRunner
+from holdfast_service.operations.service import OperationService
+from holdfast_service.services.checkpoints import CheckpointService
+from holdfast_service.services.job_removal import JobRemoval
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store import operation_claims
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Checkpoint, Event, JobRecord, Operation
+from holdfast_service.views.operations import OperationView
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.open_storage import open_storage
+
+STEP = 4
+POINTS = (CrashPoint.OPERATION_CLAIMED, CrashPoint.OPERATION_WORKED, CrashPoint.OPERATION_ENDED)
+
+
+class Killed(BaseException):
+    """Ends a task as a SIGKILL ends a process: nothing cleans up."""
+
+
+@dataclass
+class World:
+    """A job with a checkpoint, and what users and servers do with it."""
+
+    store: Store
+    settings: Settings
+    job: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.checkpoints = CheckpointService(self.store, self.settings)
+        self.files = ExportFiles(self.settings.data_dir / "exports")
+        self.service = OperationService(
+            self.store, self.checkpoints, self.files, self.settings, lambda: None
+        )
+
+    @asynccontextmanager
+    async def runner(self, hook: CrashHook = never_crash) -> AsyncIterator[OperationRunner]:
+        runner = OperationRunner(self.store, self.checkpoints, self.files, self.settings, hook)
+        running = asyncio.create_task(runner.run())
+        try:
+            yield runner
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def ended(self, operation: OperationView) -> OperationView:
+        async def has_ended() -> bool:
+            return (await self.service.get(operation.id)).state.ended
+
+        await until(has_ended)
+        return await self.service.get(operation.id)
+
+    async def perform(self, operation: OperationView) -> OperationView:
+        async with self.runner():
+            return await self.ended(operation)
+
+    async def let_claims_expire(self) -> None:
+        async with self.store.write() as session:
+            await session.execute(update(Operation).values(claimed_until=0.0))
+
+    async def events(self) -> Counter[str]:
+        async with self.store.read() as session:
+            kinds = await session.scalars(select(Event.kind).where(Event.job_id == self.job))
+            return Counter(kind for kind in kinds if kind.startswith("checkpoint."))
+
+    def exported(self) -> list[Path]:
+        return sorted((self.settings.data_dir / "exports").glob("*"))
+
+
+@pytest.fixture
+async def world(store: Store, settings: Settings, jobs: JobService) -> World:
+    job, _ = await jobs.submit({"name": "saved"})
+    root = settings.job_dir(job.id) / "checkpoints"
+    made = save_world(open_storage(str(root)), STEP, 1, MESH, STEP, {"loss": 1.0})
+    row = Checkpoint(
+        job_id=job.id,
+        uri=made.uri,
+        step=STEP,
+        attempt=1,
+        tier="remote",
+        nbytes=made.nbytes,
+        mesh=made.mesh,
+        metrics=made.metrics,
+        saved_at=time.time(),
+    )
+    async with store.write() as session:
+        session.add(row)
+    return World(store, settings, job.id, Path(made.uri))
+
+
+def requested(world: World, kind: OperationKind) -> Awaitable[OperationView]:
+    if kind is OperationKind.VERIFY:
+        return world.service.verify(world.job, STEP)
+    return world.service.export(world.job, STEP, ParameterNames.OWN)
+
+
+@pytest.mark.parametrize("kind", list(OperationKind))
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_server_that_dies_is_replaced_and_each_effect_happens_once(
+    world: World, kind: OperationKind, point: CrashPoint
+) -> None:
+    died = asyncio.Event()
+
+    async def die(reached: CrashPoint) -> None:
+        if reached is point:
+            died.set()
+            raise Killed
+
+    operation = await requested(world, kind)
+    async with world.runner(die):
+        await asyncio.wait_for(died.wait(), 20)
+    left = await world.service.get(operation.id)
+    assert left.state.ended == (point is CrashPoint.OPERATION_ENDED)
+    async with world.runner() as other:
+        await asyncio.sleep(0.1)
+        assert (await world.service.get(operation.id)).state == left.state, "its claim is alive"
+        await world.let_claims_expire()
+        done = await world.ended(operation)
+        await other._expire()  # removes what the dead server left
+    assert done.state is OperationState.SUCCEEDED
+    assert done.done_bytes == done.total_bytes
+    if kind is OperationKind.VERIFY:
+        assert await world.events() == {"checkpoint.verified": 1}
+    else:
+        assert len(world.exported()) == 1
+        with (await world.service.content(operation.id)).file as file:
+            loaded = load_file(f"/proc/self/fd/{file.fileno()}")
+        assert np.array_equal(loaded["norm"], global_state(STEP)["model.norm"])
+
+
+async def test_a_server_that_ends_in_order_hands_its_operations_on_at_once(
+    world: World, slow: Callable[[], None]
+) -> None:
+    operation = await requested(world, OperationKind.EXPORT)
+    async with world.runner():
+        await until(lambda: is_in(world, operation, OperationState.RUNNING))
+    assert (await world.service.get(operation.id)).state is OperationState.PENDING
+    slow()
+    assert (await world.perform(operation)).state is OperationState.SUCCEEDED
+    async with world.store.read() as session:
+        assert (await session.get_one(Operation, operation.id)).starts == 1
+
+
+async def test_an_operation_that_ends_its_servers_is_given_up(world: World) -> None:
+    operation = await requested(world, OperationKind.VERIFY)
+    async with world.store.write() as session:
+        await session.execute(update(Operation).values(starts=MAX_STARTS))
+    failed = await world.perform(operation)
+    assert failed.state is OperationState.FAILED
+    assert failed.error is not None and failed.error["code"] == "operation_abandoned"
+
+
+@pytest.mark.parametrize("kind", list(OperationKind))
+async def test_a_cancelled_operation_leaves_nothing(
+    world: World, kind: OperationKind, slow: Callable[[], None]
+) -> None:
+    operation = await requested(world, kind)
+    async with world.runner() as runner:
+        await until(lambda: is_in(world, operation, OperationState.RUNNING))
+        cancelled = await world.service.cancel(operation.id)
+        assert cancelled.state is OperationState.CANCELLED
+        slow()
+        await until(lambda: not runner._running)
+        await runner._expire()
+    assert await world.service.cancel(operation.id) == cancelled
+    assert await world.events() == {}
+    assert world.exported() == []
+    with pytest.raises(NoContent):
+        await world.service.content(operation.id)
+    again = await requested(world, kind)
+    assert again.id != operation.id
+    done = await world.perform(again)
+    with pytest.raises(OperationEnded):
+        await world.service.cancel(done.id)
+
+
+async def test_equal_requests_share_an_operation_and_an_export_its_file(world: World) -> None:
+    for kind in OperationKind:
+        first, second = await asyncio.gather(requested(world, kind), requested(world, kind))
+        assert first.id == second.id
+        done = await world.perform(first)
+        later = await requested(world, kind)
+        assert (later.id == done.id) == (kind is OperationKind.EXPORT)
+        await world.perform(later)
+    other = await world.service.export(world.job, STEP, ParameterNames.HUGGING_FACE)
+    assert (await world.perform(other)).state is OperationState.FAILED
+    assert len(world.exported()) == 1
+    world.exported()[0].unlink()
+    assert (await requested(world, OperationKind.EXPORT)).state is OperationState.PENDING
+
+
+async def test_a_bad_checkpoint_is_quarantined_and_not_exported(world: World) -> None:
+    spoil(world.folder)
+    verified = await world.perform(await requested(world, OperationKind.VERIFY))
+    assert verified.state is OperationState.SUCCEEDED
+    assert "__1_0.distcp" in str(verified.bad)
+    assert (world.folder / "why-bad.txt").exists()
+    assert await world.events() == {"checkpoint.bad": 1}
+    exported = await world.perform(await requested(world, OperationKind.EXPORT))
+    assert exported.error is not None and exported.error["code"] == "checkpoint_bad"
+    assert world.exported() == []
+
+
+async def test_a_silent_storage_fails_the_operation_by_its_deadline(
+    world: World, slow: Callable[[], None]
+) -> None:
+    world.settings = world.settings.model_copy(update={"storage_deadline_s": 0.3})
+    operation = await requested(world, OperationKind.VERIFY)
+    failed = await world.perform(operation)
+    assert failed.error is not None and failed.error["code"] == "storage_unavailable"
+    assert "0.3 s" in failed.error["detail"]
+
+
+async def test_operations_expire_with_their_files_and_go_with_their_job(
+    world: World, store: Store, settings: Settings, jobs: JobService
+) -> None:
+    done = await world.perform(await requested(world, OperationKind.EXPORT))
+    content = await world.service.content(done.id)
+    content.file.close()
+    async with world.runner() as runner:
+        await operation_claims.expire(store, time.time() + settings.keep_operations_s + 1)
+        await runner._expire()
+    assert world.exported() == []
+    with pytest.raises(OperationNotFound):
+        await world.service.get(done.id)
+
+    done = await world.perform(await requested(world, OperationKind.EXPORT))
+    world.exported()[0].unlink()
+    with pytest.raises(ContentGone):
+        await world.service.content(done.id)
+    await requested(world, OperationKind.VERIFY)
+    await jobs.cancel(world.job)
+    async with store.write() as session:
+        await session.execute(update(JobRecord).values(cleaned=True))
+    await JobRemoval(store, world.checkpoints, settings).remove(world.job, with_checkpoints=False)
+    assert (await world.service.list()).items == ()
+
+
+async def test_a_replaced_server_changes_nothing_any_more(world: World, store: Store) -> None:
+    await requested(world, OperationKind.VERIFY)
+    [slow] = await operation_claims.claim(store, 4)
+    assert await operation_claims.claim(store, 4) == []
+    await world.let_claims_expire()
+    [now] = await operation_claims.claim(store, 4)
+    assert not await operation_claims.renew(store, slow, 1, 2)
+    await operation_claims.give_back(store, slow)
+    async with store.write() as session:
+        assert not await operation_claims.finish(session, slow, state=OperationState.FAILED)
+    assert await operation_claims.renew(store, now, 1, 2)
+    async with store.write() as session:
+        assert await operation_claims.finish(session, now, state=OperationState.SUCCEEDED)
+
+
+async def test_two_servers_never_claim_the_same_operation(world: World, store: Store) -> None:
+    async with store.write() as session:
+        for number in range(20):
+            session.add(
+                Operation(
+                    id=f"00000000-0000-7000-8000-{number:012}",
+                    job_id=world.job,
+                    kind=OperationKind.VERIFY,
+                    uri=str(world.folder),
+                    step=STEP,
+                    state=OperationState.PENDING,
+                    created_at=0.0,
+                )
+            )
+    claimed: list[str] = []
+    while claims := await asyncio.gather(*(operation_claims.claim(store, 3) for _ in range(4))):
+        if not any(claims):
+            break
+        claimed += [operation.id for each in claims for operation in each]
+    assert len(claimed) == len(set(claimed)) == 20
+
+
+async def test_lists_are_pages_newest_first(world: World) -> None:
+    made = []
+    for _ in range(3):
+        made.append(await world.perform(await requested(world, OperationKind.VERIFY)))
+    first = await world.service.list(limit=2)
+    rest = await world.service.list(limit=2, cursor=first.next_cursor, job_id=world.job)
+    listed = [operation.id for page in (first, rest) for operation in page.items]
+    assert listed == [operation.id for operation in reversed(made)]
+    assert rest.next_cursor is None
+    assert (await world.service.list(active=True)).items == ()
+    assert len((await world.service.list(active=False)).items) == 3
+
+
+async def is_in(world: World, operation: OperationView, state: OperationState) -> bool:
+    return (await world.service.get(operation.id)).state is state
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Reads of checkpoints wait until this is called."""
+    proceed, opened = threading.Event(), LocalStorage.open
+
+    def wait(self: LocalStorage, name: str) -> object:
+        assert proceed.wait(20)
+        return opened(self, name)
+
+    monkeypatch.setattr(LocalStorage, "open", wait)
+    monkeypatch.setattr(runner_module, "RENEW_S", 0.05)
+    return proceed.set

@@ -1,0 +1,75 @@
+"""Whatever the agents send again, and when: a reported digest is that of the step in history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.supervisor.digest_history import DigestHistory
+
+MESHES = ({"dp_shard": 4}, {"dp_shard": 3})
+
+
+@dataclass
+class Run:
+    """What was computed: the bits after a step follow from the meshes of all steps up to it."""
+
+    history: list[tuple[int, int]] = field(default_factory=list)
+    """Of each step: the mesh on which, and the attempt by which it was computed."""
+    sent: list[tuple[int, int, str]] = field(default_factory=list)
+    """Attempt, step and digest, as every agent may send them at any time from now on."""
+
+    def bits(self, step: int) -> str:
+        return "".join(str(mesh) for mesh, _ in self.history[:step])
+
+    def compute(self, attempt: int, mesh: int, restored: int, steps: int) -> None:
+        on_own_mesh = restored > 0 and self.history[restored - 1][0] == mesh
+        del self.history[restored:]
+        first = restored if on_own_mesh and steps else restored + 1
+        for _ in range(steps):
+            self.history.append((mesh, attempt))
+        # The digest of the last step is lost with the attempt.
+        for step in range(first, len(self.history)):
+            self.sent.append((attempt, step, self.bits(step)))
+
+
+ATTEMPTS = st.lists(
+    st.tuples(st.sampled_from((0, 1)), st.integers(0, 6), st.integers(0, 5)), max_size=8
+)
+
+
+@given(attempts=ATTEMPTS, data=st.data())
+def test_only_digests_of_the_steps_in_history_are_reported(
+    attempts: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    run, known = Run(), DigestHistory()
+    for number, (mesh, back, steps) in enumerate(attempts, 1):
+        restored = max(0, len(run.history) - back)
+        known.begin(number, MESHES[mesh], restored)
+        run.compute(number, mesh, restored, steps)
+        for attempt, step, digest in data.draw(st.permutations(run.sent)):
+            if data.draw(st.booleans()):
+                known.add(attempt, {step: digest})
+        reported = known.up_to(len(run.history))
+        assert reported == {step: run.bits(step) for step in reported}
+    for attempt, step, digest in data.draw(st.permutations(run.sent)):
+        known.add(attempt, {step: digest})
+    last = {step: by for step, (_, by) in enumerate(run.history, 1)}
+    own = {step for by, step, _ in run.sent if last.get(step) == by}
+    assert own <= known.up_to(len(run.history)).keys(), "all that history itself has computed"
+
+
+def test_steps_that_were_rolled_back_for_their_data_are_forgotten_of_all_earlier_attempts() -> None:
+    known = DigestHistory()
+    known.begin(1, MESHES[0], 0)
+    known.begin(2, MESHES[0], 4)
+    known.add(1, {4: "4", 5: "5"})
+    known.cut(2, 4)
+    known.add(2, {5: "5 again"})
+    assert known.up_to(9) == {4: "4"}
+    known.begin(3, MESHES[0], 4)
+    known.add(3, {5: "other data"})
+    known.add(2, {5: "5 again"})
+    assert known.up_to(9) == {4: "4", 5: "other data"}
