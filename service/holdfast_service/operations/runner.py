@@ -113,8 +113,10 @@ class OperationRunner:
                         await self._expire()
                 except (SQLAlchemyError, OSError) as error:
                     log.warning("operations were not looked for", error=str(error))
+                # Not `wait_for`, which can swallow a cancellation that comes with the wake-up.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), self._settings.claim_interval_s)
+                    async with asyncio.timeout(self._settings.claim_interval_s):
+                        await self._woken.wait()
         finally:
             for task in self._running:
                 task.cancel()
