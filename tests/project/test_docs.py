@@ -212,7 +212,7 @@ def test_every_exit_code_cause_and_transition_is_documented() -> None:
     assert not [cause for cause in Cause if f"| `{cause.value}` |" not in policy]
     table = (ROOT / "docs/architecture/store-and-api.md").read_text()
     assert not [state for state in TRANSITIONS if f"`{state.value}`" not in table]
-    assert len(CrashPoint) == 13  # "thirteen points between transition and effect"
+    assert len(CrashPoint) == 16  # "sixteen points between transition and effect"
 
 
 def test_every_fault_kind_with_its_parameters_is_documented() -> None:

@@ -280,6 +280,6 @@ def _fault(storage: Storage, reading: _Reading) -> str | None:
         verify(storage, reading.on_read)
     except BadCheckpoint as error:
         if MANIFEST not in storage.objects():  # removed, which is not the same as bad
-            raise StorageError(storage.uri, "the checkpoint was removed meanwhile") from error
+            raise CheckpointNotFound(f"{storage.uri} was removed meanwhile") from error
         return str(error)
     return None

@@ -1,21 +1,31 @@
 /** The checkpoints of a job by tier, with the actions on them. Part of the job page. */
 
-import { useState } from "react";
+import { useCallback, useEffect, useState } from "react";
 import { Link } from "wouter";
-import { send, url } from "../api/client";
-import type { CheckpointView, VerificationView } from "../api/types";
+import { send } from "../api/client";
+import type { CheckpointView, OperationView } from "../api/types";
 import { useCheckpoints, useNow } from "../data";
 import { ago, bytes, count, moment, number } from "../format";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
-import { useAction, useToasts } from "../ui/toasts";
-import { verify } from "./verify";
+import { useAction } from "../ui/toasts";
+import { LongWork } from "./LongWork";
+import { active, type Kind } from "./operations";
 import "./checkpoints.css";
 
 export function Checkpoints({ id }: { id: string }) {
   const found = useCheckpoints(id);
   const [removed, setRemoved] = useState(false);
+  const [operations, setOperations] = useState<readonly OperationView[]>([]);
+  const { reload } = found;
+  const onChanged = useCallback(() => void reload(), [reload]);
+  useEffect(() => {
+    const leaving = new AbortController();
+    // What runs already is shown; without an answer the buttons are shown.
+    active(id, leaving.signal).then(setOperations, () => undefined);
+    return () => leaving.abort();
+  }, [id]);
   const { value } = found;
   if (found.error && !value) return <Failure error={found.error} retry={() => void found.reload()} />;
   if (!value) return <div className="ghost" style={{ height: 120 }} aria-busy="true" />;
@@ -64,7 +74,7 @@ export function Checkpoints({ id }: { id: string }) {
             </thead>
             <tbody>
               {shown.map((checkpoint) => (
-                <CheckpointRow key={`${checkpoint.step} ${checkpoint.attempt}`} job={id} checkpoint={checkpoint} onChanged={() => void found.reload()} />
+                <CheckpointRow key={`${checkpoint.step} ${checkpoint.attempt}`} job={id} checkpoint={checkpoint} operations={operations} onChanged={onChanged} />
               ))}
             </tbody>
           </table>
@@ -77,14 +87,17 @@ export function Checkpoints({ id }: { id: string }) {
 interface CheckpointRowProps {
   job: string;
   checkpoint: CheckpointView;
+  /** Those that ran when the page was opened. */
+  operations: readonly OperationView[];
   onChanged: () => void;
 }
 
-function CheckpointRow({ job, checkpoint, onChanged }: CheckpointRowProps) {
+function CheckpointRow({ job, checkpoint, operations, onChanged }: CheckpointRowProps) {
   const now = useNow();
   const { busy, run } = useAction();
   const [confirming, setConfirming] = useState(false);
   const at = `/jobs/${encodeURIComponent(job)}/checkpoints/${checkpoint.step}`;
+  const running = (kind: Kind) => operations.find((one) => one.kind === kind && one.step === checkpoint.step);
   const removed = checkpoint.deleted_at !== null;
   const pin = () =>
     void run(() => send(checkpoint.pinned ? "DELETE" : "PUT", `${at}/pin`), checkpoint.pinned ? `Step ${checkpoint.step} is no longer pinned` : `Step ${checkpoint.step} is pinned`).then(onChanged);
@@ -112,13 +125,11 @@ function CheckpointRow({ job, checkpoint, onChanged }: CheckpointRowProps) {
                 <Icon name="restart" size={14} /> Restart from here
               </Link>
             )}
-            <Verify job={job} step={checkpoint.step} onDone={onChanged} />
+            <LongWork job={job} step={checkpoint.step} kind="verify" running={running("verify")} onDone={onChanged} />
             <button type="button" className="button tiny" disabled={busy || checkpoint.pinned === null} onClick={pin}>
               <Icon name="pin" size={14} /> {checkpoint.pinned ? "Unpin" : "Pin"}
             </button>
-            <a className="button tiny icon" href={url(`/jobs/${encodeURIComponent(job)}/checkpoints/${checkpoint.step}/export`)} download aria-label={`Export step ${checkpoint.step} as safetensors`} title="Export as safetensors">
-              <Icon name="download" size={14} />
-            </a>
+            <LongWork job={job} step={checkpoint.step} kind="export" running={running("export")} onDone={onChanged} />
             <button type="button" className="button tiny icon danger" disabled={checkpoint.pinned === true} onClick={() => setConfirming(true)} aria-label={`Remove step ${checkpoint.step}`} title={checkpoint.pinned ? "Pinned: unpin it first" : "Remove"}>
               <Icon name="trash" size={14} />
             </button>
@@ -146,29 +157,5 @@ function CheckpointStatus({ checkpoint }: { checkpoint: CheckpointView }) {
       )}
       {(checkpoint.needed_by?.length ?? 0) > 0 && <span className="tag warn" title={`${checkpoint.needed_by?.join(", ")} start from this checkpoint`}>Needed</span>}
     </span>
-  );
-}
-
-function Verify({ job, step, onDone }: { job: string; step: number; onDone: () => void }) {
-  const [progress, setProgress] = useState<VerificationView | null>(null);
-  const { notify, fail } = useToasts();
-  const start = async () => {
-    setProgress({ step, attempt: 0, read_bytes: 0, nbytes: 1, done: false, bad: null, problem: null });
-    try {
-      const last = await verify(job, step, setProgress);
-      if (last?.problem) fail(new Error(last.problem));
-      else if (last?.bad) fail(new Error(`Step ${step} is damaged and quarantined: ${last.bad}`));
-      else notify(`Step ${step}: every byte is intact`);
-    } catch (error) {
-      fail(error);
-    }
-    setProgress(null);
-    onDone();
-  };
-  if (progress) return <span className="tag" role="status">{Math.floor((100 * progress.read_bytes) / Math.max(1, progress.nbytes))}% read</span>;
-  return (
-    <button type="button" className="button tiny" onClick={() => void start()}>
-      <Icon name="shield" size={14} /> Verify
-    </button>
   );
 }
