@@ -3,6 +3,9 @@
 Every node with ranks keeps the digests of the run and sends them at any time, also those of steps
 that a later attempt has computed again with other bits. A digest is known one step after its step,
 so a step may be part of history without one, while an older digest of it is still on its way.
+
+A digest is that of the shards on one mesh. An attempt also sends that of the state which it starts
+from: on another mesh than that which computed the state, it is not the digest of the step.
 """
 
 from __future__ import annotations
@@ -18,6 +21,12 @@ class _Beginning:
     attempt: int
     mesh: Mapping[str, int]
     restored_step: int
+    restored_from: int
+    """The attempt that computed the state, or that started from it too; 0: it is the first state
+    of the job."""
+
+    def computes_anew(self, step: int) -> bool:
+        return self.restored_step < step or (self.restored_step == step and not self.restored_from)
 
 
 @dataclass
@@ -28,10 +37,13 @@ class DigestHistory:
     """By attempt."""
     _cuts: list[tuple[int, int]] = field(default_factory=list)
 
-    def begin(self, attempt: int, mesh: Mapping[str, int], restored_step: int) -> None:
+    def begin(
+        self, attempt: int, mesh: Mapping[str, int], restored_step: int, restored_from: int
+    ) -> None:
         """An attempt was formed. If its mesh, or the states that it starts from, can be others
-        than those of earlier attempts, it computes later steps with other bits."""
-        self._beginnings[attempt] = _Beginning(attempt, mesh, restored_step)
+        than those of earlier attempts, it computes later steps with other bits. `restored_from`:
+        the attempt by which its state is known; 0: none has computed it."""
+        self._beginnings[attempt] = _Beginning(attempt, mesh, restored_step, restored_from)
         self._forget_replaced()
 
     def cut(self, attempt: int, step: int) -> None:
@@ -68,9 +80,11 @@ class DigestHistory:
         if any(attempt <= cut and step > kept for cut, kept in self._cuts):
             return False
         begun = self._beginnings.get(attempt)
+        if begun is not None and not self._is_own(begun, step):
+            return False
         return not any(
             later.attempt > attempt
-            and later.restored_step < step
+            and later.computes_anew(step)
             and (
                 begun is None
                 or later.mesh != begun.mesh
@@ -78,3 +92,10 @@ class DigestHistory:
             )
             for later in self._beginnings.values()
         )
+
+    def _is_own(self, begun: _Beginning, step: int) -> bool:
+        """Whether the attempt, or an earlier one on the same mesh, has computed the step."""
+        by: _Beginning | None = begun
+        while by is not None and not by.computes_anew(step):
+            by = self._beginnings.get(by.restored_from)
+        return by is None or by.mesh == begun.mesh

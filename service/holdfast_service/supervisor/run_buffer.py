@@ -56,7 +56,7 @@ class RunBuffer:
         with self._lock:
             match event:
                 case AttemptFormingEvent(attempt=attempt, mesh=mesh, restore=plan):
-                    self._digests.begin(attempt, mesh, plan.step)
+                    self._digests.begin(attempt, mesh, plan.step, plan.attempt)
                 case GuardTrippedEvent(attempt=attempt, trip=TripReport(back_to=int(step))):
                     self._digests.cut(attempt, step)
                 case CheckpointBadEvent(corrupt=CorruptSince(attempt=attempt, step=step)):

@@ -18,21 +18,35 @@ class Run:
 
     history: list[tuple[int, int]] = field(default_factory=list)
     """Of each step: the mesh on which, and the attempt by which it was computed."""
+    starts: dict[int, list[int]] = field(default_factory=dict)
+    """Step in history → the attempts that have, or may have, its state: they computed it, or
+    started from it."""
+    first_mesh: int = 0
+    """The mesh of the first state."""
     sent: list[tuple[int, int, str]] = field(default_factory=list)
     """Attempt, step and digest, as every agent may send them at any time from now on."""
 
-    def bits(self, step: int) -> str:
-        return "".join(str(mesh) for mesh, _ in self.history[:step])
+    def digest(self, step: int, mesh: int | None = None) -> str:
+        """Of the shards on the mesh that has computed the step, or on another."""
+        bits = "".join(str(mesh) for mesh, _ in self.history[:step])
+        own = self.history[step - 1][0] if step else self.first_mesh
+        return f"{bits}@{own if mesh is None else mesh}"
 
     def compute(self, attempt: int, mesh: int, restored: int, steps: int) -> None:
-        on_own_mesh = restored > 0 and self.history[restored - 1][0] == mesh
         del self.history[restored:]
-        first = restored if on_own_mesh and steps else restored + 1
+        self.starts = {step: by for step, by in self.starts.items() if step <= restored}
+        if restored:
+            self.starts[restored].append(attempt)
+        else:
+            self.first_mesh = mesh
+        if steps:
+            self.sent.append((attempt, restored, self.digest(restored, mesh)))
         for _ in range(steps):
             self.history.append((mesh, attempt))
+            self.starts[len(self.history)] = [attempt]
         # The digest of the last step is lost with the attempt.
-        for step in range(first, len(self.history)):
-            self.sent.append((attempt, step, self.bits(step)))
+        for step in range(restored + 1, len(self.history)):
+            self.sent.append((attempt, step, self.digest(step)))
 
 
 ATTEMPTS = st.lists(
@@ -47,13 +61,14 @@ def test_only_digests_of_the_steps_in_history_are_reported(
     run, known = Run(), DigestHistory()
     for number, (mesh, back, steps) in enumerate(attempts, 1):
         restored = max(0, len(run.history) - back)
-        known.begin(number, MESHES[mesh], restored)
+        held_by = data.draw(st.sampled_from(run.starts[restored])) if restored else 0
+        known.begin(number, MESHES[mesh], restored, held_by)
         run.compute(number, mesh, restored, steps)
         for attempt, step, digest in data.draw(st.permutations(run.sent)):
             if data.draw(st.booleans()):
                 known.add(attempt, {step: digest})
         reported = known.up_to(len(run.history))
-        assert reported == {step: run.bits(step) for step in reported}
+        assert reported == {step: run.digest(step) for step in reported}
     for attempt, step, digest in data.draw(st.permutations(run.sent)):
         known.add(attempt, {step: digest})
     last = {step: by for step, (_, by) in enumerate(run.history, 1)}
@@ -63,13 +78,13 @@ def test_only_digests_of_the_steps_in_history_are_reported(
 
 def test_steps_that_were_rolled_back_for_their_data_are_forgotten_of_all_earlier_attempts() -> None:
     known = DigestHistory()
-    known.begin(1, MESHES[0], 0)
-    known.begin(2, MESHES[0], 4)
+    known.begin(1, MESHES[0], 0, 0)
+    known.begin(2, MESHES[0], 4, 1)
     known.add(1, {4: "4", 5: "5"})
     known.cut(2, 4)
     known.add(2, {5: "5 again"})
     assert known.up_to(9) == {4: "4"}
-    known.begin(3, MESHES[0], 4)
+    known.begin(3, MESHES[0], 4, 1)
     known.add(3, {5: "other data"})
     known.add(2, {5: "5 again"})
     assert known.up_to(9) == {4: "4", 5: "other data"}
