@@ -53,10 +53,9 @@ class DigestHistory:
         self._forget_replaced()
 
     def add(self, attempt: int, digests: Mapping[int, str]) -> None:
-        """Digests that an attempt has computed."""
+        """Digests that an attempt has computed. Those of two attempts that are kept are equal."""
         for step, digest in digests.items():
-            known, _ = self._digests.get(step, (0, ""))
-            if attempt >= known and self._is_kept(attempt, step):
+            if self._is_kept(attempt, step):
                 self._digests[step] = attempt, digest
 
     def up_to(self, last: int) -> dict[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast_service.supervisor.digest_history import DigestHistory
@@ -50,10 +50,11 @@ class Run:
 
 
 ATTEMPTS = st.lists(
-    st.tuples(st.sampled_from((0, 1)), st.integers(0, 6), st.integers(0, 5)), max_size=8
+    st.tuples(st.sampled_from((0, 1)), st.integers(0, 4), st.integers(0, 4)), max_size=6
 )
 
 
+@settings(max_examples=300)
 @given(attempts=ATTEMPTS, data=st.data())
 def test_only_digests_of_the_steps_in_history_are_reported(
     attempts: list[tuple[int, int, int]], data: st.DataObject
