@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from safetensors.numpy import load_file
 from tests.support.checkpoint.llama_checkpoint import save_llama
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
@@ -17,6 +19,8 @@ from tests.web.conftest import save_screenshot
 
 from holdfast import Client
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.operations import OperationState
+from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import checkpoint_folder
 
 LOSSES = {2: 1.52, 4: 1.11, 6: 1.34}
@@ -80,6 +84,38 @@ def test_a_verification_finds_a_damaged_checkpoint(
     line(page, 6).get_by_role("button", name="Verify").click()
     line(page, 6).get_by_text("Damaged:").wait_for()
     assert line(page, 6).get_by_role("link", name="Restart from here").count() == 0
+
+
+def test_an_export_is_saved_by_the_browser(checkpoints: Any, saved_job: str) -> None:
+    page = checkpoints
+    with page.expect_download() as saving:
+        line(page, 4).get_by_role("button", name="Export step 4").click()
+    assert saving.value.suggested_filename == "step-00000004.safetensors"
+    assert "norm" in load_file(saving.value.path())
+
+
+def test_a_running_verification_is_shown_on_a_new_page_and_can_be_cancelled(
+    checkpoints: Any, client: Client, saved_job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, proceed, opened = checkpoints, threading.Event(), LocalStorage.open
+
+    def wait(self: LocalStorage, name: str) -> object:
+        assert proceed.wait(60)
+        return opened(self, name)
+
+    monkeypatch.setattr(LocalStorage, "open", wait)
+    try:
+        line(page, 4).get_by_role("button", name="Verify").click()
+        line(page, 4).get_by_text("Verifying: 0% read").wait_for()
+        page.reload()
+        line(page, 4).get_by_text("Verifying: 0% read").wait_for()
+        save_screenshot(page, "verifying")
+        line(page, 4).get_by_role("button", name="Cancel the verification of step 4").click()
+        line(page, 4).get_by_role("button", name="Verify").wait_for()
+        [operation] = client.operations(saved_job)
+        assert operation.state is OperationState.CANCELLED
+    finally:
+        proceed.set()
 
 
 def test_a_removal_is_confirmed_first(checkpoints: Any, client: Client, saved_job: str) -> None:

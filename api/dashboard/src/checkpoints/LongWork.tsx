@@ -6,6 +6,11 @@ import { Icon } from "../ui/icons";
 import { useToasts } from "../ui/toasts";
 import { cancel, follow, percent, save, start, type Kind } from "./operations";
 
+const NAMES = {
+  verify: { doing: "Verifying", noun: "verification" },
+  export: { doing: "Exporting", noun: "export" },
+} as const;
+
 interface LongWorkProps {
   job: string;
   step: number;
@@ -48,8 +53,8 @@ export function LongWork({ job, step, kind, running, onDone }: LongWorkProps) {
   if (operation) {
     return (
       <span className="tag" role="status">
-        {kind === "verify" ? "Verify" : "Export"}: {percent(operation)}% read
-        <button type="button" className="button tiny icon" aria-label={`Cancel the ${kind} of step ${step}`} title="Cancel" onClick={() => void cancel(operation).catch(fail)}>
+        {NAMES[kind].doing}: {percent(operation)}% read
+        <button type="button" className="button tiny icon" aria-label={`Cancel the ${NAMES[kind].noun} of step ${step}`} title="Cancel" onClick={() => void cancel(operation).catch(fail)}>
           <Icon name="close" size={12} />
         </button>
       </span>
