@@ -6,15 +6,17 @@ sample exactly once, and nothing of them is left on the cluster.
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import ray
 from tests.end_to_end.conftest import Product, served, spec
 
 from holdfast_service.embedded_cluster import local_cluster
@@ -115,16 +117,27 @@ def start_node(product: Product) -> bool:
     return True
 
 
+LIST_GROUPS = """
+import json, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+table = ray.util.placement_group_table().values()
+print(json.dumps([group["name"] for group in table if group["state"] != "REMOVED"]))
+"""
+
+
 def groups_left(product: Product) -> list[str]:
-    """The placement groups that remain on the cluster."""
-    for name, value in product.cluster.environment().items():
-        os.environ.setdefault(name, value)
-    ray.init(address=product.cluster.address, log_to_driver=False)
-    try:
-        table = ray.util.placement_group_table().values()
-        return [group["name"] for group in table if group["state"] != "REMOVED"]
-    finally:
-        ray.shutdown()
+    """The placement groups that remain on the cluster. In a process of its own: Ray reads the
+    cluster's settings when it is imported."""
+    listed = subprocess.run(
+        [sys.executable, "-c", LIST_GROUPS, product.cluster.address],
+        env={**os.environ, **product.cluster.environment()},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    names: list[str] = json.loads(listed.stdout.splitlines()[-1])
+    return names
 
 
 def summary(
