@@ -48,7 +48,10 @@ class GroupCommit:
                     yield session
             except BaseException as error:
                 if first:
-                    self._group = None  # the whole transaction was rolled back
+                    self._group = None
+                    # A session without a statement does not roll back what it has joined, and the
+                    # next group would wait for that.
+                    await asyncio.shield(group.connection.rollback())
                 if not isinstance(error, Exception):
                     raise
                 failed = error

@@ -70,6 +70,18 @@ async def test_a_failing_writer_does_not_affect_other_writers(store: Store, bad:
     assert await stored(store) == [f"{n}" for n in range(6) if n != bad]
 
 
+async def test_a_writer_that_fails_before_its_first_statement_blocks_no_other(store: Store) -> None:
+    async def refused() -> None:
+        async with store.write():
+            await asyncio.sleep(0.01)  # the other writers queue
+            raise Refused
+
+    writers = (refused(), write(store, "a"), refused(), write(store, "b"))
+    async with asyncio.timeout(5):  # less than SQLite waits for a lock
+        await asyncio.gather(*writers, return_exceptions=True)
+    assert await stored(store) == ["a", "b"]
+
+
 @pytest.mark.parametrize("gone", [0, 2, 5])
 async def test_a_cancelled_writer_does_not_affect_other_writers(store: Store, gone: int) -> None:
     writing = [asyncio.create_task(write(store, f"{n}")) for n in range(6)]
