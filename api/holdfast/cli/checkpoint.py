@@ -91,7 +91,7 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
 def verify(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
     """Read every byte of a checkpoint. A bad one is quarantined, and the exit code is 1.
 
-    The server goes on without this command; Ctrl-C cancels it there.
+    The server goes on without this command.
     """
     with options.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
@@ -153,7 +153,7 @@ def export(
     """Verify a checkpoint and write the whole model to one file.
 
     The server goes on without this command, and keeps its file for some hours: repeated, the
-    command fetches that. Ctrl-C while the server writes it cancels it there.
+    command fetches that.
     """
     del format  # only one so far; scripts can already name it
     with server.connect() as client:
@@ -214,7 +214,7 @@ def _find_named_checkpoint(client: Client, word: str, step: int | None) -> tuple
 
 
 def _shown(client: Client, activity: str, advancing: Iterator[OperationView]) -> OperationView:
-    """The operation at its end; its progress is shown meanwhile, and Ctrl-C cancels it."""
+    """The operation at its end; its progress is shown meanwhile."""
     operation = None
     with _progress(activity) as progress:
         bar = progress.add_task("", total=None)
@@ -228,7 +228,8 @@ def _shown(client: Client, activity: str, advancing: Iterator[OperationView]) ->
                 )
         except KeyboardInterrupt:
             if operation is not None:
-                client.cancel_operation(operation.id)
+                end = f"`holdfast operation cancel {operation.id}` ends it"
+                output.progress(f"the server goes on; {end}")
             raise
     assert operation is not None
     return operation

@@ -135,7 +135,7 @@ def export(job_id: str, step: int, *, hugging_face: bool) -> Call[OperationView]
     return Call("POST", path, OperationView.model_validate, params=params)
 
 
-def raise_unless_well(operation: OperationView) -> None:
+def raise_for_state(operation: OperationView) -> None:
     """Raises the error of an operation that failed, OperationCancelled."""
     match operation.state:
         case OperationState.FAILED:

@@ -38,7 +38,8 @@ _STARTED: dict[int | str, dict[str, Any]] = {
             },
         },
     },
-    **documented(404, 422),
+    200: {"description": "The same export, whose file is there already."},
+    **documented(404, 422, 503),
 }
 _CONTENT: dict[int | str, dict[str, Any]] = {
     200: {
@@ -138,7 +139,10 @@ async def get_operation_content(operations: OperationsDep, operation_id: Operati
 
 def _started(response: Response, operation: OperationView) -> OperationView:
     response.headers["Location"] = f"{PREFIX}/{operation.id}"
-    response.headers["Retry-After"] = str(_RETRY_AFTER_S)
+    if operation.state.ended:
+        response.status_code = 200
+    else:
+        response.headers["Retry-After"] = str(_RETRY_AFTER_S)
     return operation
 
 

@@ -189,11 +189,13 @@ async def _run(
             await _http(services, listener, sender)
     finally:
         stopping.set()
-        await _await_reconciler(reconciling, settings.stop_deadline_s)
         beside = [task for task in (webhooks, expiring, operations) if task is not None]
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        try:
+            await _await_reconciler(reconciling, settings.stop_deadline_s)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
         if sender is not None:
             await asyncio.to_thread(sender.shutdown)
 

@@ -7,7 +7,8 @@ the file of another. Files without a living claim, or whose operation is removed
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -64,6 +65,8 @@ class ExportFiles:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with path.open("w+b") as file:
                 export.write_export(storage, plan, file, on_read)
+                os.fsync(file.fileno())  # the operation's row will say that it is whole
+            _sync(self._folder)
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, OSError):
@@ -78,10 +81,22 @@ class ExportFiles:
             digest=hashlib.sha256(read.digest.encode() + plan.header).hexdigest(),
         )
 
-    def remove_all_but(self, tokens: Collection[str]) -> None:
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            if path.stem not in tokens:
-                path.unlink(missing_ok=True)
+    def tokens(self) -> set[str]:
+        """Those of all files, also of files that are being written."""
+        return {path.stem for path in self._folder.glob(f"*{_SUFFIX}")}
+
+    def remove(self, tokens: Iterable[str]) -> None:
+        for token in tokens:
+            self._path(token).unlink(missing_ok=True)
 
     def _path(self, token: str) -> Path:
         return self._folder / f"{token}{_SUFFIX}"
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in the folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -30,7 +31,7 @@ from holdfast_service.job_model.operations import OperationKind, OperationState,
 from holdfast_service.operations.export_files import ExportFiles
 from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
 from holdfast_service.settings import Settings
-from holdfast_service.store import operation_claims
+from holdfast_service.store import json_safe, operation_claims
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Operation
 from holdfast_service.views.operations import ContentView
@@ -41,12 +42,16 @@ from holdfast_workers.checkpoint.manifest import (
     CheckpointError,
     verify,
 )
+from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageError
 
 AT_ONCE = 4
 """As many as there are threads that read whole checkpoints."""
 MAX_STARTS = 5
 RENEW_S = 0.5
+GIVE_BACK_S = 2.0
+THREAD_S = 600.0
+"""Longest wait for a thread that reads."""
 EXPIRE_EVERY_S = 60.0
 
 Answer = TypeVar("Answer")
@@ -54,7 +59,7 @@ Answer = TypeVar("Answer")
 log = structlog.get_logger(__name__)
 
 
-class _Replaced(Exception):
+class _Lost(Exception):
     """The operation was cancelled, or is another server's."""
 
 
@@ -68,6 +73,8 @@ class _Reading:
     def __init__(self) -> None:
         self.done_bytes = 0
         self.total_bytes: int | None = None
+        self.signs = 0
+        """Signs of life: pieces that were read or prepared; the first is the thread's start."""
         self.abandoned = False
 
     def on_total(self, nbytes: int) -> None:
@@ -77,6 +84,7 @@ class _Reading:
         if self.abandoned:
             raise _Abandoned
         self.done_bytes += nbytes
+        self.signs += 1
 
 
 class OperationRunner:
@@ -136,9 +144,10 @@ class OperationRunner:
 
     async def _expire(self) -> None:
         await operation_claims.expire(self._store, time.time())
-        # In this order, a claim between the two calls cannot lose its file: it has none yet.
-        tokens = await operation_claims.tokens_of_exports(self._store)
-        await asyncio.to_thread(self._files.remove_all_but, tokens)
+        # The files first: one that appears after this is of a claim that the database knows.
+        present = await asyncio.to_thread(self._files.tokens)
+        kept = await operation_claims.tokens_of_exports(self._store)
+        await asyncio.to_thread(self._files.remove, present - kept)
 
     async def _perform(self, operation: Operation) -> None:
         reading = _Reading()
@@ -146,21 +155,27 @@ class OperationRunner:
             await self._crash(CrashPoint.OPERATION_CLAIMED)
             await self._work(operation, reading)
             await self._crash(CrashPoint.OPERATION_ENDED)
-        except _Replaced:
-            log.info("operation.replaced", id=operation.id)
+        except _Lost:
+            log.info("operation.lost", id=operation.id)
         except asyncio.CancelledError:
-            await operation_claims.give_back(self._store, operation)
+            # Otherwise the claim expires.
+            with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):
+                async with asyncio.timeout(GIVE_BACK_S):
+                    await operation_claims.give_back(self._store, operation)
             raise
-        except Exception as error:
-            if not isinstance(error, ApiError):
-                log.error("operation.failed", id=operation.id, exc_info=error)
-                error = ServerError(f"{type(error).__name__}: {error}", code="internal_error")
+        except ApiError as error:
             await self._fail(operation, error)
+        except (SQLAlchemyError, OSError) as error:  # the claim expires, and it is tried again
+            log.error("operation.interrupted", id=operation.id, exc_info=error)
+        except Exception as error:
+            log.error("operation.failed", id=operation.id, exc_info=error)
+            why = f"an unexpected error: see the server's log of operation {operation.id}"
+            await self._fail(operation, ServerError(why, code="internal_error"))
         finally:
             reading.abandoned = True
 
     async def _work(self, operation: Operation, reading: _Reading) -> None:
-        """Raises ApiError, _Replaced."""
+        """Raises ApiError, _Lost."""
         if operation.starts > MAX_STARTS:
             raise OperationAbandoned(
                 f"{MAX_STARTS} servers began with it, and each ended before it was done: look into "
@@ -177,16 +192,22 @@ class OperationRunner:
         self, operation: Operation, found: FoundCheckpoint, reading: _Reading
     ) -> None:
         reading.on_total(found.row.nbytes)
-        bad = await self._read(operation, reading, lambda: _fault(found.storage, reading))
+        calls = self._checkpoints.storage_calls
+        judge = partial(_fault, found.storage, reading)
+        bad = await self._in_thread(operation, reading, calls.start_reading, judge)
         await self._crash(CrashPoint.OPERATION_WORKED)
-        await self._renew(operation, reading)  # before others are refused the checkpoint
-        problem = None if bad is None else await self._checkpoints.quarantine(found, bad)
-        values = self._end(OperationState.SUCCEEDED, reading, bad=bad)
-        if problem is not None:
-            values |= self._end(OperationState.FAILED, reading, error=problem.problem)
+        values = self._end(OperationState.SUCCEEDED, reading)
+        if bad is not None:
+            bad = values["bad"] = json_safe.text(bad)
+            try:
+                mark = partial(quarantine, found.storage, bad)
+                await self._in_thread(operation, reading, calls.start, mark)
+            except StorageUnavailable as error:
+                why = f"step {operation.step} is bad ({bad}), and could not be quarantined: {error}"
+                values |= self._failed(StorageUnavailable(why), reading)
         async with self._checkpoints.verified(found, bad) as tx:
             if not await operation_claims.finish(tx.session, operation, **values):
-                raise _Replaced
+                raise _Lost
 
     async def _export(
         self, operation: Operation, found: FoundCheckpoint, reading: _Reading
@@ -194,16 +215,18 @@ class OperationRunner:
         token = str(operation.token)
 
         def write() -> ContentView:
-            return self._files.write(
-                found.storage,
-                token,
-                hugging_face=operation.names == ParameterNames.HUGGING_FACE,
-                on_total=reading.on_total,
-                on_read=reading.on_read,
-            )
+            with _unless_removed(found.storage):
+                return self._files.write(
+                    found.storage,
+                    token,
+                    hugging_face=operation.names == ParameterNames.HUGGING_FACE,
+                    on_total=reading.on_total,
+                    on_read=reading.on_read,
+                )
 
+        start = self._checkpoints.storage_calls.start_reading
         try:
-            content = await self._read(operation, reading, write)
+            content = await self._in_thread(operation, reading, start, write)
         except NotExportable as error:
             raise CannotExport(f"step {operation.step}: {error}") from error
         except CheckpointError as error:
@@ -214,37 +237,52 @@ class OperationRunner:
         values = self._end(OperationState.SUCCEEDED, reading, content=content.model_dump())
         async with self._store.write() as session:
             if not await operation_claims.finish(session, operation, **values):
-                raise _Replaced
+                raise _Lost
 
     async def _fail(self, operation: Operation, error: ApiError) -> None:
-        values = self._end(OperationState.FAILED, None, error=error.problem)
         async with self._store.write() as session:
-            await operation_claims.finish(session, operation, **values)
+            await operation_claims.finish(session, operation, **self._failed(error))
+
+    def _failed(self, error: ApiError, reading: _Reading | None = None) -> dict[str, Any]:
+        problem = {**error.problem, "detail": json_safe.text(error.problem["detail"])}
+        return self._end(OperationState.FAILED, reading, error=problem)
 
     def _end(
         self, state: OperationState, reading: _Reading | None, **values: Any
     ) -> dict[str, Any]:
         if reading is not None:
             values |= {"done_bytes": reading.done_bytes, "total_bytes": reading.total_bytes}
-        return {
-            "state": state,
-            "expires_at": time.time() + self._settings.keep_operations_s,
-        } | values
+        keep_s = self._settings.keep_operations_s
+        return {"state": state, "expires_at": time.time() + keep_s} | values
 
-    async def _read(
-        self, operation: Operation, reading: _Reading, call: Callable[[], Answer]
+    async def _in_thread(
+        self,
+        operation: Operation,
+        reading: _Reading,
+        start: Callable[[Callable[[], Answer]], asyncio.Future[Answer]],
+        call: Callable[[], Answer],
     ) -> Answer:
-        """The result of a call in a thread of its own. Raises its error; StorageUnavailable if
-        the storage fails or sends nothing for too long; _Replaced."""
-        silence_s = self._settings.storage_deadline_s
-        thread = self._checkpoints.storage_calls.start_reading(call)
+        """The result of a call. Raises its error; StorageUnavailable if the storage fails or sends
+        nothing for too long; _Lost."""
+
+        def begun() -> Answer:
+            reading.on_read(0)
+            return call()
+
+        silence_s, began = self._settings.storage_deadline_s, reading.signs
+        seen, since = began, time.monotonic()
+        thread = start(begun)
         thread.add_done_callback(_take_error)
-        seen, since = 0, time.monotonic()
         while not thread.done():
             await asyncio.wait({thread}, timeout=RENEW_S)
-            if reading.done_bytes != seen:
-                seen, since = reading.done_bytes, time.monotonic()
-            elif time.monotonic() - since > silence_s:
+            quiet_s = time.monotonic() - since
+            if reading.signs != seen:
+                seen, since = reading.signs, time.monotonic()
+            elif seen == began and quiet_s > THREAD_S:
+                raise StorageUnavailable(
+                    f"no thread became free in {THREAD_S:g} s: all wait for storages that hang"
+                )
+            elif seen != began and quiet_s > silence_s:
                 raise StorageUnavailable(f"the storage sent no byte in {silence_s:g} s")
             if not thread.done():
                 await self._renew(operation, reading)
@@ -256,7 +294,7 @@ class OperationRunner:
             raise StorageUnavailable(str(error)) from error
 
     async def _renew(self, operation: Operation, reading: _Reading) -> None:
-        """Raises _Replaced. A database that does not answer is asked again: the claim is long."""
+        """Raises _Lost. A database that does not answer is asked again: the claim is long."""
         try:
             kept = await operation_claims.renew(
                 self._store, operation, reading.done_bytes, reading.total_bytes
@@ -265,7 +303,18 @@ class OperationRunner:
             log.warning("operation.not_renewed", id=operation.id, error=str(error))
             return
         if not kept:
-            raise _Replaced
+            raise _Lost
+
+
+@contextlib.contextmanager
+def _unless_removed(storage: Storage) -> Iterator[None]:
+    """A checkpoint that was removed is not bad. Raises CheckpointNotFound."""
+    try:
+        yield
+    except BadCheckpoint as error:
+        if MANIFEST in storage.objects():
+            raise
+        raise CheckpointNotFound(f"{storage.uri} was removed meanwhile") from error
 
 
 def _take_error(thread: asyncio.Future[Any]) -> None:
@@ -277,9 +326,8 @@ def _take_error(thread: asyncio.Future[Any]) -> None:
 def _fault(storage: Storage, reading: _Reading) -> str | None:
     """What is wrong with the checkpoint, or None."""
     try:
-        verify(storage, reading.on_read)
+        with _unless_removed(storage):
+            verify(storage, reading.on_read)
     except BadCheckpoint as error:
-        if MANIFEST not in storage.objects():  # removed, which is not the same as bad
-            raise CheckpointNotFound(f"{storage.uri} was removed meanwhile") from error
         return str(error)
     return None

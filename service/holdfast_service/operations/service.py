@@ -17,7 +17,7 @@ from holdfast_service.job_model.operations import (
     ParameterNames,
 )
 from holdfast_service.operations.export_files import Content, ExportFiles
-from holdfast_service.services.checkpoints import CheckpointService
+from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
 from holdfast_service.settings import Settings
 from holdfast_service.store import operation_claims
 from holdfast_service.store.engine import Store
@@ -85,7 +85,7 @@ class OperationService:
         """Idempotent. Raises OperationNotFound, OperationEnded."""
         _checked(operation_id)
         async with self._store.write() as session:
-            operation = await _find(session, operation_id)
+            operation = await _find(session, operation_id, lock=True)
             await operation_claims.cancel(session, operation.id, time.time() + self._keep_s)
             await session.refresh(operation)
             if operation.state != OperationState.CANCELLED:
@@ -97,7 +97,7 @@ class OperationService:
         NoContent, ContentGone."""
         _checked(operation_id)
         async with self._store.write() as session:
-            operation = await _find(session, operation_id)
+            operation = await _find(session, operation_id, lock=True)
             if operation.content is None or operation.token is None:
                 raise NoContent(
                     f"operation {operation.id} ({operation.kind}) is {operation.state}: only an "
@@ -117,7 +117,7 @@ class OperationService:
             lock = select(JobRecord.id).where(JobRecord.id == found.job.id).with_for_update()
             if await session.scalar(lock) is None:
                 raise not_found(job_id)
-            operation = await self._equal(session, found.row.uri, kind, names)
+            operation = await self._equal(session, found, kind, names)
             if operation is None:
                 operation = Operation(
                     id=str(uuid_utils.uuid7()),
@@ -138,16 +138,19 @@ class OperationService:
     async def _equal(
         self,
         session: AsyncSession,
-        uri: str,
+        found: FoundCheckpoint,
         kind: OperationKind,
         names: ParameterNames | None,
     ) -> Operation | None:
         same = select(Operation).where(
-            Operation.uri == uri,
+            Operation.job_id == found.job.id,
+            Operation.uri == found.row.uri,
             Operation.kind == kind,
             Operation.names.is_not_distinct_from(names),
         )
-        for operation in await session.scalars(same.order_by(Operation.id.desc())):
+        for operation in await session.scalars(
+            same.order_by(Operation.id.desc()).with_for_update()
+        ):
             if operation.state in ACTIVE:
                 return operation
             if operation.content is not None and self._files.exists(str(operation.token)):
@@ -165,8 +168,8 @@ def _checked(
     raise error(f"{operation_id[:64]!r} is the id of no operation")
 
 
-async def _find(session: AsyncSession, operation_id: str) -> Operation:
-    operation = await session.get(Operation, _checked(operation_id))
+async def _find(session: AsyncSession, operation_id: str, *, lock: bool = False) -> Operation:
+    operation = await session.get(Operation, _checked(operation_id), with_for_update=lock)
     if operation is None:
         raise OperationNotFound(
             f"there is no operation {operation_id}: it was removed with its job, or some time "

@@ -41,7 +41,7 @@ from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.services.job_commands import command_transaction
 from holdfast_service.settings import Settings
-from holdfast_service.store import json_safe, queries, series
+from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
 from holdfast_service.store.models import Checkpoint, JobRecord
@@ -49,7 +49,6 @@ from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_service.views.jobs import CheckpointView, MemoryTierView
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_workers.checkpoint import manifest, marks
-from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.retention_rules import StoredCheckpoint, best_checkpoints
 from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageError
 
@@ -134,19 +133,9 @@ class CheckpointService:
                 row.verified_at = tx.now
                 tx.emit(CheckpointVerifiedEvent(step=row.step, uri=row.uri))
             else:
-                row.bad = json_safe.text(bad)
+                row.bad = bad
                 tx.emit(CheckpointBadEvent(step=row.step, uri=row.uri, message=bad))
             yield tx
-
-    async def quarantine(self, found: FoundCheckpoint, bad: str) -> StorageUnavailable | None:
-        """Mark the checkpoint as bad in its storage; returns why that failed, or None."""
-        try:
-            await self.storage_calls.run(quarantine, found.storage, bad)
-        except StorageUnavailable as error:
-            return StorageUnavailable(
-                f"step {found.row.step} is bad ({bad}), and could not be quarantined: {error}"
-            )
-        return None
 
     async def pin(self, job_id: str, step: int) -> CheckpointView:
         """Protect the checkpoint from retention and from removal by users. Idempotent."""

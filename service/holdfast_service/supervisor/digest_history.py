@@ -94,7 +94,10 @@ class DigestHistory:
 
     def _is_own(self, begun: _Beginning, step: int) -> bool:
         """Whether the attempt, or an earlier one on the same mesh, has computed the step."""
-        by: _Beginning | None = begun
-        while by is not None and not by.computes_anew(step):
-            by = self._beginnings.get(by.restored_from)
-        return by is None or by.mesh == begun.mesh
+        by = begun
+        while not by.computes_anew(step):
+            earlier = self._beginnings.get(by.restored_from)
+            if earlier is None or earlier.attempt >= by.attempt:
+                return False  # not known, such as before a pause: its digest was reported then
+            by = earlier
+        return by.mesh == begun.mesh

@@ -80,7 +80,7 @@ class RunBuffer:
                 self._rows[key] = step_row
                 row = max(row, key)
             for step, digest in digests.items():
-                self._digests.add(digest_attempts.get(step, row[0]), {step: digest})
+                self._digests.add(digest_attempts.get(step) or row[0], {step: digest})
             _bound(self._rows, MAX_ROWS)
             self._digests.forget(_excess(self._digests.steps(), MAX_ROWS))
             kept = self._lines[f"{agent}.{incarnation}"]

@@ -346,7 +346,7 @@ def test_a_damaged_checkpoint_is_recorded_even_if_it_cannot_be_quarantined(
     def denied(at: Storage, why: str) -> None:
         raise StorageDenied(at.uri, "may not be written")
 
-    monkeypatch.setattr("holdfast_service.services.checkpoints.quarantine", denied)
+    monkeypatch.setattr("holdfast_service.operations.runner.quarantine", denied)
     spoil(_folder(server, job_id, 6))
     with pytest.raises(ServerError, match="may not be written"):
         list(client.verify_checkpoint(job_id, 6))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import threading
 import time
 from collections import Counter
@@ -10,11 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
 from tests.support.checkpoint.saved_worlds import global_state, save_world
 from tests.support.service.job_drives import until
 from tests.support.service.saved_checkpoints import MESH, spoil
@@ -40,6 +44,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Checkpoint, Event, JobRecord, Operation
 from holdfast_service.views.operations import OperationView
 from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.manifest import MANIFEST
 from holdfast_workers.checkpoint.open_storage import open_storage
 
 STEP = 4
@@ -232,6 +237,101 @@ async def test_a_bad_checkpoint_is_quarantined_and_not_exported(world: World) ->
     exported = await world.perform(await requested(world, OperationKind.EXPORT))
     assert exported.error is not None and exported.error["code"] == "checkpoint_bad"
     assert world.exported() == []
+
+
+async def test_what_is_wrong_may_hold_text_that_no_database_stores(world: World) -> None:
+    manifest = world.folder / MANIFEST
+    document = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**document, "format": "a\0b \ud800"}))
+    verified = await world.perform(await requested(world, OperationKind.VERIFY))
+    assert (verified.state, verified.error) == (OperationState.SUCCEEDED, None)
+    assert "\0" not in str(verified.bad)
+    assert await world.events() == {"checkpoint.bad": 1}
+    exported = await world.perform(await requested(world, OperationKind.EXPORT))
+    assert exported.error is not None and exported.error["code"] == "checkpoint_bad"
+
+
+@pytest.mark.parametrize("kind", list(OperationKind))
+async def test_a_checkpoint_that_is_removed_meanwhile_is_not_bad(
+    world: World, kind: OperationKind, slow: Callable[[], None]
+) -> None:
+    operation = await requested(world, kind)
+    async with world.runner():
+        await until(lambda: is_in(world, operation, OperationState.RUNNING))
+        await asyncio.sleep(0.2)  # it has read the manifest
+        shutil.rmtree(world.folder)
+        slow()
+        failed = await world.ended(operation)
+    assert failed.error is not None and failed.error["code"] == "checkpoint_not_found"
+    assert await world.events() == {}
+
+
+async def test_a_slow_mark_of_a_bad_checkpoint_keeps_the_claim(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed, renewed = threading.Event(), 0
+
+    def quarantine(storage: object, why: str) -> None:
+        assert proceed.wait(20)
+
+    async def renew(*arguments: Any) -> bool:
+        nonlocal renewed
+        renewed += 1
+        if renewed == 5:
+            proceed.set()
+        return await original(*arguments)
+
+    original = operation_claims.renew
+    monkeypatch.setattr(runner_module, "quarantine", quarantine)
+    monkeypatch.setattr(runner_module, "RENEW_S", 0.05)
+    monkeypatch.setattr(operation_claims, "renew", renew)
+    spoil(world.folder)
+    verified = await world.perform(await requested(world, OperationKind.VERIFY))
+    assert verified.state is OperationState.SUCCEEDED and renewed >= 5
+    assert await world.events() == {"checkpoint.bad": 1}
+
+
+async def test_a_database_that_fails_for_a_moment_fails_no_operation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, failures = operation_claims.finish, 0
+
+    async def fails_once(*arguments: Any, **values: Any) -> bool:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise OperationalError("COMMIT", {}, Exception("the server closed the connection"))
+        return await finish(*arguments, **values)
+
+    monkeypatch.setattr(operation_claims, "finish", fails_once)
+    operation = await requested(world, OperationKind.VERIFY)
+    async with world.runner():
+        await until(lambda: failures == 1)
+        await asyncio.sleep(0.1)
+        assert (await world.service.get(operation.id)).state is OperationState.RUNNING
+        await world.let_claims_expire()
+        assert (await world.ended(operation)).state is OperationState.SUCCEEDED
+    assert await world.events() == {"checkpoint.verified": 1}
+
+
+async def test_a_file_that_appears_during_the_clean_up_is_kept(
+    world: World, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, claimed = world.files.tokens, []
+    await requested(world, OperationKind.EXPORT)
+    (world.settings.data_dir / "exports").mkdir()
+    world.files._path("of-a-dead-server").write_bytes(b"")
+
+    async def claimed_before(of: Store) -> set[str]:
+        claimed.extend(await operation_claims.claim(of, 1))
+        world.files._path(str(claimed[0].token)).write_bytes(b"begun")
+        return await read(of)
+
+    read = operation_claims.tokens_of_exports
+    monkeypatch.setattr(operation_claims, "tokens_of_exports", claimed_before)
+    runner = OperationRunner(store, world.checkpoints, world.files, world.settings)
+    await runner._expire()
+    assert listed() == {str(claimed[0].token)}
 
 
 async def test_a_silent_storage_fails_the_operation_by_its_deadline(

@@ -31,6 +31,7 @@ from holdfast_service.views.jobs import JobView
 
 pytestmark = pytest.mark.chaos
 CANCELS = {CrashPoint.CANCEL_INTENDED, CrashPoint.CANCEL_DONE}
+OPERATIONS = {point for point in CrashPoint if point.startswith("operation.")}
 PAUSES = {CrashPoint.PAUSE_INTENDED, CrashPoint.PAUSE_DONE, CrashPoint.PAUSED}
 
 
@@ -61,7 +62,9 @@ async def endless_job(
     return cluster, jobs, job, process
 
 
-@pytest.mark.parametrize("point", sorted(set(CrashPoint) - PAUSES - {CrashPoint.SUBMITTED}))
+@pytest.mark.parametrize(
+    "point", sorted(set(CrashPoint) - PAUSES - OPERATIONS - {CrashPoint.SUBMITTED})
+)
 async def test_a_crash_at_any_crash_point_loses_nothing(
     settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:

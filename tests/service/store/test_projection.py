@@ -116,6 +116,29 @@ async def test_a_step_that_is_computed_again_on_another_mesh_has_the_digest_of_t
     assert "digest.mismatch" not in await kinds(jobs, job_id)
 
 
+async def test_a_return_behind_the_last_change_of_the_mesh_forgets_the_digests_after_it(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    mesh = {"dp_shard": 1, "tp": 2}
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.run(1, 1, 6)
+        supervisor.form(2, restore_step=6, mesh=mesh)
+        supervisor.run(2, 7, 10)
+        await until(lambda: _has_digests(jobs, job_id, 10))
+        supervisor.form(3, restore_step=4, mesh=mesh)  # steps 5 and 6 on this mesh, too
+        supervisor.digests.clear()
+        supervisor.run(3, 5, 12)
+        supervisor.digests |= {step: f"other{step}" for step in range(5, 13)}
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    found = await all_digests(jobs, job_id)
+    assert found == {s: f"d{s}" if s <= 4 else f"other{s}" for s in range(1, 13)}
+    assert "digest.mismatch" not in await kinds(jobs, job_id)
+
+
 async def _has_digests(jobs: JobService, job_id: str, count: int) -> bool:
     return len(await all_digests(jobs, job_id)) == count
 

@@ -37,6 +37,7 @@ _DTYPES = {
 }
 """By torch's dtype name: the format's name, and the bytes of an element."""
 _ALIGNMENT = 8
+_ALLOCATED_AT_ONCE = 64 << 20
 
 
 class NotExportable(CheckpointError):
@@ -105,7 +106,11 @@ def write_export(
     StorageError if it cannot be read, OSError if the disk is full.
     """
     # Allocated up front: a write to a mapped page that a full disk cannot back kills the process.
-    os.posix_fallocate(target.fileno(), 0, plan.nbytes)
+    # In pieces: some file systems write every block.
+    for start in range(0, plan.nbytes, _ALLOCATED_AT_ONCE):
+        nbytes = min(_ALLOCATED_AT_ONCE, plan.nbytes - start)
+        os.posix_fallocate(target.fileno(), start, nbytes)
+        on_read(0)
     mapped = mmap.mmap(target.fileno(), plan.nbytes)
     mapped[: len(plan.header)] = plan.header
     load_state(checkpoint, plan.layout, memoryview(mapped), mesh={}, rank=0, on_read=on_read)

@@ -1,6 +1,6 @@
 /** Long work on a checkpoint: the server carries it on, whether or not this page looks. */
 
-import { ApiError, get, send, url } from "../api/client";
+import { ApiError, Unreachable, get, send, url } from "../api/client";
 import type { OperationPage, OperationView, Problem } from "../api/types";
 
 const LOOK_MS = 500;
@@ -27,11 +27,18 @@ export async function follow(operation: OperationView, onProgress: (operation: O
   while (!hasEnded(seen)) {
     onProgress(seen);
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-    seen = await get<OperationView>(`/operations/${operation.id}`, {}, signal);
+    try {
+      seen = await get<OperationView>(`/operations/${operation.id}`, {}, signal);
+    } catch (error) {
+      if (!isPassing(error)) throw error;
+    }
   }
   if (seen.state === "FAILED") throw new ApiError(seen.error as unknown as Problem);
   return seen;
 }
+
+/** The server may be back soon, or another one. */
+const isPassing = (error: unknown): boolean => error instanceof Unreachable || (error instanceof ApiError && error.status >= 502);
 
 /** Let the browser save the file of an export. */
 export function save(operation: OperationView): void {

@@ -331,9 +331,9 @@ class AsyncRequestMethods:
         return await self._get(job_path(job_id, "/checkpoints"), CheckpointPage)
 
     def verify_checkpoint(self, job_id: str, step: int) -> AsyncIterator[OperationView]:
-        """Verify every byte of a checkpoint; yields the operation as in :meth:`advance`. The last
-        one's `bad` says what is wrong."""
-        return self._advance(calls.verification(job_id, step))
+        """Verify every byte of a checkpoint; yields the operation as in :meth:`follow_operation`.
+        The last one's `bad` says what is wrong. The first step of the iteration starts it."""
+        return self._started(calls.verification(job_id, step))
 
     async def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         """Protect a checkpoint from removal. Can be repeated."""
@@ -350,8 +350,8 @@ class AsyncRequestMethods:
         self, job_id: str, step: int, *, hugging_face: bool = False
     ) -> AsyncIterator[OperationView]:
         """Verify a checkpoint and write its model to a file on the server; yields the operation as
-        in :meth:`advance`. :meth:`download` fetches the file."""
-        return self._advance(calls.export(job_id, step, hugging_face=hugging_face))
+        in :meth:`follow_operation`. :meth:`download` fetches the file."""
+        return self._started(calls.export(job_id, step, hugging_face=hugging_face))
 
     async def export_checkpoint(
         self,
@@ -369,7 +369,7 @@ class AsyncRequestMethods:
         """
         start = calls.export(job_id, step, hugging_face=hugging_face)
         operation = await self._transport.call(start)
-        async for _progress in self.advance(operation.id):
+        async for _progress in self.follow_operation(operation.id):
             pass
         return await self.download(operation.id, target, on_bytes)
 
@@ -400,22 +400,23 @@ class AsyncRequestMethods:
         """Can be repeated. Raises Conflict if it has ended in another way."""
         return await self._send("POST", operation_path(operation_id, "/cancel"), OperationView)
 
-    async def advance(self, operation_id: str) -> AsyncIterator[OperationView]:
+    async def follow_operation(self, operation_id: str) -> AsyncIterator[OperationView]:
         """The operation again and again, until it has succeeded. It goes on without this caller,
         and if its server dies. Raises its error if it failed, OperationCancelled."""
         pause_s = calls.OPERATION_PAUSES_S[0]
         while True:
             operation = await self.operation(operation_id)
-            calls.raise_unless_well(operation)
+            calls.raise_for_state(operation)
             yield operation
             if operation.state.ended:
                 return
             await sleep(pause_s)
             pause_s = min(2 * pause_s, calls.OPERATION_PAUSES_S[1])
 
-    async def _advance(self, start: Call[OperationView]) -> AsyncIterator[OperationView]:
+    async def _started(self, start: Call[OperationView]) -> AsyncIterator[OperationView]:
         operation = await self._transport.call(start)
-        async for later in self.advance(operation.id):
+        yield operation
+        async for later in self.follow_operation(operation.id):
             yield later
 
     async def nodes(self) -> Sequence[NodeView]:

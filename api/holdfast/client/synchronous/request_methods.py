@@ -330,9 +330,9 @@ class RequestMethods:
         return self._get(job_path(job_id, "/checkpoints"), CheckpointPage)
 
     def verify_checkpoint(self, job_id: str, step: int) -> Iterator[OperationView]:
-        """Verify every byte of a checkpoint; yields the operation as in :meth:`advance`. The last
-        one's `bad` says what is wrong."""
-        return self._advance(calls.verification(job_id, step))
+        """Verify every byte of a checkpoint; yields the operation as in :meth:`follow_operation`.
+        The last one's `bad` says what is wrong. The first step of the iteration starts it."""
+        return self._started(calls.verification(job_id, step))
 
     def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         """Protect a checkpoint from removal. Can be repeated."""
@@ -349,8 +349,8 @@ class RequestMethods:
         self, job_id: str, step: int, *, hugging_face: bool = False
     ) -> Iterator[OperationView]:
         """Verify a checkpoint and write its model to a file on the server; yields the operation as
-        in :meth:`advance`. :meth:`download` fetches the file."""
-        return self._advance(calls.export(job_id, step, hugging_face=hugging_face))
+        in :meth:`follow_operation`. :meth:`download` fetches the file."""
+        return self._started(calls.export(job_id, step, hugging_face=hugging_face))
 
     def export_checkpoint(
         self,
@@ -368,7 +368,7 @@ class RequestMethods:
         """
         start = calls.export(job_id, step, hugging_face=hugging_face)
         operation = self._transport.call(start)
-        for _progress in self.advance(operation.id):
+        for _progress in self.follow_operation(operation.id):
             pass
         return self.download(operation.id, target, on_bytes)
 
@@ -399,22 +399,23 @@ class RequestMethods:
         """Can be repeated. Raises Conflict if it has ended in another way."""
         return self._send("POST", operation_path(operation_id, "/cancel"), OperationView)
 
-    def advance(self, operation_id: str) -> Iterator[OperationView]:
+    def follow_operation(self, operation_id: str) -> Iterator[OperationView]:
         """The operation again and again, until it has succeeded. It goes on without this caller,
         and if its server dies. Raises its error if it failed, OperationCancelled."""
         pause_s = calls.OPERATION_PAUSES_S[0]
         while True:
             operation = self.operation(operation_id)
-            calls.raise_unless_well(operation)
+            calls.raise_for_state(operation)
             yield operation
             if operation.state.ended:
                 return
             sleep(pause_s)
             pause_s = min(2 * pause_s, calls.OPERATION_PAUSES_S[1])
 
-    def _advance(self, start: Call[OperationView]) -> Iterator[OperationView]:
+    def _started(self, start: Call[OperationView]) -> Iterator[OperationView]:
         operation = self._transport.call(start)
-        yield from self.advance(operation.id)
+        yield operation
+        yield from self.follow_operation(operation.id)
 
     def nodes(self) -> Sequence[NodeView]:
         """All nodes that were ever seen, present nodes first."""
