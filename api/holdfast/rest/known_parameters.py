@@ -9,6 +9,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from holdfast.rest.problems import ProblemError
+from holdfast.rest.version import server_version
 
 
 async def known_parameters(request: Request) -> None:
@@ -22,7 +23,8 @@ async def known_parameters(request: Request) -> None:
         raise ProblemError(
             422,
             "invalid_parameters",
-            f"this resource has no parameter {unknown[0][:64]!r}: {offer}",
+            f"this resource has no parameter {unknown[0][:64]!r}: {offer} (this server is Holdfast "
+            f"{server_version()}; clients of other versions may send other parameters)",
             faults=[
                 {"path": f"query.{name[:64]}", "message": "no such parameter"} for name in unknown
             ],
