@@ -27,6 +27,8 @@ class RemoteCheckpoint:
     uri: str
     nbytes: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    mesh: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """The mesh that saved it; empty: not known."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,13 @@ def find_restore_point(
     if memory is not None and (remote is None or memory.step >= remote.step):
         return memory
     if remote is not None and remote.step > 0:
-        return RestorePoint(RestoreSource.REMOTE, remote.step, remote.attempt, remote.uri)
+        return RestorePoint(
+            RestoreSource.REMOTE,
+            remote.step,
+            remote.attempt,
+            remote.uri,
+            mesh=",".join(f"{axis}={size}" for axis, size in remote.mesh.items()),
+        )
     if initial is not None:
         return RestorePoint(RestoreSource.INIT, initial.step, uri=initial.uri, what=initial.what)
     return RestorePoint(RestoreSource.INIT)
@@ -204,7 +212,13 @@ def restore_for(
     if point.source is RestoreSource.INIT:
         return Restore(tier=Tier.INIT, step=point.step, uri=point.uri, what=point.what)
     if point.source is RestoreSource.REMOTE:
-        return Restore(tier=Tier.REMOTE, step=point.step, attempt=point.attempt, uri=point.uri)
+        return Restore(
+            tier=Tier.REMOTE,
+            step=point.step,
+            attempt=point.attempt,
+            uri=point.uri,
+            mesh=point.mesh,
+        )
     if point.source is RestoreSource.RESHARD:
         return Restore(
             tier=Tier.RESHARD,

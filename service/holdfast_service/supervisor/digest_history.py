@@ -98,6 +98,6 @@ class DigestHistory:
         while not by.computes_anew(step):
             earlier = self._beginnings.get(by.restored_from)
             if earlier is None or earlier.attempt >= by.attempt:
-                return False  # not known, such as before a pause: its digest was reported then
+                return True  # not known, such as before a pause; its worker knows the mesh
             by = earlier
         return by.mesh == begun.mesh

@@ -94,6 +94,7 @@ class RemoteInventory:
                     manifest.uri,
                     manifest.nbytes,
                     manifest.metrics,
+                    manifest.mesh,
                 )
                 for manifest in manifests
             ),

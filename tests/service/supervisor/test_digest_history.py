@@ -91,8 +91,8 @@ def test_steps_that_were_rolled_back_for_their_data_are_forgotten_of_all_earlier
     assert known.up_to(9) == {4: "4", 5: "other data"}
 
 
-def test_the_digest_of_a_state_that_an_unknown_attempt_computed_is_not_reported() -> None:
+def test_the_digest_of_a_state_that_an_unknown_attempt_computed_is_reported() -> None:
     known = DigestHistory()
-    known.begin(5, MESHES[1], 100, 4)  # before a pause, on any mesh
-    known.add(5, {100: "of another mesh", 101: "101"})
-    assert known.up_to(200) == {101: "101"}
+    known.begin(5, MESHES[1], 100, 4)  # before a pause, after which no supervisor has known it
+    known.add(5, {100: "100", 101: "101"})
+    assert known.up_to(200) == {100: "100", 101: "101"}

@@ -71,7 +71,7 @@ def _announce_finished(state: CoreState, now: float) -> None:
                 tier="remote",
                 uri=checkpoint.uri,
                 nbytes=checkpoint.nbytes,
-                mesh=state.worlds.shape_of(checkpoint.attempt).mesh,
+                mesh=checkpoint.mesh or state.worlds.shape_of(checkpoint.attempt).mesh,
                 metrics=checkpoint.metrics,
             )
         )
@@ -85,7 +85,14 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
     is_usable = state.progress.line.contains(event.attempt, event.step, formed_too=True)
     if is_usable:
         state.saves.record_finished(
-            RemoteCheckpoint(event.step, event.attempt, event.uri, event.nbytes, event.metrics)
+            RemoteCheckpoint(
+                event.step,
+                event.attempt,
+                event.uri,
+                event.nbytes,
+                event.metrics,
+                state.worlds.shape_of(event.attempt).mesh,
+            )
         )
         _announce_finished(state, now)
     else:
