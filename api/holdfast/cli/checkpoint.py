@@ -95,7 +95,7 @@ def verify(word: CheckpointWord, /, *, step: Step = None, options: Options = OPT
     """
     with options.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
-        operation = _shown(client, "verifying", client.verify_checkpoint(job_id, chosen))
+        operation = _shown("verifying", client.verify_checkpoint(job_id, chosen))
     if not output.results(options, [operation]) and operation.bad is None:
         output.console().print(f"step {chosen}: every byte is as it was saved")
     if operation.bad is None:
@@ -159,7 +159,7 @@ def export(
     with server.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
         making = client.prepare_export(job_id, chosen, hugging_face=names == "hf")
-        operation = _shown(client, "verifying", making)
+        operation = _shown("verifying", making)
         with _progress("exporting") as progress:
             bar = progress.add_task(f"step {chosen}")
             try:
@@ -213,7 +213,7 @@ def _find_named_checkpoint(client: Client, word: str, step: int | None) -> tuple
     return client.find(job_word), named
 
 
-def _shown(client: Client, activity: str, advancing: Iterator[OperationView]) -> OperationView:
+def _shown(activity: str, advancing: Iterator[OperationView]) -> OperationView:
     """The operation at its end; its progress is shown meanwhile."""
     operation = None
     with _progress(activity) as progress:

@@ -16,6 +16,7 @@ from typing import IO
 from holdfast_service.errors import ContentGone, StorageUnavailable
 from holdfast_service.views.operations import ContentView
 from holdfast_workers.checkpoint import export, manifest
+from holdfast_workers.checkpoint.local_files import sync_folder
 from holdfast_workers.checkpoint.storage import Storage
 
 _SUFFIX = ".safetensors"
@@ -66,7 +67,7 @@ class ExportFiles:
             with path.open("w+b") as file:
                 export.write_export(storage, plan, file, on_read)
                 os.fsync(file.fileno())  # the operation's row will say that it is whole
-            _sync(self._folder)
+            sync_folder(self._folder)
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, OSError):
@@ -91,12 +92,3 @@ class ExportFiles:
 
     def _path(self, token: str) -> Path:
         return self._folder / f"{token}{_SUFFIX}"
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

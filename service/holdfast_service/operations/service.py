@@ -83,7 +83,6 @@ class OperationService:
 
     async def cancel(self, operation_id: str) -> OperationView:
         """Idempotent. Raises OperationNotFound, OperationEnded."""
-        _checked(operation_id)
         async with self._store.write() as session:
             operation = await _find(session, operation_id, lock=True)
             await operation_claims.cancel(session, operation.id, time.time() + self._keep_s)
@@ -95,7 +94,6 @@ class OperationService:
     async def content(self, operation_id: str) -> Content:
         """The file of an export, which is kept for the full time again. Raises OperationNotFound,
         NoContent, ContentGone."""
-        _checked(operation_id)
         async with self._store.write() as session:
             operation = await _find(session, operation_id, lock=True)
             if operation.content is None or operation.token is None:

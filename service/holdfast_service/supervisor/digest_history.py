@@ -10,8 +10,9 @@ from: on another mesh than that which computed the state, it is not the digest o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 
 @dataclass(frozen=True)
@@ -52,28 +53,32 @@ class DigestHistory:
         self._cuts.append((attempt, step))
         self._forget_replaced()
 
-    def add(self, attempt: int, digests: Mapping[int, str]) -> None:
-        """Digests that an attempt has computed. Those of two attempts that are kept are equal."""
-        for step, digest in digests.items():
-            if self._is_kept(attempt, step):
-                self._digests[step] = attempt, digest
+    def add(self, attempt: int, step: int, digest: str) -> None:
+        """A digest that an attempt has computed. Those of two attempts that are kept are equal."""
+        if self._is_kept(attempt, step):
+            self._digests[step] = attempt, digest
 
     def up_to(self, last: int) -> dict[int, str]:
         """Step → digest."""
         return {step: digest for step, (_, digest) in self._digests.items() if step <= last}
 
-    def forget(self, steps: Iterable[int]) -> None:
-        for step in steps:
-            self._digests.pop(step, None)
+    def forget_before(self, step: int) -> None:
+        self._digests = {s: entry for s, entry in self._digests.items() if s >= step}
 
-    def steps(self) -> list[int]:
-        """In the order in which they became known."""
-        return list(self._digests)
+    def bound(self, limit: int) -> None:
+        """Forget those that became known first, beyond `limit`."""
+        for step in list(islice(self._digests, max(0, len(self) - limit))):
+            del self._digests[step]
+
+    def __len__(self) -> int:
+        return len(self._digests)
 
     def _forget_replaced(self) -> None:
-        self.forget(
-            [step for step, (by, _) in self._digests.items() if not self._is_kept(by, step)]
-        )
+        self._digests = {
+            step: (by, digest)
+            for step, (by, digest) in self._digests.items()
+            if self._is_kept(by, step)
+        }
 
     def _is_kept(self, attempt: int, step: int) -> bool:
         if any(attempt <= cut and step > kept for cut, kept in self._cuts):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent, CorruptSince
@@ -25,8 +25,6 @@ PAGE_ROWS = 1_000
 PAGE_LINES = 1_000
 MAX_LINES = 20_000
 MAX_ROWS = 200_000
-T = TypeVar("T")
-
 DIGEST_OVERLAP = 64
 """Digests of this many stored steps are reported again: a digest arrives a step after its row."""
 
@@ -80,9 +78,9 @@ class RunBuffer:
                 self._rows[key] = step_row
                 row = max(row, key)
             for step, digest in digests.items():
-                self._digests.add(digest_attempts.get(step) or row[0], {step: digest})
+                self._digests.add(digest_attempts.get(step) or row[0], step, digest)
             _bound(self._rows, MAX_ROWS)
-            self._digests.forget(_excess(self._digests.steps(), MAX_ROWS))
+            self._digests.bound(MAX_ROWS)
             kept = self._lines[f"{agent}.{incarnation}"]
             fresh = [log_line for log_line in lines if log_line.seq > line]
             kept.extend(fresh)
@@ -104,7 +102,7 @@ class RunBuffer:
             rows = tuple(self._rows[key] for key in sorted(self._rows)[:PAGE_ROWS])
             first = min([after[1], *(row.step for row in rows)]) - DIGEST_OVERLAP
             last = max((row.step for row in rows), default=after[1])
-            self._digests.forget([step for step in self._digests.steps() if step < first])
+            self._digests.forget_before(first)
             digests = self._digests.up_to(last)
             lines = self._lines_after(cursors.logs)
             return rows, digests, lines
@@ -127,9 +125,5 @@ class RunBuffer:
 
 def _bound(held: dict[Any, Any], limit: int) -> None:
     """Drop the oldest entries beyond `limit`."""
-    for key in _excess(held, limit):
+    for key in list(itertools.islice(held, max(0, len(held) - limit))):
         del held[key]
-
-
-def _excess(held: Collection[T], limit: int) -> list[T]:
-    return list(itertools.islice(held, max(0, len(held) - limit)))

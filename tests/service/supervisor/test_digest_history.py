@@ -67,11 +67,11 @@ def test_only_digests_of_the_steps_in_history_are_reported(
         run.compute(number, mesh, restored, steps)
         for attempt, step, digest in data.draw(st.permutations(run.sent)):
             if data.draw(st.booleans()):
-                known.add(attempt, {step: digest})
+                known.add(attempt, step, digest)
         reported = known.up_to(len(run.history))
         assert reported == {step: run.digest(step) for step in reported}
     for attempt, step, digest in data.draw(st.permutations(run.sent)):
-        known.add(attempt, {step: digest})
+        known.add(attempt, step, digest)
     last = {step: by for step, (_, by) in enumerate(run.history, 1)}
     own = {step for by, step, _ in run.sent if last.get(step) == by}
     assert own <= known.up_to(len(run.history)).keys(), "all that history itself has computed"
@@ -81,18 +81,20 @@ def test_steps_that_were_rolled_back_for_their_data_are_forgotten_of_all_earlier
     known = DigestHistory()
     known.begin(1, MESHES[0], 0, 0)
     known.begin(2, MESHES[0], 4, 1)
-    known.add(1, {4: "4", 5: "5"})
+    known.add(1, 4, "4")
+    known.add(1, 5, "5")
     known.cut(2, 4)
-    known.add(2, {5: "5 again"})
+    known.add(2, 5, "5 again")
     assert known.up_to(9) == {4: "4"}
     known.begin(3, MESHES[0], 4, 1)
-    known.add(3, {5: "other data"})
-    known.add(2, {5: "5 again"})
+    known.add(3, 5, "other data")
+    known.add(2, 5, "5 again")
     assert known.up_to(9) == {4: "4", 5: "other data"}
 
 
 def test_the_digest_of_a_state_that_an_unknown_attempt_computed_is_reported() -> None:
     known = DigestHistory()
     known.begin(5, MESHES[1], 100, 4)  # before a pause, after which no supervisor has known it
-    known.add(5, {100: "100", 101: "101"})
+    known.add(5, 100, "100")
+    known.add(5, 101, "101")
     assert known.up_to(200) == {100: "100", 101: "101"}

@@ -88,7 +88,7 @@ def test_stored_rows_digests_and_lines_are_dropped() -> None:
     assert (rows, [log_line.seq for log_line in lines]) == ((), [2])
     assert min(digests) == 1000 - DIGEST_OVERLAP
     assert record.after(Cursors(row=(1, 1000), logs={"n0.a": 2}))[2] == ()
-    assert not record._lines and len(record._digests.steps()) <= DIGEST_OVERLAP + 1
+    assert not record._lines and len(record._digests) <= DIGEST_OVERLAP + 1
 
 
 def test_digests_of_repeated_steps_are_reported_again() -> None:

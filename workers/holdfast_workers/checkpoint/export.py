@@ -12,7 +12,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -118,21 +118,19 @@ def write_export(
 
 def bytes_to_read(manifest: Manifest) -> int:
     """The size of all files that an export reads."""
-    wanted = {
-        tensor.file
-        for tensor in manifest.tensors
-        if tensor.name.startswith(MODEL_PREFIX) and not tensor.per_rank
-    }
+    wanted = {tensor.file for tensor in _model_tensors(manifest)}
     return sum(file.nbytes for file in manifest.files if file.name in wanted)
 
 
 def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
     """Any one box of every model parameter, by the parameter's name in the checkpoint."""
-    return {
-        tensor.name: tensor
-        for tensor in manifest.tensors
-        if tensor.name.startswith(MODEL_PREFIX) and not tensor.per_rank
-    }
+    return {tensor.name: tensor for tensor in _model_tensors(manifest)}
+
+
+def _model_tensors(manifest: Manifest) -> Iterator[SavedTensor]:
+    for tensor in manifest.tensors:
+        if tensor.name.startswith(MODEL_PREFIX) and not tensor.per_rank:
+            yield tensor
 
 
 def _whole(tensor: SavedTensor, offset: int) -> TensorEntry:

@@ -52,19 +52,19 @@ class LocalStorage:
             with _translated(path):
                 _sync(stream)
                 partial.rename(path)
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
 
     def put_new(self, name: str, content: bytes) -> None:
         path = self._root / name
         with self._partial(path) as (partial, stream), _translated(path):
             stream.write(content)
             _sync(stream)
-            _sync_folder(path.parent)  # earlier writes must not be less durable than this file
+            sync_folder(path.parent)  # earlier writes must not be less durable than this file
             try:
                 path.hardlink_to(partial)
             except FileExistsError as error:
                 raise ObjectExists(str(path)) from error
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def read(self, name: str) -> bytes:
         path = self._root / name
@@ -94,7 +94,7 @@ class LocalStorage:
         path = self._root / name
         with _translated(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def delete_broken(self) -> None:
         with _translated(self._root):
@@ -105,7 +105,7 @@ class LocalStorage:
     def delete_all(self) -> None:
         with _translated(self._root), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._root)
-            _sync_folder(self._root.parent)
+            sync_folder(self._root.parent)
 
     @contextlib.contextmanager
     def _partial(self, path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
@@ -193,7 +193,7 @@ def _make_folder(folder: Path) -> None:
         folder = folder.parent
     for ancestor in reversed(missing):
         ancestor.mkdir(exist_ok=True)
-        _sync_folder(ancestor.parent)
+        sync_folder(ancestor.parent)
 
 
 def _sync(stream: IO[bytes]) -> None:
@@ -201,7 +201,8 @@ def _sync(stream: IO[bytes]) -> None:
     os.fsync(stream.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in the folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

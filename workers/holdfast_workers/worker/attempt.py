@@ -348,9 +348,11 @@ class RankAttempt:
         """Whether the state after `step` was computed on another mesh: its digest is that of the
         shards on that mesh."""
         restore = self._join_order.restore
+        if step != restore.step or not restore.mesh:  # nearly always
+            return False
         own = {axis for axis in mesh_tag(self._join_order.mesh).split(",") if axis[-2:] != "=1"}
         other = {axis for axis in restore.mesh.split(",") if axis[-2:] != "=1"} - {""}
-        return restore.mesh != "" and own != other and step == restore.step
+        return own != other
 
     # --- joining --------------------------------------------------------------------------------
 
