@@ -1,7 +1,7 @@
 """Control plane latency and throughput with many jobs and live streams, on SQLite and PostgreSQL.
 
     python -m benchmarks.api --json [--jobs 5000] [--clients 1000] [--seconds 30]
-                             [--database sqlite|postgresql|both] [--keep-awake]
+                             [--database sqlite|postgresql|both] [--keep-awake] [--load SHARE]
 
 One server, configured as for users, drives `--jobs` jobs with simulated supervisors
 (`benchmarks.api_server`), while this process submits, reads, watches, pauses and resumes. Measured
@@ -21,6 +21,7 @@ p99 covers all calls of the paced phase. Limits of the measurement:
 - `load_late_p99_ms` is the scheduling delay of this process, which is part of every measured time.
 - `stolen` is the share of the wanted processor time that the host gave to other guests; see
   `conditions.kept_awake` for the effect of `--keep-awake`.
+- `--load 0.33` runs a load beside it that takes a third of every processor.
 - A simulated supervisor answers at once and without cost; a real one costs a call through Ray.
 - The server polls `polls_per_s` supervisors a second, whatever their number. With 5,000 jobs each
   is polled every few minutes (`poll_every_s`); events and user requests do not wait for a poll.
@@ -53,7 +54,7 @@ import httpx
 import psutil
 
 from benchmarks.api_figures import ApiFigures, api_summary, milliseconds
-from benchmarks.conditions import kept_awake, machine, print_json, report
+from benchmarks.conditions import beside_load, kept_awake, machine, print_json, report
 
 READS_PER_S = 40.0
 TRANSITIONS_PER_S = 1.0
@@ -157,7 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
     summary = api_summary(
-        found, jobs=options.jobs, clients=options.clients, kept_awake=options.keep_awake
+        found,
+        jobs=options.jobs,
+        clients=options.clients,
+        kept_awake=options.keep_awake,
+        load=options.load,
     )
     for kind, missed in summary.missed.items():
         for name, message in missed.items():
@@ -179,7 +184,7 @@ async def _measure(kind: str, options: argparse.Namespace) -> ApiFigures:
         await _all_running(client, options.jobs, report_progress)
         starting_s = time.monotonic() - began
         async with WatcherProcess.opened(server.address, options.clients) as watchers:
-            with kept_awake(options.keep_awake):
+            with kept_awake(options.keep_awake), beside_load(options.load):
                 loaded = await _loaded(client, server, watchers, ids, options, report_progress)
     found = ApiFigures(
         submissions_per_s=round(submissions_per_s, 1),
@@ -469,6 +474,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
     parser.add_argument(
         "--keep-awake", action="store_true", help="keep all processors awake meanwhile"
+    )
+    parser.add_argument(
+        "--load", type=float, default=0.0, help="share of every processor that a load takes"
     )
     return parser.parse_args(arguments)
 

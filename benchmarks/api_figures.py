@@ -55,6 +55,8 @@ class ApiResult:
 
     jobs: int
     kept_awake: bool
+    load: float
+    """The share of every processor that a load beside the measurement took."""
     read_p99_ms: float
     transition_p99_ms: float
     event_p99_ms: float
@@ -67,11 +69,12 @@ class ApiResult:
 
 
 def api_summary(
-    found: Mapping[str, ApiFigures], *, jobs: int, clients: int, kept_awake: bool
+    found: Mapping[str, ApiFigures], *, jobs: int, clients: int, kept_awake: bool, load: float
 ) -> ApiResult:
     return ApiResult(
         jobs=jobs,
         kept_awake=kept_awake,
+        load=load,
         read_p99_ms=max(figures.read_p99_ms for figures in found.values()),
         transition_p99_ms=max(figures.transition_p99_ms for figures in found.values()),
         event_p99_ms=max(figures.event_p99_ms for figures in found.values()),

@@ -75,9 +75,25 @@ def kept_awake(enabled: bool) -> Iterator[None]:
     A virtual machine that sleeps gives its processors back to its host and waits for them when it
     wakes. With thousands of short sleeps a second, that wait can exceed the work itself.
     """
+    with _on_each_core(_IDLE_LOOP if enabled else None):
+        yield
+
+
+@contextmanager
+def beside_load(share: float) -> Iterator[None]:
+    """Run a load of normal priority on every processor, which computes this share of the time."""
+    with _on_each_core(_LOAD if share else None, str(share)):
+        yield
+
+
+@contextmanager
+def _on_each_core(program: str | None, *arguments: str) -> Iterator[None]:
     loops = [
-        subprocess.Popen([sys.executable, "-c", _IDLE_LOOP, str(core)], stdin=subprocess.PIPE)
-        for core in (sorted(os.sched_getaffinity(0)) if enabled else ())
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(core), *arguments], stdin=subprocess.PIPE
+        )
+        for core in sorted(os.sched_getaffinity(0))
+        if program
     ]
     try:
         yield
@@ -93,6 +109,15 @@ os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 os.sched_setaffinity(0, {int(sys.argv[1])})
 while not select.select([sys.stdin], [], [], 0)[0]:  # until the parent process exits
     for _ in range(100_000):
+        pass
+"""
+_LOAD = """
+import os, select, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+share, period_s = float(sys.argv[2]), 0.03
+while not select.select([sys.stdin], [], [], (1 - share) * period_s)[0]:
+    until = time.thread_time() + share * period_s
+    while time.thread_time() < until:
         pass
 """
 

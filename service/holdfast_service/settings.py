@@ -80,7 +80,9 @@ class Settings(BaseSettings):
     )
 
     reconcile_interval_s: Seconds = Field(
-        default=2.0, description="Interval between two polls of a job. Events do not wait."
+        default=2.0,
+        description="Interval between two polls of a job that changes its state or that a user "
+        "looks at; others are polled 2.5 times less often. Events do not wait.",
     )
     polls_per_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
@@ -136,7 +138,7 @@ class Settings(BaseSettings):
         default=30.0, description="Interval between two checks of a paused job."
     )
     node_look_s: Seconds = Field(
-        default=2.0,
+        default=5.0,
         description="Interval between two reads of the cluster's nodes, and of the nodes that are "
         "cordoned or in quarantine.",
     )

@@ -49,6 +49,12 @@ CLUSTER_SETTINGS = {
     # The default of ten reports a second wastes a small machine's CPU on constant values.
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_enable_metrics_collection": "0",
+    # Ten looks a second at what does not change: garbage, idle workers, transfers of objects; and
+    # a file of statistics every ten seconds.
+    "RAY_raylet_check_gc_period_milliseconds": "1000",
+    "RAY_kill_idle_workers_interval_ms": "1000",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_debug_dump_period_milliseconds": "0",
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_memory_monitor_refresh_ms": "1000",

@@ -39,8 +39,12 @@ log = structlog.get_logger(__name__)
 _LEAVE_TIMEOUT_S = 2.0
 _MANY_DRIVES = 100
 """Above this number of jobs, the poll rate adapts to the server's load."""
+_QUIET_FACTOR = 2.5
+"""How much longer the interval between two polls of a job is that nobody looks at."""
 _LAG_SAMPLES, _LAG_SAMPLE_S = 5, 0.05
 """Samples of the event loop's lag per adjustment of the poll rate, and their interval."""
+_LAG_PAUSE_S = 1.0
+"""Between two looks whether there are so many jobs."""
 
 
 class _WakeUp(asyncio.Event):
@@ -204,7 +208,7 @@ class Reconciler:
             lease,
             self._init_sources,
             lambda: self._avoided,
-            self._interval_s,
+            lambda urgent: self._interval_s(lease.job_id, urgent),
             self._competing_demand,
             lambda: bool(self._lacking_nodes - {lease.job_id}),
             NewsWatch(self._cluster, lease.job_id, wake.set, self._news_delay_s),
@@ -228,7 +232,7 @@ class Reconciler:
             if wake.is_set():
                 self._claim_wake.set()  # set during the release: the job must be claimed again
 
-    def _interval_s(self, urgent: bool) -> float:
+    def _interval_s(self, job_id: str, urgent: bool) -> float:
         """Between two polls of one job.
 
         All jobs share the allowed poll rate of this process; the few urgent jobs, for which a user
@@ -236,7 +240,9 @@ class Reconciler:
         """
         settings = self._settings
         many = len(self._urgent_jobs) if urgent else len(self._drives)
-        return max(settings.reconcile_interval_s, many / settings.polls_per_s)
+        quiet = not urgent and not self._store.watched_jobs.is_looked_at(job_id)
+        shortest_s = settings.reconcile_interval_s * (_QUIET_FACTOR if quiet else 1.0)
+        return max(shortest_s, many / settings.polls_per_s)
 
     def _news_delay_s(self) -> float:
         """All jobs may have news at the same moment."""
@@ -300,6 +306,9 @@ class Reconciler:
     async def _measure_loop_lag(self) -> None:
         """Measure how busy and how late the event loop is, and adjust the poll rate."""
         while not self._stop.is_set():
+            if len(self._drives) <= _MANY_DRIVES:
+                await _wait_until_set(self._stop, _LAG_PAUSE_S)
+                continue
             began, used, late_s = time.monotonic(), time.thread_time(), 0.0
             for _ in range(_LAG_SAMPLES):
                 began_sample = time.monotonic()

@@ -183,7 +183,9 @@ class JobService:
 
     async def get(self, job_id: str) -> JobView:
         async with self._store.read() as session:
-            return await queries.job_view(session, await find_job(session, job_id))
+            job = await find_job(session, job_id)
+            self._store.watched_jobs.look(job.id)
+            return await queries.job_view(session, job)
 
     async def cancel(self, job_id: str, now: bool = False, expected: Generations = None) -> JobView:
         """See :func:`job_commands.cancel`."""

@@ -77,6 +77,8 @@ class SupervisorTimes:
     refresh_s: float = 0.5
     """Also how often a successor is looked for: much oftener than `lease_margin_s`."""
     poll_s: float = 1.0
+    """Twice as long while the ranks train."""
+    drains_s: float = 2.0
     inventory_s: float = 3.0
     first_inventory_s: float = 10.0
     adoption_inventory_s: float = 3.0
@@ -148,6 +150,7 @@ class Supervisor:
         self._next_refresh = 0.0
         self._next_poll = 0.0
         self._next_inventory = 0.0
+        self._next_drains = 0.0
         self._commands = AgentCommands(
             agents,
             self._events,
@@ -344,6 +347,8 @@ class Supervisor:
             self._grant_leases()
             self._watch.refresh(self._commands.epoch)
             self._link_checker.refresh(self._watch.reports, self._commands.epoch)
+        if now >= self._next_drains:
+            self._next_drains = now + self._times.drains_s
             self._drains.refresh()
         if now >= self._next_inventory:
             self._next_inventory = now + self._times.inventory_s
@@ -352,7 +357,8 @@ class Supervisor:
                 # the answer to a finalize call may have been lost with an earlier supervisor
                 self._inventory.refresh()
         if now >= self._next_poll:
-            self._next_poll = now + self._times.poll_s
+            trains = self._core is not None and self._core.phase is Phase.RUNNING
+            self._next_poll = now + self._times.poll_s * (2 if trains else 1)
             for seat in self._watch.seats:
                 self._collect(seat)
 

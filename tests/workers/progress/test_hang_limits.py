@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,25 +82,49 @@ def test_a_declared_or_configured_limit_replaces_the_learned_one(
     assert limits.limit_s("forward", cold=cold, bound_s=bound_s) == bound_s
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=60), st.integers(0, 40))
+OBSERVATIONS = st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 9)), max_size=60)
+"""The seconds since the last observation, and how long before this one a sign of life came."""
+
+
+@given(OBSERVATIONS, st.integers(0, 40))
 def test_a_standstill_is_reported_once_and_only_past_its_limit(
-    observations: list[tuple[int, int]], limit_s: int
+    observations: list[tuple[int, int | None]], limit_s: int
 ) -> None:
     standstill, now, max_gap_s = Standstill(5), 0, 5
-    seen, standstill_s, reported = None, 0, False
-    for mark, waited_s in observations:
+    changed_at, standstill_s, reported = 0, 0, False
+    standstill.observe(changed_at, limit_s, now)
+    for waited_s, sign_ago_s in observations:
         now += waited_s
-        if mark != seen:
-            seen, standstill_s, reported = mark, 0, False
+        gap_s = min(waited_s, max_gap_s)
+        if sign_ago_s is not None and now - sign_ago_s > changed_at:
+            changed_at, reported = now - sign_ago_s, False
+            standstill_s = min(sign_ago_s, gap_s)
         else:
-            standstill_s += min(waited_s, max_gap_s)
-        reports = standstill.observe(mark, limit_s, now)
+            standstill_s += gap_s
+        reports = standstill.observe(changed_at, limit_s, now)
         assert not reports or (standstill_s > limit_s and not reported)
         reported = reported or reports
         assert reported or standstill_s <= limit_s
 
 
+@given(OBSERVATIONS, st.floats(0.1, 40.0))
+def test_an_observation_when_the_report_is_due_reports_at_once(
+    observations: list[tuple[int, int | None]], limit_s: float
+) -> None:
+    standstill, now, changed_at = Standstill(20.0), 0.0, 0.0
+    standstill.observe(changed_at, limit_s, now)
+    for waited_s, sign_ago_s in observations:
+        now += waited_s
+        changed_at = max(changed_at, now - (waited_s if sign_ago_s is None else sign_ago_s))
+        reported = standstill.observe(changed_at, limit_s, now)
+        assert not reported or standstill.report_due_in_s(limit_s) == inf
+    due_in_s = standstill.report_due_in_s(limit_s)
+    if due_in_s < 20.0:
+        assert not standstill.observe(changed_at, limit_s, now + 0.9 * due_in_s)
+        assert standstill.observe(changed_at, limit_s, now + due_in_s + 1e-6)
+
+
 def test_a_delayed_watcher_suspects_no_rank() -> None:
     standstill = Standstill(0.2)
-    assert not standstill.observe("same", 1.0, 0.0)
-    assert not standstill.observe("same", 1.0, 3600.0)
+    assert not standstill.observe(0.0, 1.0, 0.0)
+    assert not standstill.observe(0.0, 1.0, 3600.0)

@@ -15,14 +15,15 @@ def _nothing() -> None:
 
 
 class PeriodicThread:
-    """Calls `call` at once, and again `period_s` after it has returned or raised. An exception is
-    logged. After the last call, the same thread calls `on_end`."""
+    """Calls `call` at once, and again `period_s` after it has returned or raised, or earlier: after
+    the seconds that it returns. An exception is logged. After the last call, the same thread calls
+    `on_end`."""
 
     def __init__(
         self,
         name: str,
         period_s: float,
-        call: Callable[[], None],
+        call: Callable[[], float | None],
         on_end: Callable[[], None] = _nothing,
     ) -> None:
         self._period_s = period_s
@@ -43,9 +44,10 @@ class PeriodicThread:
 
     def _run(self) -> None:
         while not self._closing.is_set():
+            pause_s = None
             try:
-                self._call()
+                pause_s = self._call()
             except Exception:
                 _log.exception("a periodic call failed", thread=self._thread.name)
-            self._closing.wait(self._period_s)
+            self._closing.wait(self._period_s if pause_s is None else min(pause_s, self._period_s))
         self._on_end()

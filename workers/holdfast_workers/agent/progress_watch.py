@@ -1,9 +1,10 @@
 """The node's watch over its ranks: reads their beacons, learns time limits, reports stalled ranks.
 
-One thread reads every beacon several times a second. A node does not judge whether a rank that
-makes no progress hangs or waits for another rank: it sends one signal for each standstill that has
-passed its limit, and answers questions. A rank that makes progress again may be reported again. An
-exception ends only that reading; a beacon that cannot be opened affects only its own worker.
+One thread reads every beacon several times a second, and when a standstill reaches its limit. A
+node does not judge whether a rank that makes no progress hangs or waits for another rank: it sends
+one signal for each standstill that has passed its limit, and answers questions. A rank that makes
+progress again may be reported again. An exception ends only that reading; a beacon that cannot be
+opened affects only its own worker.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import structlog
@@ -20,6 +22,7 @@ from holdfast_workers.agent.periodic_thread import PeriodicThread
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.progress.beacon import (
     IDLE,
+    RING_ENTRIES,
     BeaconReader,
     BeaconReading,
     path_of,
@@ -38,8 +41,9 @@ from holdfast_workers.protocol.messages import (
 from holdfast_workers.protocol.signals import RankStalled
 from holdfast_workers.spec import DetectionSpec, TrainingSpec
 
-LATE_PERIODS = 10
+LATE_PERIODS = 2
 """A reading that comes later than so many periods counts as so many periods."""
+SHORTEST_PAUSE_S = 0.01
 
 _WATCHED_STATES = (WorkerState.JOINING, WorkerState.TRAINING)
 _STOP_S = 5.0
@@ -55,6 +59,16 @@ class _WatchedWorker:
         self.attempt = 0
         self.seated_ns = 0
         self.changed_ns = 0
+        self._phases = 0
+        self._read_at = 0.0
+
+    def next_reading_in_s(self, limit_s: float, now: float) -> float:
+        """When the standstill reaches its limit, if it lasts, and before the beacon's ring of ended
+        phases overflows, at their present rate."""
+        phases, since_s = self.reader.phases_read - self._phases, now - self._read_at
+        self._phases, self._read_at = self.reader.phases_read, now
+        ring_s = RING_ENTRIES / 2 * since_s / phases if phases else inf
+        return min(ring_s, self.standstill.report_due_in_s(limit_s))
 
     def seat(self, attempt: int) -> None:
         if attempt != self.attempt:
@@ -78,7 +92,9 @@ class ProgressWatch:
         self._limits = HangLimits(self._spec)
         self._lock = threading.Lock()
         self._watched: dict[str, _WatchedWorker] = {}
-        self._thread = PeriodicThread("beat-watch", config.watch_period_s, self._report_stalled)
+        # Every learned limit is seen before it ends.
+        self._period_s = min(config.watch_period_s, self._spec.hang_floor_s / 2)
+        self._thread = PeriodicThread("beat-watch", self._period_s, self._report_stalled)
         remove_all(self._folder)
 
     def start(self) -> None:
@@ -98,19 +114,26 @@ class ProgressWatch:
         beats = [beat for beat in self.beats() if beat.attempt == attempt]
         return sample(beats, self._config.inspect_timeout_s)
 
-    def _report_stalled(self) -> None:
-        """Report every rank that has exceeded its limit since the last reading."""
+    def _report_stalled(self) -> float:
+        """Report every rank that has exceeded its limit since the last reading. Returns the seconds
+        until the next reading."""
         now = time.monotonic()
         with self._lock:
+            beats = self._read_beacons()
             stalled = [
                 beat
-                for beat, watched in self._read_beacons()
-                if watched.standstill.observe(watched.changed_ns, beat.limit_s, now)
+                for beat, watched in beats
+                if watched.standstill.observe(watched.changed_ns * 1e-9, beat.limit_s, now)
             ]
+            due_in_s = min(
+                (watched.next_reading_in_s(beat.limit_s, now) for beat, watched in beats),
+                default=self._period_s,
+            )
         for beat in stalled if self._spec.enabled else ():
             self._signals.send(
                 RankStalled(beat), beat.attempt, beat.rank, beat.worker, pid=beat.pid
             )
+        return max(SHORTEST_PAUSE_S, due_in_s)
 
     def _read_beacons(self) -> list[tuple[Beat, _WatchedWorker]]:
         """Read every beacon, and learn limits from the phases that ended since the last reading."""
@@ -139,7 +162,7 @@ class ProgressWatch:
             except OSError:  # only this beacon is lost: the others must still be read
                 _log.exception("cannot open a beacon", worker=report.worker)
                 return None
-            most_s = LATE_PERIODS * self._config.watch_period_s
+            most_s = LATE_PERIODS * self._period_s
             watched = self._watched[report.worker] = _WatchedWorker(reader, most_s)
         watched.seat(report.attempt)
         return watched

@@ -259,7 +259,8 @@ class BeaconReader:
     def __init__(self, path: Path) -> None:
         self._buffer = memoryview(_mapped(path, writable=False))
         self._records: dict[int, tuple[Any, ...]] = {}
-        self._read_phases = 0
+        self.phases_read = 0
+        """The number of ended phases that were read or had been overwritten before."""
 
     def read(self) -> BeaconReading | None:
         """The current content; None before the first write."""
@@ -291,8 +292,8 @@ class BeaconReader:
         newest = self._record(_PHASE_AT, _PHASE)[0]
         ring = bytes(self._buffer[_RING_AT : _RING_AT + RING_ENTRIES * _ENDED_PHASE.size])
         # Entries that may have been overwritten during the copy are left out.
-        first = max(self._read_phases, self._record(_PHASE_AT, _PHASE)[0] + 1 - RING_ENTRIES)
-        self._read_phases = max(self._read_phases, newest)
+        first = max(self.phases_read, self._record(_PHASE_AT, _PHASE)[0] + 1 - RING_ENTRIES)
+        self.phases_read = max(self.phases_read, newest)
         entries = [
             _ENDED_PHASE.unpack_from(ring, number % RING_ENTRIES * _ENDED_PHASE.size)
             for number in range(first, newest)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from math import ceil
+from math import ceil, inf
 
 from holdfast_workers.spec import DetectionSpec
 
@@ -84,19 +84,28 @@ class Standstill:
 
     def __init__(self, max_gap_s: float) -> None:
         self._max_gap_s = max_gap_s
-        self._seen: object = None
-        self._observed_at = 0.0
+        self._changed_at: float | None = None
+        self._observed_at: float | None = None
         self._standstill_s = 0.0
         self._reported = False
 
-    def observe(self, seen: object, limit_s: float, now: float) -> bool:
-        """Whether a standstill has just passed its limit; `seen` stays equal while it lasts."""
-        if seen != self._seen:
-            self._seen, self._standstill_s, self._reported = seen, 0.0, False
+    def observe(self, changed_at: float, limit_s: float, now: float) -> bool:
+        """Whether a standstill has just passed its limit. `changed_at`: time of the last sign of
+        life, by the clock of `now`."""
+        since_s = now - (now if self._observed_at is None else self._observed_at)
+        gap_s = min(since_s, self._max_gap_s)
+        if changed_at != self._changed_at:
+            self._changed_at, self._reported = changed_at, False
+            self._standstill_s = min(gap_s, max(0.0, now - changed_at))
         else:
-            self._standstill_s += min(now - self._observed_at, self._max_gap_s)
+            self._standstill_s += gap_s
         self._observed_at = now
         if self._reported or self._standstill_s <= limit_s:
             return False
         self._reported = True
         return True
+
+    def report_due_in_s(self, limit_s: float) -> float:
+        """Seconds from the last observation until the standstill passes its limit, if it lasts;
+        infinite once it is reported."""
+        return inf if self._reported else max(0.0, limit_s - self._standstill_s)
