@@ -81,7 +81,7 @@ def kept_awake(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def beside_load(share: float) -> Iterator[None]:
-    """Run a load of normal priority on every processor, which computes this share of the time."""
+    """Run a load of normal priority, which computes this share of the time of all processors."""
     with _on_each_core(_LOAD if share else None, str(share)):
         yield
 
@@ -112,8 +112,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:  # until the parent process 
         pass
 """
 _LOAD = """
-import os, select, sys, time
-os.sched_setaffinity(0, {int(sys.argv[1])})
+import select, sys, time
 share, period_s = float(sys.argv[2]), 0.03
 while not select.select([sys.stdin], [], [], (1 - share) * period_s)[0]:
     until = time.thread_time() + share * period_s

@@ -32,6 +32,8 @@ class NodeDemand:
     gpus: float
     least: int = 0
     """Nodes with which an elastic job can start; 0: it needs all."""
+    standbys: int = 0
+    """Of `nodes`, those that train nothing."""
 
     @property
     def to_start(self) -> int:
@@ -44,6 +46,7 @@ class NodeDemand:
             cpus=spec.node_cpus,
             gpus=spec.node_gpus,
             least=spec.needed_nodes if spec.resources.nodes is not None else 0,
+            standbys=spec.resources.standby_nodes,
         )
 
     @classmethod
@@ -52,12 +55,13 @@ class NodeDemand:
         it cannot be read: that must affect only the job itself."""
         try:
             resources = spec["resources"]
-            per_node = int(resources["workers_per_node"])
+            per_node, standbys = int(resources["workers_per_node"]), int(resources["standby_nodes"])
             return cls(
-                nodes=ceil(_world_size(spec) / per_node) + int(resources["standby_nodes"]),
+                nodes=ceil(_world_size(spec) / per_node) + standbys,
                 cpus=per_node * float(resources["cpus_per_worker"]),
                 gpus=per_node * float(resources["gpus_per_worker"]),
                 least=_least_nodes(resources.get("nodes"), per_node),
+                standbys=standbys,
             )
         except _READ_ERRORS:
             return None

@@ -284,7 +284,8 @@ def read(document: Mapping[str, Any]) -> SpecReading[JobSpec]:
         resources = spec.resources.model_copy(update={"nodes": resolved.nodes})
         update = {"parallel": resolved.parallel, "resources": resources}
         # The mesh cannot be judged by defaults that replaced invalid numbers.
-        unknown = ("resources.nodes",) if reading.faults else ()
+        elastic = spec.resources.nodes is not None
+        unknown = ("resources.nodes",) if elastic and reading.faults else ()
         defaulted = (*reading.defaulted, *unknown)
         return replace(reading, spec=spec.model_copy(update=update), defaulted=defaulted)
     is_doubtful = resolved.is_of_numbers and bool(reading.faults)

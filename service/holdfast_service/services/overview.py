@@ -255,7 +255,11 @@ class Overview:
 
 
 def _capacity(nodes: Sequence[NodeView], specs: Sequence[dict[str, Any]]) -> ClusterCapacityView:
-    usable = [node for node in nodes if node.there and node.state is NodeStanding.READY]
+    usable = [
+        node
+        for node in nodes
+        if node.there and node.state is NodeStanding.READY and (node.cpus or node.gpus)
+    ]
     cpus, gpus = sum(node.cpus for node in usable), sum(node.gpus for node in usable)
     held = [demand for demand in map(NodeDemand.from_stored_spec, specs) if demand is not None]
     held_cpus = sum(demand.nodes * demand.cpus for demand in held)
@@ -264,7 +268,9 @@ def _capacity(nodes: Sequence[NodeView], specs: Sequence[dict[str, Any]]) -> Clu
         nodes=len(usable),
         cpus=cpus,
         gpus=gpus,
-        free_nodes=sum(not node.jobs for node in usable),
+        free_nodes=max(
+            0, sum(not node.jobs for node in usable) - sum(demand.standbys for demand in held)
+        ),
         free_cpus=max(0.0, cpus - held_cpus),
         free_gpus=max(0.0, gpus - held_gpus),
     )

@@ -50,7 +50,8 @@ class QueuedJobView(View):
 
 
 class ClusterCapacityView(View):
-    """Capacity of the present and usable nodes; free capacity is not requested by any job."""
+    """Capacity of the present and usable nodes that have CPUs or GPUs for ranks; free capacity is
+    not requested by any job."""
 
     nodes: int
     cpus: float

@@ -125,6 +125,7 @@ def test_an_invalid_field_causes_no_faults_of_other_fields() -> None:
 )
 def test_a_spec_too_large_for_the_cluster_is_refused(text: str, path: str) -> None:
     assert path in faults(text)
+    assert {path, "trian"} <= set(faults(f"{text[:-1]}, trian: 5}}"))
     growing = Capacity(nodes=(), can_grow=True)
     for capacity in (growing, None):
         parse(yaml.safe_load(text), capacity)

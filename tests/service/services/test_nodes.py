@@ -23,6 +23,7 @@ from holdfast_service.policy.quarantine import NodeStanding, cordoned_only
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.jobs import JobService
 from holdfast_service.services.nodes import NodeService
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes as stored_nodes
 from holdfast_service.store.engine import Store, is_refused
@@ -92,6 +93,19 @@ async def until_node(service: NodeService, node: str, met: Callable[..., object]
         return False
 
     await until(seen)
+
+
+async def test_standbys_and_the_clusters_head_are_not_counted_as_free_nodes(
+    cluster: FakeCluster, drive: Drive, start: Start, overview: Overview, service: NodeService
+) -> None:
+    head = NodeCapacity("head", "127.0.0.9", cpus=0.0, gpus=0.0)
+    workers = three_nodes().nodes
+    cluster.nodes = Capacity((head, *workers), can_grow=False)
+    async with drive():
+        await start()
+        await until_seen(service, 4)
+        used = (await overview.cluster()).capacity
+    assert (used.nodes, used.free_nodes) == (3, 0)
 
 
 async def test_nodes_are_recorded_by_machine_and_stay_recorded(
