@@ -85,6 +85,7 @@ class Reconciler:
         self._lacking_nodes = frozenset[str]()  # jobs that wait for nodes that the cluster has
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._job_wakes: dict[str, _WakeUp] = {}
+        self._commanded: dict[str, tuple[int, int]] = {}  # see leases.commanded
         self._claim_wake = _WakeUp()
         self._nodes_wake = asyncio.Event()
         self._jobs_on_changed_nodes: set[str] = set()
@@ -125,7 +126,7 @@ class Reconciler:
     def wake(self, job_id: str) -> None:
         """Drive this job now instead of at the next interval.
 
-        Only for changes that this process made; the intervals cover all other changes.
+        Only for changes that this process made; each claim looks for those of other processes.
         """
         self._job_wakes.get(job_id, self._claim_wake).set()
 
@@ -145,6 +146,17 @@ class Reconciler:
         if len(taken) == leases.MAX_CLAIMED:
             self._claim_wake.set()  # there may be more
         self._claimed_at = time.monotonic()
+        await self._wake_commanded()
+
+    async def _wake_commanded(self) -> None:
+        """Drive the jobs at once whose users gave a command through another server."""
+        known, self._commanded = (
+            self._commanded,
+            await leases.commanded(self._store, self._owner) if self._drives else {},
+        )
+        for job_id, newest in self._commanded.items():
+            if known.get(job_id) != newest and job_id in self._job_wakes:
+                self._job_wakes[job_id].set()
 
     async def _renew(self) -> None:
         drives = dict(self._drives)

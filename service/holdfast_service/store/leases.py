@@ -126,6 +126,16 @@ async def release(store: Store, lease: JobLease, due_in_s: float) -> None:
         )
 
 
+async def commanded(store: Store, owner: str) -> dict[str, tuple[int, int]]:
+    """The jobs of `owner` that got a user's command since their claim, with the numbers of the
+    newest: of changes, and of injected faults."""
+    columns = (JobRecord.id, JobRecord.generation, JobRecord.faults_wanted)
+    mine = (JobRecord.cleaned == false(), JobRecord.lease_owner == owner, JobRecord.due_at == 0.0)
+    async with store.read() as session:
+        rows = await session.execute(select(*columns).where(*mine))
+        return {job_id: (changes, faults) for job_id, changes, faults in rows}
+
+
 async def undriven(store: Store, owner: str, driven: Collection[str]) -> set[JobLease]:
     """The leases that `owner` holds without driving the job: the answer to its claim was lost, or a
     release failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-LOOK_S = 10.0
+LOOK_S = 5.0
 """So long after a request for a job, it counts as looked at."""
 _MOST_LOOKS = 1_000
 

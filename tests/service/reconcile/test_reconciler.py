@@ -86,6 +86,27 @@ async def test_a_job_that_is_hardly_ever_polled_is_seen_to_run_and_end_at_once(
     assert not any(task.get_name().startswith("news") for task in asyncio.all_tasks())
 
 
+async def test_a_command_through_another_server_does_not_wait_for_a_poll(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.tells = True
+    rarely = settings.model_copy(
+        update={"reconcile_interval_s": 300.0, "allow_fault_injection": True}
+    )
+    async with reconciling(store, cluster, rarely):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, job_id, State.RUNNING)
+        for _ in range(2):  # `jobs` wakes no reconciler: it is as good as another server's
+            await InjectionService(store, rarely).inject(job_id, {"kind": "kill", "rank": 1})
+            await until(lambda: len(supervisor.wanted_faults) == 1, what="the fault")
+            supervisor.wanted_faults.clear()
+        await jobs.pause(job_id)
+        await until_state(jobs, job_id, State.PAUSED)
+
+
 async def test_a_job_without_room_waits_with_a_reason_and_starts_when_there_is_room(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
