@@ -21,7 +21,7 @@ p99 covers all calls of the paced phase. Limits of the measurement:
 - `load_late_p99_ms` is the scheduling delay of this process, which is part of every measured time.
 - `stolen` is the share of the wanted processor time that the host gave to other guests; see
   `conditions.kept_awake` for the effect of `--keep-awake`.
-- `--load 0.33` runs a load beside it that takes a third of every processor.
+- `--load 0.33` runs a load beside it that takes a third of the time of all processors.
 - A simulated supervisor answers at once and without cost; a real one costs a call through Ray.
 - The server polls `polls_per_s` supervisors a second, whatever their number. With 5,000 jobs each
   is polled every few minutes (`poll_every_s`); events and user requests do not wait for a poll.
@@ -476,7 +476,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--keep-awake", action="store_true", help="keep all processors awake meanwhile"
     )
     parser.add_argument(
-        "--load", type=float, default=0.0, help="share of every processor that a load takes"
+        "--load",
+        type=float,
+        default=0.0,
+        help="share of the time of all processors that a load beside it takes",
     )
     return parser.parse_args(arguments)
 

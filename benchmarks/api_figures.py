@@ -56,7 +56,7 @@ class ApiResult:
     jobs: int
     kept_awake: bool
     load: float
-    """The share of every processor that a load beside the measurement took."""
+    """The share of the time of all processors that a load beside the measurement was to take."""
     read_p99_ms: float
     transition_p99_ms: float
     event_p99_ms: float

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -81,13 +81,23 @@ def kept_awake(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def beside_load(share: float) -> Iterator[None]:
-    """Run a load of normal priority, which computes this share of the time of all processors."""
-    with _on_each_core(_LOAD if share else None, str(share)):
+    """Run a load of normal priority, a process for each processor, that computes `share` of the
+    time of all processors, in bursts; report the share that it got. Raises ValueError."""
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"a load takes a share from 0 to below 1, not {share}")
+    began = time.monotonic()
+    with _on_each_core(_LOAD if share else None, str(share)) as loops:
         yield
+        used = sum(sum(psutil.Process(loop.pid).cpu_times()[:2]) for loop in loops)
+    if share:
+        got = used / (time.monotonic() - began) / len(os.sched_getaffinity(0))
+        report(f"the load took {got:.2f} of all processors")
 
 
 @contextmanager
-def _on_each_core(program: str | None, *arguments: str) -> Iterator[None]:
+def _on_each_core(
+    program: str | None, *arguments: str
+) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
     loops = [
         subprocess.Popen(
             [sys.executable, "-c", program, str(core), *arguments], stdin=subprocess.PIPE
@@ -96,7 +106,7 @@ def _on_each_core(program: str | None, *arguments: str) -> Iterator[None]:
         if program
     ]
     try:
-        yield
+        yield loops
     finally:
         for loop in loops:
             loop.kill()
@@ -113,10 +123,9 @@ while not select.select([sys.stdin], [], [], 0)[0]:  # until the parent process 
 """
 _LOAD = """
 import select, sys, time
-share, period_s = float(sys.argv[2]), 0.03
-while not select.select([sys.stdin], [], [], (1 - share) * period_s)[0]:
-    until = time.thread_time() + share * period_s
-    while time.thread_time() < until:
+share, began = float(sys.argv[2]), time.monotonic()
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    while time.thread_time() < share * (time.monotonic() - began):  # what it lacks, it makes up
         pass
 """
 

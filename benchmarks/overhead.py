@@ -42,7 +42,7 @@ from benchmarks.figures import overhead_summary, steady
 from holdfast_workers.spec import TrainingSpec
 
 RUN_S = 600.0
-TAIL = 40
+TAIL = 60
 """Steps after the measured ones, so that CPU use is read before the job ends."""
 POLL_S = 10.0
 """Between two polls of the running job: a job that a user looks at costs more."""

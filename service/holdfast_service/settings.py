@@ -81,8 +81,9 @@ class Settings(BaseSettings):
 
     reconcile_interval_s: Seconds = Field(
         default=2.0,
-        description="Interval between two polls of a job that changes its state or that a user "
-        "looks at; others are polled 2.5 times less often. Events do not wait.",
+        description="Interval between two polls of a job that changes its state, is watched by a "
+        "live stream, or was requested from this server in the last 5 s; others are polled 2.5 "
+        "times less often. Events do not wait.",
     )
     polls_per_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.nodes.history_proof import incidents, not_fired
 from tests.support.nodes.supervised import SupervisedRun, supervised
+from tests.support.ranks.functions import LAST_LINES
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
@@ -77,6 +78,14 @@ def test_a_rank_of_a_function_may_die(
         assert not not_fired(run, plan)
         assert len(incidents(run)) == len(plan), run.story()
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
+
+
+def test_no_line_of_a_function_that_writes_much_at_its_end_is_lost(tmp_path: Path) -> None:
+    spec = training("talkative")
+    with supervised(tmp_path, spec, standbys=0, workers_per_node=1) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        run.wait(lambda: any(f"last line {LAST_LINES - 1}" in text for text in run.logs), 10.0)
+        assert sum("last line" in text for text in run.logs) == LAST_LINES
 
 
 ELASTIC_STEPS = 120

@@ -50,6 +50,9 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+ActivationCheckpointing = Literal["none", "full", "selective"]
+
+
 class ModelSpec(Section):
     family: Literal["llama"] = "llama"
     dim: Positive = 128
@@ -71,6 +74,14 @@ class ModelSpec(Section):
         default="float32", description="Compute dtype. Parameters are stored in float32."
     )
     compile: bool = False
+    activation_checkpointing: ActivationCheckpointing = Field(
+        default="none",
+        description="What the backward pass computes again instead of keeping it in memory. full: "
+        "all of a block; selective: all but matrix products and attention. The bits are the same.",
+    )
+    activation_checkpointing_every: Positive = Field(
+        default=1, description="Of the blocks, each so manyth is checkpointed, from the first on."
+    )
 
 
 class DataSpec(Section):

@@ -49,8 +49,8 @@ CLUSTER_SETTINGS = {
     # The default of ten reports a second wastes a small machine's CPU on constant values.
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_enable_metrics_collection": "0",
-    # Ten looks a second at what does not change: garbage, idle workers, transfers of objects; and
-    # a file of statistics every ten seconds.
+    # By default each raylet checks five to ten times a second for garbage, idle workers and
+    # transfers of objects, and writes a file of statistics every ten seconds.
     "RAY_raylet_check_gc_period_milliseconds": "1000",
     "RAY_kill_idle_workers_interval_ms": "1000",
     "RAY_object_manager_timer_freq_ms": "1000",

@@ -285,7 +285,8 @@ def read(document: Mapping[str, Any]) -> SpecReading[JobSpec]:
         update = {"parallel": resolved.parallel, "resources": resources}
         # The mesh cannot be judged by defaults that replaced invalid numbers.
         elastic = spec.resources.nodes is not None
-        unknown = ("resources.nodes",) if elastic and reading.faults else ()
+        by_default = "resources.workers_per_node" in reading.defaulted
+        unknown = ("resources.nodes",) if reading.faults and (elastic or by_default) else ()
         defaulted = (*reading.defaulted, *unknown)
         return replace(reading, spec=spec.model_copy(update=update), defaulted=defaulted)
     is_doubtful = resolved.is_of_numbers and bool(reading.faults)

@@ -5,13 +5,15 @@ Only the built-in model is known; of a user's function or recipe no memory is mo
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import dataclass
+from math import ceil, prod
 
 from holdfast_service.placement.mesh_choice import MeshLimits
 from holdfast_service.placement.mesh_memory import MemoryModel
 from holdfast_workers.models.llama_parameters import default_ffn_dim, parameter_shapes
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
+    ActivationCheckpointing,
     ModelSpec,
     ParallelSpec,
     SpecFault,
@@ -23,11 +25,32 @@ VOCABULARY = 256
 SMALL_MODEL_BYTES = 64 << 20
 """As in `parallelize/shard.py`, which imports torch: up to this size, all parameters are gathered
 at once."""
-# Elements that a block keeps for the backward pass, per token: whole ones in units of `dim`
-# (inputs and outputs of two norms); divided ones in units of `dim` (queries, keys, values and the
-# output of attention, with its copy by tokens) and of the feed-forward's width (gate, its
-# activation, up, product).
-_WHOLE_PER_BLOCK, _OF_ATTENTION, _OF_FEED_FORWARD = 4, 5, 4
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Elements that a block keeps for the backward pass, per token: whole ones and divided ones, in
+    units of `dim`, and divided ones of the feed-forward's width."""
+
+    whole: int
+    of_attention: int
+    of_feed_forward: int
+
+    def counted(self, model: ModelSpec) -> tuple[int, int]:
+        """Whole and divided elements."""
+        hidden = model.ffn_dim or default_ffn_dim(model.dim)
+        divided = self.of_attention * model.dim + self.of_feed_forward * hidden
+        return self.whole * model.dim, divided
+
+
+_KEPT: dict[ActivationCheckpointing, _Kept] = {
+    # Inputs and outputs of two norms; queries, keys, values and the output of attention, with its
+    # copy by tokens; gate, its activation, up, product.
+    "none": _Kept(4, 5, 4),
+    # The block's input, and the results of matrix products and of attention.
+    "selective": _Kept(3, 4, 2),
+    "full": _Kept(1, 0, 0),
+}
 _AT_HEAD_DIM, _AT_HEAD_VOCABULARY = 2, 2
 
 
@@ -57,12 +80,12 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     top = sum(count for name, count in elements.items() if "blocks." not in name)
     whole = top + norms * model.layers
     tokens = training.train.micro_batch * model.sequence_length
-    whole_activations, block_activations = _activations_per_token(model)
+    whole_activations, divided_activations = _activations_per_token(model)
     return MemoryModel(
         block=block,
         blocks=model.layers,
         whole=whole,
-        block_activations=block_activations * tokens,
+        divided_activations=divided_activations * tokens,
         whole_activations=whole_activations * tokens,
         compute_bytes=2 if model.dtype == "bfloat16" else 4,
         gathers_blocks=4 * (block * model.layers + whole) > SMALL_MODEL_BYTES,
@@ -77,8 +100,16 @@ def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]
 
 
 def _activations_per_token(model: ModelSpec) -> tuple[int, int]:
-    """Elements of the whole model that no axis divides, and of a block that one may divide."""
-    hidden = model.ffn_dim or default_ffn_dim(model.dim)
-    head = _AT_HEAD_DIM * model.dim + _AT_HEAD_VOCABULARY * VOCABULARY
-    whole = head + _WHOLE_PER_BLOCK * model.dim * model.layers
-    return whole, _OF_ATTENTION * model.dim + _OF_FEED_FORWARD * hidden
+    """Elements of the whole model that no axis divides, and those that an axis may divide."""
+    mode = model.activation_checkpointing
+    checkpointed = (
+        0 if mode == "none" else ceil(model.layers / model.activation_checkpointing_every)
+    )
+    plain = model.layers - checkpointed + (checkpointed > 0)  # one of them computes again
+    whole, divided = (
+        plain * entire + checkpointed * kept
+        for entire, kept in zip(
+            _KEPT["none"].counted(model), _KEPT[mode].counted(model), strict=True
+        )
+    )
+    return whole + _AT_HEAD_DIM * model.dim + _AT_HEAD_VOCABULARY * VOCABULARY, divided

@@ -62,8 +62,9 @@ class MemoryModel:
     blocks: int
     whole: int
     """Parameters that every rank along such an axis has."""
-    block_activations: int
-    """Elements that a block keeps for the backward pass of a micro-batch, and that are divided."""
+    divided_activations: int
+    """Elements that the layers keep for the backward pass of a micro-batch, and that are divided;
+    of checkpointed layers, with those of the one that computes again."""
     whole_activations: int
     """The same of the whole model, of what is not divided."""
     compute_bytes: int
@@ -80,7 +81,7 @@ class MemoryModel:
         singly = self.gathers_blocks and passes(mesh, micro_batches) == 1
         blocks = min(GATHERED_BLOCKS, self.blocks) if singly else self.blocks
         used = self.compute_bytes * (block * blocks + self.whole) if is_gathered else 0
-        kept = -(-self.block_activations // parts) * self.blocks + self.whole_activations
+        kept = -(-self.divided_activations // parts) + self.whole_activations
         return RankMemory(
             parameters=stored,
             gradients=stored,

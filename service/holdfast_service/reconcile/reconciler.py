@@ -40,11 +40,11 @@ _LEAVE_TIMEOUT_S = 2.0
 _MANY_DRIVES = 100
 """Above this number of jobs, the poll rate adapts to the server's load."""
 _QUIET_FACTOR = 2.5
-"""How much longer the interval between two polls of a job is that nobody looks at."""
+"""The interval between two polls of a job is this many times longer while no user looks at it."""
 _LAG_SAMPLES, _LAG_SAMPLE_S = 5, 0.05
 """Samples of the event loop's lag per adjustment of the poll rate, and their interval."""
 _LAG_PAUSE_S = 1.0
-"""Between two looks whether there are so many jobs."""
+"""While there are few jobs: until their number is checked again."""
 
 
 class _WakeUp(asyncio.Event):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 5.0
-"""So long after a request for a job, it counts as looked at."""
+"""A job counts as looked at for so long after a user has requested it (`GET /jobs/{id}`)."""
 _MOST_LOOKS = 1_000
 
 

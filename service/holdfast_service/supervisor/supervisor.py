@@ -49,6 +49,7 @@ from holdfast_service.supervisor.progress_record import ProgressRecord
 from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
+from holdfast_workers.agent.run_journal import PAGE_LINES, PAGE_ROWS
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.kinds import Injection, Victim
@@ -77,8 +78,9 @@ class SupervisorTimes:
     refresh_s: float = 0.5
     """Also how often a successor is looked for: much oftener than `lease_margin_s`."""
     poll_s: float = 1.0
-    """Twice as long while the ranks train."""
+    """Between two polls of an agent; while the ranks train, twice as long."""
     drains_s: float = 2.0
+    """Between two looks for nodes that the cluster drains."""
     inventory_s: float = 3.0
     first_inventory_s: float = 10.0
     adoption_inventory_s: float = 3.0
@@ -143,7 +145,8 @@ class Supervisor:
         self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
         self._drains = DrainWatch(agents, self._inputs.put)
         self._core: RecoveryCore | None = None
-        self._polled: dict[str, Future[PollAnswer]] = {}
+        self._polled: dict[str, Future[None]] = {}
+        """Seat → its newest poll; done once the answer has been taken in."""
         self._ended = False
         self._halted = False
         self._stopping: StopOrder | None = None
@@ -151,6 +154,8 @@ class Supervisor:
         self._next_poll = 0.0
         self._next_inventory = 0.0
         self._next_drains = 0.0
+        self._more_to_collect = False
+        """Whether an agent has answered with a full page."""
         self._commands = AgentCommands(
             agents,
             self._events,
@@ -356,9 +361,10 @@ class Supervisor:
             if finishing or not self._inventory.answered:
                 # the answer to a finalize call may have been lost with an earlier supervisor
                 self._inventory.refresh()
-        if now >= self._next_poll:
+        if now >= self._next_poll or self._more_to_collect:
             trains = self._core is not None and self._core.phase is Phase.RUNNING
             self._next_poll = now + self._times.poll_s * (2 if trains else 1)
+            self._more_to_collect = False
             for seat in self._watch.seats:
                 self._collect(seat)
 
@@ -415,8 +421,20 @@ class Supervisor:
         events = self._events.not_backed_up_by(seat, known.incarnation)
         poll = Request(Poll(row, line, self._events.acked), self._commands.epoch, events)
         call = self._agents.call(seat, poll, PollAnswer, timeout_s=self._times.calls.call_s)
-        self._polled[seat] = call
-        call.add_done_callback(lambda done: self._collected(seat, known.incarnation, events, done))
+        self._polled[seat] = collected = Future[None]()
+
+        def collect(done: Future[PollAnswer]) -> None:
+            more = False
+            try:
+                more = self._collected(seat, known.incarnation, events, done)
+            finally:
+                if more:
+                    self._more_to_collect = True
+                collected.set_result(None)
+            if more:
+                self._inputs.put(inputs.Tick())
+
+        call.add_done_callback(collect)
 
     def _collected(
         self,
@@ -424,13 +442,14 @@ class Supervisor:
         incarnation: str,
         events: tuple[EventCopy, ...],
         call: Future[PollAnswer],
-    ) -> None:
+    ) -> bool:
+        """Take in an answer; returns whether the agent has more, because a page was full."""
         if call.cancelled():
-            return
+            return False
         if (error := call.exception()) is not None:
             if isinstance(error, StaleCommand):
                 self._successors.record_refusal()
-            return  # the lifeline reports whether the agent is gone
+            return False  # the lifeline reports whether the agent is gone
         self._events.mark_backed_up(seat, incarnation, events)
         answer = call.result()
         self._progress.add(seat, answer.beats)
@@ -449,6 +468,7 @@ class Supervisor:
             self._inputs.put(
                 inputs.StepCommitted(newest.attempt, newest.step, newest.protected_step)
             )
+        return len(answer.rows) >= PAGE_ROWS or len(answer.lines) >= PAGE_LINES
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -478,13 +498,14 @@ class Supervisor:
 
     def _collect_final_output(self) -> None:
         """Collect the last rows, digests and lines before the end is reported."""
-        for seat in self._watch.seats:
-            self._collect(seat)
-        pending = list(self._polled.values())
-        wait(pending, timeout=self._times.final_collect_s)
-        for seat in self._watch.seats:
-            self._collect(seat)
-        wait(list(self._polled.values()), timeout=self._times.final_collect_s)
+        until = time.monotonic() + 2 * self._times.final_collect_s
+        wait(self._polled.values(), timeout=self._times.final_collect_s)
+        self._more_to_collect = True
+        while self._more_to_collect and (left_s := until - time.monotonic()) > 0:
+            self._more_to_collect = False
+            for seat in self._watch.seats:
+                self._collect(seat)
+            wait(self._polled.values(), timeout=left_s)
 
     def _end_after_internal_error(self, error: Exception) -> None:
         """End the job with this supervisor's own error, so that the job does not hang."""

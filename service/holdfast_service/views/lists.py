@@ -56,7 +56,9 @@ class ClusterCapacityView(View):
     nodes: int
     cpus: float
     gpus: float
-    free_nodes: int = Field(description="nodes without ranks or standbys")
+    free_nodes: int = Field(
+        description="nodes without ranks, less one for each standby node of a job"
+    )
     free_cpus: float
     free_gpus: float
 

@@ -112,6 +112,9 @@ def test_ranks_get_whole_devices_only(gpus: float) -> None:
 def test_an_invalid_field_causes_no_faults_of_other_fields() -> None:
     # dim is refused; that 128, its default, is not divisible by 3 heads is not the user's doing.
     assert set(faults("{name: x, model: {dim: wide, heads: 3}}")) == {"model.dim"}
+    # With as many workers on a node as the user may mean, the job fits.
+    text = "{name: x, parallel: {dp_shard: 4}, resources: {workers_per_node: two}}"
+    assert set(faults(text)) == {"resources.workers_per_node"}
 
 
 @pytest.mark.parametrize(

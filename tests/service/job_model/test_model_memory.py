@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from holdfast_service.job_model import model_memory
 from holdfast_service.job_model.job_spec import parse
 from holdfast_workers.data.corpus import BYTE_VOCABULARY
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.parallelize import shard
-from holdfast_workers.spec import ModelSpec, TrainingSpec, TrainSpec
+from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
+from holdfast_workers.spec import ActivationCheckpointing, ModelSpec, TrainingSpec, TrainSpec
 
 MODELS = (
     ModelSpec(dim=64, layers=2, heads=4, sequence_length=64),
@@ -19,37 +26,78 @@ MODELS = (
 )
 
 
-def saved_bytes(model: Llama, tokens: torch.Tensor) -> int:
-    """Bytes that autograd keeps for the backward pass, parameters not counted."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    own |= {table.untyped_storage().data_ptr() for table in model.buffers()}
-    kept: dict[int, int] = {}
+class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the memory that operations allocate, and not that of `known` tensors."""
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self._made: dict[int, tuple[Any, int]] = {}
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() in self._known:  # a view
+                    continue
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._made[storage._cdata] = (reference, storage.nbytes())
+        return result
+
+    def alive_bytes(self) -> int:
+        made = self._made.values()
+        return sum(nbytes for reference, nbytes in made if not bool(reference.expired()))
+
+
+def kept_bytes(spec: ModelSpec, micro_batch: int) -> int:
+    """Bytes of activations that are there when the forward pass has ended."""
+    model = Llama(spec, BYTE_VOCABULARY)
+    model.reset_tables()
+    mode, every = spec.activation_checkpointing, spec.activation_checkpointing_every
+    apply_activation_checkpointing(model, mode, every)
+    tokens = torch.zeros((micro_batch, spec.sequence_length), dtype=torch.long)
+    with Storages([*model.parameters(), *model.buffers()]) as storages:
         logits = model(tokens)
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-    kept[logits.untyped_storage().data_ptr()] = logits.untyped_storage().nbytes()
+        found: int = storages.alive_bytes()
     loss.backward()  # type: ignore[no-untyped-call]
-    return sum(kept.values())
+    return found
 
 
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize("spec", MODELS)
-def test_the_model_counts_what_the_built_in_model_has_and_keeps(spec: ModelSpec) -> None:
-    training = TrainingSpec(model=spec, train=TrainSpec(micro_batch=2))
+def test_the_model_counts_what_the_built_in_model_has_and_keeps(
+    spec: ModelSpec, mode: ActivationCheckpointing
+) -> None:
+    def with_mode(mode: ActivationCheckpointing, layers: int = spec.layers) -> ModelSpec:
+        return spec.model_copy(update={"activation_checkpointing": mode, "layers": layers})
+
+    training = TrainingSpec(model=with_mode(mode), train=TrainSpec(micro_batch=2))
     found = model_memory.memory_model(training)
     assert found is not None
     model = Llama(spec, BYTE_VOCABULARY)
-    model.reset_tables()
     need = found.of({"dp_shard": 1, "tp": 1}, 4)
     assert need.parameters == shard.whole_bytes(model)
-    tokens = torch.zeros((2, spec.sequence_length), dtype=torch.long)
-    assert need.activations == pytest.approx(saved_bytes(model, tokens), rel=0.15)
+    kept = kept_bytes(with_mode(mode), 2)
+    if mode != "none":
+        assert kept < 0.8 * kept_bytes(with_mode("none"), 2)
+        # In the backward pass, one block computes again what it would have kept.
+        kept += kept_bytes(with_mode("none"), 2) - kept_bytes(with_mode("none", spec.layers - 1), 2)
+    assert need.activations == pytest.approx(kept, rel=0.15)
+
+
+def test_each_second_block_keeps_its_activations() -> None:
+    spec = ModelSpec(dim=64, layers=4, heads=4, sequence_length=64)
+    kept = [
+        kept_bytes(spec.model_copy(update=changes), 2)
+        for changes in (
+            {},
+            {"activation_checkpointing": "full", "activation_checkpointing_every": 2},
+            {"activation_checkpointing": "full"},
+        )
+    ]
+    assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2, rel=0.02)
 
 
 def test_its_constants_are_those_of_the_workers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.functional import mse_loss
 from holdfast_workers.functions import Context
 
 POINTS = 96
+LAST_LINES = 4_000
 
 
 class Counter:
@@ -81,6 +83,16 @@ def plain(ctx: Context) -> None:
         for samples in ctx.batches(POINTS):
             ctx.backward(mse_loss(model(x[samples]), y[samples]))
         ctx.step()
+
+
+def talkative(ctx: Context) -> None:
+    """As `plain`; in the end, rank 0 writes `LAST_LINES` lines at once."""
+    plain(ctx)
+    if ctx.rank == 0:
+        for number in range(LAST_LINES):
+            print(f"last line {number}")
+        sys.stdout.flush()
+        time.sleep(0.5)  # until they are read
 
 
 def with_helpers(ctx: Context) -> None:

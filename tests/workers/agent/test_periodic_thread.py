@@ -29,6 +29,20 @@ def test_an_exception_is_logged_and_ends_only_that_call(
     assert "a call that fails" in capfd.readouterr().err
 
 
+def test_a_call_may_ask_for_the_next_one_sooner_but_not_later() -> None:
+    for period_s, asked_s in ((600.0, 0.001), (0.001, 600.0)):
+        called = threading.Semaphore(0)
+
+        def call(asked_s: float = asked_s, called: threading.Semaphore = called) -> float:
+            called.release()
+            return asked_s
+
+        thread = PeriodicThread("t", period_s, call)
+        thread.start()
+        assert all(called.acquire(timeout=5.0) for _ in range(3))
+        thread.stop(5.0)
+
+
 def test_stop_ends_the_thread_without_waiting_for_the_next_call() -> None:
     called, ended = threading.Event(), threading.Event()
     thread = PeriodicThread("t", 600.0, called.set, ended.set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from holdfast_workers.agent import progress_watch
 from holdfast_workers.agent.progress_watch import ProgressWatch
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.progress import beacon as beacons
-from holdfast_workers.progress.beacon import Beacon, BeaconReader
+from holdfast_workers.progress.beacon import RING_ENTRIES, Beacon, BeaconReader
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import JOINING_PHASE, PREPARING_PHASE, WorkerState
 from holdfast_workers.protocol.signals import Signal, SignalKind
@@ -25,8 +26,11 @@ from holdfast_workers.protocol.signals import Signal, SignalKind
 class Node:
     """Two ranks that have made no progress since they entered a phase with a short limit."""
 
-    def __init__(self, root: Path, **training: Any) -> None:
-        config = agent_config(root, capacity=2, watch_period_s=0.01, training=training)
+    def __init__(
+        self, root: Path, *, period_s: float = 0.01, limit_s: float = 0.05, **training: Any
+    ) -> None:
+        config = agent_config(root, capacity=2, watch_period_s=period_s, training=training)
+        self.limit_s = limit_s
         self.readings = 0
         self.failing = 0
         self.attempts = [1, 1]
@@ -41,7 +45,7 @@ class Node:
         beacons.create(path)
         beacon = Beacon(path)
         beacon.begin(1)
-        beacon.enter("user", 3, bound_s=0.05)
+        beacon.enter("user", 3, bound_s=self.limit_s)
         return beacon
 
     def seat(self, rank: int, attempt: int) -> None:
@@ -91,6 +95,31 @@ def test_a_beacon_that_cannot_be_opened_does_not_hide_other_ranks(
     node.watch.start()
     eventually(lambda: node.stalled() == {1})
     assert "Too many open files" in capfd.readouterr().err
+
+
+def test_a_limit_that_ends_between_two_readings_is_seen_at_its_end(tmp_path: Path) -> None:
+    node = Node(tmp_path, period_s=5.0, limit_s=0.3, detection={"hang_floor_s": 60.0})
+    began = time.monotonic()
+    node.watch.start()
+    try:
+        eventually(lambda: node.stalled() == {0, 1})
+        assert 0.3 <= time.monotonic() - began < 2.0
+        assert node.readings < 10
+    finally:
+        node.watch.stop()
+
+
+def test_a_beacon_is_read_before_its_ring_of_phases_overflows(tmp_path: Path) -> None:
+    beacons.create(tmp_path / "w.beacon")
+    beacon = Beacon(tmp_path / "w.beacon")
+    watched = progress_watch._WatchedWorker(BeaconReader(tmp_path / "w.beacon"), 1.0)
+    beacon.begin(1)
+    now = time.monotonic()
+    assert watched.next_reading_in_s(60.0, now) == 60.0
+    for _ in range(100):
+        beacon.enter("forward", 1)
+    assert len(watched.reader.ended_phases()) > 90
+    assert watched.next_reading_in_s(60.0, now + 1.0) == pytest.approx(RING_ENTRIES / 2 / 100)
 
 
 def test_a_rank_that_does_not_begin_its_order_is_reported_unless_it_still_prepares(

@@ -125,6 +125,7 @@ def test_an_observation_when_the_report_is_due_reports_at_once(
 
 
 def test_a_delayed_watcher_suspects_no_rank() -> None:
-    standstill = Standstill(0.2)
-    assert not standstill.observe(0.0, 1.0, 0.0)
-    assert not standstill.observe(0.0, 1.0, 3600.0)
+    standstill = Standstill(SPEC.hang_floor_s / 2)
+    assert not standstill.observe(-0.3, SPEC.hang_floor_s, 0.0)
+    assert not standstill.observe(0.1, SPEC.hang_floor_s, 0.4)
+    assert not standstill.observe(0.1, SPEC.hang_floor_s, 3600.0)

@@ -176,6 +176,30 @@ def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
         assert digests == expected
 
 
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_activation_checkpointing_changes_no_bit(
+    worlds: Worlds, undisturbed: dict[str, Any], mode: str, every: int
+) -> None:
+    spec = tiny_spec(
+        FULL,
+        dropout=0.1,
+        activation_checkpointing=mode,
+        activation_checkpointing_every=every,
+    )
+    assert worlds.run(programs.undisturbed, spec)[0]["digests"] == undisturbed["digests"]
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_a_broken_backward_pass_that_computed_again_does_not_reach_the_next(
+    worlds: Worlds, mode: str
+) -> None:
+    spec = tiny_spec({"dp_shard": 2}, dropout=0.1, activation_checkpointing=mode)
+    expected = worlds.run(programs.undisturbed_per_block, spec)[0]["digests"]
+    for digests in worlds.run(programs.interrupted_in_backward, spec, 4, True):
+        assert digests == expected
+
+
 def test_a_large_models_groups_follow_the_same_curve(worlds: Worlds) -> None:
     alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
     together = worlds.run(programs.undisturbed_per_block, tiny_spec(FULL))[0]["rows"]
@@ -218,11 +242,21 @@ def test_a_run_that_skips_a_window_equals_a_run_that_knew_it_in_advance(worlds: 
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("phase", ["forward", "backward", "agree", "optimizer"])
+@pytest.mark.parametrize(
+    ("phase", "checkpointing"),
+    [
+        ("forward", "none"),
+        ("backward", "none"),
+        ("agree", "none"),
+        ("optimizer", "none"),
+        ("backward", "full"),
+        ("backward", "selective"),
+    ],
+)
 def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
-    worlds: Worlds, undisturbed: dict[str, Any], tmp_path: Path, phase: str
+    worlds: Worlds, undisturbed: dict[str, Any], tmp_path: Path, phase: str, checkpointing: str
 ) -> None:
-    spec = tiny_spec(FULL, dropout=0.1)
+    spec = tiny_spec(FULL, dropout=0.1, activation_checkpointing=checkpointing)
     attempt = worlds.next_attempt()
     ranks = [
         worlds.start(programs.survivor, world_of(spec, r, attempt), spec, tmp_path, (phase, 4))

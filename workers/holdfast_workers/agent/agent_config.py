@@ -72,7 +72,7 @@ class AgentConfig:
     """A node with a slower memory copy is unfit. 0: the speed is only measured."""
     health_interval_s: float = 5.0
     """Between two readings of the health probes."""
-    watch_period_s: float = 0.5
+    watch_period_s: float = 0.25
     """The longest time between two readings of the ranks' beacons."""
     inspect_timeout_s: float = 1.0
     """For collecting the stacks of all ranks."""

@@ -1,10 +1,10 @@
 """The node's watch over its ranks: reads their beacons, learns time limits, reports stalled ranks.
 
-One thread reads every beacon several times a second, and when a standstill reaches its limit. A
-node does not judge whether a rank that makes no progress hangs or waits for another rank: it sends
-one signal for each standstill that has passed its limit, and answers questions. A rank that makes
-progress again may be reported again. An exception ends only that reading; a beacon that cannot be
-opened affects only its own worker.
+One thread reads every beacon four times a second or more often, and whenever a standstill reaches
+its limit. A node does not judge whether a rank that makes no progress hangs or waits for another
+rank: it sends one signal for each standstill that has passed its limit, and answers questions. A
+rank that makes progress again may be reported again. An exception ends only that reading; a beacon
+that cannot be opened affects only its own worker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from holdfast_workers.protocol.signals import RankStalled
 from holdfast_workers.spec import DetectionSpec, TrainingSpec
 
 LATE_PERIODS = 2
-"""A reading that comes later than so many periods counts as so many periods."""
+"""A reading that comes later than so many periods counts as so many periods: half of the shortest
+limit, or less."""
 SHORTEST_PAUSE_S = 0.01
 
 _WATCHED_STATES = (WorkerState.JOINING, WorkerState.TRAINING)
@@ -60,11 +61,11 @@ class _WatchedWorker:
         self.seated_ns = 0
         self.changed_ns = 0
         self._phases = 0
-        self._read_at = 0.0
+        self._read_at = time.monotonic()
 
     def next_reading_in_s(self, limit_s: float, now: float) -> float:
-        """When the standstill reaches its limit, if it lasts, and before the beacon's ring of ended
-        phases overflows, at their present rate."""
+        """Seconds until the standstill reaches its limit, if it lasts, but less than until the
+        beacon's ring of ended phases overflows, at their present rate."""
         phases, since_s = self.reader.phases_read - self._phases, now - self._read_at
         self._phases, self._read_at = self.reader.phases_read, now
         ring_s = RING_ENTRIES / 2 * since_s / phases if phases else inf
@@ -92,8 +93,8 @@ class ProgressWatch:
         self._limits = HangLimits(self._spec)
         self._lock = threading.Lock()
         self._watched: dict[str, _WatchedWorker] = {}
-        # Every learned limit is seen before it ends.
-        self._period_s = min(config.watch_period_s, self._spec.hang_floor_s / 2)
+        shortest_s = min(self._spec.hang_floor_s, *self._spec.limits.values(), inf)
+        self._period_s = min(config.watch_period_s, shortest_s / (2 * LATE_PERIODS))
         self._thread = PeriodicThread("beat-watch", self._period_s, self._report_stalled)
         remove_all(self._folder)
 
@@ -117,9 +118,9 @@ class ProgressWatch:
     def _report_stalled(self) -> float:
         """Report every rank that has exceeded its limit since the last reading. Returns the seconds
         until the next reading."""
-        now = time.monotonic()
         with self._lock:
             beats = self._read_beacons()
+            now = time.monotonic()
             stalled = [
                 beat
                 for beat, watched in beats

@@ -30,6 +30,7 @@ from holdfast_workers.data.sample_order import (
 from holdfast_workers.models.llama import Llama, initial_values
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
+from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.fake_mesh import fake_process_group
 from holdfast_workers.parallelize.in_place_recovery import CannotRebind, discard_step, rebind_groups
 from holdfast_workers.parallelize.mesh import (
@@ -368,6 +369,9 @@ class PretrainRecipe(Recipe):
         mesh = self._mesh(world) if sharded or tensor_parallel else None
         if mesh is not None and tensor_parallel:
             apply_tensor_parallel(model, mesh[TENSOR_AXIS])
+        apply_activation_checkpointing(
+            model, spec.activation_checkpointing, spec.activation_checkpointing_every
+        )
         if spec.compile:
             for block in model.blocks:
                 block.compile()

@@ -194,7 +194,7 @@ class CheckpointFinalized:
 
 @dataclass(frozen=True)
 class WorkersPolled:
-    """An agent's workers as it reported them to a poll, about once per second, because a signal may
+    """An agent's workers as it reported them to a poll, every second or two, because a signal may
     have been lost. The answers of one agent arrive in the order of the polls."""
 
     agent: str
