@@ -53,6 +53,28 @@ class Section(BaseModel):
 ActivationCheckpointing = Literal["none", "full", "selective"]
 
 
+class RopeScalingSpec(Section):
+    """Rotary positions for longer sequences than a model was first trained on."""
+
+    type: Literal["linear", "llama3"] = Field(
+        description="linear: every frequency is divided by `factor` (position interpolation). "
+        "llama3: only low frequencies are, as in Llama 3.1."
+    )
+    factor: Annotated[float, Field(ge=1)] = 8.0
+    low_freq_factor: Annotated[float, Field(gt=0)] = Field(
+        default=1.0,
+        description="llama3: a wave longer than `original_sequence_length` by this is divided "
+        "wholly.",
+    )
+    high_freq_factor: Annotated[float, Field(gt=0)] = Field(
+        default=4.0,
+        description="llama3: a wave shorter than `original_sequence_length` by this is kept.",
+    )
+    original_sequence_length: Positive = Field(
+        default=8192, description="llama3: the sequence length of the first training."
+    )
+
+
 class ModelSpec(Section):
     family: Literal["llama"] = "llama"
     dim: Positive = 128
@@ -69,6 +91,10 @@ class ModelSpec(Section):
     sequence_length: Positive = 256
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    rope_scaling: RopeScalingSpec | None = None
+    tied_embeddings: bool = Field(
+        default=False, description="Whether the head uses the embedding's weight."
+    )
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Compute dtype. Parameters are stored in float32."
@@ -411,6 +437,13 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
     elif (model.dim // model.heads) % 2:
         add(
             "model.heads", f"head size {model.dim // model.heads} must be even for rotary positions"
+        )
+    scaling = model.rope_scaling
+    if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
+        add(
+            "model.rope_scaling.high_freq_factor",
+            f"high_freq_factor {scaling.high_freq_factor:g} must exceed low_freq_factor "
+            f"{scaling.low_freq_factor:g}",
         )
     if model.heads % kv_heads:
         add("model.kv_heads", f"heads {model.heads} is not divisible by kv_heads {kv_heads}")

@@ -2,7 +2,7 @@
 
 `LlamaForCausalLM` has pre-norm blocks; RMS norm; rotary positions applied as
 `x * cos + rotate_half(x) * sin` with cos and sin of the angles repeated; key and value heads
-repeated for their group of query heads; softmax in float32; SwiGLU; an untied head.
+repeated for their group of query heads; softmax in float32; SwiGLU; a head of its own or tied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def forward(weights: dict[str, Tensor], config: dict[str, Any], tokens: Tensor) 
         gate = normed @ part["mlp.gate_proj.weight"].T
         up = normed @ part["mlp.up_proj.weight"].T
         x = x + (gate * torch.sigmoid(gate) * up) @ part["mlp.down_proj.weight"].T
-    return _norm(x, weights["model.norm.weight"], config) @ weights["lm_head.weight"].T
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    return _norm(x, weights["model.norm.weight"], config) @ weights[head].T
 
 
 def _norm(x: Tensor, weight: Tensor, config: dict[str, Any]) -> Tensor:
@@ -38,9 +39,26 @@ def _norm(x: Tensor, weight: Tensor, config: dict[str, Any]) -> Tensor:
 def _tables(config: dict[str, Any], length: int) -> tuple[Tensor, Tensor]:
     head_dim = config["head_dim"]
     inverse = 1.0 / config["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if config["rope_scaling"] is not None:
+        inverse = torch.tensor([_scaled(float(f), config["rope_scaling"]) for f in inverse])
     angles = torch.arange(length).float()[:, None] * inverse[None, :]
     both = torch.cat((angles, angles), dim=-1)
     return both.cos(), both.sin()
+
+
+def _scaled(frequency: float, scaling: dict[str, Any]) -> float:
+    slow = frequency / float(scaling["factor"])
+    if scaling["rope_type"] == "linear":
+        return slow
+    original = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelength = 2 * math.pi / frequency
+    if wavelength < original / high:
+        return frequency
+    if wavelength > original / low:
+        return slow
+    smooth = float((original / wavelength - low) / (high - low))
+    return (1 - smooth) * slow + smooth * frequency
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -54,6 +54,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "lease_s": st.just(0) | st.floats(600, 86400),
     "workers_per_node": st.just(1),
     "nodes": st.none(),
+    "rope_scaling": st.none(),
     "memory_per_worker_bytes": st.none(),
     "gpus_per_worker": st.just(0) | st.integers(1, 8),
     "recipe": st.just("pretrain") | st.just("my.module:Recipe"),

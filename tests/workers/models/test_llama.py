@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.ranks import hugging_face_llama
 
-from holdfast_workers.models.llama import Llama, initial_values, rotate
-from holdfast_workers.models.llama_parameters import parameter_shapes
+from holdfast_workers.models.llama import Llama, initial_values, rotate, scaled_frequencies
+from holdfast_workers.models.llama_parameters import (
+    hugging_face_config,
+    hugging_face_name,
+    parameter_shapes,
+)
 from holdfast_workers.models.rms_norm import RMSNorm
-from holdfast_workers.spec import ModelSpec
+from holdfast_workers.spec import ModelSpec, RopeScalingSpec
 
 SPEC = ModelSpec(dim=32, layers=2, heads=4, kv_heads=2, sequence_length=16)
+LINEAR = RopeScalingSpec(type="linear", factor=4.0)
+LLAMA3 = RopeScalingSpec(type="llama3", factor=8.0, original_sequence_length=64)
 
 
-def filled() -> Llama:
-    model = Llama(SPEC, 50)
+def filled(spec: ModelSpec = SPEC) -> Llama:
+    model = Llama(spec, 50)
     model.reset_tables()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(initial_values(name, tuple(parameter.shape), SPEC.layers, 3))
+            parameter.copy_(initial_values(name, tuple(parameter.shape), spec.layers, 3))
     return model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("scaling", [None, LINEAR, LLAMA3])
+def test_it_is_the_llama_of_hugging_face(tied: bool, scaling: RopeScalingSpec | None) -> None:
+    spec = SPEC.model_copy(
+        update={"tied_embeddings": tied, "rope_scaling": scaling, "sequence_length": 128}
+    )
+    model, tokens = filled(spec), torch.arange(128).unsqueeze(0) % 50
+    weights = {hugging_face_name(name): value.detach() for name, value in model.named_parameters()}
+    with torch.no_grad():
+        for value in weights.values():
+            value.mul_(3.0)  # so that positions matter
+        theirs = hugging_face_llama.forward(weights, hugging_face_config(spec, 50), tokens)
+        torch.testing.assert_close(model(tokens), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_scaled_frequencies_differ_where_they_should() -> None:
+    frequencies = 10000.0 ** (-torch.arange(64, dtype=torch.float64) / 64)
+    waves = 64 * frequencies / (2 * torch.pi)  # in the original length
+    assert torch.equal(scaled_frequencies(frequencies, LINEAR), frequencies / 4)
+    scaled = scaled_frequencies(frequencies, LLAMA3)
+    assert torch.equal(scaled[waves > 4], frequencies[waves > 4])
+    assert torch.equal(scaled[waves < 1], frequencies[waves < 1] / 8)
+    between = (waves > 1) & (waves < 4)
+    assert between.any()
+    assert (scaled[between] < frequencies[between]).all()
+    assert (scaled[between] > frequencies[between] / 8).all()
+    assert (scaled.diff() < 0).all()
 
 
 def test_the_norm_and_its_gradients_equal_torchs() -> None:
@@ -77,7 +114,8 @@ def test_initial_values_depend_only_on_seed_and_name() -> None:
 
 
 def test_parameter_shapes_are_known_without_a_model() -> None:
-    for changed in (SPEC, SPEC.model_copy(update={"ffn_dim": 48, "kv_heads": None})):
+    for changes in ({}, {"ffn_dim": 48, "kv_heads": None}, {"tied_embeddings": True}):
+        changed = SPEC.model_copy(update=changes)
         parameters = Llama(changed, 50).named_parameters()
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
         assert parameter_shapes(changed, 50) == shapes

@@ -176,6 +176,27 @@ def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
         assert digests == expected
 
 
+@pytest.mark.parametrize("mesh", [FULL, {"dp_shard": 4}, {"tp": 2}, REPLICAS], ids=str)
+def test_tied_embeddings_follow_the_curve_of_one_process_on_every_mesh(
+    worlds: Worlds, mesh: dict[str, int]
+) -> None:
+    alone = worlds.run(programs.undisturbed, tiny_spec({}, tied_embeddings=True))[0]["rows"]
+    together = worlds.run(programs.undisturbed, tiny_spec(mesh, tied_embeddings=True))[0]["rows"]
+    untied = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    assert alone[-1].loss != untied[-1].loss
+    for single, many in zip(alone, together, strict=True):
+        assert many.loss == pytest.approx(single.loss, abs=1e-5)
+        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
+
+
+def test_survivors_with_tied_embeddings_rebind_with_the_same_bits(worlds: Worlds) -> None:
+    spec = tiny_spec(FULL, dropout=0.1, tied_embeddings=True)
+    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    for result in worlds.run(programs.rebound, spec, 3, False):
+        assert result["digests"] == expected
+        assert result["same_tensors"]
+
+
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(

@@ -1,9 +1,10 @@
 """A Llama-style decoder as plain single-device code, independent of ranks and meshes.
 
 Pre-norm blocks of causal grouped-query attention with rotary positions (Su et al. 2021,
-arXiv:2104.09864) and a SwiGLU feed-forward (Shazeer 2020, arXiv:2002.05202); RMS norms; untied
-head. Built on the meta device, it allocates nothing until `to_empty`; `reset_tables` then fills
-the tables that are computed rather than learned.
+arXiv:2104.09864) and a SwiGLU feed-forward (Shazeer 2020, arXiv:2002.05202); RMS norms; a head of
+its own, or the embedding's weight (Press and Wolf 2017, arXiv:1608.05859). Built on the meta
+device, it allocates nothing until `to_empty`; `reset_tables` then fills the tables that are
+computed rather than learned.
 
 Attention derives its number of heads from the width of its projections, so the same code runs on
 a tensor-parallel shard of them.
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from holdfast_workers.models.llama_parameters import default_ffn_dim
 from holdfast_workers.models.rms_norm import RMSNorm
-from holdfast_workers.spec import ModelSpec
+from holdfast_workers.spec import ModelSpec, RopeScalingSpec
 
 
 class Llama(nn.Module):
@@ -31,10 +32,11 @@ class Llama(nn.Module):
         self.sequence_length = spec.sequence_length
         self.head_size = spec.dim // spec.heads
         self.rope_theta = spec.rope_theta
+        self.rope_scaling = spec.rope_scaling
         self.embedding = nn.Embedding(vocabulary, spec.dim)
         self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
         self.norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.head = nn.Linear(spec.dim, vocabulary, bias=False)
+        self.head = None if spec.tied_embeddings else nn.Linear(spec.dim, vocabulary, bias=False)
         shape = (self.sequence_length, self.head_size)
         self.register_buffer("cos", torch.empty(shape), persistent=False)
         self.register_buffer("sin", torch.empty(shape), persistent=False)
@@ -43,6 +45,8 @@ class Llama(nn.Module):
         """Fill the tables of rotary angles; computed on the CPU, so that all devices agree."""
         half = self.head_size // 2
         frequencies = self.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        if self.rope_scaling is not None:
+            frequencies = scaled_frequencies(frequencies, self.rope_scaling)
         angles = torch.outer(torch.arange(self.sequence_length, dtype=torch.float64), frequencies)
         self.get_buffer("cos").copy_(torch.cat((angles.cos(), angles.cos()), dim=-1))
         self.get_buffer("sin").copy_(torch.cat((-angles.sin(), angles.sin()), dim=-1))
@@ -53,7 +57,8 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, cos, sin)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        x = self.norm(x)
+        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
 
 class Block(nn.Module):
@@ -119,6 +124,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `sin` is negative in its first half, so the swapped halves need no further sign.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+
+
+def scaled_frequencies(frequencies: Tensor, scaling: RopeScalingSpec) -> Tensor:
+    """Rotary frequencies (radians per position) for longer sequences.
+
+    `linear`: position interpolation (Chen et al. 2023, arXiv:2306.15595). `llama3`: as the models
+    of Llama 3.1 define it. A frequency with fewer than `low_freq_factor` waves in the original
+    length is interpolated, one with more than `high_freq_factor` waves is kept, and between the two
+    the share of either is linear in the number of waves.
+    """
+    if scaling.type == "linear":
+        return frequencies / scaling.factor
+    waves = scaling.original_sequence_length * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((waves - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scaling.factor)
 
 
 def initial_values(name: str, shape: tuple[int, ...], layers: int, seed: int) -> Tensor:

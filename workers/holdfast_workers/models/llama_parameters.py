@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from holdfast_workers.spec import ModelSpec
+from holdfast_workers.spec import ModelSpec, RopeScalingSpec
 
 Shape = tuple[int, ...]
 
@@ -60,8 +60,9 @@ def parameter_shapes(model: ModelSpec, vocabulary: int) -> dict[str, Shape]:
     top: dict[str, Shape] = {
         "embedding.weight": (vocabulary, dim),
         "norm.weight": (dim,),
-        "head.weight": (vocabulary, dim),
     }
+    if not model.tied_embeddings:
+        top["head.weight"] = (vocabulary, dim)
     return {**top, **blocks}
 
 
@@ -89,8 +90,23 @@ def hugging_face_config(model: ModelSpec, vocabulary: int) -> dict[str, Any]:
         "max_position_embeddings": model.sequence_length,
         "rms_norm_eps": model.norm_eps,
         "rope_theta": model.rope_theta,
+        "rope_scaling": _hugging_face_rope_scaling(model.rope_scaling),
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.tied_embeddings,
         "torch_dtype": "float32",
+    }
+
+
+def _hugging_face_rope_scaling(scaling: RopeScalingSpec | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    if scaling.type == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_sequence_length,
     }
