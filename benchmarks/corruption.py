@@ -120,7 +120,7 @@ def _training(mesh: Mapping[str, int], steps: int) -> TrainingSpec:
         train=TrainSpec(
             steps=steps, global_batch=12, micro_batch=1, schedule=ScheduleSpec(warmup_steps=2)
         ),
-        parallel=ParallelSpec(**mesh),
+        parallel=ParallelSpec.model_validate(mesh),
     )
 
 

@@ -204,7 +204,7 @@ def _training(
     mesh: Mapping[str, int], environment: Mapping[str, str], model: ModelSpec = MODEL
 ) -> Iterator[tuple[SupervisedRun, Path]]:
     """A job without an end, and the folder with its phase times."""
-    parallel = ParallelSpec(**mesh)
+    parallel = ParallelSpec.model_validate(mesh)
     per_node = min(RANKS_PER_NODE, parallel.world_size // 2)
     training = TrainingSpec(
         recipe="benchmarks.recipes.hang_recipe:TimedPretrain",

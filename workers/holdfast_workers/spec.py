@@ -142,6 +142,9 @@ class TrainSpec(Section):
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
 
 
+Zero = Literal[1, 2, 3]
+
+
 class ParallelSpec(Section):
     """Sizes of the mesh axes, outermost first; the world size is their product."""
 
@@ -151,6 +154,13 @@ class ParallelSpec(Section):
     )
     dp_shard: Positive = 1
     tp: Positive = 1
+    zero: Zero | None = Field(
+        default=None,
+        description="What the ranks of `dp_shard` hold in pieces during a step (ZeRO). 1: only the "
+        "optimizer's state. 2: gradients too, from each micro-batch on. 3: parameters too, but for "
+        "the block that computes. null: 1, and for models above 64 MiB with parameters as in 3 "
+        "until the backward pass. Between steps everything is in pieces.",
+    )
 
     @property
     def mesh(self) -> dict[str, int]:

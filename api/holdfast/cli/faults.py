@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -11,6 +10,7 @@ from holdfast.cli import output
 from holdfast.cli.common import OPTIONS, JobWord, NotUnderstood, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client import fault_storm
+from holdfast_service.job_model.admission import stored_world_size
 from holdfast_service.views.jobs import FaultView
 from holdfast_workers.fault_injection.kinds import FaultKind
 
@@ -60,7 +60,7 @@ def inject(
         if parameters:
             names = ", ".join(parameters)
             raise NotUnderstood(f"a storm chooses these settings randomly: leave out {names}")
-        ranks = math.prod(client.get(job_id).spec["parallel"].values())
+        ranks = stored_world_size(client.get(job_id).spec)
         schedule = fault_storm.schedule(_mtbf_s(storm), seed, (kind, *others), ranks)
         count = fault_storm.run(client, job_id, schedule, seconds(for_), report)
     output.progress(f"{count} faults")

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import Capacity
+from holdfast_service.placement.mesh_axes import MESH_AXES
 from holdfast_service.policy.quarantine import Avoided, cordoned_only, node_name
 
 MAX_NODES_LISTED = 4
@@ -233,7 +234,8 @@ _READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueEr
 
 
 def _world_size(spec: Mapping[str, Any]) -> int:
-    return prod(int(size) for size in spec["parallel"].values() if isinstance(size, int))
+    parallel = spec["parallel"]
+    return prod(int(parallel[axis.name]) for axis in MESH_AXES if axis.name in parallel)
 
 
 def _least_nodes(nodes: Mapping[str, Any] | None, per_node: int) -> int:

@@ -89,6 +89,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         whole_activations=whole_activations * tokens,
         compute_bytes=2 if model.dtype == "bfloat16" else 4,
         gathers_blocks=4 * (block * model.layers + whole) > SMALL_MODEL_BYTES,
+        zero=training.parallel.zero,
     )
 
 

@@ -2,7 +2,8 @@
 
 Parameters, gradients and two moments are float32, divided by the axes that shard the state and, in
 the layers, by those that split layers. Where data is dealt to several ranks (FSDP2), parameters are
-gathered for a pass; gradients stay whole until the last pass of a step. Memory checkpoints are in
+gathered for a pass, and gradients stay whole until the last pass of a step; `zero` says otherwise.
+Memory checkpoints are in
 the host's memory and are not counted, nor is what the libraries allocate for themselves.
 """
 
@@ -17,6 +18,7 @@ from holdfast_service.placement.mesh_axes import (
     passes,
     state_shards,
 )
+from holdfast_workers.spec import Zero
 
 STORED_BYTES = 4
 """Of a parameter, a gradient or a moment as stored: float32."""
@@ -70,7 +72,9 @@ class MemoryModel:
     compute_bytes: int
     """Bytes of an element in a pass."""
     gathers_blocks: bool
-    """Whether blocks are gathered singly; otherwise all parameters at once."""
+    """Whether blocks are gathered singly, where `zero` does not say it; otherwise all at once."""
+    zero: Zero | None = None
+    """What the shards of the state hold in pieces during a step; see the spec."""
 
     def of(self, mesh: Mesh, micro_batches: int) -> RankMemory:
         """The need of a rank on `mesh`, of a global batch of `micro_batches`."""
@@ -78,15 +82,19 @@ class MemoryModel:
         own = block * self.blocks + self.whole
         stored = STORED_BYTES * -(-own // state_shards(mesh))
         is_gathered = batch_ranks(mesh) > 1 or self.compute_bytes < STORED_BYTES
-        singly = self.gathers_blocks and passes(mesh, micro_batches) == 1
-        blocks = min(GATHERED_BLOCKS, self.blocks) if singly else self.blocks
-        used = self.compute_bytes * (block * blocks + self.whole) if is_gathered else 0
+        if self.zero is None:
+            pieces = (self.gathers_blocks and passes(mesh, micro_batches) == 1,) * 2
+        else:
+            pieces = (self.zero == 3, self.zero >= 2)  # of parameters, of gradients
+        few = min(GATHERED_BLOCKS, self.blocks)
+        elements = sum(block * (few if each else self.blocks) + self.whole for each in pieces)
+        gathered = self.compute_bytes * elements if is_gathered else 0
         kept = -(-self.divided_activations // parts) + self.whole_activations
         return RankMemory(
             parameters=stored,
             gradients=stored,
             moments=MOMENTS * stored,
-            gathered=2 * used,
+            gathered=gathered,
             activations=self.compute_bytes * kept,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_service.errors import InvalidSpec
-from holdfast_service.job_model.admission import NodeDemand
+from holdfast_service.job_model.admission import NodeDemand, stored_world_size
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 
@@ -24,6 +24,14 @@ def fault_of(document: dict[str, Any]) -> tuple[str, str]:
         parse(document, None)
     (fault,) = refused.value.faults
     return fault["path"], fault["message"]
+
+
+def test_what_is_no_axis_does_not_change_the_size_of_a_job() -> None:
+    for zero in (None, 3):
+        spec = parse({"name": "x", "parallel": {"dp_shard": 4, "tp": 2, "zero": zero}}, None)
+        stored = spec.model_dump(mode="json")
+        assert stored_world_size(stored) == spec.parallel.world_size == 8
+        assert NodeDemand.from_stored_spec(stored) == NodeDemand.from_spec(spec)
 
 
 def test_auto_is_the_largest_legal_mesh_and_a_resolved_spec_means_the_same() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.placement.mesh_memory import MemoryModel, size_of
+from holdfast_workers.spec import Zero
 
 MODEL = MemoryModel(
     block=1000,
@@ -38,6 +39,15 @@ def test_blocks_are_gathered_singly_only_where_a_step_has_one_pass() -> None:
     singly = replace(MODEL, gathers_blocks=True)
     assert singly.of({"dp_shard": 8}, 8).gathered == 2 * 4 * (2 * 1000 + 200)
     assert singly.of({"dp_shard": 4}, 8).gathered == MODEL.of({"dp_shard": 4}, 8).gathered
+
+
+def test_zero_says_what_is_whole_during_a_step() -> None:
+    whole, few = 4 * 1000 + 200, 2 * 1000 + 200
+    cases: dict[Zero, int] = {1: whole + whole, 2: whole + few, 3: few + few}
+    for zero, elements in cases.items():
+        for gathers_blocks in (False, True):
+            model = replace(MODEL, gathers_blocks=gathers_blocks, zero=zero)
+            assert model.of({"dp_shard": 4}, 8).gathered == 4 * elements
 
 
 @given(shards=SIZES, more=SIZES, tp=SIZES, replicas=SIZES)

@@ -111,6 +111,39 @@ def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list
     return digests
 
 
+def whole_bytes_during_accumulation(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec
+) -> tuple[int, int]:
+    """Bytes of parameters and of gradients that are whole on this rank while the second micro-batch
+    begins."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    hooks, found = RecordingHooks(), []
+
+    def look(name: str, step: int) -> None:
+        if (name, step) == ("forward", 1) and hooks.phases.count((name, step)) == 2:
+            found.append(_whole_bytes(recipe.model))
+
+    hooks._on_phase = look
+    train(recipe, world, spec, hooks, 0)
+    process_groups.leave()
+    (bytes_,) = found
+    return bytes_
+
+
+def _whole_bytes(model: torch.nn.Module) -> tuple[int, int]:
+    parameters = gradients = 0
+    for group in in_place_recovery._parameter_groups(model):
+        for parameter in group.fsdp_params:
+            whole = parameter._unsharded_param
+            parameters += whole.untyped_storage().size()
+            for gradient in (whole.grad, parameter.unsharded_accumulated_grad):
+                gradients += 0 if gradient is None else gradient.untyped_storage().size()
+    return parameters, gradients
+
+
 def undisturbed_per_block(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec
 ) -> dict[str, Any]:

@@ -221,6 +221,34 @@ def test_a_broken_backward_pass_that_computed_again_does_not_reach_the_next(
         assert digests == expected
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("mesh", [{"dp_shard": 4}, FULL, REPLICAS], ids=str)
+def test_zero_follows_the_curve_and_survives_a_broken_backward_pass(
+    worlds: Worlds, mesh: dict[str, int], zero: int
+) -> None:
+    spec = tiny_spec({**mesh, "zero": zero}, dropout=0.1)
+    plain = worlds.run(programs.undisturbed, tiny_spec(mesh, dropout=0.1))[0]["rows"]
+    first = worlds.run(programs.undisturbed, spec)[0]
+    for expected, found in zip(plain, first["rows"], strict=True):
+        assert found.loss == pytest.approx(expected.loss, abs=1e-5)
+    if spec.parallel.data_parallel == 2:  # two micro-batches each, as the program needs
+        for digests in worlds.run(programs.interrupted_in_backward, spec, 4, False):
+            assert digests == first["digests"]
+
+
+def test_zero_divides_gradients_and_parameters_during_a_step(worlds: Worlds) -> None:
+    found = {}
+    for zero in (1, 2, 3):
+        spec = tiny_spec({"dp_shard": 2, "zero": zero}, steps=2)
+        ranks = worlds.run(programs.whole_bytes_during_accumulation, spec)
+        assert ranks[0] == ranks[1]
+        found[zero] = ranks[0]
+    (parameters, gradients), model = found[1], found[1][0]
+    assert parameters == gradients == model > 0
+    assert found[2] == (model, 0)
+    assert found[3] == (0, 0)
+
+
 def test_a_large_models_groups_follow_the_same_curve(worlds: Worlds) -> None:
     alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
     together = worlds.run(programs.undisturbed_per_block, tiny_spec(FULL))[0]["rows"]

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from holdfast_workers.models.llama import Llama
+from holdfast_workers.spec import Zero
 
 SMALL_MODEL_BYTES = 64 << 20
 """Up to this size of the whole model, one group for all parameters: latency outweighs overlap and
@@ -22,15 +23,16 @@ memory."""
 
 
 def apply_fully_shard(
-    model: Llama, mesh: DeviceMesh, compute_dtype: torch.dtype, per_block: bool | None = None
+    model: Llama, mesh: DeviceMesh, compute_dtype: torch.dtype, zero: Zero | None = None
 ) -> None:
     """Shard `model` in place over `mesh`, which is shards or replicas by shards.
 
-    `per_block` makes each block a communication group of its own, which is unsharded only while
-    needed; the default depends on the model's size.
+    `zero`: as in the spec; :func:`set_last_micro_batch` needs the same. Each block of a large
+    model, and any with `zero` 2 or 3, is a communication group of its own.
     """
-    if per_block is None:
-        per_block = whole_bytes(model) > SMALL_MODEL_BYTES
+    is_large = whole_bytes(model) > SMALL_MODEL_BYTES
+    per_block = is_large or zero in (2, 3)
+    reshard = zero in (3, None)
     # In float32 nothing is cast; None dtypes keep FSDP from making copies.
     reduced = compute_dtype is not torch.float32
     policy = MixedPrecisionPolicy(
@@ -40,7 +42,7 @@ def apply_fully_shard(
     with _cached_mesh_concatenation():
         if per_block:
             for block in model.blocks:
-                fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+                fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
@@ -84,9 +86,13 @@ def sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def set_last_micro_batch(model: torch.nn.Module, last: bool) -> None:
-    """Call before each micro-batch: only a step's last one reduces gradients and reshards."""
+def set_last_micro_batch(model: torch.nn.Module, last: bool, zero: Zero | None = None) -> None:
+    """Call before each micro-batch. Only a step's last one reduces gradients and reshards; with
+    `zero` 2 each divides its gradients among the shards, and with 3 it reshards parameters, too.
+    Replicas add up their gradients in the last one."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-        model.set_reshard_after_backward(last)
-        model.set_is_last_backward(last)
+        divides = last or zero in (2, 3)
+        model.set_requires_gradient_sync(divides)
+        model.set_requires_all_reduce(last)
+        model.set_reshard_after_backward(last or zero == 3)
+        model.set_is_last_backward(divides)

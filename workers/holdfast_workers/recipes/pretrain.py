@@ -305,7 +305,7 @@ class PretrainRecipe(Recipe):
             read += len(tokens)
             waited += time.perf_counter() - began
             self.leave_if_over()
-            set_last_micro_batch(built.model, index == micro_batches - 1)
+            set_last_micro_batch(built.model, index == micro_batches - 1, self.spec.parallel.zero)
             phase("forward", step, index)
             loss = self._loss(tokens)
             phase("backward", step, index)
@@ -376,7 +376,7 @@ class PretrainRecipe(Recipe):
             for block in model.blocks:
                 block.compile()
         if mesh is not None and sharded:
-            apply_fully_shard(model, data_mesh(mesh), dtype)
+            apply_fully_shard(model, data_mesh(mesh), dtype, self.spec.parallel.zero)
         return mesh, model
 
     def _assemble(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _BuiltRecipe:
