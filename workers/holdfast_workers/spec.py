@@ -110,6 +110,10 @@ class ModelSpec(Section):
     )
 
 
+VOCABULARIES = {"bytes": 256}
+"""Tokenizer -> size of its vocabulary."""
+
+
 class DataSpec(Section):
     source: Reference = Field(
         default="python-stdlib",
@@ -160,6 +164,12 @@ class ParallelSpec(Section):
         "optimizer's state. 2: gradients too, from each micro-batch on. 3: parameters too, but for "
         "the block that computes. null: 1, and for models above 64 MiB with parameters as in 3 "
         "until the backward pass. Between steps everything is in pieces.",
+    )
+
+    vocabulary_parallel: bool = Field(
+        default=False,
+        description="Whether `tp` divides embedding, head and the loss, by parts of the "
+        "vocabulary.",
     )
 
     @property
@@ -465,6 +475,12 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
         add(
             "parallel.tp",
             f"sequence_length {model.sequence_length} is not divisible by tp {parallel.tp}",
+        )
+    vocabulary = VOCABULARIES[spec.data.tokenizer]
+    if parallel.vocabulary_parallel and vocabulary % parallel.tp:
+        add(
+            "parallel.vocabulary_parallel",
+            f"the vocabulary of {vocabulary} is not divisible by tp {parallel.tp}",
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
         add("parallel.tp", f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}")

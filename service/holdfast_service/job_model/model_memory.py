@@ -13,6 +13,7 @@ from holdfast_service.placement.mesh_memory import MemoryModel
 from holdfast_workers.models.llama_parameters import default_ffn_dim, parameter_shapes
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
+    VOCABULARIES,
     ActivationCheckpointing,
     ModelSpec,
     ParallelSpec,
@@ -20,7 +21,7 @@ from holdfast_workers.spec import (
     TrainingSpec,
 )
 
-VOCABULARY = 256
+VOCABULARY = VOCABULARIES["bytes"]
 """Of the only tokenizer, `bytes`."""
 SMALL_MODEL_BYTES = 64 << 20
 """As in `parallelize/shard.py`, which imports torch: up to this size, all parameters are gathered
@@ -78,9 +79,12 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     )
     norms = sum(elements[name] for name in shapes if "blocks." in name) - block
     top = sum(count for name, count in elements.items() if "blocks." not in name)
-    whole = top + norms * model.layers
+    vocabulary = top - elements["norm.weight"] if training.parallel.vocabulary_parallel else 0
+    whole = top - vocabulary + norms * model.layers
     tokens = training.train.micro_batch * model.sequence_length
-    whole_activations, divided_activations = _activations_per_token(model)
+    whole_activations, divided_activations = _activations_per_token(
+        model, divides_vocabulary=vocabulary > 0
+    )
     return MemoryModel(
         block=block,
         blocks=model.layers,
@@ -88,7 +92,8 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         divided_activations=divided_activations * tokens,
         whole_activations=whole_activations * tokens,
         compute_bytes=2 if model.dtype == "bfloat16" else 4,
-        gathers_blocks=4 * (block * model.layers + whole) > SMALL_MODEL_BYTES,
+        gathers_blocks=4 * (block * model.layers + vocabulary + whole) > SMALL_MODEL_BYTES,
+        vocabulary=vocabulary,
         zero=training.parallel.zero,
     )
 
@@ -100,7 +105,7 @@ def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]
     return [SpecFault(path="resources.memory_per_worker_bytes", message=message)] if why else []
 
 
-def _activations_per_token(model: ModelSpec) -> tuple[int, int]:
+def _activations_per_token(model: ModelSpec, *, divides_vocabulary: bool) -> tuple[int, int]:
     """Elements of the whole model that no axis divides, and those that an axis may divide."""
     mode = model.activation_checkpointing
     checkpointed = (
@@ -113,4 +118,6 @@ def _activations_per_token(model: ModelSpec) -> tuple[int, int]:
             _KEPT["none"].counted(model), _KEPT[mode].counted(model), strict=True
         )
     )
-    return whole + _AT_HEAD_DIM * model.dim + _AT_HEAD_VOCABULARY * VOCABULARY, divided
+    logits = _AT_HEAD_VOCABULARY * VOCABULARY
+    at_head = _AT_HEAD_DIM * model.dim + (0 if divides_vocabulary else logits)
+    return whole + at_head, divided + (logits if divides_vocabulary else 0)

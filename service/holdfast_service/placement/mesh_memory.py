@@ -73,13 +73,16 @@ class MemoryModel:
     """Bytes of an element in a pass."""
     gathers_blocks: bool
     """Whether blocks are gathered singly, where `zero` does not say it; otherwise all at once."""
+    vocabulary: int = 0
+    """Parameters outside of the blocks that axes which split layers divide."""
     zero: Zero | None = None
     """What the shards of the state hold in pieces during a step; see the spec."""
 
     def of(self, mesh: Mesh, micro_batches: int) -> RankMemory:
         """The need of a rank on `mesh`, of a global batch of `micro_batches`."""
         parts, block = layer_parts(mesh), -(-self.block // layer_parts(mesh))
-        own = block * self.blocks + self.whole
+        whole = self.whole + -(-self.vocabulary // parts)
+        own = block * self.blocks + whole
         stored = STORED_BYTES * -(-own // state_shards(mesh))
         is_gathered = batch_ranks(mesh) > 1 or self.compute_bytes < STORED_BYTES
         if self.zero is None:
@@ -87,7 +90,7 @@ class MemoryModel:
         else:
             pieces = (self.zero == 3, self.zero >= 2)  # of parameters, of gradients
         few = min(GATHERED_BLOCKS, self.blocks)
-        elements = sum(block * (few if each else self.blocks) + self.whole for each in pieces)
+        elements = sum(block * (few if each else self.blocks) + whole for each in pieces)
         gathered = self.compute_bytes * elements if is_gathered else 0
         kept = -(-self.divided_activations // parts) + self.whole_activations
         return RankMemory(

@@ -41,6 +41,14 @@ def test_blocks_are_gathered_singly_only_where_a_step_has_one_pass() -> None:
     assert singly.of({"dp_shard": 4}, 8).gathered == MODEL.of({"dp_shard": 4}, 8).gathered
 
 
+def test_a_divided_vocabulary_counts_with_the_layers() -> None:
+    divided = replace(MODEL, whole=50, vocabulary=150)
+    assert divided.of({"dp_shard": 2}, 8) == MODEL.of({"dp_shard": 2}, 8)
+    need = divided.of({"dp_shard": 2, "tp": 2}, 8)
+    assert need.parameters == 4 * (4 * 500 + 75 + 50 + 1) // 2
+    assert need.gathered == 2 * 4 * (4 * 500 + 75 + 50)
+
+
 def test_zero_says_what_is_whole_during_a_step() -> None:
     whole, few = 4 * 1000 + 200, 2 * 1000 + 200
     cases: dict[Zero, int] = {1: whole + whole, 2: whole + few, 3: few + few}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,7 +30,7 @@ COLLECTIVE_TIMEOUT_S = 20.0
 ALONE = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
 
 
-def tiny_spec(mesh: dict[str, int], *, steps: int = 6, **model: Any) -> TrainingSpec:
+def tiny_spec(mesh: Mapping[str, int], *, steps: int = 6, **model: Any) -> TrainingSpec:
     """A training run of a second or two; two micro-batches per step on two data-parallel ranks."""
     return TrainingSpec.model_validate(
         {

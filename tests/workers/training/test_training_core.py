@@ -197,6 +197,30 @@ def test_survivors_with_tied_embeddings_rebind_with_the_same_bits(worlds: Worlds
         assert result["same_tensors"]
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
+@pytest.mark.parametrize("mesh", [{"tp": 2}, FULL, {"dp_replicate": 2, "tp": 2}], ids=str)
+def test_a_divided_vocabulary_follows_the_curve_of_one_process(
+    worlds: Worlds, mesh: dict[str, int], tied: bool
+) -> None:
+    alone = worlds.run(programs.undisturbed, tiny_spec({}, tied_embeddings=tied))[0]["rows"]
+    spec = tiny_spec({**mesh, "vocabulary_parallel": True}, tied_embeddings=tied)
+    together = worlds.run(programs.undisturbed, spec)
+    for single, many in zip(alone, together[0]["rows"], strict=True):
+        assert many.loss == pytest.approx(single.loss, abs=1e-5)
+        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
+    assert all(rank["digests"] == together[0]["digests"] for rank in together)
+
+
+@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
+def test_survivors_with_a_divided_vocabulary_rebind_with_the_same_bits(
+    worlds: Worlds, rebuild: bool
+) -> None:
+    spec = tiny_spec({**FULL, "vocabulary_parallel": True}, dropout=0.1)
+    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    for result in worlds.run(programs.rebound, spec, 3, rebuild):
+        assert result["digests"] == expected
+
+
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(

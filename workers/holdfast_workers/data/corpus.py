@@ -22,9 +22,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from holdfast_workers.spec import DataSpec
+from holdfast_workers.spec import VOCABULARIES, DataSpec
 
-BYTE_VOCABULARY = 256
+BYTE_VOCABULARY = VOCABULARIES["bytes"]
 _STDLIB_SKIPPED = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 )

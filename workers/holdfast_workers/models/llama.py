@@ -57,7 +57,10 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, cos, sin)
-        x = self.norm(x)
+        return self.logits(self.norm(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits of the normed output of the last block."""
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
 

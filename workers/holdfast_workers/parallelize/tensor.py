@@ -4,9 +4,9 @@ Parameters become DTensors on the `tp` axis, which records their placement and l
 them further. The arithmetic runs on each rank's local piece, without dispatch through DTensor,
 which would cost more than the arithmetic of a small layer. Attention and feed-forward are each
 split by columns, then by rows (Shoeybi et al. 2019, arXiv:1909.08053, section 3): one all-reduce
-per half block and direction. Embedding, norms and head are whole and computed identically on every
-rank, so their gradients need no collective: the replicas stay bitwise equal because the all-reduce
-gives every rank the same bits.
+per half block and direction. Norms are whole and computed identically on every rank, so their
+gradients need no collective: the replicas stay bitwise equal because the all-reduce gives every
+rank the same bits. So are embedding and head, unless `vocabulary.py` divides them.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ def _forward_on_local_piece(linear: nn.Linear, x: Tensor) -> Tensor:
     weight = linear.weight
     if torch.compiler.is_compiling():
         return F.linear(x, weight.to_local() if isinstance(weight, DTensor) else weight)
-    product: Tensor = _PieceOfLinear.apply(x, weight)  # type: ignore[no-untyped-call]
+    product: Tensor = PieceOfLinear.apply(x, weight)  # type: ignore[no-untyped-call]
     return product
 
 
 def _enter(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    entered: Tensor = _SumGradients.apply(args[0], axis)  # type: ignore[no-untyped-call]
+    entered: Tensor = SumGradients.apply(args[0], axis)  # type: ignore[no-untyped-call]
     return (entered, *args[1:])
 
 
 def _leave(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    left: Tensor = _SumOutputs.apply(output, axis)  # type: ignore[no-untyped-call]
+    left: Tensor = SumOutputs.apply(output, axis)  # type: ignore[no-untyped-call]
     return left
 
 
-class _PieceOfLinear(torch.autograd.Function):
+class PieceOfLinear(torch.autograd.Function):
     """x · weightᵀ on the local piece of a DTensor weight.
 
     The same as `F.linear(x, weight.to_local())`, without the conversion's cost in autograd. The
@@ -89,7 +89,7 @@ class _PieceOfLinear(torch.autograd.Function):
         return gradient.matmul(piece), wrapped
 
 
-class _SumGradients(torch.autograd.Function):
+class SumGradients(torch.autograd.Function):
     """Identity in forward; sums the gradient over the axis in backward."""
 
     @staticmethod
@@ -102,7 +102,7 @@ class _SumGradients(torch.autograd.Function):
         return _summed(gradient, ctx.axis), None
 
 
-class _SumOutputs(torch.autograd.Function):
+class SumOutputs(torch.autograd.Function):
     """Sums over the axis in forward; identity in backward."""
 
     @staticmethod

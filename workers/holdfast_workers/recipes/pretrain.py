@@ -30,6 +30,7 @@ from holdfast_workers.data.sample_order import (
 from holdfast_workers.models.llama import Llama, initial_values
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
+from holdfast_workers.parallelize import vocabulary
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.fake_mesh import fake_process_group
 from holdfast_workers.parallelize.in_place_recovery import CannotRebind, discard_step, rebind_groups
@@ -47,6 +48,7 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.tensor import apply_tensor_parallel
+from holdfast_workers.parallelize.vocabulary import apply_vocabulary_parallel
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
@@ -289,8 +291,13 @@ class PretrainRecipe(Recipe):
             stand_in = tokens.new_zeros((train.micro_batch, length))
             nothing: Tensor = self._require_built().model(stand_in).float().sum() * 0.0
             return nothing
-        logits = self._require_built().model(tokens[:, :-1]).float()
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+        built = self._require_built()
+        logits = built.model(tokens[:, :-1]).float().flatten(0, 1)
+        targets = tokens[:, 1:].flatten()
+        if self.spec.parallel.vocabulary_parallel and built.world.size(TENSOR_AXIS) > 1:
+            assert built.mesh is not None
+            return vocabulary.cross_entropy(logits, targets, built.mesh[TENSOR_AXIS])
+        return F.cross_entropy(logits, targets, reduction="sum")
 
     def _forward_backward(self, step: int, phase: PhaseReporter) -> Contribution:
         built, micro_batches = self._require_built(), self._micro_batches()
@@ -369,6 +376,8 @@ class PretrainRecipe(Recipe):
         mesh = self._mesh(world) if sharded or tensor_parallel else None
         if mesh is not None and tensor_parallel:
             apply_tensor_parallel(model, mesh[TENSOR_AXIS])
+            if self.spec.parallel.vocabulary_parallel:
+                apply_vocabulary_parallel(model, mesh[TENSOR_AXIS])
         apply_activation_checkpointing(
             model, spec.activation_checkpointing, spec.activation_checkpointing_every
         )

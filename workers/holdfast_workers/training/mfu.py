@@ -24,10 +24,10 @@ def flops_per_token(parameters: int, spec: ModelSpec) -> float:
     """Training FLOPs per token: 6 · N + 12 · L · H · Q · T.
 
     Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B: N parameters without the embedding
-    table (a look-up does no arithmetic), L layers, H heads of size Q, sequence length T. Causal
-    masking is not discounted and recomputation is not counted.
+    table (a look-up does no arithmetic), unless the head uses the table too; L layers, H heads of
+    size Q, sequence length T. Causal masking is not discounted and recomputation is not counted.
     """
-    matmul_parameters = parameters - BYTE_VOCABULARY * spec.dim
+    matmul_parameters = parameters - (0 if spec.tied_embeddings else BYTE_VOCABULARY * spec.dim)
     return 6.0 * matmul_parameters + 12.0 * spec.layers * spec.dim * spec.sequence_length
 
 
