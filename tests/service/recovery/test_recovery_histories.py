@@ -161,6 +161,12 @@ def prepared(
     chaos=0.0,
     seed=0,
 )  # a process of the first mesh, whose agent answered after the next mesh had been announced
+@example(
+    layout=6,
+    faults=[(3.0, "reset", 0, 3), (3.0, "size", 0, 4)],
+    chaos=0.3,
+    seed=0,
+)  # a job that must not grow gave back the seat of an agent that was out of reach, with its copies
 def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:

@@ -155,12 +155,23 @@ def keep_wanted_seats(state: CoreState, now: float) -> None:
         mend_partners(state, now)
 
 
+def _holders(state: CoreState) -> frozenset[str]:
+    """The seats, of those that were kept, that may have the only copies of a rank's state until the
+    present world holds all of them: an agent that is lost may only be out of reach."""
+    present, last, kept = state.worlds.present, state.worlds.last, state.growth.kept_seats
+    if present is not None and present.freed:
+        return frozenset()
+    members = [member for world in (present, last) if world for member in world.members.values()]
+    holders = frozenset(agent for member in members for agent in (member.agent, *member.partners))
+    return holders if kept is None else holders & kept
+
+
 def _wanted_seats(state: CoreState) -> frozenset[str] | None:
     """None: all."""
     growth, world = state.growth, state.worlds.present
     live = frozenset(record.agent for record in state.roster.live())
     too_few = len(live) < state.config.shapes[-1].nodes
-    as_many_as_there_are = live if growth.is_held and not too_few else None
+    as_many_as_there_are = live | _holders(state) if growth.is_held and not too_few else None
     if growth.limit is None:
         return as_many_as_there_are
     if world is None or not world.freed or shape_selection.is_larger_than_ordered(state):
