@@ -134,6 +134,8 @@ class SupervisorReport:
     logs: tuple[LogLine, ...] = ()
     beats: tuple[Beat, ...] = ()  # the progress of each rank, ages as of now; () if unknown
     build: str = ""  # of Holdfast, that the job's ranks run; "" from versions before 0.2
+    avoided: dict[str, Avoided] | None = None  # the newest order taken; None before 0.2
+    size: SizeOrder | None = None  # the same
 
 
 @dataclass(frozen=True)

@@ -339,23 +339,24 @@ class JobDriver:
         return NextStep(self._interval_s(urgent), urgent=urgent)
 
     async def _send_avoided(self, job: JobRecord, report: SupervisorReport) -> None:
-        """Send the avoided nodes: a restarted supervisor knows only those at the job's start."""
+        """Send the avoided nodes to a supervisor that has others: a restarted one knows only those
+        at the job's start, and a late order may have replaced a newer one."""
         avoided_nodes = self._avoided()
+        if avoided_nodes is None or report.phase is Phase.ENDED:
+            return
         now = (report.epoch, avoided_nodes)
-        if (
-            avoided_nodes is not None
-            and report.phase is not Phase.ENDED
-            and now != self._sent_avoided
-        ):
+        knows = now == self._sent_avoided if report.avoided is None else report.avoided == now[1]
+        if not knows:
             await self._cluster.avoid(job.id, avoided_nodes)
             self._sent_avoided = now
 
     async def _send_size(self, job: JobRecord, report: SupervisorReport) -> None:
-        """Send the size of an elastic job, to each of its supervisors."""
+        """Send the size of an elastic job to a supervisor that has another."""
         if job.spec["resources"].get("nodes") is None or report.phase is Phase.ENDED:
             return
         now = (report.epoch, SizeOrder(job.wanted_nodes, self._others_wait()))
-        if now != self._sent_size:
+        knows = now == self._sent_size if report.size is None else report.size == now[1]
+        if not knows:
             await self._cluster.resize(job.id, now[1])
             self._sent_size = now
 

@@ -145,6 +145,11 @@ class Supervisor:
         self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
         self._drains = DrainWatch(agents, self._inputs.put)
         self._core: RecoveryCore | None = None
+        self._order_lock = threading.Lock()
+        self._avoided = launch.avoid
+        """The newest orders taken. A late one may have replaced a newer one; then the control plane
+        repeats that."""
+        self._size = SizeOrder(launch.nodes)
         self._polled: dict[str, Future[None]] = {}
         """Seat → its newest poll; done once the answer has been taken in."""
         self._ended = False
@@ -186,11 +191,15 @@ class Supervisor:
 
     def avoid(self, nodes: dict[str, Avoided]) -> None:
         """Replace the set of nodes that must not host ranks."""
-        self._inputs.put(inputs.NodesAvoided(nodes))
+        with self._order_lock:
+            self._inputs.put(inputs.NodesAvoided(nodes))
+            self._avoided = nodes
 
     def resize(self, order: SizeOrder) -> None:
         """Take the size that an elastic job is to have."""
-        self._inputs.put(inputs.SizeOrdered(order.nodes, order.is_held))
+        with self._order_lock:
+            self._inputs.put(inputs.SizeOrdered(order.nodes, order.is_held))
+            self._size = order
 
     def halt(self) -> None:
         """Stop at once without a report, as a killed process would."""
@@ -216,6 +225,8 @@ class Supervisor:
             logs=logs,
             beats=self._progress.for_attempt(core.attempt) if core and not self._ended else (),
             build=core.build if core else "",
+            avoided=self._avoided,
+            size=self._size,
         )
 
     def await_news(self, cursors: Cursors, timeout_s: float) -> bool:

@@ -190,6 +190,13 @@ def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
     changes=st.dictionaries(st.integers(1, 39), st.integers(0, 2), max_size=4),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@example(
+    layout=8,
+    faults=[(0.0, "cordon", 0, 0)],
+    chaos=0.3,
+    seed=7,
+    changes={},
+)  # the order that ended a cordon was overtaken by the order that began it
 def test_each_step_is_computed_on_its_scheduled_mesh_whatever_fails(
     layout: int,
     faults: list[tuple[float, str, int, int]],

@@ -83,6 +83,7 @@ class FakeSupervisor:
     orders: list[StopOrder] = field(default_factory=list)
     wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     avoided: list[dict[str, Avoided]] = field(default_factory=list)
+    avoids: dict[str, Avoided] | None = None  # as it reports
     sizes: list[SizeOrder] = field(default_factory=list)
     obeys: bool = True
     rows_per_poll: int = 100
@@ -168,6 +169,7 @@ class FakeSupervisor:
             phase=self.phase,
             step=self.step,
             attempt=self.attempt,
+            avoided=self.avoids,
             events=tuple(event for event in self.events if event.seq > cursors.event),
             rows=tuple(rows),
             digests={r.step: self.digests[r.step] for r in rows if r.step in self.digests},

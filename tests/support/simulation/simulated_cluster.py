@@ -24,6 +24,9 @@ from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Leve
 from holdfast_workers.protocol.messages import ErrorKind
 from holdfast_workers.protocol.signals import NodeUnwell, PartnerLost, StoreLost, WorkerExited
 
+REPEAT_S = 4.0
+"""Between two comparisons of the orders: longer than the greatest delay of an order."""
+
 
 class SimulatedCluster(SimulatedStalls):
     """Schedule faults with `at(...)`, then `run()` until the job has ended."""
@@ -101,8 +104,19 @@ class SimulatedCluster(SimulatedStalls):
 
     def order_size(self, nodes: int | None, *, is_held: bool = False) -> None:
         """The control plane orders a size; it tells it to each later supervisor as well."""
-        self.size = inputs.SizeOrdered(nodes, is_held)
-        self.send(self.size)
+        self._send_order(inputs.SizeOrdered(nodes, is_held))
+
+    def _send_order(self, order: inputs.SizeOrdered | inputs.NodesAvoided) -> None:
+        self.orders_wanted[type(order)] = order
+        self.send(order)
+        self.at(REPEAT_S, partial(self._repeat_order, type(order)))
+
+    def _repeat_order(self, kind: type[inputs.Input]) -> None:
+        """The control plane sees in each report which order the supervisor has taken last."""
+        wanted = self.orders_wanted[kind]
+        if self.orders_taken.get(kind) != wanted:
+            self.send(wanted)
+            self.at(REPEAT_S, partial(self._repeat_order, kind))
 
     def keep_seats(self, seats: frozenset[str] | None) -> None:
         """The cluster takes back the nodes of the other seats, and later brings empty ones."""
@@ -136,8 +150,8 @@ class SimulatedCluster(SimulatedStalls):
         """The control plane avoids this node, and no other, for a while."""
         report = self.agents[name].report()
         named = node_name(report.node_id, report.host)
-        self.send(inputs.NodesAvoided({named: Avoided(standing, "for a while")}))
-        self.at(for_s, lambda: self.send(inputs.NodesAvoided({})))
+        self._send_order(inputs.NodesAvoided({named: Avoided(standing, "for a while")}))
+        self.at(for_s, lambda: self._send_order(inputs.NodesAvoided({})))
 
     def fall_ill(self, name: str, for_s: float) -> None:
         """The agent finds its node unfit, and fit again after a while."""
@@ -320,8 +334,9 @@ class SimulatedCluster(SimulatedStalls):
         for agent in self.agents.values():
             self._send_lease_end(agent.name, "", self.config.lapse_s)
             self.at(self.random.uniform(0.0, 0.3), partial(self._announce_agent, agent))
-        if self.size is not None:
-            self.at(1.0, partial(self.send, self.size))
+        self.orders_taken.clear()
+        for kind in self.orders_wanted:
+            self.at(1.0, partial(self._repeat_order, kind))
 
     def restart_agent(self, agent: SimAgent, life: str) -> None:
         is_wanted = agent.name not in self.given_back

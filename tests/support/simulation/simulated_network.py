@@ -51,8 +51,6 @@ class SimulatedNetwork:
         self.events: list[SupervisorEvent] = []
         self.ended: fx.End | None = None
         self.remotes: dict[str, RemoteCheckpoint] = {}
-        self.size: inputs.SizeOrdered | None = None
-        """As the control plane last ordered."""
         self.given_back: set[str] = set()
         """Seats of an elastic job that are not on the cluster."""
         self.worlds: dict[int, dict[int, tuple[str, str]]] = {}
@@ -70,6 +68,9 @@ class SimulatedNetwork:
         self.shard_failures = 0
         self.completions: list[commands.SaveShard] = []
         self.checks: list[str] = []
+        self.orders_wanted: dict[type[inputs.Input], inputs.Input] = {}
+        """Kind of order -> as the control plane wants it; and as the supervisor has taken it."""
+        self.orders_taken: dict[type[inputs.Input], inputs.Input] = {}
         self.observers: list[Callable[[fx.Effect], object]] = []
         """Called with every effect before it is carried out."""
         self.supervisor = 1
@@ -122,6 +123,8 @@ class SimulatedNetwork:
             assert self.core.handle(value, self.now) == (), "effects after the end"
             return
         self._grant_leases()
+        if isinstance(value, inputs.SizeOrdered | inputs.NodesAvoided):
+            self.orders_taken[type(value)] = value
         effects = self.core.handle(value, self.now)
         self.watchdog.check(self.core, value, effects, self.now)
         for effect in effects:
