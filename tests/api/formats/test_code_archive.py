@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from tests.support.faults.flaky_proxy import FlakyProxy
 from tests.support.service.live_server import LiveServer
 
 from holdfast import Client
@@ -88,6 +92,32 @@ def test_a_folder_is_sent_with_the_job(server: LiveServer, client: Client, tmp_p
     supervisor = server.supervisor(job.id)
     assert supervisor.launch.package == pack(folder)
     assert supervisor.launch.spec["function"] == "train:main"
+
+
+def test_a_large_folder_is_sent_through_cut_connections_and_a_restart(
+    server: LiveServer, http: httpx.Client, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "mine", {"train.py": "...", "table": os.urandom(8 << 20)})
+    proxy = FlakyProxy(urlsplit(server.address).port or 0)
+    for after_bytes in (100_000, 6_000_000):
+        proxy.add("cut_upload", method="POST", times=1, after_bytes=after_bytes)
+    proxy.add("lose_answer", method="POST", times=1)
+
+    def restart() -> None:
+        server.stop()
+        time.sleep(0.5)
+        server.start()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    try:
+        with Client(proxy.endpoint, retry_s=30.0) as client:
+            code = client.send_code(folder).code
+    finally:
+        proxy.close()
+        restarting.join(30)
+    assert not proxy.unused()
+    assert http.get(f"/api/v1/code/{code}").content == pack(folder)
 
 
 def test_sent_code_can_be_found_and_fetched(
