@@ -94,7 +94,8 @@ class Settings(BaseSettings):
     )
     claim_interval_s: Seconds = Field(
         default=2.0,
-        description="Interval between two searches for jobs that another process submitted.",
+        description="Interval between two searches for jobs that another process submitted, and "
+        "for commands that came through another server.",
     )
     claim_limit: Annotated[int, Field(ge=1)] = Field(
         default=10_000, description="Most jobs that one reconciler drives at the same time."
