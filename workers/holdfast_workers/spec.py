@@ -166,6 +166,11 @@ class ParallelSpec(Section):
         "until the backward pass. Between steps everything is in pieces.",
     )
 
+    sequence_parallel: bool = Field(
+        default=False,
+        description="Whether `tp` divides the sequence where it does not divide the layers: the "
+        "residual stream, its norms and dropout.",
+    )
     vocabulary_parallel: bool = Field(
         default=False,
         description="Whether `tp` divides embedding, head and the loss, by parts of the "
@@ -476,6 +481,8 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
             "parallel.tp",
             f"sequence_length {model.sequence_length} is not divisible by tp {parallel.tp}",
         )
+    if parallel.sequence_parallel and model.compile:
+        add("parallel.sequence_parallel", "sequence_parallel cannot be combined with compile")
     vocabulary = VOCABULARIES[spec.data.tokenizer]
     if parallel.vocabulary_parallel and vocabulary % parallel.tp:
         add(

@@ -83,7 +83,9 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     whole = top - vocabulary + norms * model.layers
     tokens = training.train.micro_batch * model.sequence_length
     whole_activations, divided_activations = _activations_per_token(
-        model, divides_vocabulary=vocabulary > 0
+        model,
+        divides_vocabulary=vocabulary > 0,
+        divides_sequence=training.parallel.sequence_parallel,
     )
     return MemoryModel(
         block=block,
@@ -105,7 +107,9 @@ def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]
     return [SpecFault(path="resources.memory_per_worker_bytes", message=message)] if why else []
 
 
-def _activations_per_token(model: ModelSpec, *, divides_vocabulary: bool) -> tuple[int, int]:
+def _activations_per_token(
+    model: ModelSpec, *, divides_vocabulary: bool, divides_sequence: bool
+) -> tuple[int, int]:
     """Elements of the whole model that no axis divides, and those that an axis may divide."""
     mode = model.activation_checkpointing
     checkpointed = (
@@ -118,6 +122,8 @@ def _activations_per_token(model: ModelSpec, *, divides_vocabulary: bool) -> tup
             _KEPT["none"].counted(model), _KEPT[mode].counted(model), strict=True
         )
     )
+    if divides_sequence:
+        whole, divided = 0, divided + whole
     logits = _AT_HEAD_VOCABULARY * VOCABULARY
     at_head = _AT_HEAD_DIM * model.dim + (0 if divides_vocabulary else logits)
     return whole + at_head, divided + (logits if divides_vocabulary else 0)

@@ -18,7 +18,13 @@ from holdfast_workers.data.corpus import BYTE_VOCABULARY
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.parallelize import shard
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
-from holdfast_workers.spec import ActivationCheckpointing, ModelSpec, TrainingSpec, TrainSpec
+from holdfast_workers.spec import (
+    ActivationCheckpointing,
+    ModelSpec,
+    ParallelSpec,
+    TrainingSpec,
+    TrainSpec,
+)
 
 MODELS = (
     ModelSpec(dim=64, layers=2, heads=4, sequence_length=64),
@@ -85,6 +91,19 @@ def test_the_model_counts_what_the_built_in_model_has_and_keeps(
         # In the backward pass, one block computes again what it would have kept.
         kept += kept_bytes(with_mode("none"), 2) - kept_bytes(with_mode("none", spec.layers - 1), 2)
     assert need.activations == pytest.approx(kept, rel=0.15)
+
+
+def test_a_divided_sequence_divides_all_activations_but_those_at_the_head() -> None:
+    training = TrainingSpec(model=MODELS[1], train=TrainSpec(micro_batch=2))
+    divided = training.model_copy(update={"parallel": ParallelSpec(sequence_parallel=True)})
+    whole, parts = model_memory.memory_model(training), model_memory.memory_model(divided)
+    assert whole is not None and parts is not None
+    alone, mesh = {"dp_shard": 1, "tp": 1}, {"dp_shard": 1, "tp": 4}
+    assert parts.of(alone, 4) == whole.of(alone, 4)
+    tokens, model = 2 * MODELS[1].sequence_length, MODELS[1]
+    at_blocks = 4 * tokens * 4 * model.dim * model.layers
+    saved = whole.of(mesh, 4).activations - parts.of(mesh, 4).activations
+    assert saved == at_blocks * 3 // 4
 
 
 def test_each_second_block_keeps_its_activations() -> None:

@@ -221,6 +221,35 @@ def test_survivors_with_a_divided_vocabulary_rebind_with_the_same_bits(
         assert result["digests"] == expected
 
 
+@pytest.mark.parametrize("vocabulary", [False, True], ids=["whole", "divided"])
+@pytest.mark.parametrize("mesh", [{"tp": 2}, FULL, {"dp_replicate": 2, "tp": 2}], ids=str)
+def test_a_divided_sequence_follows_the_curve_of_one_process(
+    worlds: Worlds, mesh: dict[str, int], vocabulary: bool
+) -> None:
+    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    divided = {"sequence_parallel": True, "vocabulary_parallel": vocabulary}
+    together = worlds.run(programs.undisturbed, tiny_spec({**mesh, **divided}))
+    for single, many in zip(alone, together[0]["rows"], strict=True):
+        assert many.loss == pytest.approx(single.loss, abs=1e-5)
+        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
+    assert all(rank["digests"] == together[0]["digests"] for rank in together)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
+def test_survivors_with_a_divided_sequence_rebind_with_the_same_bits(
+    worlds: Worlds, checkpointing: str
+) -> None:
+    divided = {**FULL, "sequence_parallel": True}
+    spec = tiny_spec(divided, dropout=0.1, activation_checkpointing=checkpointing)
+    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    for result in worlds.run(programs.rebound, spec, 3, False):
+        assert result["digests"] == expected
+        assert result["same_tensors"]
+    if checkpointing != "none":
+        plain = tiny_spec(divided, dropout=0.1)
+        assert worlds.run(programs.undisturbed, plain)[0]["digests"] == expected
+
+
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(

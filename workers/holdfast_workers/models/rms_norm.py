@@ -23,11 +23,16 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or x.dtype is not torch.float32 or torch.compiler.is_compiling():
-            fused: Tensor = F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-            return fused
-        normal: Tensor = _RMSNormOnCPU.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-        return normal
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x` with a root mean square of 1 along its last dimension, scaled by `weight`."""
+    if x.device.type != "cpu" or x.dtype is not torch.float32 or torch.compiler.is_compiling():
+        fused: Tensor = F.rms_norm(x, (x.shape[-1],), weight, eps)
+        return fused
+    normal: Tensor = _RMSNormOnCPU.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return normal
 
 
 class _RMSNormOnCPU(torch.autograd.Function):

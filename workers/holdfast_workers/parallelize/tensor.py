@@ -29,18 +29,24 @@ _BY_COLUMN, _BY_ROW = Shard(0), Shard(1)
 
 def apply_tensor_parallel(model: Llama, axis: DeviceMesh) -> None:
     """Split `model` (on the meta device) in place over the one-dimensional mesh `axis`."""
-    for module in model.blocks:
-        assert isinstance(module, Block)
-        attention, feed_forward = module.attention, module.feed_forward
-        for linear in (attention.query, attention.key, attention.value):
-            _split(linear, axis, _BY_COLUMN)
-        for linear in (feed_forward.gate, feed_forward.up):
-            _split(linear, axis, _BY_COLUMN)
-        for linear in (attention.output, feed_forward.down):
-            _split(linear, axis, _BY_ROW)
-        for half in (attention, feed_forward):
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        split_layers(block, axis)
+        for half in (block.attention, block.feed_forward):
             half.register_forward_pre_hook(partial(_enter, axis))
             half.register_forward_hook(partial(_leave, axis))
+
+
+def split_layers(block: Block, axis: DeviceMesh) -> None:
+    """Split the weights of a block. Its halves then need the whole input, and give a summand of
+    their output."""
+    attention, feed_forward = block.attention, block.feed_forward
+    for linear in (attention.query, attention.key, attention.value):
+        _split(linear, axis, _BY_COLUMN)
+    for linear in (feed_forward.gate, feed_forward.up):
+        _split(linear, axis, _BY_COLUMN)
+    for linear in (attention.output, feed_forward.down):
+        _split(linear, axis, _BY_ROW)
 
 
 def _split(linear: nn.Linear, axis: DeviceMesh, placement: Shard) -> None:

@@ -41,6 +41,7 @@ from holdfast_workers.parallelize.mesh import (
     data_parallel,
     make_mesh,
 )
+from holdfast_workers.parallelize.sequence import apply_sequence_parallel
 from holdfast_workers.parallelize.shard import (
     SMALL_MODEL_BYTES,
     apply_fully_shard,
@@ -223,8 +224,7 @@ class PretrainRecipe(Recipe):
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         built, train = self._require_built(), self.spec.train
-        # Tensor-parallel peers compute the same activations, so they need the same dropout masks.
-        seed_generators(train.seed, step, data_index(built.world), built.world.device)
+        self._seed_generators(step)
         share = self._forward_backward(step, phase)
         gradients = [_gradient(parameter) for parameter in built.parameters]
         phase("agree", step)
@@ -261,7 +261,7 @@ class PretrainRecipe(Recipe):
 
     def trace(self, step: int) -> NonfiniteOrigin | None:
         built = self._require_built()
-        seed_generators(self.spec.train.seed, step, data_index(built.world), built.world.device)
+        self._seed_generators(step)
         state = [*built.locals, *built.optimizer.exp_avg, *built.optimizer.exp_avg_sq]
         state_is_finite = all_finite(state)
         with NonfiniteTracer(built.model, built.world.rank) as tracer:
@@ -276,6 +276,14 @@ class PretrainRecipe(Recipe):
         # Decided only now, because the passes need all ranks.
         in_state = NonfiniteOrigin(built.world.rank, -1, 0, "the parameters or moments", "state")
         return tracer.origin if state_is_finite else in_state
+
+    def _seed_generators(self, step: int) -> None:
+        """Tensor-parallel peers compute the same activations, so they need the same dropout masks,
+        unless each computes other positions."""
+        world, index = self._require_built().world, data_index(self._require_built().world)
+        if self.spec.parallel.sequence_parallel:
+            index = index * world.size(TENSOR_AXIS) + world.coordinate(TENSOR_AXIS)
+        seed_generators(self.spec.train.seed, step, index, world.device)
 
     def _micro_batches(self) -> int:
         train = self.spec.train
@@ -375,7 +383,10 @@ class PretrainRecipe(Recipe):
         tensor_parallel = world.size(TENSOR_AXIS) > 1
         mesh = self._mesh(world) if sharded or tensor_parallel else None
         if mesh is not None and tensor_parallel:
-            apply_tensor_parallel(model, mesh[TENSOR_AXIS])
+            if self.spec.parallel.sequence_parallel:
+                apply_sequence_parallel(model, mesh[TENSOR_AXIS])
+            else:
+                apply_tensor_parallel(model, mesh[TENSOR_AXIS])
             if self.spec.parallel.vocabulary_parallel:
                 apply_vocabulary_parallel(model, mesh[TENSOR_AXIS])
         apply_activation_checkpointing(
