@@ -92,7 +92,7 @@ def talkative(ctx: Context) -> None:
         for number in range(LAST_LINES):
             print(f"last line {number}")
         sys.stdout.flush()
-        time.sleep(0.5)  # until they are read
+        time.sleep(1.5)  # until they are read
 
 
 def with_helpers(ctx: Context) -> None:

@@ -103,7 +103,7 @@ def test_a_limit_that_ends_between_two_readings_is_seen_at_its_end(tmp_path: Pat
     node.watch.start()
     try:
         eventually(lambda: node.stalled() == {0, 1})
-        assert 0.3 <= time.monotonic() - began < 2.0
+        assert 0.3 <= time.monotonic() - began < 4.0
         assert node.readings < 10
     finally:
         node.watch.stop()
