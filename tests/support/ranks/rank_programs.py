@@ -111,6 +111,25 @@ def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list
     return digests
 
 
+def trained_parameters(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec
+) -> dict[str, tuple[tuple[int, ...], tuple[slice, ...], Any]]:
+    """This rank's piece of each parameter after the last step: the whole shape, where the piece is,
+    and its values."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    train(recipe, world, spec, RecordingHooks(), 0)
+    built = recipe._require_built()
+    pieces = {
+        name: (box.global_shape, box.slices(), local.detach().numpy().copy())
+        for name, box, local in zip(built.names, built.boxes, built.locals, strict=True)
+    }
+    process_groups.leave()
+    return pieces
+
+
 def whole_bytes_during_accumulation(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec
 ) -> tuple[int, int]:

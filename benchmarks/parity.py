@@ -1,0 +1,189 @@
+"""Parity of every mesh and option with one process: parameters after five AdamW steps.
+
+    python -m benchmarks.parity [--write]
+
+Each row trains the built-in model of a tiny size on real ranks (gloo), in float32, and compares
+each parameter, assembled from the ranks' pieces, with that of one process. `--write` puts the table
+into `docs/parallelism.md`. An option whose difference exceeds `TOLERANCE` ends the run with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.support.ranks import rank_programs as programs
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec
+from torch import Tensor
+
+from benchmarks.conditions import ROOT, report
+
+TOLERANCE = 1e-5
+STEPS = 5
+LEARNING_RATE = 3e-3
+PAGE = ROOT / "docs" / "parallelism.md"
+BEGIN, END = "<!-- parity: begin -->\n", "<!-- parity: end -->\n"
+
+MESHES: tuple[Mapping[str, int], ...] = (
+    {"dp_replicate": 2},
+    {"dp_shard": 2},
+    {"dp_shard": 4},
+    {"tp": 2},
+    {"dp_replicate": 2, "dp_shard": 2},
+    {"dp_replicate": 2, "tp": 2},
+    {"dp_shard": 2, "tp": 2},
+    {"dp_shard": 4, "tp": 2},
+    {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+)
+"""Every axis alone, every pair, and the triple, on 2 to 8 ranks."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to train on a mesh."""
+
+    name: str
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    needs: str = ""
+    """An axis without which the option does nothing."""
+
+
+OPTIONS = (
+    Option("plain"),
+    Option("zero 1", {"zero": 1}, needs="dp_shard"),
+    Option("zero 2", {"zero": 2}, needs="dp_shard"),
+    Option("zero 3", {"zero": 3}, needs="dp_shard"),
+    Option("sequence", {"sequence_parallel": True}, needs="tp"),
+    Option("vocabulary", {"vocabulary_parallel": True}, needs="tp"),
+    Option(
+        "sequence, vocabulary, zero 3, selective",
+        {"sequence_parallel": True, "vocabulary_parallel": True, "zero": 3},
+        {"activation_checkpointing": "selective"},
+        needs="tp",
+    ),
+    Option("full checkpointing", model={"activation_checkpointing": "full"}),
+    Option("selective checkpointing", model={"activation_checkpointing": "selective"}),
+    Option("tied embeddings", model={"tied_embeddings": True}),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mesh with an option."""
+
+    mesh: Mapping[str, int]
+    option: Option
+
+    @property
+    def name(self) -> str:
+        axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        return f"{axes}, {self.option.name}"
+
+
+def rows() -> Iterator[Row]:
+    """Every mesh with every option that does something on it."""
+    for mesh in MESHES:
+        for option in OPTIONS:
+            if not option.needs or mesh.get(option.needs, 1) > 1:
+                yield Row(mesh, option)
+
+
+class Parity:
+    """Trains rows, and the one process that they are compared with."""
+
+    def __init__(self, worlds: Worlds) -> None:
+        self._worlds = worlds
+        self._alone: dict[str, dict[str, Tensor]] = {}
+
+    def difference(self, row: Row) -> float:
+        """The greatest absolute difference of a parameter from that of one process."""
+        key = str(sorted(row.option.model.items()))
+        if key not in self._alone:
+            tied = {k: v for k, v in row.option.model.items() if k == "tied_embeddings"}
+            self._alone[key] = self._trained({}, tied)
+        found = self._trained({**row.mesh, **row.option.parallel}, row.option.model)
+        expected = self._alone[key]
+        assert found.keys() == expected.keys()
+        return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+    def _trained(self, parallel: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Tensor]:
+        spec = tiny_spec(parallel, steps=STEPS, **model)
+        optimizer = spec.train.optimizer.model_copy(update={"lr": LEARNING_RATE})
+        train = spec.train.model_copy(update={"optimizer": optimizer})
+        spec = spec.model_copy(update={"train": train})
+        whole: dict[str, Tensor] = {}
+        for pieces in self._worlds.run(programs.trained_parameters, spec):
+            for name, (shape, slices, piece) in pieces.items():
+                tensor = whole.setdefault(name, torch.full(shape, torch.nan))
+                tensor[slices] = torch.from_numpy(piece)
+        assert not any(bool(tensor.isnan().any()) for tensor in whole.values()), (
+            "pieces are missing"
+        )
+        return whole
+
+
+@contextmanager
+def parity() -> Iterator[Parity]:
+    """With a corpus and a cache of its own."""
+    with tempfile.TemporaryDirectory(prefix="hf-parity-") as folder:
+        words = random.Random(5)
+        corpus = Path(folder) / "corpus"
+        corpus.mkdir()
+        text = " ".join(str(words.randrange(100)) for _ in range(12_000))
+        (corpus / "part.txt").write_text(text)
+        before = os.environ.get("HOLDFAST_TEST_CORPUS")
+        os.environ["HOLDFAST_TEST_CORPUS"] = str(corpus)
+        try:
+            yield Parity(Worlds(Path(folder) / "cache"))
+        finally:
+            del os.environ["HOLDFAST_TEST_CORPUS"]
+            if before is not None:
+                os.environ["HOLDFAST_TEST_CORPUS"] = before
+
+
+def table(found: Mapping[tuple[str, str], float]) -> str:
+    """The differences as Markdown: a line per mesh, a column per option."""
+    names = [option.name for option in OPTIONS]
+    lines = [f"| Mesh | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for mesh in MESHES:
+        axes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+        cells = [found.get((axes, name)) for name in names]
+        shown = ["" if cell is None else f"{cell:.0e}" for cell in cells]
+        lines.append(f"| `{axes}` | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="put the table into the page")
+    options = parser.parse_args(arguments)
+    found: dict[tuple[str, str], float] = {}
+    with parity() as measured:
+        for row in rows():
+            axes = row.name.removesuffix(f", {row.option.name}")
+            found[axes, row.option.name] = difference = measured.difference(row)
+            report(f"{prod(row.mesh.values())} ranks: {row.name}: {difference:.1e}")
+    lines = table(found)
+    print(lines)
+    if options.write:
+        text = PAGE.read_text()
+        before, after = text.index(BEGIN) + len(BEGIN), text.index(END)
+        PAGE.write_text(text[:before] + "\n" + lines + "\n" + text[after:])
+    worst = max(found.values())
+    report(f"greatest difference {worst:.1e} of {len(found)} rows; tolerance {TOLERANCE:g}")
+    return int(worst > TOLERANCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
