@@ -64,8 +64,13 @@ def describe_model(job: Mapping[str, Any]) -> str:
     return (
         f"{model['family']} dim {model['dim']}, {model['layers']} layers, "
         f"sequence {model['sequence_length']}, batch {train['global_batch']}, "
-        + " × ".join(f"{axis} {size}" for axis, size in parallel.items())
+        + describe_mesh(parallel)
     )
+
+
+def describe_mesh(mesh: Mapping[str, Any]) -> str:
+    """E.g. "dp_shard 2 × tp 2"."""
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items())
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from tests.support.ranks.flips import APART, FIRST, random_flips
 from benchmarks.conditions import (
     EXAMPLE,
     add_idle_options,
+    describe_mesh,
     load_job,
     machine,
     print_json,
@@ -90,7 +91,7 @@ def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[FlipRes
         if ended["outcome"] != "SUCCEEDED":
             raise RuntimeError(f"the job with flips did not succeed: {run.story()}")
         incidents = run.of(EventKind.INCIDENT_CLOSED)
-    name = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+    name = describe_mesh(mesh)
     found = [flip_result(name, flip, incidents, APART) for flip in flips]
     for result in found:
         report(

@@ -34,6 +34,7 @@ from tests.support.nodes.supervised import SupervisedRun, supervised
 
 from benchmarks.conditions import (
     add_idle_options,
+    describe_mesh,
     machine,
     print_json,
     report,
@@ -255,7 +256,7 @@ def _spin() -> None:
 
 
 def _name(mesh: Mapping[str, int]) -> str:
-    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+    return describe_mesh({axis: size for axis, size in mesh.items() if size > 1})
 
 
 def _describe(trial: HangTrial) -> str:

@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tests.support.ranks import rank_programs as programs
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec
 from torch import Tensor
 
-from benchmarks.conditions import ROOT, report
+from benchmarks.conditions import ROOT, describe_mesh, report
 
 TOLERANCE = 1e-5
 STEPS = 5
@@ -87,8 +88,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
-        return f"{axes}, {self.option.name}"
+        return f"{describe_mesh(self.mesh)}, {self.option.name}"
 
 
 def rows() -> Iterator[Row]:
@@ -104,16 +104,16 @@ class Parity:
 
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
-        self._alone: dict[str, dict[str, Tensor]] = {}
+        self._alone: dict[bool, dict[str, Tensor]] = {}
+        """Whether embeddings are tied -> the parameters that one process trains."""
 
     def difference(self, row: Row) -> float:
         """The greatest absolute difference of a parameter from that of one process."""
-        key = str(sorted(row.option.model.items()))
-        if key not in self._alone:
-            tied = {k: v for k, v in row.option.model.items() if k == "tied_embeddings"}
-            self._alone[key] = self._trained({}, tied)
+        tied = bool(row.option.model.get("tied_embeddings"))
+        if tied not in self._alone:
+            self._alone[tied] = self._trained({}, {"tied_embeddings": tied})
         found = self._trained({**row.mesh, **row.option.parallel}, row.option.model)
-        expected = self._alone[key]
+        expected = self._alone[tied]
         assert found.keys() == expected.keys()
         return max(float((found[name] - expected[name]).abs().max()) for name in expected)
 
@@ -142,14 +142,8 @@ def parity() -> Iterator[Parity]:
         corpus.mkdir()
         text = " ".join(str(words.randrange(100)) for _ in range(12_000))
         (corpus / "part.txt").write_text(text)
-        before = os.environ.get("HOLDFAST_TEST_CORPUS")
-        os.environ["HOLDFAST_TEST_CORPUS"] = str(corpus)
-        try:
+        with patch.dict(os.environ, HOLDFAST_TEST_CORPUS=str(corpus)):
             yield Parity(Worlds(Path(folder) / "cache"))
-        finally:
-            del os.environ["HOLDFAST_TEST_CORPUS"]
-            if before is not None:
-                os.environ["HOLDFAST_TEST_CORPUS"] = before
 
 
 def table(found: Mapping[tuple[str, str], float]) -> str:
@@ -157,7 +151,7 @@ def table(found: Mapping[tuple[str, str], float]) -> str:
     names = [option.name for option in OPTIONS]
     lines = [f"| Mesh | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for mesh in MESHES:
-        axes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+        axes = describe_mesh(mesh)
         cells = [found.get((axes, name)) for name in names]
         shown = ["" if cell is None else f"{cell:.0e}" for cell in cells]
         lines.append(f"| `{axes}` | {' | '.join(shown)} |")
@@ -171,8 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[tuple[str, str], float] = {}
     with parity() as measured:
         for row in rows():
-            axes = row.name.removesuffix(f", {row.option.name}")
-            found[axes, row.option.name] = difference = measured.difference(row)
+            difference = measured.difference(row)
+            found[describe_mesh(row.mesh), row.option.name] = difference
             report(f"{prod(row.mesh.values())} ranks: {row.name}: {difference:.1e}")
     lines = table(found)
     print(lines)

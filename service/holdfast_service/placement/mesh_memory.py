@@ -3,8 +3,8 @@
 Parameters, gradients and two moments are float32, divided by the axes that shard the state and, in
 the layers, by those that split layers. Where data is dealt to several ranks (FSDP2), parameters are
 gathered for a pass, and gradients stay whole until the last pass of a step; `zero` says otherwise.
-Memory checkpoints are in
-the host's memory and are not counted, nor is what the libraries allocate for themselves.
+Memory checkpoints are in the host's memory and are not counted, nor is what the libraries allocate
+for themselves.
 """
 
 from __future__ import annotations

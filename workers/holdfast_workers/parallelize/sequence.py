@@ -8,6 +8,7 @@ reduce-scatter: the same bytes on the wire as the all-reduce that they replace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,22 +37,39 @@ def apply_sequence_parallel(model: Llama, axis: DeviceMesh) -> None:
         assert isinstance(block, Block)
         split_layers(block, axis)
         for half in (block.attention, block.feed_forward):
-            half.register_forward_pre_hook(partial(_enter_half, axis))
-            half.register_forward_hook(partial(_leave_half, axis))
+            # The whole sequence goes in, whose gradient is a summand; a summand comes out.
+            half.register_forward_pre_hook(partial(_before, axis, _gathered, _summed_part))
+            half.register_forward_hook(partial(_after, axis, _summed_part, _gathered))
         for norm in (block.attention_norm, block.feed_forward_norm):
             norm.forward = partial(_norm_of_part, norm, axis)  # type: ignore[method-assign]
-    model.embedding.register_forward_hook(partial(_take_part, axis))
-    model.norm.register_forward_pre_hook(partial(_join_parts, axis))
+    # Outside of the blocks all ranks compute the same, gradients included.
+    model.embedding.register_forward_hook(partial(_after, axis, _own_part, _gathered))
+    model.norm.register_forward_pre_hook(partial(_before, axis, _gathered, _own_part))
 
 
-def _enter_half(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    whole: Tensor = _Gather.apply(args[0], axis)  # type: ignore[no-untyped-call]
-    return (whole, *args[1:])
+Exchange = Callable[[Tensor, DeviceMesh], Tensor]
 
 
-def _leave_half(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    part: Tensor = _SumParts.apply(output, axis)  # type: ignore[no-untyped-call]
-    return part
+def _before(
+    axis: DeviceMesh, there: Exchange, back: Exchange, _: nn.Module, args: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    return (_exchanged(args[0], axis, there, back), *args[1:])
+
+
+def _after(
+    axis: DeviceMesh,
+    there: Exchange,
+    back: Exchange,
+    _: nn.Module,
+    args: tuple[Any, ...],
+    output: Tensor,
+) -> Tensor:
+    return _exchanged(output, axis, there, back)
+
+
+def _exchanged(x: Tensor, axis: DeviceMesh, there: Exchange, back: Exchange) -> Tensor:
+    exchanged: Tensor = _Exchange.apply(x, axis, there, back)  # type: ignore[no-untyped-call]
+    return exchanged
 
 
 def _norm_of_part(norm: RMSNorm, axis: DeviceMesh, x: Tensor) -> Tensor:
@@ -60,66 +78,17 @@ def _norm_of_part(norm: RMSNorm, axis: DeviceMesh, x: Tensor) -> Tensor:
     return rms_norm(x, weight, norm.eps)
 
 
-def _take_part(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    part: Tensor = _TakePart.apply(output, axis)  # type: ignore[no-untyped-call]
-    return part
-
-
-def _join_parts(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    whole: Tensor = _JoinParts.apply(args[0], axis)  # type: ignore[no-untyped-call]
-    return (whole,)
-
-
-class _Gather(torch.autograd.Function):
-    """The whole sequence in forward; in backward this rank's part of the summed gradient."""
+class _Exchange(torch.autograd.Function):
+    """`there(x, axis)` in forward, and `back(gradient, axis)` in backward."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, axis: DeviceMesh) -> Tensor:
-        ctx.axis = axis
-        return _gathered(part, axis)
+    def forward(ctx: Any, x: Tensor, axis: DeviceMesh, there: Exchange, back: Exchange) -> Tensor:
+        ctx.axis, ctx.back = axis, back
+        return there(x, axis)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _summed_part(gradient, ctx.axis), None
-
-
-class _SumParts(torch.autograd.Function):
-    """This rank's part of the sum in forward; the whole gradient in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, axis: DeviceMesh) -> Tensor:
-        ctx.axis = axis
-        return _summed_part(whole, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.axis), None
-
-
-class _TakePart(torch.autograd.Function):
-    """This rank's part of what all ranks have; in backward the parts of all."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, axis: DeviceMesh) -> Tensor:
-        ctx.axis = axis
-        return _own_part(whole, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.axis), None
-
-
-class _JoinParts(torch.autograd.Function):
-    """The whole sequence, of which all ranks compute the same; in backward this rank's part."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, axis: DeviceMesh) -> Tensor:
-        ctx.axis = axis
-        return _gathered(part, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _own_part(gradient, ctx.axis), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradient, ctx.axis), None, None, None
 
 
 def _own_part(whole: Tensor, axis: DeviceMesh) -> Tensor:

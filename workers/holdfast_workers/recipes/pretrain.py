@@ -30,7 +30,6 @@ from holdfast_workers.data.sample_order import (
 from holdfast_workers.models.llama import Llama, initial_values
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
-from holdfast_workers.parallelize import vocabulary
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.fake_mesh import fake_process_group
 from holdfast_workers.parallelize.in_place_recovery import CannotRebind, discard_step, rebind_groups
@@ -49,7 +48,7 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.tensor import apply_tensor_parallel
-from holdfast_workers.parallelize.vocabulary import apply_vocabulary_parallel
+from holdfast_workers.parallelize.vocabulary import apply_vocabulary_parallel, cross_entropy
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
@@ -304,7 +303,7 @@ class PretrainRecipe(Recipe):
         targets = tokens[:, 1:].flatten()
         if self.spec.parallel.vocabulary_parallel and built.world.size(TENSOR_AXIS) > 1:
             assert built.mesh is not None
-            return vocabulary.cross_entropy(logits, targets, built.mesh[TENSOR_AXIS])
+            return cross_entropy(logits, targets, built.mesh[TENSOR_AXIS])
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def _forward_backward(self, step: int, phase: PhaseReporter) -> Contribution:
