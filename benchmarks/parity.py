@@ -1,6 +1,6 @@
 """Parity of every mesh and option with one process: parameters after five AdamW steps.
 
-    python -m benchmarks.parity [--write]
+    python -m benchmarks.parity --json [--meshes N] [--write]
 
 Each row trains the built-in model of a tiny size on real ranks (gloo), in float32, and compares
 each parameter, assembled from the ranks' pieces, with that of one process. `--write` puts the table
@@ -27,7 +27,7 @@ from tests.support.ranks import rank_programs as programs
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec
 from torch import Tensor
 
-from benchmarks.conditions import ROOT, describe_mesh, report
+from benchmarks.conditions import ROOT, describe_mesh, print_json, report
 
 TOLERANCE = 1e-5
 STEPS = 5
@@ -91,12 +91,22 @@ class Row:
         return f"{describe_mesh(self.mesh)}, {self.option.name}"
 
 
-def rows() -> Iterator[Row]:
+def rows(meshes: Sequence[Mapping[str, int]] = MESHES) -> Iterator[Row]:
     """Every mesh with every option that does something on it."""
-    for mesh in MESHES:
+    for mesh in meshes:
         for option in OPTIONS:
             if not option.needs or mesh.get(option.needs, 1) > 1:
                 yield Row(mesh, option)
+
+
+@dataclass(frozen=True)
+class ParityResult:
+    """The last line: the greatest differences of a parameter, of all rows and of each."""
+
+    rows: int
+    tolerance: float
+    greatest: float
+    differences: dict[str, float]
 
 
 class Parity:
@@ -160,11 +170,13 @@ def table(found: Mapping[tuple[str, str], float]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--meshes", type=int, help="use only the first so many")
     parser.add_argument("--write", action="store_true", help="put the table into the page")
     options = parser.parse_args(arguments)
     found: dict[tuple[str, str], float] = {}
     with parity() as measured:
-        for row in rows():
+        for row in rows(MESHES[: options.meshes]):
             difference = measured.difference(row)
             found[describe_mesh(row.mesh), row.option.name] = difference
             report(f"{prod(row.mesh.values())} ranks: {row.name}: {difference:.1e}")
@@ -176,6 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PAGE.write_text(text[:before] + "\n" + lines + "\n" + text[after:])
     worst = max(found.values())
     report(f"greatest difference {worst:.1e} of {len(found)} rows; tolerance {TOLERANCE:g}")
+    if options.json:
+        differences = {f"{axes}, {option}": off for (axes, option), off in found.items()}
+        print_json(ParityResult(len(found), TOLERANCE, worst, differences))
     return int(worst > TOLERANCE)
 
 

@@ -23,6 +23,7 @@ from benchmarks.dcp_integrity import IntegrityResult
 from benchmarks.elastic import ELASTIC_JOB
 from benchmarks.figures import OverheadResult, RecoveryResult, StormResult
 from benchmarks.hang_figures import DetectionResult
+from benchmarks.parity import ParityResult
 from benchmarks.reshard import ReshardResult
 from benchmarks.resizes.changes import ElasticResult
 from benchmarks.restore import RestoreResult
@@ -48,6 +49,7 @@ SMOKES = {
     "api": Smoke("--jobs 6 --clients 3 --seconds 2 --database sqlite", ApiResult),
     "dcp_integrity": Smoke("--points 2", IntegrityResult),
     "reshard": Smoke("--pairs 1 --most-ranks 2 --state-mb 8", ReshardResult),
+    "parity": Smoke("--meshes 1", ParityResult),
     "restore": Smoke("--state-mb 8 --rounds 2", RestoreResult),
     "corruption": Smoke(
         f"--meshes 1 --flips 1 --healthy-steps 5 --rounds 1 --steps 3 --skip 1 {SMALL}",
