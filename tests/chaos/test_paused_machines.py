@@ -36,6 +36,7 @@ from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 pytestmark = pytest.mark.chaos
 PACE_S = 0.05
+RANKS_ALONE_S = 0.4  # several steps, and less than what is left of the lease
 
 
 class PausableAgents(LocalAgents):
@@ -62,7 +63,9 @@ class PausableAgents(LocalAgents):
             for each in machine:
                 (uncounted / str(each.pid)).write_text(str(time.monotonic() - began))
             self._paused.discard(seat)
-            for each in machine:
+            for each in reversed(machine):  # the agent last: it may end its ranks at once
+                if each is agent:
+                    time.sleep(RANKS_ALONE_S)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.send_signal(signal.SIGCONT)
 
