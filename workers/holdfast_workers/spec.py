@@ -8,6 +8,7 @@ and between sections; the service finds those that depend on the cluster.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -152,11 +153,13 @@ Zero = Literal[1, 2, 3]
 class ParallelSpec(Section):
     """Sizes of the mesh axes, outermost first; the world size is their product."""
 
+    pp: Positive = Field(default=1, description="Number of groups of ranks that divide the layers.")
     dp_replicate: Positive = Field(
         default=1,
         description="Number of replicas of the whole state. The data is divided among them.",
     )
     dp_shard: Positive = 1
+    cp: Positive = Field(default=1, description="Number of ranks that divide each sequence.")
     tp: Positive = 1
     zero: Zero | None = Field(
         default=None,
@@ -179,18 +182,24 @@ class ParallelSpec(Section):
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The axis sizes; `dp_replicate` is an axis only if there are replicas."""
-        replicas = {"dp_replicate": self.dp_replicate} if self.dp_replicate > 1 else {}
-        return {**replicas, "dp_shard": self.dp_shard, "tp": self.tp}
+        """The axis sizes; `pp`, `dp_replicate` and `cp` are axes only if they divide something."""
+        sizes = {
+            "pp": self.pp,
+            "dp_replicate": self.dp_replicate,
+            "dp_shard": self.dp_shard,
+            "cp": self.cp,
+            "tp": self.tp,
+        }
+        return {axis: n for axis, n in sizes.items() if n > 1 or axis in ("dp_shard", "tp")}
 
     @property
     def data_parallel(self) -> int:
-        """Number of ranks that read different samples; tensor-parallel peers count once."""
+        """Number of ranks, or groups of ranks, that read different samples."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def world_size(self) -> int:
-        return self.data_parallel * self.tp
+        return math.prod(self.mesh.values())
 
     @property
     def product(self) -> str:

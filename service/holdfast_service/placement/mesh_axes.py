@@ -1,6 +1,6 @@
 """The axes that a mesh can have, as data: which may change their size, and what each divides. Pure.
 
-A further axis (pipeline, context, expert) is one more entry of `MESH_AXES`.
+A further axis is one more entry of `MESH_AXES`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ class MeshAxis:
     """The micro-batches of a step are dealt among its ranks."""
     shards_state: bool = False
     """Each of its ranks keeps a part of every parameter."""
+    divides_layers: bool = False
+    """Each of its ranks has some of the layers."""
+    divides_sequence: bool = False
+    """Each of its ranks computes some of the positions of every micro-batch."""
     splits_layers: bool = False
     """Each of its ranks computes a part of every layer, for the same micro-batch."""
     is_optional: bool = False
@@ -28,8 +32,10 @@ class MeshAxis:
 
 
 MESH_AXES = (
+    MeshAxis("pp", divides_layers=True, is_optional=True),
     MeshAxis("dp_replicate", may_change=True, deals_batches=True, is_optional=True),
     MeshAxis("dp_shard", may_change=True, deals_batches=True, shards_state=True),
+    MeshAxis("cp", shards_state=True, divides_sequence=True, is_optional=True),
     MeshAxis("tp", splits_layers=True),
 )
 """Outermost first."""
@@ -46,6 +52,16 @@ def batch_ranks(mesh: Mesh) -> int:
 def state_shards(mesh: Mesh) -> int:
     """Number of parts of a parameter that every layer has whole."""
     return prod(mesh.get(axis.name, 1) for axis in MESH_AXES if axis.shards_state)
+
+
+def pipeline_ranks(mesh: Mesh) -> int:
+    """Number of ranks, or groups of ranks, among which the layers are dealt."""
+    return prod(mesh.get(axis.name, 1) for axis in MESH_AXES if axis.divides_layers)
+
+
+def sequence_parts(mesh: Mesh) -> int:
+    """Number of parts of each sequence."""
+    return prod(mesh.get(axis.name, 1) for axis in MESH_AXES if axis.divides_sequence)
 
 
 def layer_parts(mesh: Mesh) -> int:

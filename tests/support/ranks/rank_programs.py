@@ -294,7 +294,7 @@ def interrupted_in_backward(
     def watch_gradient(module: torch.nn.Module, args: Any, output: Tensor) -> None:
         output.register_hook(raise_once)  # type: ignore[no-untyped-call]
 
-    recipe.model.blocks[0].register_forward_hook(watch_gradient)
+    recipe.model.blocks["0"].register_forward_hook(watch_gradient)
     try:
         train(recipe, world, spec, hooks, 0)
     except Interrupted:

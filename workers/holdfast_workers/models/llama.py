@@ -7,7 +7,8 @@ device, it allocates nothing until `to_empty`; `reset_tables` then fills the tab
 computed rather than learned.
 
 Attention derives its number of heads from the width of its projections, so the same code runs on
-a tensor-parallel shard of them.
+a tensor-parallel shard of them. Parallelism is applied from outside: it replaces parameters,
+`forward` and `attend` of modules, and `positions`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ class Llama(nn.Module):
         self.rope_theta = spec.rope_theta
         self.rope_scaling = spec.rope_scaling
         self.embedding = nn.Embedding(vocabulary, spec.dim)
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.blocks = nn.ModuleDict({str(index): Block(spec) for index in range(spec.layers)})
         self.norm = RMSNorm(spec.dim, spec.norm_eps)
         self.head = None if spec.tied_embeddings else nn.Linear(spec.dim, vocabulary, bias=False)
+        self.positions = torch.arange(self.sequence_length, device="cpu")
+        """Of the tokens that the model gets."""
         shape = (self.sequence_length, self.head_size)
         self.register_buffer("cos", torch.empty(shape), persistent=False)
         self.register_buffer("sin", torch.empty(shape), persistent=False)
@@ -47,17 +50,20 @@ class Llama(nn.Module):
         frequencies = self.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         if self.rope_scaling is not None:
             frequencies = scaled_frequencies(frequencies, self.rope_scaling)
-        angles = torch.outer(torch.arange(self.sequence_length, dtype=torch.float64), frequencies)
+        angles = torch.outer(self.positions.double(), frequencies)
         self.get_buffer("cos").copy_(torch.cat((angles.cos(), angles.cos()), dim=-1))
         self.get_buffer("sin").copy_(torch.cat((-angles.sin(), angles.sin()), dim=-1))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        length = tokens.shape[1]
-        cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
+        cos, sin = self.tables(tokens.shape[1])
         x = self.embedding(tokens)
-        for block in self.blocks:
+        for block in self.blocks.values():
             x = block(x, cos, sin)
         return self.logits(self.norm(x))
+
+    def tables(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (length, head_size) of the rotary angles of the first positions."""
+        return self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of the normed output of the last block."""
@@ -95,13 +101,14 @@ class Attention(nn.Module):
         query = rotate(self._heads(self.query(x)), cos, sin)
         key = rotate(self._heads(self.key(x)), cos, sin)
         value = self._heads(self.value(x))
-        if query.shape[1] != key.shape[1]:
-            # Repeated by hand: torch's CPU flash kernel does not support grouped heads.
-            repeats = query.shape[1] // key.shape[1]
-            key = key.repeat_interleave(repeats, dim=1)
-            value = value.repeat_interleave(repeats, dim=1)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = self.attend(query, key, value)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention of (batch, heads, sequence, head_size); key and value may have fewer
+        heads."""
+        key, value = repeated_heads(key, query), repeated_heads(value, query)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
     def _heads(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -119,6 +126,13 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+def repeated_heads(x: Tensor, query: Tensor) -> Tensor:
+    """Key or value heads (batch, heads, sequence, head_size), repeated to as many as `query` has:
+    torch's CPU flash kernel does not support grouped heads."""
+    repeats = query.shape[1] // x.shape[1]
+    return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def apply_activation_checkpointing(
     model: Llama, mode: ActivationCheckpointing, every: int = 1
 ) -> None:
     """Checkpoint each `every`-th block of `model`, in place, from the first one on."""
-    for block in model.blocks[::every] if mode != "none" else ():
+    for block in list(model.blocks.values())[::every] if mode != "none" else ():
         block.forward = partial(_checkpointed, block.forward, mode == "selective")
 
 

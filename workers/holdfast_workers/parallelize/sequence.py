@@ -33,7 +33,7 @@ def apply_sequence_parallel(model: Llama, axis: DeviceMesh) -> None:
     """Split the layers of `model` (on the meta device) in place over the one-dimensional mesh
     `axis`, and the sequence between them; the size of the axis divides the sequence's length. In
     place of `apply_tensor_parallel`."""
-    for block in model.blocks:
+    for block in model.blocks.values():
         assert isinstance(block, Block)
         split_layers(block, axis)
         for half in (block.attention, block.feed_forward):

@@ -41,7 +41,7 @@ def apply_fully_shard(
     )
     with _cached_mesh_concatenation():
         if per_block:
-            for block in model.blocks:
+            for block in model.blocks.values():
                 fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in sharded_modules(model):

@@ -29,7 +29,7 @@ _BY_COLUMN, _BY_ROW = Shard(0), Shard(1)
 
 def apply_tensor_parallel(model: Llama, axis: DeviceMesh) -> None:
     """Split `model` (on the meta device) in place over the one-dimensional mesh `axis`."""
-    for block in model.blocks:
+    for block in model.blocks.values():
         assert isinstance(block, Block)
         split_layers(block, axis)
         for half in (block.attention, block.feed_forward):

@@ -27,7 +27,7 @@ _BY_ROW = Shard(0)
 def apply_vocabulary_parallel(model: Llama, axis: DeviceMesh) -> None:
     """Split embedding and head of `model` (on the meta device) in place over the one-dimensional
     mesh `axis`, whose size divides the vocabulary. The model then returns the logits of this rank's
-    part: use :func:`cross_entropy`."""
+    part: use :func:`loss_over_vocabulary`."""
     embedding = model.embedding
     embedding.weight = _split(embedding.weight, axis)
     embedding.forward = partial(_embed, embedding, axis)  # type: ignore[method-assign]
@@ -36,9 +36,11 @@ def apply_vocabulary_parallel(model: Llama, axis: DeviceMesh) -> None:
     model.logits = partial(_logits, model, axis)  # type: ignore[method-assign]
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, axis: DeviceMesh) -> Tensor:
-    """The sum over targets (n) of their cross-entropy; `logits` (n, part of the vocabulary)."""
-    loss: Tensor = _CrossEntropy.apply(logits, targets, axis)  # type: ignore[no-untyped-call]
+def loss_over_vocabulary(logits: Tensor, targets: Tensor, axis: DeviceMesh) -> Tensor:
+    """The sum over targets (batch, sequence) of their cross-entropy; a negative target counts
+    nothing. `logits`: (batch, sequence, part of the vocabulary)."""
+    rows = logits.float().flatten(0, 1)
+    loss: Tensor = _CrossEntropy.apply(rows, targets.flatten(), axis)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -102,12 +104,15 @@ class _CrossEntropy(torch.autograd.Function):
         sums = torch.stack((exponentials.sum(-1), picked))
         dist.all_reduce(sums, dist.ReduceOp.SUM, group)
         total, of_targets = sums
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), own, elsewhere)
-        loss: Tensor = (total.log() - of_targets).sum()
+        counted = targets >= 0
+        shares = exponentials.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(shares, own, elsewhere, counted)
+        loss: Tensor = (total.log() - of_targets).masked_fill(~counted, 0.0).sum()
         return loss
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        shares, own, elsewhere = ctx.saved_tensors
+        shares, own, elsewhere, counted = ctx.saved_tensors
         ones = (~elsewhere).to(shares.dtype).unsqueeze(-1)
-        return shares.scatter_add(-1, own.unsqueeze(-1), -ones) * gradient, None, None
+        of_logits = shares.scatter_add(-1, own.unsqueeze(-1), -ones)
+        return of_logits.masked_fill(~counted.unsqueeze(-1), 0.0) * gradient, None, None

@@ -16,39 +16,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.data.corpus import Corpus, open_corpus
 from holdfast_workers.data.sample_order import (
     micro_batch_positions,
     passes,
     samples_at,
     samples_digest,
 )
-from holdfast_workers.models.llama import Llama, initial_values
+from holdfast_workers.models.llama import Llama
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
-from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.fake_mesh import fake_process_group
 from holdfast_workers.parallelize.in_place_recovery import CannotRebind, discard_step, rebind_groups
 from holdfast_workers.parallelize.mesh import (
     TENSOR_AXIS,
     data_index,
-    data_mesh,
     data_parallel,
     make_mesh,
 )
-from holdfast_workers.parallelize.sequence import apply_sequence_parallel
+from holdfast_workers.parallelize.parallel_model import apply_parallelism, needs_mesh
 from holdfast_workers.parallelize.shard import (
     SMALL_MODEL_BYTES,
-    apply_fully_shard,
     set_last_micro_batch,
     whole_bytes,
 )
-from holdfast_workers.parallelize.tensor import apply_tensor_parallel
-from holdfast_workers.parallelize.vocabulary import apply_vocabulary_parallel, cross_entropy
+from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
+from holdfast_workers.recipes.language_task import LanguageTask
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
@@ -100,7 +95,7 @@ class PretrainRecipe(Recipe):
 
     def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
         super().__init__(spec, cache_dir)
-        self._corpus: Corpus | None = None
+        self._task: LanguageTask | None = None
         self._built: _BuiltRecipe | None = None
         self._expected: _BuiltRecipe | None = None
         self._losses: list[Tensor] = []
@@ -122,7 +117,7 @@ class PretrainRecipe(Recipe):
     # --- building and rebuilding ------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._corpus = open_corpus(self.spec.data, self.cache_dir, self.spec.model.sequence_length)
+        self._task = LanguageTask(self.spec, self.cache_dir)
 
     def expect(self, world: World) -> bool:
         if self._expected is not None:  # forked from a process that had built it
@@ -141,10 +136,9 @@ class PretrainRecipe(Recipe):
         operation. The result is discarded."""
         for local in built.locals:
             local.zero_()
-        train, length = self.spec.train, self.spec.model.sequence_length
-        tokens = torch.zeros((train.micro_batch, length), dtype=torch.int64)
+        inputs, _ = self._require_task().stand_in()
         set_last_micro_batch(built.model, True)
-        torch.autograd.backward(built.model(tokens).float().sum())
+        torch.autograd.backward(built.model(inputs).float().sum())
         squared_norm([_gradient(parameter) for parameter in built.parameters])
         discard_step(built.model)
 
@@ -164,11 +158,9 @@ class PretrainRecipe(Recipe):
         return self._assemble(world, mesh, model)
 
     def initialize(self) -> None:
-        built, seed = self._require_built(), self.spec.train.seed
-        layers = self.spec.model.layers
+        built, task = self._require_built(), self._require_task()
         for name, box, local in zip(built.names, built.boxes, built.locals, strict=True):
-            whole = initial_values(name, box.global_shape, layers, seed)
-            local.copy_(whole[box.slices()])
+            local.copy_(task.initial_values(name, box.global_shape)[box.slices()])
         built.optimizer.zero_state()
         self.guard_memory.reset()
         built.checksum.record()
@@ -266,10 +258,10 @@ class PretrainRecipe(Recipe):
         with NonfiniteTracer(built.model, built.world.rank) as tracer:
             for index in range(self._micro_batches()):
                 tracer.start_micro_batch(index)
-                tokens, _ = self._read(step, index)
+                inputs, targets, _, _ = self._read(step, index)
                 # No reduction: one rank's non-finite values must not reach the others.
                 set_last_micro_batch(built.model, False)
-                loss = self._loss(tokens)
+                loss = self._loss(built.model(inputs), targets)
                 tracer.check([loss], "the loss", "output")
                 torch.autograd.backward(loss / self._targets())
         # Decided only now, because the passes need all ranks.
@@ -290,21 +282,13 @@ class PretrainRecipe(Recipe):
             train.global_batch, train.micro_batch, data_parallel(self._require_built().world)
         )
 
-    def _loss(self, tokens: Tensor) -> Tensor:
-        """The loss, summed over the targets of a micro-batch. A rank without one takes part in the
-        passes of the others, with the loss 0."""
-        if not len(tokens):
-            train, length = self.spec.train, self.spec.model.sequence_length
-            stand_in = tokens.new_zeros((train.micro_batch, length))
-            nothing: Tensor = self._require_built().model(stand_in).float().sum() * 0.0
-            return nothing
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss, summed over the targets of a micro-batch."""
         built = self._require_built()
-        logits = built.model(tokens[:, :-1]).float().flatten(0, 1)
-        targets = tokens[:, 1:].flatten()
         if self.spec.parallel.vocabulary_parallel and built.world.size(TENSOR_AXIS) > 1:
             assert built.mesh is not None
-            return cross_entropy(logits, targets, built.mesh[TENSOR_AXIS])
-        return F.cross_entropy(logits, targets, reduction="sum")
+            return loss_over_vocabulary(outputs, targets, built.mesh[TENSOR_AXIS])
+        return self._require_task().loss(outputs, targets)
 
     def _forward_backward(self, step: int, phase: PhaseReporter) -> Contribution:
         built, micro_batches = self._require_built(), self._micro_batches()
@@ -314,25 +298,24 @@ class PretrainRecipe(Recipe):
         for index in range(micro_batches):
             phase("load", step, index)
             began = time.perf_counter()
-            tokens, share = self._read(step, index)
+            inputs, targets, samples, share = self._read(step, index)
             digest = (digest + share) % (1 << 64)
-            read += len(tokens)
+            read += samples
             waited += time.perf_counter() - began
             self.leave_if_over()
             set_last_micro_batch(built.model, index == micro_batches - 1, self.spec.parallel.zero)
             phase("forward", step, index)
-            loss = self._loss(tokens)
+            loss = self._loss(built.model(inputs), targets)
             phase("backward", step, index)
             torch.autograd.backward(loss / self._targets())
             self._losses.append(loss.detach())
             loss_sum += loss.detach()
         return self._share(float(loss_sum), read, digest, waited)
 
-    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, int]:
-        """Tokens (micro_batch, sequence_length + 1) on the device, and their samples' digest; no
-        rows if no micro-batch is left for this rank."""
-        built, train, corpus = self._require_built(), self.spec.train, self._opened_corpus()
-        length = self.spec.model.sequence_length
+    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
+        """A micro-batch's inputs and targets on the device, the number of its samples, and their
+        digest; no samples if no micro-batch is left for this rank."""
+        built, train, task = self._require_built(), self.spec.train, self._require_task()
         positions = micro_batch_positions(
             self.guard_memory.ledger.window(step),
             micro_batch_index,
@@ -341,9 +324,11 @@ class PretrainRecipe(Recipe):
             micro_batch=train.micro_batch,
             global_batch=train.global_batch,
         )
-        samples = samples_at(positions, corpus.samples(length), train.seed)
-        tokens = torch.from_numpy(corpus.batch(samples, length))
-        return tokens.to(built.world.device), samples_digest(positions, samples)
+        samples = samples_at(positions, task.samples, train.seed)
+        inputs, targets = task.batch(samples) if len(samples) else task.stand_in()
+        device = built.world.device
+        digest = samples_digest(positions, samples)
+        return inputs.to(device), targets.to(device), len(samples), digest
 
     def _share(self, loss_sum: float, samples: int, digest: int, waited: float) -> Contribution:
         """This rank's contribution; a value that several ranks share is contributed by one."""
@@ -357,7 +342,7 @@ class PretrainRecipe(Recipe):
         first_peer = built.world.coordinate(TENSOR_AXIS) == 0
         return Contribution(
             loss_sum=loss_sum if first_peer else 0.0,
-            count=samples * self.spec.model.sequence_length if first_peer else 0,
+            count=samples * self._require_task().targets_per_sample if first_peer else 0,
             grad_sq=grad_sq,
             data_index=data_index(built.world),
             samples=digest,
@@ -373,29 +358,9 @@ class PretrainRecipe(Recipe):
         return make_mesh(world, self.spec.detection.collective_timeout_s)
 
     def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Llama]:
-        spec = self.spec.model
-        dtype = getattr(torch, spec.dtype)
-        with torch.device("meta"):
-            model = Llama(spec, self._opened_corpus().vocabulary)
-        # FSDP implements mixed precision, so it is applied even where there is nothing to shard.
-        sharded = data_parallel(world) > 1 or dtype is not torch.float32
-        tensor_parallel = world.size(TENSOR_AXIS) > 1
-        mesh = self._mesh(world) if sharded or tensor_parallel else None
-        if mesh is not None and tensor_parallel:
-            if self.spec.parallel.sequence_parallel:
-                apply_sequence_parallel(model, mesh[TENSOR_AXIS])
-            else:
-                apply_tensor_parallel(model, mesh[TENSOR_AXIS])
-            if self.spec.parallel.vocabulary_parallel:
-                apply_vocabulary_parallel(model, mesh[TENSOR_AXIS])
-        apply_activation_checkpointing(
-            model, spec.activation_checkpointing, spec.activation_checkpointing_every
-        )
-        if spec.compile:
-            for block in model.blocks:
-                block.compile()
-        if mesh is not None and sharded:
-            apply_fully_shard(model, data_mesh(mesh), dtype, self.spec.parallel.zero)
+        model = self._require_task().new_model()
+        mesh = self._mesh(world) if needs_mesh(world, self.spec.model) else None
+        apply_parallelism(model, world, mesh, self.spec)
         return mesh, model
 
     def _assemble(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _BuiltRecipe:
@@ -439,21 +404,21 @@ class PretrainRecipe(Recipe):
             "global_batch": train.global_batch,
             "seed": train.seed,
             "schedule": train.schedule.model_dump(),
-            "corpus": self._opened_corpus().fingerprint,
+            "corpus": self._require_task().fingerprint,
         }
 
     def _targets(self) -> int:
-        return self.spec.train.global_batch * self.spec.model.sequence_length
+        return self.spec.train.global_batch * self._require_task().targets_per_sample
 
     def _require_built(self) -> _BuiltRecipe:
         if self._built is None:
             raise RuntimeError("the recipe has not been built")
         return self._built
 
-    def _opened_corpus(self) -> Corpus:
-        if self._corpus is None:
+    def _require_task(self) -> LanguageTask:
+        if self._task is None:
             raise RuntimeError("the recipe has not been prepared")
-        return self._corpus
+        return self._task
 
 
 def _gradient(parameter: torch.nn.Parameter) -> Tensor:

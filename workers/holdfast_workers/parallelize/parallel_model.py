@@ -1,0 +1,48 @@
+"""Applies the parallelisms of a spec to a model on the meta device, in their order of nesting."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from holdfast_workers.models.llama import Llama
+from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
+from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_mesh, data_parallel
+from holdfast_workers.parallelize.sequence import apply_sequence_parallel
+from holdfast_workers.parallelize.shard import apply_fully_shard
+from holdfast_workers.parallelize.tensor import apply_tensor_parallel
+from holdfast_workers.parallelize.vocabulary import apply_vocabulary_parallel
+from holdfast_workers.spec import ModelSpec, TrainingSpec
+from holdfast_workers.training.recipe import World
+
+
+def needs_mesh(world: World, spec: ModelSpec) -> bool:
+    """Whether a model of `world` communicates, or needs FSDP for its precision."""
+    return world.world_size > 1 or _is_mixed(spec)
+
+
+def apply_parallelism(
+    model: Llama, world: World, mesh: DeviceMesh | None, spec: TrainingSpec
+) -> None:
+    """Divide `model` in place over `mesh`, which is None where :func:`needs_mesh` is False."""
+    parallel = spec.parallel
+    if mesh is not None and world.size(TENSOR_AXIS) > 1:
+        if parallel.sequence_parallel:
+            apply_sequence_parallel(model, mesh[TENSOR_AXIS])
+        else:
+            apply_tensor_parallel(model, mesh[TENSOR_AXIS])
+        if parallel.vocabulary_parallel:
+            apply_vocabulary_parallel(model, mesh[TENSOR_AXIS])
+    apply_activation_checkpointing(
+        model, spec.model.activation_checkpointing, spec.model.activation_checkpointing_every
+    )
+    if spec.model.compile:
+        for block in model.blocks.values():
+            block.compile()
+    # FSDP implements mixed precision, so it is applied even where there is nothing to shard.
+    if mesh is not None and (data_parallel(world) > 1 or _is_mixed(spec.model)):
+        apply_fully_shard(model, data_mesh(mesh), getattr(torch, spec.model.dtype), parallel.zero)
+
+
+def _is_mixed(spec: ModelSpec) -> bool:
+    return spec.dtype != "float32"
