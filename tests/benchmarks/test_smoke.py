@@ -23,6 +23,7 @@ from benchmarks.dcp_integrity import IntegrityResult
 from benchmarks.elastic import ELASTIC_JOB
 from benchmarks.figures import OverheadResult, RecoveryResult, StormResult
 from benchmarks.hang_figures import DetectionResult
+from benchmarks.meshes import MeshesResult
 from benchmarks.parity import ParityResult
 from benchmarks.reshard import ReshardResult
 from benchmarks.resizes.changes import ElasticResult
@@ -50,6 +51,7 @@ SMOKES = {
     "dcp_integrity": Smoke("--points 2", IntegrityResult),
     "reshard": Smoke("--pairs 1 --most-ranks 2 --state-mb 8", ReshardResult),
     "parity": Smoke("--meshes 1", ParityResult),
+    "meshes": Smoke("--meshes 1 --rounds 1 --steps 1 --dim 32", MeshesResult),
     "restore": Smoke("--state-mb 8 --rounds 2", RestoreResult),
     "corruption": Smoke(
         f"--meshes 1 --flips 1 --healthy-steps 5 --rounds 1 --steps 3 --skip 1 {SMALL}",
@@ -75,6 +77,7 @@ PARTS = {
     "api_server": "api",
     "api_watchers": "api",
     "ray_train_program": "recovery",
+    "mesh_ranks": "meshes",
     "reshard_stock": "reshard",
     "stock_savers": "checkpoint",
     "torchft_program": "storm",

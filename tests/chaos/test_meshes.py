@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def _replaced(run: SupervisedRun) -> int:
         {member["rank"]: member["pid"] for member in attempt["members"]}
         for attempt in run.of(EventKind.ATTEMPT_RUNNING)
     ]
-    pairs = zip(worlds, worlds[1:], strict=False)
+    pairs = pairwise(worlds)
     return sum(before[rank] != after[rank] for before, after in pairs for rank in before)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,50 @@ def poisoned_in_backward(
         unchanged = recipe.state_digest(stop - 1) == before[stop - 1]
         return str(error), unchanged, recipe.applied_step
     raise AssertionError("the step was applied")
+
+
+class _Sleep(torch.autograd.Function):
+    """The same tensor; its backward pass sleeps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+def sleeping_pipeline(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, sleep_s: float
+) -> float:
+    """The least time in s of a pipeline's passes, of three, if each block sleeps for `sleep_s` in
+    its forward pass, for its input's gradient and for its weights'."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+
+    def forward(block: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        time.sleep(sleep_s)
+        weight = _Sleep.apply(block.attention_norm.weight, sleep_s)  # type: ignore[no-untyped-call]
+        slept: Tensor = _Sleep.apply(x, sleep_s)  # type: ignore[no-untyped-call]
+        return slept * weight
+
+    for block in recipe.model.blocks.values():
+        block.forward = partial(forward, block)
+    batches = [recipe._read(1, index)[:2] for index in range(recipe._micro_batches())]
+    times = []
+    for _ in range(3):
+        dist.barrier()
+        began = time.perf_counter()
+        recipe._run_pipeline(batches, lambda name, micro_batch, stage: None)
+        dist.barrier()
+        times.append(time.perf_counter() - began)
+    process_groups.leave()
+    return min(times)
 
 
 def digests_both_ways(

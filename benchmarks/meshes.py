@@ -1,0 +1,114 @@
+"""Throughput of the training core on each kind of mesh, against the same parallelism in torch.
+
+    python -m benchmarks.meshes --json [--rounds N] [--steps N] [--meshes N]
+
+Both sides train the same model in the same processes and take turns (`benchmarks.mesh_ranks`). A
+ratio is tokens per second of Holdfast's core divided by torch's, per round; its lower bound is the
+least ratio but one, which the median of nine rounds exceeds with a probability of 98%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from statistics import median
+from unittest.mock import patch
+
+from tests.support.ranks.corpora import small_corpus
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec
+
+from benchmarks import mesh_ranks
+from benchmarks.conditions import describe_mesh, machine, print_json, report
+from holdfast_workers.spec import CheckpointSpec, TrainingSpec
+
+MESHES: tuple[Mapping[str, int], ...] = (
+    {"dp_shard": 4},
+    {"dp_shard": 2, "tp": 2},
+    {"pp": 2, "dp_shard": 2},
+    {"dp_shard": 2, "cp": 2},
+)
+MICRO_BATCHES = 4
+"""Of each data-parallel rank."""
+ENOUGH = 9
+"""Rounds from which the least ratio but one is the bound; with fewer, it is the least."""
+
+
+@dataclass(frozen=True)
+class MeshSpeed:
+    """Of one mesh: median seconds of a step of either side, and the ratio of tokens per second."""
+
+    holdfast_s: float
+    torch_s: float
+    ratio: float
+    lower: float
+
+
+@dataclass(frozen=True)
+class MeshesResult:
+    """The last line: the least of the lower bounds, and each mesh."""
+
+    worst_ratio: float
+    meshes: dict[str, MeshSpeed]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=2, help="of either side, per round")
+    parser.add_argument("--meshes", type=int, help="use only the first so many")
+    parser.add_argument("--dim", type=int, default=256)
+    options = parser.parse_args(arguments)
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    found: dict[str, MeshSpeed] = {}
+    with tempfile.TemporaryDirectory(prefix="hf-meshes-") as folder:
+        corpus = Path(folder) / "corpus"
+        corpus.mkdir()
+        with small_corpus(corpus), patch.dict(os.environ, OMP_NUM_THREADS="1"):
+            worlds = Worlds(Path(folder) / "cache")
+            for mesh in MESHES[: options.meshes]:
+                spec = training_on(mesh, options.dim)
+                times = worlds.run(mesh_ranks.alternate, spec, options.rounds, options.steps)[0]
+                speed = speed_of(times)
+                found[describe_mesh(mesh)] = speed
+                report(
+                    f"{describe_mesh(mesh)}: {speed.holdfast_s:.3f} s a step, torch alone "
+                    f"{speed.torch_s:.3f} s, ratio {speed.ratio:.3f}, at least {speed.lower:.3f}"
+                )
+    worst = min(speed.lower for speed in found.values())
+    report(f"worst ratio {worst:.3f}")
+    if options.json:
+        print_json(MeshesResult(round(worst, 4), found))
+    return 0
+
+
+def training_on(mesh: Mapping[str, int], dim: int) -> TrainingSpec:
+    """A model whose step takes half a second or more on two processors."""
+    spec = tiny_spec(
+        dict(mesh), steps=1_000_000, dim=dim, layers=4, heads=8, kv_heads=4, sequence_length=256
+    )
+    shares = prod(mesh.get(axis, 1) for axis in ("dp_replicate", "dp_shard"))
+    train = spec.train.model_copy(update={"global_batch": 2 * MICRO_BATCHES * shares})
+    checkpoint = CheckpointSpec(digest_every_steps=0)
+    return spec.model_copy(update={"train": train, "checkpoint": checkpoint})
+
+
+def speed_of(times: Sequence[tuple[float, float]]) -> MeshSpeed:
+    """`times`: seconds of a step of Holdfast and of torch, by round."""
+    ratios = sorted(theirs / ours for ours, theirs in times)
+    return MeshSpeed(
+        holdfast_s=round(median(ours for ours, _ in times), 4),
+        torch_s=round(median(theirs for _, theirs in times), 4),
+        ratio=round(median(ratios), 4),
+        lower=round(ratios[1 if len(ratios) >= ENOUGH else 0], 4),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
