@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
-from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.spec import DataSpec, ModelSpec, TrainingSpec
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
 from holdfast_workers.training.step_loop import DigestSource, Hooks
@@ -54,6 +54,18 @@ def tiny_spec(mesh: Mapping[str, int], *, steps: int = 6, **model: Any) -> Train
             "parallel": mesh,
         }
     )
+
+
+def tiny_vit_spec(mesh: Mapping[str, Any], *, steps: int = 6, **model: Any) -> TrainingSpec:
+    """The same for images of four classes, 16 patches each."""
+    tiny = tiny_spec(mesh, steps=steps)
+    sizes = {"image_size": 16, "patch_size": 4, "classes": 4}
+    fields = {"family": "vit", "dim": 32, "layers": 2, "heads": 4, **sizes, **model}
+    update = {
+        "model": ModelSpec.model_validate(fields),
+        "data": DataSpec(source=os.environ["HOLDFAST_TEST_IMAGES"]),
+    }
+    return tiny.model_copy(update=update)
 
 
 def start_from_seed(recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_mesh, data_parallel
 from holdfast_workers.parallelize.sequence import apply_sequence_parallel
@@ -22,7 +23,7 @@ def needs_mesh(world: World, spec: ModelSpec) -> bool:
 
 
 def apply_parallelism(
-    model: Llama, world: World, mesh: DeviceMesh | None, spec: TrainingSpec
+    model: Transformer, world: World, mesh: DeviceMesh | None, spec: TrainingSpec
 ) -> None:
     """Divide `model` in place over `mesh`, which is None where :func:`needs_mesh` is False."""
     parallel = spec.parallel
@@ -32,6 +33,7 @@ def apply_parallelism(
         else:
             apply_tensor_parallel(model, mesh[TENSOR_AXIS])
         if parallel.vocabulary_parallel:
+            assert isinstance(model, Llama)  # no other family has a vocabulary
             apply_vocabulary_parallel(model, mesh[TENSOR_AXIS])
     apply_activation_checkpointing(
         model, spec.model.activation_checkpointing, spec.model.activation_checkpointing_every

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from holdfast_workers.data.corpus import Corpus, open_corpus
 from holdfast_workers.data.sample_order import Indices
-from holdfast_workers.models.llama import Llama, initial_values
+from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import initial_values
+from holdfast_workers.recipes.task import IGNORED
 from holdfast_workers.spec import TrainingSpec
-
-IGNORED = -100
-"""A target that no loss counts, as in torch's cross-entropy."""
 
 
 class LanguageTask:
@@ -26,6 +25,7 @@ class LanguageTask:
         self.samples = self._corpus.samples(spec.model.sequence_length)
         self.fingerprint = self._corpus.fingerprint
         self.targets_per_sample = spec.model.sequence_length
+        self.tokens_per_sample = spec.model.sequence_length
 
     def new_model(self) -> Llama:
         """The whole model on the meta device."""

@@ -1,4 +1,4 @@
-"""Pretraining of a decoder language model: FSDP2 × tensor parallel, AdamW, byte-level text.
+"""Training of the built-in models: FSDP2 × tensor parallel, AdamW; a task for each family.
 
 The state of a step consists of the parameters, both moments of the optimizer, the guards' memory,
 and the step itself, which determines learning rate and random numbers. So ranks that differ only
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from holdfast_workers.data.sample_order import (
     samples_at,
     samples_digest,
 )
-from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
 from holdfast_workers.parallelize.fake_mesh import fake_process_group
@@ -43,9 +44,11 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
+from holdfast_workers.recipes.image_task import ImageTask
 from holdfast_workers.recipes.language_task import LanguageTask
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
-from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.recipes.task import Task
+from holdfast_workers.spec import Family, TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,
@@ -72,6 +75,11 @@ from holdfast_workers.training.recipe import (
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
 
+_TASKS: Mapping[Family, Callable[[TrainingSpec, Path], Task]] = {
+    "llama": LanguageTask,
+    "vit": ImageTask,
+}
+
 
 @dataclass
 class _BuiltRecipe:
@@ -79,7 +87,7 @@ class _BuiltRecipe:
 
     world: World
     mesh: DeviceMesh | None
-    model: Llama
+    model: Transformer
     parameters: list[torch.nn.Parameter]
     names: list[str]
     boxes: list[ShardBox]
@@ -95,14 +103,14 @@ class PretrainRecipe(Recipe):
 
     def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
         super().__init__(spec, cache_dir)
-        self._task: LanguageTask | None = None
+        self._task: Task | None = None
         self._built: _BuiltRecipe | None = None
         self._expected: _BuiltRecipe | None = None
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
 
     @property
-    def model(self) -> Llama:
+    def model(self) -> Transformer:
         """The built model, sharded over the mesh."""
         return self._require_built().model
 
@@ -117,7 +125,8 @@ class PretrainRecipe(Recipe):
     # --- building and rebuilding ------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._task = LanguageTask(self.spec, self.cache_dir)
+        task = _TASKS[self.spec.model.family]
+        self._task = task(self.spec, self.cache_dir)
 
     def expect(self, world: World) -> bool:
         if self._expected is not None:  # forked from a process that had built it
@@ -151,7 +160,9 @@ class PretrainRecipe(Recipe):
         else:
             self.rebind(world)
 
-    def _finish_build(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _BuiltRecipe:
+    def _finish_build(
+        self, world: World, mesh: DeviceMesh | None, model: Transformer
+    ) -> _BuiltRecipe:
         model.to_empty(device=world.device)
         model.reset_tables()
         model.train()
@@ -237,7 +248,8 @@ class PretrainRecipe(Recipe):
         self.guard_memory.record_step(step, agreed.loss, agreed.grad_norm)
         built.checksum.record()
         self.applied_step = step
-        return StepOutcome(agreed=agreed, lr=lr, tokens=self._targets())
+        tokens = train.global_batch * self._require_task().tokens_per_sample
+        return StepOutcome(agreed=agreed, lr=lr, tokens=tokens)
 
     def observed_nonfinite(self) -> NonfiniteOrigin | None:
         built = self._require_built()
@@ -357,13 +369,13 @@ class PretrainRecipe(Recipe):
     def _mesh(self, world: World) -> DeviceMesh:
         return make_mesh(world, self.spec.detection.collective_timeout_s)
 
-    def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Llama]:
+    def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Transformer]:
         model = self._require_task().new_model()
         mesh = self._mesh(world) if needs_mesh(world, self.spec.model) else None
         apply_parallelism(model, world, mesh, self.spec)
         return mesh, model
 
-    def _assemble(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _BuiltRecipe:
+    def _assemble(self, world: World, mesh: DeviceMesh | None, model: Transformer) -> _BuiltRecipe:
         named = list(model.named_parameters())
         names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
@@ -415,7 +427,7 @@ class PretrainRecipe(Recipe):
             raise RuntimeError("the recipe has not been built")
         return self._built
 
-    def _require_task(self) -> LanguageTask:
+    def _require_task(self) -> Task:
         if self._task is None:
             raise RuntimeError("the recipe has not been prepared")
         return self._task
