@@ -45,8 +45,13 @@ MESHES: tuple[Mapping[str, int], ...] = (
     {"dp_shard": 2, "tp": 2},
     {"dp_shard": 4, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    {"pp": 2},
+    {"pp": 2, "dp_shard": 2},
+    {"pp": 2, "dp_replicate": 2},
+    {"pp": 2, "tp": 2},
+    {"pp": 2, "dp_shard": 2, "tp": 2},
 )
-"""Every axis alone, every pair, and the triple, on 2 to 8 ranks."""
+"""Every axis alone, every pair, and triples, on 2 to 8 ranks."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,9 @@ OPTIONS = (
     Option("full checkpointing", model={"activation_checkpointing": "full"}),
     Option("selective checkpointing", model={"activation_checkpointing": "selective"}),
     Option("tied embeddings", model={"tied_embeddings": True}),
+    Option("gpipe", {"schedule": "gpipe"}, needs="pp"),
+    Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, needs="pp"),
+    Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, needs="pp"),
 )
 
 
@@ -114,16 +122,17 @@ class Parity:
 
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
-        self._alone: dict[bool, dict[str, Tensor]] = {}
-        """Whether embeddings are tied -> the parameters that one process trains."""
+        self._alone: dict[str, dict[str, Tensor]] = {}
+        """What changes the model itself -> the parameters that one process trains."""
 
     def difference(self, row: Row) -> float:
         """The greatest absolute difference of a parameter from that of one process."""
-        tied = bool(row.option.model.get("tied_embeddings"))
-        if tied not in self._alone:
-            self._alone[tied] = self._trained({}, {"tied_embeddings": tied})
-        found = self._trained({**row.mesh, **row.option.parallel}, row.option.model)
-        expected = self._alone[tied]
+        model = row.option.model
+        own = {name: model[name] for name in ("tied_embeddings", "layers") if name in model}
+        if str(own) not in self._alone:
+            self._alone[str(own)] = self._trained({}, own)
+        found = self._trained({**row.mesh, **row.option.parallel}, model)
+        expected = self._alone[str(own)]
         assert found.keys() == expected.keys()
         return max(float((found[name] - expected[name]).abs().max()) for name in expected)
 

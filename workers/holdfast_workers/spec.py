@@ -196,6 +196,7 @@ class TrainSpec(Section):
 
 
 Zero = Literal[1, 2, 3]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
 class ParallelSpec(Section):
@@ -217,6 +218,18 @@ class ParallelSpec(Section):
         "until the backward pass. Between steps everything is in pieces.",
     )
 
+    schedule: Schedule = Field(
+        default="1f1b",
+        description="The order of a pipeline's micro-batches. gpipe: all forward passes first. "
+        "1f1b: forward and backward in turns, which keeps fewer activations. interleaved: 1f1b "
+        "with several stages per rank, which waits less. zero_bubble: two stages per rank, along "
+        "a V, and the gradients of weights are computed where a rank would wait (ZBV).",
+    )
+    stages_per_rank: Positive | None = Field(
+        default=None,
+        description="Number of stages of each rank of `pp`. null: 2 for interleaved and "
+        "zero_bubble, else 1.",
+    )
     sequence_parallel: bool = Field(
         default=False,
         description="Whether `tp` divides the sequence where it does not divide the layers: the "
@@ -239,6 +252,12 @@ class ParallelSpec(Section):
             "tp": self.tp,
         }
         return {axis: n for axis, n in sizes.items() if n > 1 or axis in ("dp_shard", "tp")}
+
+    @property
+    def stages_on_a_rank(self) -> int:
+        """`stages_per_rank`, or its default."""
+        several = self.schedule in ("interleaved", "zero_bubble")
+        return self.stages_per_rank or (2 if several else 1)
 
     @property
     def data_parallel(self) -> int:
@@ -554,7 +573,7 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
 _OF_VIT = ("image_size", "patch_size", "classes")
 _NOT_OF_VIT = (
     *("model.kv_heads", "model.sequence_length", "model.rope_theta", "model.rope_scaling"),
-    *("model.tied_embeddings", "parallel.vocabulary_parallel", "parallel.pp", "parallel.cp"),
+    *("model.tied_embeddings", "parallel.vocabulary_parallel", "parallel.cp"),
 )
 
 

@@ -60,14 +60,7 @@ class Llama(Transformer):
         self.get_buffer("cos").copy_(torch.cat((angles.cos(), angles.cos()), dim=-1))
         self.get_buffer("sin").copy_(torch.cat((-angles.sin(), angles.sin()), dim=-1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        cos, sin = self.tables(tokens.shape[1])
-        x = self.embedding(tokens)
-        for block in self.blocks.values():
-            x = block(x, cos, sin)
-        return self.logits(self.norm(x))
-
-    def tables(self, length: int) -> tuple[Tensor, Tensor]:
+    def tables(self, length: int | None = None) -> tuple[Tensor, Tensor]:
         """Cosines and sines (length, head_size) of the rotary angles of the first positions."""
         return self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
 

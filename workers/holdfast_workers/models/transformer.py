@@ -21,17 +21,36 @@ class Transformer(nn.Module):
     """Built on the meta device, it allocates nothing until `to_empty`; `reset_tables` then fills
     the tables that are computed rather than learned."""
 
+    FIRST = ("embedding",)
+    """Its modules before the blocks."""
+    LAST = ("norm", "head")
+    """Its modules after the blocks."""
+
     embedding: nn.Module
     """Maps the inputs to the residual stream (batch, sequence, dim)."""
     blocks: nn.ModuleDict
     """A `PreNormBlock` by its index."""
     norm: Norm
 
+    def forward(self, inputs: Tensor) -> Tensor:
+        x, tables = self.enter(inputs), self.tables(inputs.shape[1])
+        for block in self.blocks.values():
+            x = block(x, *tables)
+        return self.leave(x)
+
+    def enter(self, inputs: Tensor) -> Tensor:
+        """The input of the first block, (batch, sequence, dim)."""
+        return self.embedding(inputs)  # type: ignore[no-any-return]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The logits of the last block's output."""
+        return self.logits(self.norm(x))
+
     def reset_tables(self) -> None:
         """By default there are none."""
 
-    def tables(self, length: int) -> tuple[Tensor, ...]:
-        """The tables of the first `length` positions, which each block gets too."""
+    def tables(self, length: int | None = None) -> tuple[Tensor, ...]:
+        """The tables that each block gets, cut to `length` positions of a text."""
         del length
         return ()
 

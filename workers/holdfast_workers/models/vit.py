@@ -36,12 +36,6 @@ class VisionTransformer(Transformer):
         self.norm = LayerNorm(spec.dim, spec.norm_eps)
         self.head = nn.Linear(spec.dim, spec.images.classes, bias=False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.embedding(images)
-        for block in self.blocks.values():
-            x = block(x)
-        return self.logits(self.norm(x))
-
     def logits(self, x: Tensor) -> Tensor:
         return self.head(x.mean(1))  # type: ignore[no-any-return]
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from holdfast_workers.spec import ModelSpec
 
 
 def hidden_size(model: ModelSpec) -> int:
     """Of the feed-forward layer."""
     return model.ffn_dim or 4 * model.dim
+
+
+def head_in_blocks(model: ModelSpec) -> float:
+    """The multiplications of the head for an image, as a fraction of those of a block."""
+    shapes = vit_shapes(model.model_copy(update={"layers": 1}))
+    block = sum(prod(shape) for name, shape in shapes.items() if name.startswith("blocks."))
+    attention = 2 * model.dim * model.positions  # scores and mixing
+    return prod(shapes["head.weight"]) / (model.positions * (block + attention))
 
 
 def vit_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:

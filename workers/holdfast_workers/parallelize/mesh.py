@@ -14,6 +14,7 @@ from holdfast_workers.parallelize import process_groups
 from holdfast_workers.state.replicas import REPLICATED_AXIS
 from holdfast_workers.training.recipe import World
 
+PIPELINE_AXIS = "pp"
 SHARD_AXIS = "dp_shard"
 TENSOR_AXIS = "tp"
 

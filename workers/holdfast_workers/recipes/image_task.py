@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from holdfast_workers.data.images import ImageSet, open_images
 from holdfast_workers.data.sample_order import Indices
 from holdfast_workers.models.transformer import initial_values
 from holdfast_workers.models.vit import VisionTransformer
+from holdfast_workers.models.vit_parameters import head_in_blocks, vit_shapes
 from holdfast_workers.recipes.task import IGNORED
 from holdfast_workers.spec import TrainingSpec
 
@@ -26,6 +28,8 @@ class ImageTask:
         self.fingerprint = self._images.fingerprint
         self.targets_per_sample = 1
         self.tokens_per_sample = spec.model.positions
+        self.parameters = sum(prod(shape) for shape in vit_shapes(spec.model).values())
+        self.head_in_blocks = head_in_blocks(spec.model)
 
     def new_model(self) -> VisionTransformer:
         """The whole model on the meta device."""
@@ -47,6 +51,11 @@ class ImageTask:
         batch, size = self._spec.train.micro_batch, self._spec.model.images.image_size
         pixels = torch.zeros((batch, size, size, 3), dtype=torch.uint8)
         return pixels, torch.full((batch,), IGNORED)
+
+    def shapes(self, images: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of the hidden states and of the logits of a micro-batch."""
+        batch, model = images.shape[0], self._spec.model
+        return (batch, model.positions, model.dim), (batch, model.images.classes)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The cross-entropy, summed over the images."""

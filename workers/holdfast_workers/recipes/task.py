@@ -20,6 +20,10 @@ class Task(Protocol):
     targets_per_sample: int
     tokens_per_sample: int
     """Positions of the sequence that a sample is in the model."""
+    parameters: int
+    """Of the whole model."""
+    head_in_blocks: float
+    """The work of the model's head, as a number of blocks."""
 
     def new_model(self) -> Transformer:
         """The whole model on the meta device."""
@@ -36,6 +40,10 @@ class Task(Protocol):
     def stand_in(self) -> tuple[Tensor, Tensor]:
         """A micro-batch whose targets are ignored, for a rank for which none is left: it takes part
         in the passes of the others."""
+        ...
+
+    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of the hidden states and of the logits of a micro-batch."""
         ...
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
