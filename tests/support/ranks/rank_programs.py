@@ -312,9 +312,10 @@ def survivor(
     spec: TrainingSpec,
     folder: Path,
     kill_at: tuple[str, int],
+    in_pass: bool = False,
 ) -> dict[str, Any]:
-    """Train; the highest rank kills itself at `kill_at`; the others continue in the next
-    attempt."""
+    """Train; the highest rank kills itself at `kill_at`, or `in_pass`: where half of the gradients
+    of this backward pass are computed. The others continue in the next attempt."""
     before = process_groups.open_sockets()
     join(port, world)
     recipe = make(cache_dir, spec)
@@ -324,10 +325,19 @@ def survivor(
     victim = world.rank == world.world_size - 1
 
     def die(name: str, step: int) -> None:
-        if victim and (name, step) == kill_at:
+        if victim and (name, step) == kill_at and not in_pass:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def die_of_gradient(gradient: Tensor) -> None:
+        if hooks.phases[-1] == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_gradient(module: torch.nn.Module, args: Any, output: Tensor) -> None:
+        output.register_hook(die_of_gradient)  # type: ignore[no-untyped-call]
+
     hooks = RecordingHooks(die)
+    if victim and in_pass:
+        recipe.model.blocks["0"].register_forward_hook(watch_gradient)
     hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
     failure = None
     try:

@@ -83,10 +83,15 @@ def _classes(root: Path) -> dict[str, list[Path]]:
     empty = [name for name, images in found.items() if not images]
     if empty:
         raise CorpusError(f"data.source {str(root)!r} has no image of the class {empty[0]!r}")
-    if not 1 < len(found) <= MOST_CLASSES:
+    if len(found) == 1:
+        (only,) = found
         raise CorpusError(
-            f"data.source {str(root)!r} has images of {len(found)} classes: between 2 and "
-            f"{MOST_CLASSES} can be learned"
+            f"data.source {str(root)!r} has images of one class only, {only!r}: add another"
+        )
+    if len(found) > MOST_CLASSES:
+        raise CorpusError(
+            f"data.source {str(root)!r} has {len(found)} classes, at most {MOST_CLASSES} can be "
+            "learned"
         )
     return found
 
