@@ -179,7 +179,11 @@ class Pipeline:
         self._losses, self._report = [], report
         fed = (torch.cat(tuple(inputs)),) if self._is_first else ()
         told = {"target": torch.cat(tuple(targets)), "losses": []} if self._is_last else {}
-        self._schedule.step(*fed, return_outputs=False, **told)
+        try:
+            self._schedule.step(*fed, return_outputs=False, **told)
+        except RuntimeError as error:
+            # torch hides an error of a pass behind one of its own that prints all arguments.
+            raise (error.__cause__ or error) from None
         if self._is_tied:
             self._add_gradient_of_copy()
         return self._losses
@@ -247,11 +251,7 @@ class _ReportingStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._pipeline.report("forward", fwd_chunk_id, self.stage_index)
-        try:
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        except RuntimeError as error:
-            # torch hides an error behind one of its own that prints all arguments.
-            raise (error.__cause__ or error) from None
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._pipeline.report("backward", bwd_chunk_id, self.stage_index)
