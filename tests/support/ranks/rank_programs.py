@@ -225,7 +225,7 @@ def poisoned_in_backward(
         return gradient * float("nan") if len(before) == stop else None
 
     if world.coordinate("pp") == 0:
-        recipe.model.embedding.weight.register_hook(poison)  # type: ignore[no-untyped-call]
+        recipe.model.get_parameter("embedding.weight").register_hook(poison)  # type: ignore[no-untyped-call]
     try:
         train(recipe, world, spec, hooks, 0)
     except GuardTripped as error:
