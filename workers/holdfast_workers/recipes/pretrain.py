@@ -436,6 +436,7 @@ class PretrainRecipe(Recipe):
             nonfinite=not (math.isfinite(loss_sum) and math.isfinite(grad_sq)),
             changed=built.checksum.has_changed(),
             loader_wait_s=waited,
+            data=int(self._require_task().fingerprint[:16], 16),
         )
 
     # --- construction -----------------------------------------------------------------------
