@@ -123,7 +123,7 @@ def test_peers_with_different_samples_raise_a_disagreement() -> None:
 
 def test_ranks_with_different_data_cannot_agree() -> None:
     fold([record(0, contribution=share(0, data=7)), record(1, contribution=share(1, data=7))])
-    with pytest.raises(Disagreement, match="rank 1 has other data than rank 0: make data.source"):
+    with pytest.raises(Disagreement, match="rank 1 has other data than rank 0"):
         fold([record(0, contribution=share(0, data=7)), record(1, contribution=share(1, data=8))])
 
 
