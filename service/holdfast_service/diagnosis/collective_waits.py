@@ -15,11 +15,12 @@ from itertools import combinations
 from math import prod
 from typing import TypeVar
 
-from holdfast_service.placement.replica_placement import AxisGroup, groups
+from holdfast_service.placement.replica_placement import AxisGroup, coordinates, groups
 from holdfast_workers.protocol.messages import Beat, GroupBeat
 
 ValueT = TypeVar("ValueT")
 WORLD = "world"
+PIPELINE = "pp"
 PHASES = (
     "load",
     "forward",
@@ -58,9 +59,24 @@ class Waits:
 
 
 def all_groups(mesh: Mapping[str, int]) -> list[AxisGroup]:
-    """Every process group that beats can report: those of the axes, and the world."""
+    """Every process group that beats can report: those of the axes, the world, and the links of a
+    pipeline."""
     world_size = prod(mesh.values())
-    return [*groups(mesh, range(world_size)), AxisGroup(WORLD, tuple(range(world_size)))]
+    of_axes = groups(mesh, range(world_size))
+    links = [link for group in of_axes if group.axis == PIPELINE for link in _links(group)]
+    return [*of_axes, *links, AxisGroup(WORLD, tuple(range(world_size)))]
+
+
+def _links(pipeline: AxisGroup) -> list[AxisGroup]:
+    """The links from each rank of a pipeline to the one after it and the one before it, round the
+    ring: a transfer counts like a collective of the two (`parallelize/counted_transfers.py`)."""
+    ranks = pipeline.ranks
+    ends = {(i, (i + step) % len(ranks)) for i in range(len(ranks)) for step in (1, -1)}
+    return [
+        AxisGroup(f"{PIPELINE} {source}>{target}", (ranks[source], ranks[target]))
+        for source, target in sorted(ends)
+        if source != target
+    ]
 
 
 def find_waits(
@@ -94,13 +110,30 @@ def position(beat: Beat) -> tuple[int, bool, int, int]:
 def diverged_ranks(
     mesh: Mapping[str, int], beats: Mapping[int, Beat], seen: Waits
 ) -> dict[int, str]:
-    """The ranks that have diverged from the common program, with the evidence."""
+    """The ranks that have diverged from the common program, with the evidence. The stages of a
+    pipeline have programs of their own, so only ranks of one stage are compared."""
     found: dict[int, str] = {}
     for rank, absent in seen.on.items():
         for other, where in absent.items():
-            if other in beats and position(beats[other]) > position(beats[rank]):
+            alike = _stage_of(rank, mesh) == _stage_of(other, mesh)
+            if alike and other in beats and position(beats[other]) > position(beats[rank]):
                 found.setdefault(other, f"is past {where}, which it has not entered")
-    return found or _of_other_kind(beats) or _out_of_order(mesh, beats)
+    if found:
+        return found
+    by_stage: dict[int, dict[int, Beat]] = {}
+    for rank, beat in beats.items():
+        by_stage.setdefault(_stage_of(rank, mesh), {})[rank] = beat
+    for comparable in by_stage.values():
+        found |= _of_other_kind(comparable)
+    for comparable in () if found else by_stage.values():
+        found |= _out_of_order(mesh, comparable)
+    return found
+
+
+def _stage_of(rank: int, mesh: Mapping[str, int]) -> int:
+    """The rank's place in its pipeline; 0 where there is none."""
+    axes = list(mesh)
+    return coordinates(rank, mesh)[axes.index(PIPELINE)] if PIPELINE in axes else 0
 
 
 def _of_other_kind(beats: Mapping[int, Beat]) -> dict[int, str]:

@@ -74,6 +74,7 @@ def mesh_limits(
         micro_batches=training.train.global_batch // training.train.micro_batch,
         memory=memory_model(training),
         memory_limit=memory_limit,
+        why_no_schedule=training.parallel.why_no_schedule,
     )
 
 
@@ -109,6 +110,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         gathers_blocks=4 * (block * model.layers + vocabulary + whole) > SMALL_MODEL_BYTES,
         vocabulary=vocabulary,
         zero=training.parallel.zero,
+        schedule=training.parallel.schedule,
     )
 
 
