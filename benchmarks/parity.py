@@ -2,7 +2,7 @@
 
     python -m benchmarks.parity --json [--meshes N] [--write]
 
-Each row trains the built-in model of a tiny size on real ranks (gloo), in float32, and compares
+Each row trains a built-in model of a tiny size on real ranks (gloo), in float32, and compares
 each parameter, assembled from the ranks' pieces, with that of one process. `--write` puts the table
 into `docs/parallelism.md`. An option whose difference exceeds `TOLERANCE` ends the run with 1.
 """
@@ -24,7 +24,8 @@ from unittest.mock import patch
 
 import torch
 from tests.support.ranks import rank_programs as programs
-from tests.support.ranks.rank_worlds import Worlds, tiny_spec
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec, tiny_vit_spec
+from tests.support.ranks.toy_images import write_images
 from torch import Tensor
 
 from benchmarks.conditions import ROOT, describe_mesh, print_json, report
@@ -84,7 +85,16 @@ OPTIONS = (
     Option("gpipe", {"schedule": "gpipe"}, needs="pp"),
     Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, needs="pp"),
     Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, needs="pp"),
+    Option("vit", model={"family": "vit"}),
+    Option(
+        "vit, sequence, zero 3, selective",
+        {"sequence_parallel": True, "zero": 3},
+        {"family": "vit", "activation_checkpointing": "selective"},
+        needs="tp",
+    ),
 )
+OF_THE_MODEL = ("family", "tied_embeddings", "layers")
+"""Fields of an option that change the model itself, also in one process."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ class Parity:
     def difference(self, row: Row) -> float:
         """The greatest absolute difference of a parameter from that of one process."""
         model = row.option.model
-        own = {name: model[name] for name in ("tied_embeddings", "layers") if name in model}
+        own = {name: model[name] for name in OF_THE_MODEL if name in model}
         if str(own) not in self._alone:
             self._alone[str(own)] = self._trained({}, own)
         found = self._trained({**row.mesh, **row.option.parallel}, model)
@@ -137,7 +147,8 @@ class Parity:
         return max(float((found[name] - expected[name]).abs().max()) for name in expected)
 
     def _trained(self, parallel: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Tensor]:
-        spec = tiny_spec(parallel, steps=STEPS, **model)
+        tiny = tiny_vit_spec if model.get("family") == "vit" else tiny_spec
+        spec = tiny(parallel, steps=STEPS, **model)
         optimizer = spec.train.optimizer.model_copy(update={"lr": LEARNING_RATE})
         train = spec.train.model_copy(update={"optimizer": optimizer})
         spec = spec.model_copy(update={"train": train})
@@ -154,14 +165,17 @@ class Parity:
 
 @contextmanager
 def parity() -> Iterator[Parity]:
-    """With a corpus and a cache of its own."""
+    """With a corpus, images and a cache of its own."""
     with tempfile.TemporaryDirectory(prefix="hf-parity-") as folder:
         words = random.Random(5)
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         text = " ".join(str(words.randrange(100)) for _ in range(12_000))
         (corpus / "part.txt").write_text(text)
-        with patch.dict(os.environ, HOLDFAST_TEST_CORPUS=str(corpus)):
+        images = Path(folder) / "images"
+        write_images(images)
+        data = {"HOLDFAST_TEST_CORPUS": str(corpus), "HOLDFAST_TEST_IMAGES": str(images)}
+        with patch.dict(os.environ, data):
             yield Parity(Worlds(Path(folder) / "cache"))
 
 

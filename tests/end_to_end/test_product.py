@@ -23,6 +23,7 @@ from tests.end_to_end.conftest import (
     Product,
     spec,
 )
+from tests.support.ranks.toy_images import write_images
 
 from holdfast_service.embedded_cluster import local_cluster, processes
 
@@ -67,6 +68,25 @@ def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothi
     assert {member.node_id for member in product.members(job.id).values()} == {
         member.node_id for member in before.values()
     }
+
+
+def test_a_vision_job_that_loses_a_rank_succeeds(product: Product, tmp_path: Path) -> None:
+    write_images(tmp_path / "images", size=32)
+    sizes = {"image_size": 32, "patch_size": 4, "classes": 4}
+    model = {"family": "vit", "dim": 64, "layers": 2, "heads": 4, **sizes}
+    data = {"source": str(tmp_path / "images")}
+    train = {**spec()["train"], "steps": 4 * STEPS}
+    job = product.client.submit(
+        spec(name="images", model=model, data=data, train=train, **ONE_NODE)
+    )
+    product.wait_step(job.id, 5)
+    lost = product.members(job.id)[1].pid
+    assert lost is not None
+    os.kill(lost, signal.SIGKILL)
+    ended = product.finish(job.id)
+    assert ended.state == "SUCCEEDED", ended.outcome
+    assert [incident.cause for incident in product.client.incidents(job.id)] == ["worker_crash"]
+    assert sorted(product.samples(job.id)) == list(range(1, 4 * STEPS + 1))
 
 
 def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(

@@ -38,6 +38,13 @@ def test_the_elastic_example_has_a_mesh_on_every_number_of_nodes() -> None:
     assert [shape.world_size for shape in parse(document, None).shapes] == [6, 4]
 
 
+def test_the_vision_example_is_a_valid_job() -> None:
+    document = yaml.safe_load((ROOT / "examples" / "image-vit.yaml").read_text())
+    spec = parse(document, None)
+    assert spec.model.positions == 64
+    assert spec.parallel.world_size == 4
+
+
 def test_the_example_is_short_and_its_job_is_valid() -> None:
     assert len((EXAMPLE / "train.py").read_text().splitlines()) < 60
     document = yaml.safe_load((EXAMPLE / "job.yaml").read_text())

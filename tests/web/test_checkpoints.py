@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from safetensors.numpy import load_file
-from tests.support.checkpoint.llama_checkpoint import save_llama
+from tests.support.checkpoint.model_checkpoint import save_model
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.saved_checkpoints import report_saved, root_of, saved, spoil
@@ -145,7 +145,7 @@ def test_a_new_job_continues_from_a_checkpoint(
     job = client.submit({**SPEC, "name": "fitting", "model": SMALL}).id
     dashboard_server.run_job(job, end=False)
     training = JobSpec.model_validate(client.get(job).spec).training()
-    report_saved(dashboard_server, job, save_llama(root_of(dashboard_server, job), 4, training))
+    report_saved(dashboard_server, job, save_model(root_of(dashboard_server, job), 4, training))
     page = open_page(f"{dashboard_server.address}/jobs/{job}/checkpoints")
     line(page, 4).get_by_role("link", name="Restart from here").click()
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('init_from')")

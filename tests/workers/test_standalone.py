@@ -101,6 +101,12 @@ def test_a_world_of_the_wrong_size_is_refused() -> None:
 def test_flops_and_peaks() -> None:
     spec = ModelSpec(dim=64, layers=2, heads=4, sequence_length=128)
     assert flops_per_token(100_000, spec) == 6 * (100_000 - 256 * 64) + 12 * 2 * 64 * 128
+    sizes = {"image_size": 32, "patch_size": 8, "classes": 160}
+    images = ModelSpec.model_validate({"family": "vit", "dim": 64, "layers": 2, **sizes})
+    block, patch = 12 * 64 * 64, 3 * 8 * 8  # multiplications for a patch
+    parameters = 2 * block + (patch + 16 + 160) * 64
+    forward = 2 * (2 * block + patch * 64 + 160 / 16 * 64 + 2 * 2 * 16 * 64)
+    assert flops_per_token(parameters, images) == pytest.approx(3 * forward)
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     assert peak_flops("NVIDIA H200") == 989e12
     assert peak_flops("something else") is None

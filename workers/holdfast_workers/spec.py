@@ -9,6 +9,8 @@ and between sections; the service finds those that depend on the cluster.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -76,8 +78,15 @@ class RopeScalingSpec(Section):
     )
 
 
+Family = Literal["llama", "vit"]
+
+
 class ModelSpec(Section):
-    family: Literal["llama"] = "llama"
+    family: Family = Field(
+        default="llama",
+        description="llama: a language model, of bytes of text. vit: a Vision Transformer, which "
+        "classifies images.",
+    )
     dim: Positive = 128
     layers: Annotated[int, Field(ge=1, le=10_000)] = 4
     heads: Positive = 4
@@ -87,9 +96,18 @@ class ModelSpec(Section):
     ffn_dim: Positive | None = Field(
         default=None,
         description="Hidden size of the feed-forward layer. null: 8/3 of `dim`, rounded up to a "
-        "multiple of 64.",
+        "multiple of 64; for vit 4 times `dim`.",
     )
     sequence_length: Positive = 256
+    image_size: Positive | None = Field(
+        default=None, description="vit: height and width to which images are brought, in pixels."
+    )
+    patch_size: Positive | None = Field(
+        default=None, description="vit: height and width of a patch, in pixels."
+    )
+    classes: Positive | None = Field(
+        default=None, description="vit: number of classes, as many as the data has."
+    )
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScalingSpec | None = None
@@ -110,6 +128,35 @@ class ModelSpec(Section):
         default=1, description="Of the blocks, each so manyth is checkpointed, from the first on."
     )
 
+    @property
+    def positions(self) -> int:
+        """Length of the sequence that the blocks get: tokens of a text, or patches of an image."""
+        if self.family == "llama":
+            return self.sequence_length
+        images = self.images
+        return (images.image_size // images.patch_size) ** 2
+
+    @property
+    def images(self) -> ImageSizes:
+        """The sizes of the family `vit`. Raises ValueError if one is not set."""
+        if self.image_size is None or self.patch_size is None or self.classes is None:
+            raise ValueError("the family vit needs image_size, patch_size and classes")
+        return ImageSizes(self.image_size, self.patch_size, self.classes)
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Of square images and patches, in pixels; and the number of classes."""
+
+    image_size: int
+    patch_size: int
+    classes: int
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in a patch: three channels of each pixel."""
+        return 3 * self.patch_size**2
+
 
 VOCABULARIES = {"bytes": 256}
 """Tokenizer -> size of its vocabulary."""
@@ -118,7 +165,8 @@ VOCABULARIES = {"bytes": 256}
 class DataSpec(Section):
     source: Reference = Field(
         default="python-stdlib",
-        description="`python-stdlib`, or a path or glob of text files on every node.",
+        description="`python-stdlib`, or a path or glob of text files on every node. For vit: a "
+        "folder on every node with a subfolder of images for each class.",
     )
     tokenizer: Literal["bytes"] = "bytes"
 
@@ -547,7 +595,7 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
 
     if model.dim % model.heads:
         add("model.heads", f"dim {model.dim} is not divisible by heads {model.heads}")
-    elif (model.dim // model.heads) % 2:
+    elif model.family == "llama" and (model.dim // model.heads) % 2:
         add(
             "model.heads", f"head size {model.dim // model.heads} must be even for rotary positions"
         )
@@ -562,9 +610,9 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
         add("model.kv_heads", f"heads {model.heads} is not divisible by kv_heads {kv_heads}")
     if model.heads % parallel.tp:
         add("parallel.tp", f"heads {model.heads} is not divisible by tp {parallel.tp}")
-    if kv_heads % parallel.tp:
+    if model.family == "llama" and kv_heads % parallel.tp:
         add("parallel.tp", f"kv_heads {kv_heads} is not divisible by tp {parallel.tp}")
-    if model.sequence_length % parallel.tp:
+    if model.family == "llama" and model.sequence_length % parallel.tp:
         add(
             "parallel.tp",
             f"sequence_length {model.sequence_length} is not divisible by tp {parallel.tp}",
@@ -580,4 +628,53 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
         add("parallel.tp", f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}")
-    return faults
+    return [*faults, *(_llama_faults(model) if model.family == "llama" else _vit_faults(spec))]
+
+
+_OF_VIT = ("image_size", "patch_size", "classes")
+_NOT_OF_VIT = (
+    *("model.kv_heads", "model.sequence_length", "model.rope_theta", "model.rope_scaling"),
+    *("model.tied_embeddings", "parallel.vocabulary_parallel", "parallel.cp"),
+)
+
+
+def _llama_faults(model: ModelSpec) -> Iterator[SpecFault]:
+    for name in _OF_VIT:
+        if getattr(model, name) is not None:
+            message = f"{name} is for models of the family vit: remove it"
+            yield SpecFault(path=f"model.{name}", message=message)
+
+
+def _vit_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
+    model, parallel = spec.model, spec.parallel
+    for path in _NOT_OF_VIT:
+        # Not whether it is set: a resolved spec, with the defaults of all fields, is valid too.
+        section, _, name = path.partition(".")
+        values: Section = getattr(spec, section)
+        if getattr(values, name) != type(values).model_fields[name].default:
+            message = f"a model of the family vit has no {name}: remove it"
+            yield SpecFault(path=path, message=message)
+    if spec.data.source == DataSpec().source:
+        message = "a model of the family vit needs a folder with a subfolder of images per class"
+        yield SpecFault(path="data.source", message=message)
+    missing = [name for name in _OF_VIT if getattr(model, name) is None]
+    for name in missing:
+        message = f"a model of the family vit needs {name}: set it"
+        yield SpecFault(path=f"model.{name}", message=message)
+    if missing:
+        return
+    images = model.images
+    if images.classes < 2:
+        message = "classes is 1: there is nothing to learn, set at least 2"
+        yield SpecFault(path="model.classes", message=message)
+    if images.image_size % images.patch_size:
+        message = (
+            f"image_size {images.image_size} is not divisible by patch_size {images.patch_size}"
+        )
+        yield SpecFault(path="model.patch_size", message=message)
+    elif parallel.sequence_parallel and model.positions % parallel.tp:
+        message = (
+            f"sequence_parallel divides the {model.positions} patches of an image: their number "
+            f"is not divisible by tp {parallel.tp}"
+        )
+        yield SpecFault(path="parallel.sequence_parallel", message=message)

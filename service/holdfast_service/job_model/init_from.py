@@ -13,8 +13,7 @@ from typing import Any
 
 from holdfast_service.job_model.job_reference import JobReference, parse_job_reference
 from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_workers.data.corpus import BYTE_VOCABULARY
-from holdfast_workers.models.llama_parameters import parameter_shapes
+from holdfast_service.job_model.model_memory import shapes_of
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
 from holdfast_workers.spec import TrainingSpec
 
@@ -78,7 +77,7 @@ def mismatches(spec: JobSpec, saved: SavedCheckpoint, part: InitPart) -> list[st
 def _shape_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     if spec.recipe != "pretrain" or spec.function is not None:
         return []  # the parameters are known only to the user's recipe
-    wanted = parameter_shapes(spec.model, BYTE_VOCABULARY)
+    wanted = shapes_of(spec.model)
     found = [
         f"{name} has shape {tuple(saved.shapes[name])} in the checkpoint, {shape} in the model"
         for name, shape in wanted.items()

@@ -1,6 +1,6 @@
 """The sizes of a job's model, and the limits of its meshes, from its spec. No torch.
 
-Only the built-in model is known; of a user's function or recipe no memory is modelled.
+Only the built-in models are known; of a user's function or recipe no memory is modelled.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from math import ceil, prod
 from holdfast_service.placement.mesh_choice import MeshLimits
 from holdfast_service.placement.mesh_memory import MemoryModel
 from holdfast_workers.models.llama_parameters import default_ffn_dim, parameter_shapes
+from holdfast_workers.models.vit_parameters import hidden_size, vit_shapes
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
     VOCABULARIES,
     ActivationCheckpointing,
+    Family,
     ModelSpec,
     ParallelSpec,
     SpecFault,
@@ -39,18 +41,26 @@ class _Kept:
 
     def counted(self, model: ModelSpec) -> tuple[int, int]:
         """Whole and divided elements."""
-        hidden = model.ffn_dim or default_ffn_dim(model.dim)
+        is_vit = model.family == "vit"
+        hidden = hidden_size(model) if is_vit else model.ffn_dim or default_ffn_dim(model.dim)
         divided = self.of_attention * model.dim + self.of_feed_forward * hidden
         return self.whole * model.dim, divided
 
 
-_KEPT: dict[ActivationCheckpointing, _Kept] = {
-    # Inputs and outputs of two norms; queries, keys, values and the output of attention, with its
-    # copy by tokens; gate, its activation, up, product.
-    "none": _Kept(4, 5, 4),
-    # The block's input, and the results of matrix products and of attention.
-    "selective": _Kept(3, 4, 2),
-    "full": _Kept(1, 0, 0),
+_KEPT: dict[Family, dict[ActivationCheckpointing, _Kept]] = {
+    "llama": {
+        # Inputs and outputs of two norms; queries, keys, values and the output of attention, with
+        # its copy by tokens; gate, its activation, up, product.
+        "none": _Kept(4, 5, 4),
+        # The block's input, and the results of matrix products and of attention.
+        "selective": _Kept(3, 4, 2),
+        "full": _Kept(1, 0, 0),
+    },
+    "vit": {  # The same; of the feed-forward layer up and its activation.
+        "none": _Kept(4, 5, 2),
+        "selective": _Kept(3, 4, 1),
+        "full": _Kept(1, 0, 0),
+    },
 }
 _AT_HEAD_DIM, _AT_HEAD_VOCABULARY = 2, 2
 
@@ -73,7 +83,9 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     if training.function is not None or training.recipe not in BUILT_IN_RECIPES:
         return None
     model = training.model
-    shapes = parameter_shapes(model.model_copy(update={"layers": 1}), VOCABULARY)
+    if _lacks_sizes(model):
+        return None
+    shapes = shapes_of(model.model_copy(update={"layers": 1}))
     elements = {name: prod(shape) for name, shape in shapes.items()}
     block = sum(
         elements[name] for name, shape in shapes.items() if "blocks." in name and len(shape) > 1
@@ -82,7 +94,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     top = sum(count for name, count in elements.items() if "blocks." not in name)
     vocabulary = top - elements["norm.weight"] if training.parallel.vocabulary_parallel else 0
     whole = top - vocabulary + norms * model.layers
-    tokens = training.train.micro_batch * model.sequence_length
+    tokens = training.train.micro_batch * model.positions
     whole_activations, divided_activations = _activations_per_token(
         model,
         divides_vocabulary=vocabulary > 0,
@@ -102,6 +114,11 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     )
 
 
+def shapes_of(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The whole shape of every parameter of a built-in model, by name."""
+    return vit_shapes(model) if model.family == "vit" else parameter_shapes(model, VOCABULARY)
+
+
 def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]:
     """The fault of a mesh whose ranks need more memory than allowed."""
     why = limits.why_too_large(parallel.mesh)
@@ -109,23 +126,33 @@ def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]
     return [SpecFault(path="resources.memory_per_worker_bytes", message=message)] if why else []
 
 
+def _lacks_sizes(model: ModelSpec) -> bool:
+    """Whether the spec is refused for what it says of images."""
+    if model.family == "llama":
+        return False
+    sizes = (model.image_size, model.patch_size, model.classes)
+    return None in sizes or not model.positions
+
+
 def _activations_per_token(
     model: ModelSpec, *, divides_vocabulary: bool, divides_sequence: bool
 ) -> tuple[int, int]:
     """Elements of the whole model that no axis divides, and those that an axis may divide."""
-    mode = model.activation_checkpointing
+    mode, kept = model.activation_checkpointing, _KEPT[model.family]
     checkpointed = (
         0 if mode == "none" else ceil(model.layers / model.activation_checkpointing_every)
     )
     plain = model.layers - checkpointed + (checkpointed > 0)  # one of them computes again
     whole, divided = (
-        plain * entire + checkpointed * kept
-        for entire, kept in zip(
-            _KEPT["none"].counted(model), _KEPT[mode].counted(model), strict=True
-        )
+        plain * entire + checkpointed * few
+        for entire, few in zip(kept["none"].counted(model), kept[mode].counted(model), strict=True)
     )
     if divides_sequence:
         whole, divided = 0, divided + whole
+    if model.family == "vit":
+        patch = model.images.patch_values  # the input of the first layer
+        of_image = _AT_HEAD_VOCABULARY * model.images.classes
+        return whole + _AT_HEAD_DIM * model.dim + patch + of_image // model.positions, divided
     logits = _AT_HEAD_VOCABULARY * VOCABULARY
     at_head = _AT_HEAD_DIM * model.dim + (0 if divides_vocabulary else logits)
     return whole + at_head, divided + (logits if divides_vocabulary else 0)

@@ -21,6 +21,8 @@ from holdfast_service.settings import Settings
 from holdfast_workers.spec import SpecFault
 
 BUNDLED_SOURCES = ("python-stdlib",)
+_OF_TEXT = f"the path or glob of text files that every node can read, or {BUNDLED_SOURCES[0]!r}"
+_OF_IMAGES = "a folder that every node can read, with a subfolder of images for each class"
 MAX_ENTRIES = 20_000
 """Most folders and files that a search looks at: some 0.1 s."""
 MAX_SEARCHES = 4
@@ -38,11 +40,12 @@ class DataPaths:
         source = spec.data.source
         if spec.function is not None or source in BUNDLED_SOURCES:
             return None
-        search = self._threads.submit(may_exist, source)
+        images = spec.model.family == "vit"
+        search = self._threads.submit(is_folder if images else may_exist, source)
         try:
             if await asyncio.wait_for(asyncio.wrap_future(search), self._deadline_s):
                 return None
-            why = "does not exist"
+            why = "is not a folder" if images else "does not exist"
         except TimeoutError:
             if search.cancelled():  # not begun: the file systems of other paths hang
                 return None
@@ -51,9 +54,13 @@ class DataPaths:
             why = f"cannot be read: {error.strerror}"
         return SpecFault(
             path="data.source",
-            message=f"{source!r} {why}: give the path or glob of text files that every node can "
-            f"read, or {BUNDLED_SOURCES[0]!r}",
+            message=f"{source!r} {why}: give {_OF_IMAGES if images else _OF_TEXT}",
         )
+
+
+def is_folder(source: str) -> bool:
+    """Raises OSError if it cannot be read."""
+    return bool(source) and Path(source).is_dir()
 
 
 def may_exist(source: str, max_entries: int = MAX_ENTRIES) -> bool:

@@ -16,6 +16,8 @@ from holdfast_service.job_model import model_memory
 from holdfast_service.job_model.job_spec import parse
 from holdfast_workers.data.corpus import BYTE_VOCABULARY
 from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
+from holdfast_workers.models.vit import VisionTransformer
 from holdfast_workers.parallelize import shard
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.spec import (
@@ -29,6 +31,17 @@ from holdfast_workers.spec import (
 MODELS = (
     ModelSpec(dim=64, layers=2, heads=4, sequence_length=64),
     ModelSpec(dim=128, layers=4, heads=8, kv_heads=2, ffn_dim=256, sequence_length=128),
+    ModelSpec(family="vit", dim=64, layers=2, heads=4, image_size=32, patch_size=4, classes=10),
+    ModelSpec(
+        family="vit",
+        dim=128,
+        layers=4,
+        heads=8,
+        ffn_dim=256,
+        image_size=64,
+        patch_size=8,
+        classes=100,
+    ),
 )
 
 
@@ -56,16 +69,28 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(nbytes for reference, nbytes in made if not bool(reference.expired()))
 
 
-def kept_bytes(spec: ModelSpec, micro_batch: int) -> int:
-    """Bytes of activations that are there when the forward pass has ended."""
+def built(spec: ModelSpec) -> Transformer:
+    if spec.family == "vit":
+        return VisionTransformer(spec)
     model = Llama(spec, BYTE_VOCABULARY)
     model.reset_tables()
+    return model
+
+
+def kept_bytes(spec: ModelSpec, micro_batch: int) -> int:
+    """Bytes of activations that are there when the forward pass has ended."""
+    model = built(spec)
     mode, every = spec.activation_checkpointing, spec.activation_checkpointing_every
     apply_activation_checkpointing(model, mode, every)
-    tokens = torch.zeros((micro_batch, spec.sequence_length), dtype=torch.long)
+    if spec.family == "llama":
+        inputs = targets = torch.zeros((micro_batch, spec.sequence_length), dtype=torch.long)
+    else:
+        size = spec.images.image_size
+        inputs = torch.zeros((micro_batch, size, size, 3), dtype=torch.uint8)
+        targets = torch.zeros(micro_batch, dtype=torch.long)
     with Storages([*model.parameters(), *model.buffers()]) as storages:
-        logits = model(tokens)
-        loss = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        logits = model(inputs)
+        loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
         found: int = storages.alive_bytes()
     loss.backward()  # type: ignore[no-untyped-call]
     return found
@@ -82,7 +107,7 @@ def test_the_model_counts_what_the_built_in_model_has_and_keeps(
     training = TrainingSpec(model=with_mode(mode), train=TrainSpec(micro_batch=2))
     found = model_memory.memory_model(training)
     assert found is not None
-    model = Llama(spec, BYTE_VOCABULARY)
+    model = built(spec)
     need = found.of({"dp_shard": 1, "tp": 1}, 4)
     assert need.parameters == shard.whole_bytes(model)
     kept = kept_bytes(with_mode(mode), 2)

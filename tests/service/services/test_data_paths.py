@@ -70,6 +70,19 @@ async def test_a_missing_path_is_refused_with_a_remedy(jobs: JobService, tmp_pat
     assert await jobs.validate({"name": "x", "function": "a:b", "data": {"source": "/nowhere"}})
 
 
+async def test_images_need_a_folder(jobs: JobService, tmp_path: Path) -> None:
+    sizes = {"image_size": 8, "patch_size": 4, "classes": 2}
+    document = {"name": "x", "model": {"family": "vit", **sizes}}
+    assert await jobs.validate({**document, "data": {"source": str(tmp_path)}})
+    (tmp_path / "a.png").write_text("a")
+    for source in (f"{tmp_path}/a.png", f"{tmp_path}/*", f"{tmp_path}/nowhere"):
+        with pytest.raises(InvalidSpec) as refused:
+            await jobs.validate({**document, "data": {"source": source}})
+        (fault,) = refused.value.faults
+        assert fault["path"] == "data.source"
+        assert "is not a folder: give a folder that every node can read" in fault["message"]
+
+
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A path below which every question hangs, as on a network file system that is away."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.checkpoint.llama_checkpoint import ALONE, save_llama
+from tests.support.checkpoint.model_checkpoint import ALONE, save_model
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import JOB, reconciling, until, until_released
 
@@ -39,7 +39,7 @@ async def source(store: Store, jobs: JobService, settings: Settings) -> JobView:
     """Job `a`, with checkpoints at two steps."""
     job, _ = await jobs.submit({**JOB, **SMALL, "name": "a"})
     for step in STEPS:
-        made = save_llama(_root(settings, job), step, JobSpec.model_validate(job.spec).training())
+        made = save_model(_root(settings, job), step, JobSpec.model_validate(job.spec).training())
         async with store.write() as session:
             session.add(
                 Checkpoint(

@@ -226,7 +226,7 @@ def poisoned_in_backward(
         return gradient * float("nan") if len(before) == stop else None
 
     if world.coordinate("pp") == 0:
-        recipe.model.embedding.weight.register_hook(poison)  # type: ignore[no-untyped-call]
+        recipe.model.get_parameter("embedding.weight").register_hook(poison)  # type: ignore[no-untyped-call]
     try:
         train(recipe, world, spec, hooks, 0)
     except GuardTripped as error:
@@ -416,6 +416,8 @@ def survivor(
     hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
     if victim and kill_at[0] == "exchange":
         _die_in_an_exchange(hooks, kill_at[1])
+    if victim and kill_at[0] == "in backward":
+        _die_in_a_backward_pass(recipe, hooks, kill_at[1])
     failure = None
     try:
         train(recipe, world, spec, hooks, 0)
@@ -450,6 +452,19 @@ def _die_in_an_exchange(hooks: RecordingHooks, step: int) -> None:
         return original(op, link)
 
     setattr(pipeline, "counted", die)  # noqa: B010
+
+
+def _die_in_a_backward_pass(recipe: PretrainRecipe, hooks: RecordingHooks, step: int) -> None:
+    """Kill this rank once the gradients of all blocks but the first are computed."""
+
+    def die(gradient: Tensor) -> None:
+        if hooks.phases[-1] == ("backward", step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_gradient(module: torch.nn.Module, args: Any, output: Tensor) -> None:
+        output.register_hook(die)  # type: ignore[no-untyped-call]
+
+    recipe.model.blocks["0"].register_forward_hook(watch_gradient)
 
 
 def _waits_for_a_peer(recipe: PretrainRecipe, world: World) -> float:

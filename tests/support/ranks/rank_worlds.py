@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
-from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.spec import DataSpec, ModelSpec, TrainingSpec
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
 from holdfast_workers.training.step_loop import DigestSource, Hooks
@@ -30,7 +30,9 @@ COLLECTIVE_TIMEOUT_S = 20.0
 ALONE = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
 
 
-def tiny_spec(mesh: Mapping[str, int], *, steps: int = 6, **model: Any) -> TrainingSpec:
+def tiny_spec(
+    mesh: Mapping[str, Any], *, steps: int = 6, corpus: str | None = None, **model: Any
+) -> TrainingSpec:
     """A training run of a second or two; two micro-batches per step on two data-parallel ranks."""
     return TrainingSpec.model_validate(
         {
@@ -42,7 +44,7 @@ def tiny_spec(mesh: Mapping[str, int], *, steps: int = 6, **model: Any) -> Train
                 "sequence_length": 32,
                 **model,
             },
-            "data": {"source": os.environ["HOLDFAST_TEST_CORPUS"]},
+            "data": {"source": corpus or os.environ["HOLDFAST_TEST_CORPUS"]},
             "train": {
                 "steps": steps,
                 "global_batch": 8,
@@ -54,6 +56,18 @@ def tiny_spec(mesh: Mapping[str, int], *, steps: int = 6, **model: Any) -> Train
             "parallel": mesh,
         }
     )
+
+
+def tiny_vit_spec(mesh: Mapping[str, Any], *, steps: int = 6, **model: Any) -> TrainingSpec:
+    """The same for images of four classes, 16 patches each."""
+    tiny = tiny_spec(mesh, steps=steps, corpus=DataSpec().source)
+    sizes = {"image_size": 16, "patch_size": 4, "classes": 4}
+    fields = {"family": "vit", "dim": 32, "layers": 2, "heads": 4, **sizes, **model}
+    update = {
+        "model": ModelSpec.model_validate(fields),
+        "data": DataSpec(source=os.environ["HOLDFAST_TEST_IMAGES"]),
+    }
+    return tiny.model_copy(update=update)
 
 
 def start_from_seed(recipe: Recipe) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from tests.support.checkpoint.llama_checkpoint import save_llama
+from tests.support.checkpoint.model_checkpoint import save_model
 from tests.support.checkpoint.saved_worlds import global_state, save_world
 
 from holdfast_workers.checkpoint.export import NotExportable, plan_export, write_export
@@ -53,7 +53,7 @@ def test_hugging_face_names_need_the_built_in_llama(root: Storage, tmp_path: Pat
     with pytest.raises(NotExportable, match="own names"):
         plan_export(save_world(root, 7, 1, MESHES[0]), hugging_face=True)
     training = TrainingSpec(model=ModelSpec(dim=32, layers=1, heads=2, sequence_length=16))
-    manifest = save_llama(root, 8, training)
+    manifest = save_model(root, 8, training)
     target = tmp_path / "model.safetensors"
     with target.open("w+b") as file:
         write_export(root.below(manifest.folder), plan_export(manifest, hugging_face=True), file)
@@ -61,6 +61,16 @@ def test_hugging_face_names_need_the_built_in_llama(root: Storage, tmp_path: Pat
         shapes = {name: tuple(exported.get_slice(name).get_shape()) for name in exported.keys()}  # noqa: SIM118
     own = parameter_shapes(training.model, 256)
     assert shapes == {hugging_face_name(name): shape for name, shape in own.items()}
+
+
+def test_a_vision_model_is_exported_with_its_own_names(root: Storage) -> None:
+    sizes = {"image_size": 8, "patch_size": 4, "classes": 3}
+    model = {"family": "vit", "dim": 32, "layers": 1, "heads": 2, **sizes}
+    manifest = save_model(root, 8, TrainingSpec(model=ModelSpec.model_validate(model)))
+    header = plan_export(manifest).header
+    assert b'"embedding.positions":{"dtype":"F32","shape":[4,32]' in header
+    with pytest.raises(NotExportable, match="has biases and a class token"):
+        plan_export(manifest, hugging_face=True)
 
 
 def test_exports_need_no_torch() -> None:

@@ -31,6 +31,7 @@ CONTRIBUTIONS = st.builds(
     sample_count=INTEGERS,
     nonfinite=st.booleans(),
     loader_wait_s=FINITE,
+    data=st.integers(0, 2**64 - 1),
 )
 RECORDS = st.builds(
     Record,
@@ -118,6 +119,12 @@ def test_peers_with_different_samples_raise_a_disagreement() -> None:
     stray = record(0, contribution=share(0, samples=999))
     with pytest.raises(Disagreement, match="rank 1 read other samples"):
         fold([record(0), stray])
+
+
+def test_ranks_with_different_data_cannot_agree() -> None:
+    fold([record(0, contribution=share(0, data=7)), record(1, contribution=share(1, data=7))])
+    with pytest.raises(Disagreement, match="rank 1 has other data than rank 0"):
+        fold([record(0, contribution=share(0, data=7)), record(1, contribution=share(1, data=8))])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -164,6 +164,11 @@ def _hugging_face_config(
             f"Hugging Face's names are known only for the recipe pretrain, this checkpoint is of "
             f"{training.get('recipe')!r}: export it with its own names"
         )
+    if training["model"].get("family") == "vit":
+        raise NotExportable(
+            "Hugging Face's ViT has biases and a class token, which the family vit has not: export "
+            "it with its own names"
+        )
     embedding = parameters.get(f"{MODEL_PREFIX}embedding.weight")
     if embedding is None:
         raise NotExportable("it has no embedding: it is not a Llama of Holdfast")

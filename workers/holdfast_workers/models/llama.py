@@ -6,9 +6,8 @@ its own, or the embedding's weight (Press and Wolf 2017, arXiv:1608.05859). Buil
 device, it allocates nothing until `to_empty`; `reset_tables` then fills the tables that are
 computed rather than learned.
 
-Attention derives its number of heads from the width of its projections, so the same code runs on
-a tensor-parallel shard of them. Parallelism is applied from outside: it replaces parameters,
-`forward` and `attend` of modules, and `positions`.
+Parallelism is applied from outside: it replaces parameters, `forward` and `attend` of modules, and
+`positions`.
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ import math
 
 import torch
 import torch.nn.functional as F
-import xxhash
 from torch import Tensor, nn
 
 from holdfast_workers.models.llama_parameters import default_ffn_dim
 from holdfast_workers.models.rms_norm import RMSNorm
+from holdfast_workers.models.transformer import (
+    FeedForward,
+    PreNormBlock,
+    SelfAttention,
+    Transformer,
+)
 from holdfast_workers.spec import ModelSpec, RopeScalingSpec
 
 
-class Llama(nn.Module):
+class Llama(Transformer):
     """Maps token ids (batch, sequence) to logits (batch, sequence, vocabulary)."""
 
-    FIRST = ("embedding",)
-    """Its modules before the blocks."""
-    LAST = ("norm", "head")
-    """Its modules after the blocks."""
+    embedding: nn.Embedding
 
     def __init__(self, spec: ModelSpec, vocabulary: int) -> None:
         super().__init__()
@@ -59,20 +60,6 @@ class Llama(nn.Module):
         self.get_buffer("cos").copy_(torch.cat((angles.cos(), angles.cos()), dim=-1))
         self.get_buffer("sin").copy_(torch.cat((-angles.sin(), angles.sin()), dim=-1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x, tables = self.enter(tokens), self.tables(tokens.shape[1])
-        for block in self.blocks.values():
-            x = block(x, *tables)
-        return self.leave(x)
-
-    def enter(self, tokens: Tensor) -> Tensor:
-        """The input of the first block, (batch, sequence, dim)."""
-        return self.embedding(tokens)  # type: ignore[no-any-return]
-
-    def leave(self, x: Tensor) -> Tensor:
-        """The logits of the last block's output."""
-        return self.logits(self.norm(x))
-
     def tables(self, length: int | None = None) -> tuple[Tensor, Tensor]:
         """Cosines and sines (length, head_size) of the rotary angles of the first positions."""
         return self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
@@ -82,33 +69,17 @@ class Llama(nn.Module):
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
 
-class Block(nn.Module):
+class Block(PreNormBlock):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
         self.attention = Attention(spec)
         self.feed_forward_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.feed_forward = FeedForward(spec)
+        self.feed_forward = SwiGLU(spec.dim, spec.ffn_dim or default_ffn_dim(spec.dim))
         self.dropout = spec.dropout
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self._drop(self.attention(self.attention_norm(x), cos, sin))
-        return x + self._drop(self.feed_forward(self.feed_forward_norm(x)))
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout else x
-
-
-class Attention(nn.Module):
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        self.head_size = spec.dim // spec.heads
-        kv_dim = (spec.kv_heads or spec.heads) * self.head_size
-        self.query = nn.Linear(spec.dim, spec.dim, bias=False)
-        self.key = nn.Linear(spec.dim, kv_dim, bias=False)
-        self.value = nn.Linear(spec.dim, kv_dim, bias=False)
-        self.output = nn.Linear(spec.dim, spec.dim, bias=False)
-
+class Attention(SelfAttention):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         query = rotate(self._heads(self.query(x)), cos, sin)
         key = rotate(self._heads(self.key(x)), cos, sin)
@@ -122,19 +93,13 @@ class Attention(nn.Module):
         key, value = repeated_heads(key, query), repeated_heads(value, query)
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        heads = width // self.head_size
-        return x.view(batch, length, heads, self.head_size).transpose(1, 2)
 
-
-class FeedForward(nn.Module):
-    def __init__(self, spec: ModelSpec) -> None:
+class SwiGLU(FeedForward):
+    def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        hidden = spec.ffn_dim or default_ffn_dim(spec.dim)
-        self.gate = nn.Linear(spec.dim, hidden, bias=False)
-        self.up = nn.Linear(spec.dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, spec.dim, bias=False)
+        self.gate = nn.Linear(dim, hidden, bias=False)
+        self.up = nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
@@ -169,22 +134,3 @@ def scaled_frequencies(frequencies: Tensor, scaling: RopeScalingSpec) -> Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((waves - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / scaling.factor)
-
-
-def initial_values(name: str, shape: tuple[int, ...], layers: int, seed: int) -> Tensor:
-    """The whole parameter `name` at step 0: a function of (seed, name) only, computed on the CPU.
-
-    Norms are one; matrices are normal with standard deviation 0.02, those that write into the
-    residual stream scaled by 1/sqrt(2 · layers) (GPT-2, Radford et al. 2019, section 2.3).
-    """
-    if len(shape) == 1:
-        return torch.ones(shape)
-    std = 0.02
-    if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
-        std /= math.sqrt(2 * layers)
-    generator = torch.Generator().manual_seed(_parameter_seed(seed, name))
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
-
-
-def _parameter_seed(seed: int, name: str) -> int:
-    return int(xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode()))

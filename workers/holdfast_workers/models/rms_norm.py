@@ -11,19 +11,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from holdfast_workers.models.transformer import Norm
 
 
-class RMSNorm(nn.Module):
-    """Normalise the last dimension to a root mean square of 1, then scale by `weight`."""
+class RMSNorm(Norm):
+    """To a root mean square of 1."""
 
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self.eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.spec import ActivationCheckpointing
 
 _aten = torch.ops.aten
@@ -44,7 +44,7 @@ kept, would be summed over again, and the gradients would be wrong without an er
 
 
 def apply_activation_checkpointing(
-    model: Llama, mode: ActivationCheckpointing, every: int = 1
+    model: Transformer, mode: ActivationCheckpointing, every: int = 1
 ) -> None:
     """Checkpoint each `every`-th block of `model`, in place, from the first one on."""
     for block in list(model.blocks.values())[::every] if mode != "none" else ():

@@ -6,6 +6,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.mesh import (
     PIPELINE_AXIS,
@@ -29,7 +30,11 @@ def needs_mesh(world: World, spec: ModelSpec) -> bool:
 
 
 def apply_parallelism(
-    model: Llama, world: World, mesh: DeviceMesh | None, spec: TrainingSpec, head_in_blocks: float
+    model: Transformer,
+    world: World,
+    mesh: DeviceMesh | None,
+    spec: TrainingSpec,
+    head_in_blocks: float,
 ) -> None:
     """Divide `model` in place over `mesh`, which is None where :func:`needs_mesh` is False.
     `head_in_blocks`: the work of the head, as a number of blocks."""
@@ -40,6 +45,7 @@ def apply_parallelism(
         else:
             apply_tensor_parallel(model, mesh[TENSOR_AXIS])
         if parallel.vocabulary_parallel:
+            assert isinstance(model, Llama)  # no other family has a vocabulary
             apply_vocabulary_parallel(model, mesh[TENSOR_AXIS])
     apply_activation_checkpointing(
         model, spec.model.activation_checkpointing, spec.model.activation_checkpointing_every

@@ -25,7 +25,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.parallelize.counted_transfers import counted, link_name
 from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.parallelize.stage_split import StagePart
@@ -49,7 +49,7 @@ class ChunkReporter(Protocol):
 class StageModule(nn.Module):
     """The part of a model that a stage computes, on modules that stay the model's own."""
 
-    def __init__(self, model: Llama, part: StagePart, tied: bool) -> None:
+    def __init__(self, model: Transformer, part: StagePart, tied: bool) -> None:
         super().__init__()
         self.part = part
         self.blocks = nn.ModuleDict({name: model.blocks[name] for name in part.block_names})
@@ -72,7 +72,7 @@ class StageModule(nn.Module):
         return model.leave(x) if self.part.is_last else x
 
 
-def keep_stages(model: Llama, parts: Sequence[StagePart], tied: bool) -> None:
+def keep_stages(model: Transformer, parts: Sequence[StagePart], tied: bool) -> None:
     """Remove from `model`, in place, what none of this rank's stages computes, and add the stages
     as `model.stages`. `tied`: the last stage keeps a copy of what it shares with the first."""
     kept = [name for part in parts for name in part.block_names]
@@ -100,7 +100,9 @@ def _report_nothing(name: str, micro_batch: int, stage: int) -> None:
     """Before the first step."""
 
 
-def _metas(spec: TrainingSpec, shapes: tuple[Shape, Shape, Shape]) -> tuple[Tensor, Tensor, Tensor]:
+def _metas(
+    spec: TrainingSpec, shapes: tuple[Shape, Shape, Shape], input_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """A micro-batch's inputs, hidden states and outputs on the meta device."""
     parallel, dtype = spec.parallel, getattr(torch, spec.model.dtype)
     inputs, (batch, length, dim), (*rows, columns) = shapes
@@ -110,7 +112,7 @@ def _metas(spec: TrainingSpec, shapes: tuple[Shape, Shape, Shape]) -> tuple[Tens
         columns //= parallel.tp
     with torch.device("meta"):
         return (
-            torch.empty(inputs, dtype=torch.int64),
+            torch.empty(inputs, dtype=input_dtype),
             torch.empty((batch, length, dim), dtype=dtype, requires_grad=True),
             torch.empty((*rows, columns), dtype=dtype, requires_grad=True),
         )
@@ -121,12 +123,13 @@ class Pipeline:
 
     def __init__(
         self,
-        model: Llama,
+        model: Transformer,
         spec: TrainingSpec,
         mesh: DeviceMesh,
         *,
         micro_batches: int,
         shapes: tuple[Shape, Shape, Shape],
+        input_dtype: torch.dtype,
         loss: Callable[[Tensor, Tensor], Tensor],
         targets: int,
         device: str,
@@ -146,7 +149,7 @@ class Pipeline:
         self._is_last = any(stage.part.is_last for stage in stages)
         self._is_tied = spec.model.tied_embeddings and (self._is_first or self._is_last)
         count = self._axis.size() * len(stages)
-        inputs, hidden, outputs = _metas(spec, shapes)
+        inputs, hidden, outputs = _metas(spec, shapes, input_dtype)
         torch_stages = [
             _ReportingStage(
                 stage,
@@ -192,7 +195,7 @@ class Pipeline:
 
     def _add_gradient_of_copy(self) -> None:
         """Add up the gradients of the embedding, which the first and the last stage have."""
-        gradient = self._model.embedding.weight.grad
+        gradient = self._model.get_parameter("embedding.weight").grad
         assert gradient is not None
         own, group = local_of(gradient), self._axis.get_group()
         me, last = self._axis.get_local_rank(), self._axis.size() - 1

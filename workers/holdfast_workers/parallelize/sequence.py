@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.models.llama import Block, Llama
-from holdfast_workers.models.rms_norm import RMSNorm, rms_norm
+from holdfast_workers.models.transformer import Norm, PreNormBlock, Transformer
 from holdfast_workers.parallelize.tensor import SumGradients, split_layers
 
 # Looked up when they are called, because workers count collectives by wrappers of these functions.
@@ -29,12 +28,12 @@ _ALL_GATHER, _REDUCE_SCATTER = (
 )
 
 
-def apply_sequence_parallel(model: Llama, axis: DeviceMesh) -> None:
+def apply_sequence_parallel(model: Transformer, axis: DeviceMesh) -> None:
     """Split the layers of `model` (on the meta device) in place over the one-dimensional mesh
     `axis`, and the sequence between them; the size of the axis divides the sequence's length. In
     place of `apply_tensor_parallel`."""
     for block in model.blocks.values():
-        assert isinstance(block, Block)
+        assert isinstance(block, PreNormBlock)
         split_layers(block, axis)
         for half in (block.attention, block.feed_forward):
             # The whole sequence goes in, whose gradient is a summand; a summand comes out.
@@ -72,10 +71,10 @@ def _exchanged(x: Tensor, axis: DeviceMesh, there: Exchange, back: Exchange) -> 
     return exchanged
 
 
-def _norm_of_part(norm: RMSNorm, axis: DeviceMesh, x: Tensor) -> Tensor:
+def _norm_of_part(norm: Norm, axis: DeviceMesh, x: Tensor) -> Tensor:
     # Each rank sees some positions: the weight's gradient is the sum over the axis.
     weight: Tensor = SumGradients.apply(norm.weight, axis)  # type: ignore[no-untyped-call]
-    return rms_norm(x, weight, norm.eps)
+    return norm.scaled(x, weight)
 
 
 class _Exchange(torch.autograd.Function):

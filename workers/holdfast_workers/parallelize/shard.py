@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.spec import Zero
 
 SMALL_MODEL_BYTES = 64 << 20
@@ -23,7 +23,7 @@ memory."""
 
 
 def apply_fully_shard(
-    model: Llama, mesh: DeviceMesh, compute_dtype: torch.dtype, zero: Zero | None = None
+    model: Transformer, mesh: DeviceMesh, compute_dtype: torch.dtype, zero: Zero | None = None
 ) -> None:
     """Shard `model` in place over `mesh`, which is shards or replicas by shards.
 

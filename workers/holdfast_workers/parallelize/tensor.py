@@ -1,4 +1,4 @@
-"""Applies tensor parallelism to a Llama: the placement of its parameters, and the collectives.
+"""Applies tensor parallelism to a transformer: the placement of its parameters, and collectives.
 
 Parameters become DTensors on the `tp` axis, which records their placement and lets FSDP2 shard
 them further. The arithmetic runs on each rank's local piece, without dispatch through DTensor,
@@ -22,31 +22,28 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from holdfast_workers.models.llama import Block, Llama
+from holdfast_workers.models.transformer import PreNormBlock, Transformer
 
 _BY_COLUMN, _BY_ROW = Shard(0), Shard(1)
 
 
-def apply_tensor_parallel(model: Llama, axis: DeviceMesh) -> None:
+def apply_tensor_parallel(model: Transformer, axis: DeviceMesh) -> None:
     """Split `model` (on the meta device) in place over the one-dimensional mesh `axis`."""
     for block in model.blocks.values():
-        assert isinstance(block, Block)
+        assert isinstance(block, PreNormBlock)
         split_layers(block, axis)
         for half in (block.attention, block.feed_forward):
             half.register_forward_pre_hook(partial(_enter, axis))
             half.register_forward_hook(partial(_leave, axis))
 
 
-def split_layers(block: Block, axis: DeviceMesh) -> None:
+def split_layers(block: PreNormBlock, axis: DeviceMesh) -> None:
     """Split the weights of a block. Its halves then need the whole input, and give a summand of
     their output."""
-    attention, feed_forward = block.attention, block.feed_forward
-    for linear in (attention.query, attention.key, attention.value):
-        _split(linear, axis, _BY_COLUMN)
-    for linear in (feed_forward.gate, feed_forward.up):
-        _split(linear, axis, _BY_COLUMN)
-    for linear in (attention.output, feed_forward.down):
-        _split(linear, axis, _BY_ROW)
+    by_row = (block.attention.output, block.feed_forward.down)
+    for linear in (*block.attention.children(), *block.feed_forward.children()):
+        assert isinstance(linear, nn.Linear)
+        _split(linear, axis, _BY_ROW if linear in by_row else _BY_COLUMN)
 
 
 def _split(linear: nn.Linear, axis: DeviceMesh, placement: Shard) -> None:

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from holdfast_workers.data.corpus import Corpus, open_corpus
 from holdfast_workers.data.sample_order import Indices
-from holdfast_workers.models.llama import Llama, initial_values
+from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.llama_parameters import head_in_blocks, parameter_shapes
+from holdfast_workers.models.transformer import initial_values
+from holdfast_workers.recipes.task import IGNORED
 from holdfast_workers.spec import TrainingSpec
-
-IGNORED = -100
-"""A target that no loss counts, as in torch's cross-entropy."""
 
 
 class LanguageTask:
@@ -28,6 +27,7 @@ class LanguageTask:
         self.samples = self._corpus.samples(spec.model.sequence_length)
         self.fingerprint = self._corpus.fingerprint
         self.targets_per_sample = spec.model.sequence_length
+        self.tokens_per_sample = spec.model.sequence_length
         shapes = parameter_shapes(spec.model, self._corpus.vocabulary)
         self.parameters = sum(prod(shape) for shape in shapes.values())
         self.head_in_blocks = head_in_blocks(spec.model, self._corpus.vocabulary)

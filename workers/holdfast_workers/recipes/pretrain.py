@@ -1,4 +1,4 @@
-"""Pretraining of a decoder language model: FSDP2 × tensor parallel, AdamW, byte-level text.
+"""Training of the built-in models: FSDP2 × tensor parallel, AdamW; a task for each family.
 
 The state of a step consists of the parameters, both moments of the optimizer, the guards' memory,
 and the step itself, which determines learning rate and random numbers. So ranks that differ only
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from holdfast_workers.data.sample_order import (
     samples_at,
     samples_digest,
 )
-from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
 from holdfast_workers.parallelize.fake_mesh import fake_process_group
@@ -47,9 +47,11 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
+from holdfast_workers.recipes.image_task import ImageTask
 from holdfast_workers.recipes.language_task import LanguageTask
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
-from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.recipes.task import Task
+from holdfast_workers.spec import Family, TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,
@@ -79,6 +81,11 @@ from holdfast_workers.training.step_seeds import seed_generators
 CHECKS_OF_A_STAGE = 100_000
 """More than a stage checks of a micro-batch for non-finite values."""
 
+_TASKS: Mapping[Family, Callable[[TrainingSpec, Path], Task]] = {
+    "llama": LanguageTask,
+    "vit": ImageTask,
+}
+
 
 @dataclass
 class _BuiltRecipe:
@@ -86,7 +93,7 @@ class _BuiltRecipe:
 
     world: World
     mesh: DeviceMesh | None
-    model: Llama
+    model: Transformer
     parameters: list[torch.nn.Parameter]
     names: list[str]
     boxes: list[ShardBox]
@@ -102,7 +109,7 @@ class PretrainRecipe(Recipe):
 
     def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
         super().__init__(spec, cache_dir)
-        self._task: LanguageTask | None = None
+        self._task: Task | None = None
         self._built: _BuiltRecipe | None = None
         self._expected: _BuiltRecipe | None = None
         self._pipeline: Pipeline | None = None
@@ -111,7 +118,7 @@ class PretrainRecipe(Recipe):
         """Losses of the micro-batches of the last computed step."""
 
     @property
-    def model(self) -> Llama:
+    def model(self) -> Transformer:
         """The built model, sharded over the mesh."""
         return self._require_built().model
 
@@ -126,7 +133,8 @@ class PretrainRecipe(Recipe):
     # --- building and rebuilding ------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._task = LanguageTask(self.spec, self.cache_dir)
+        task = _TASKS[self.spec.model.family]
+        self._task = task(self.spec, self.cache_dir)
 
     def expect(self, world: World) -> bool:
         if self._expected is not None:  # forked from a process that had built it
@@ -161,7 +169,9 @@ class PretrainRecipe(Recipe):
         else:
             self.rebind(world)
 
-    def _finish_build(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _BuiltRecipe:
+    def _finish_build(
+        self, world: World, mesh: DeviceMesh | None, model: Transformer
+    ) -> _BuiltRecipe:
         model.to_empty(device=world.device)
         model.reset_tables()
         model.train()
@@ -249,7 +259,8 @@ class PretrainRecipe(Recipe):
         self.guard_memory.record_step(step, agreed.loss, agreed.grad_norm)
         built.checksum.record()
         self.applied_step = step
-        return StepOutcome(agreed=agreed, lr=lr, tokens=self._targets())
+        tokens = train.global_batch * self._require_task().tokens_per_sample
+        return StepOutcome(agreed=agreed, lr=lr, tokens=tokens)
 
     def observed_nonfinite(self) -> NonfiniteOrigin | None:
         built = self._require_built()
@@ -363,6 +374,7 @@ class PretrainRecipe(Recipe):
             built.mesh,
             micro_batches=self._micro_batches(),
             shapes=(tuple(inputs.shape), hidden, outputs),
+            input_dtype=inputs.dtype,
             loss=self._loss,
             targets=self._targets(),
             device=built.world.device,
@@ -425,6 +437,7 @@ class PretrainRecipe(Recipe):
             nonfinite=not (math.isfinite(loss_sum) and math.isfinite(grad_sq)),
             changed=built.checksum.has_changed(),
             loader_wait_s=waited,
+            data=int(self._require_task().fingerprint[:16], 16),
         )
 
     # --- construction -----------------------------------------------------------------------
@@ -432,14 +445,14 @@ class PretrainRecipe(Recipe):
     def _mesh(self, world: World) -> DeviceMesh:
         return make_mesh(world, self.spec.detection.collective_timeout_s)
 
-    def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Llama]:
+    def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Transformer]:
         task = self._require_task()
         model = task.new_model()
         mesh = self._mesh(world) if needs_mesh(world, self.spec.model) else None
         apply_parallelism(model, world, mesh, self.spec, task.head_in_blocks)
         return mesh, model
 
-    def _assemble(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _BuiltRecipe:
+    def _assemble(self, world: World, mesh: DeviceMesh | None, model: Transformer) -> _BuiltRecipe:
         named = list(model.named_parameters())
         names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
@@ -500,7 +513,7 @@ class PretrainRecipe(Recipe):
             raise RuntimeError("the recipe has not been built")
         return self._built
 
-    def _require_task(self) -> LanguageTask:
+    def _require_task(self) -> Task:
         if self._task is None:
             raise RuntimeError("the recipe has not been prepared")
         return self._task

@@ -21,14 +21,19 @@ name."""
 
 
 def flops_per_token(parameters: int, spec: ModelSpec) -> float:
-    """Training FLOPs per token: 6 · N + 12 · L · H · Q · T.
+    """Training FLOPs per token of a text, or per patch of an image: 6 · N + 12 · L · H · Q · T.
 
     Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B: N parameters without the embedding
     table (a look-up does no arithmetic), unless the head uses the table too; L layers, H heads of
     size Q, sequence length T. Causal masking is not discounted and recomputation is not counted.
+    Of images, N has no positions, and the head's share of a patch, as it sees only their mean.
     """
-    matmul_parameters = parameters - (0 if spec.tied_embeddings else BYTE_VOCABULARY * spec.dim)
-    return 6.0 * matmul_parameters + 12.0 * spec.layers * spec.dim * spec.sequence_length
+    if spec.family == "vit":
+        head = spec.images.classes * spec.dim
+        multiplied = parameters - spec.positions * spec.dim - head + head / spec.positions
+    else:
+        multiplied = parameters - (0 if spec.tied_embeddings else BYTE_VOCABULARY * spec.dim)
+    return 6.0 * multiplied + 12.0 * spec.layers * spec.dim * spec.positions
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -25,7 +25,7 @@ from holdfast_workers.state.digest import step_digest
 from holdfast_workers.state.replicas import ReplicaComparison
 from holdfast_workers.training.guards import Trip
 
-_RECORD = struct.Struct("<qqdqdd??????IqQqq16sqqqd")
+_RECORD = struct.Struct("<qqdqdd??????IqQqQq16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
 
 
@@ -56,6 +56,8 @@ class Contribution:
     loader_wait_s: float = 0.0
     user_metrics: Mapping[str, float] = field(default_factory=dict)
     """The user's metrics by name; all values are finite."""
+    data: int = 0
+    """64 bits of the fingerprint of the data, the same on all ranks; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Record:
             share.data_index,
             share.samples,
             share.sample_count,
+            share.data,
             self.state_step,
             self.state_digest,
             self.replicated_step,
@@ -130,6 +133,7 @@ class Record:
             data_index,
             samples,
             sample_count,
+            data,
             state_step,
             state_digest,
             replicated_step,
@@ -146,6 +150,7 @@ class Record:
             nonfinite=nonfinite,
             changed=changed,
             loader_wait_s=loader_wait_s,
+            data=data,
         )
         return cls(
             attempt,
@@ -208,7 +213,7 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
     """The agreement on a step, from all records in rank order. Pure.
 
     Raises Disagreement if the records are not all of one attempt and step, if their state digests
-    are of different steps, or if tensor-parallel peers read different samples. Raises
+    are of different steps, or if ranks have different data or peers read different samples. Raises
     CorruptionFound if ranks that `replicas` compares do not hold the same state.
     """
     first = records[0]
@@ -222,6 +227,10 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
             raise Disagreement(
                 f"rank {rank} has a state digest of step {record.state_step}; "
                 f"rank 0 of step {first.state_step}"
+            )
+        if record.contribution.data != first.contribution.data:
+            raise Disagreement(
+                f"rank {rank} has other data than rank 0: make data.source the same on every node"
             )
     shares = [record.contribution for record in records]
     digests = tuple(record.state_digest.hex() for record in records)

@@ -15,7 +15,9 @@ export function Summary({ spec }: { spec: Spec }) {
   const perNode = figure(spec, "resources", "workers_per_node") || 1;
   const standbys = figure(spec, "resources", "standby_nodes");
   const nodes = Math.ceil(world / perNode);
-  const tokens = figure(spec, "train", "global_batch") * figure(spec, "model", "sequence_length");
+  const vision = part(spec, "model", "family") === "vit";
+  const positions = vision ? Math.floor(figure(spec, "model", "image_size") / (figure(spec, "model", "patch_size") || 1)) ** 2 : figure(spec, "model", "sequence_length");
+  const tokens = figure(spec, "train", "global_batch") * positions;
   const steps = figure(spec, "train", "steps");
   const every = (tier: string) => {
     const value = part(spec, "checkpoint", tier, "every_steps");
@@ -40,9 +42,9 @@ export function Summary({ spec }: { spec: Spec }) {
         </dd>
         <dt>Steps</dt>
         <dd>
-          <strong>{count(steps)}</strong> <span className="dim">of {short(tokens)} tokens</span>
+          <strong>{count(steps)}</strong> <span className="dim">of {short(tokens)} {vision ? "patches" : "tokens"}</span>
         </dd>
-        <dt>Tokens in total</dt>
+        <dt>{vision ? "Patches" : "Tokens"} in total</dt>
         <dd>
           <strong>{short(tokens * steps)}</strong>
         </dd>

@@ -1,24 +1,24 @@
-"""Saves a checkpoint of the built-in Llama without a run: real names and shapes, zero values."""
+"""Saves a checkpoint of a built-in model without a run: real names and shapes, zero values."""
 
 from __future__ import annotations
 
 import math
 
+from holdfast_service.job_model.model_memory import shapes_of
 from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder
 from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.checkpoint.storage import Storage
-from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry, aligned
 
 ALONE = {"dp_shard": 1, "tp": 1}
 
 
-def save_llama(root: Storage, step: int, training: TrainingSpec, attempt: int = 1) -> Manifest:
+def save_model(root: Storage, step: int, training: TrainingSpec, attempt: int = 1) -> Manifest:
     """Save the parameters only, as a world of one rank would."""
     entries, end = [], 0
-    for name, shape in parameter_shapes(training.model, 256).items():
+    for name, shape in shapes_of(training.model).items():
         nbytes = 4 * math.prod(shape)
         zeros = (0,) * len(shape)
         entry = TensorEntry(MODEL_PREFIX + name, "float32", shape, zeros, shape, end, nbytes)
