@@ -1,7 +1,8 @@
 """Finds ranks that compute more slowly than their peers, and since which step. Pure.
 
 A rank's time without waiting is compared with the median of the *other* ranks in the same steps, so
-that a slowdown of all ranks counts for none. A rank is slow once the median of its ratios over a
+that a slowdown of all ranks counts for none; in a pipeline, with the others of its stage, because
+stages have different work (the only rank of a stage has no peers). A rank is slow once the median of its ratios over a
 window is far above one: by `FACTOR`, and by more standard errors of a median than a healthy job
 with this noise ever reaches (longer windows detect smaller effects in more noise). The start is the
 change point that fits the series best by least absolute deviations. All statistics are medians, so
@@ -64,8 +65,10 @@ class PeerTimes:
         self._steps: deque[int] = deque(maxlen=WINDOWS[-1])
         self._ratios: list[deque[float]] = []
 
-    def add_row(self, row: StepRow) -> list[Straggler]:
-        """Add a step; returns the ranks that became slow or recovered. Known steps are ignored."""
+    def add_row(self, row: StepRow, stages: int = 1) -> list[Straggler]:
+        """Add a step; returns the ranks that became slow or recovered. Known steps are ignored.
+        `stages`: number of equal groups of ranks, in rank order, that only compare among
+        themselves."""
         if (row.attempt, row.step) <= (self._attempt, self._last_step):
             return []
         if row.attempt != self._attempt or len(row.compute_s) != len(self._ratios):
@@ -79,7 +82,7 @@ class PeerTimes:
         times = [fmean(rank) for rank in zip(*(step.compute_s for step in self._open), strict=True)]
         self._steps.append(self._open[0].step)
         self._open = []
-        for ratios, ratio in zip(self._ratios, _against_others(times), strict=True):
+        for ratios, ratio in zip(self._ratios, _against_peers(times, stages), strict=True):
             ratios.append(log(ratio))
         return self._changes(row.step)
 
@@ -159,6 +162,15 @@ def change_point(series: Sequence[float]) -> int:
     if best and median(series[best:]) <= median(series[:best]):
         return 0
     return best
+
+
+def _against_peers(times: Sequence[float], stages: int) -> list[float]:
+    """Each value over the median of the others of its stage."""
+    size = len(times) // stages
+    if size == 1:
+        return [1.0] * len(times)
+    groups = (times[start : start + size] for start in range(0, len(times), size))
+    return [ratio for group in groups for ratio in _against_others(group)]
 
 
 def _against_others(times: Sequence[float]) -> list[float]:

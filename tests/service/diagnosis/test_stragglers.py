@@ -49,6 +49,18 @@ def test_a_noisy_healthy_job_has_no_stragglers(
         assert not peers.add_row(measured(step, times)), (step, times)
 
 
+def test_stages_with_more_work_are_no_stragglers_and_a_slow_rank_of_a_stage_is_one() -> None:
+    chance, peers, alone = random.Random(3), PeerTimes(), PeerTimes()
+    work = [1.0, 1.0, 3.0, 3.0]
+    found = []
+    for step in range(1, 200):
+        slow = [1.0, 2.5 if step > 100 else 1.0, 1.0, 1.0]
+        times = [w * s * noisy(chance, 0.05, 0.0) for w, s in zip(work, slow, strict=True)]
+        found += peers.add_row(measured(step, times), stages=2)
+        assert not alone.add_row(measured(step, work), stages=4)
+    assert [straggler.rank for straggler in found] == [1]
+
+
 def test_there_is_no_false_alarm_in_a_hundred_thousand_noisy_steps() -> None:
     chance, peers = random.Random(5), PeerTimes()
     for step in range(1, 100_001):

@@ -265,7 +265,8 @@ def sleeping_pipeline(
         time.sleep(sleep_s)
         weight = _Sleep.apply(block.attention_norm.weight, sleep_s)  # type: ignore[no-untyped-call]
         slept: Tensor = _Sleep.apply(x, sleep_s)  # type: ignore[no-untyped-call]
-        return slept * weight
+        scaled: Tensor = slept * weight
+        return scaled
 
     for block in recipe.model.blocks.values():
         block.forward = partial(forward, block)

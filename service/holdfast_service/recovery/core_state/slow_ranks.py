@@ -31,9 +31,10 @@ class SlowRanks:
     ranks: Mapping[int, SlowRank] = field(default_factory=dict)
     peer_times: PeerTimes = field(default_factory=PeerTimes)
 
-    def add_row(self, row: StepRow) -> list[Straggler]:
-        """Add a step; returns the ranks that became slow or recovered."""
-        return self.peer_times.add_row(row)
+    def add_row(self, row: StepRow, stages: int) -> list[Straggler]:
+        """Add a step; returns the ranks that became slow or recovered. `stages`: of the world's
+        pipelines."""
+        return self.peer_times.add_row(row, stages)
 
     def record_slow(self, straggler: Straggler, agent: str, now: float) -> SlowRank:
         """The rank is slow since now."""

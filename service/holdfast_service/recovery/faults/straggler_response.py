@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast_service.diagnosis.stragglers import Straggler
 from holdfast_service.job_model.events.health import StragglerEvent
+from holdfast_service.placement.mesh_axes import pipeline_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.slow_ranks import SlowRank
 from holdfast_service.recovery.core_state.stage_timer import Stage
@@ -25,9 +26,10 @@ def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> I
     if state.timer.stage is not Stage.RUNNING or world is None:
         return ()
     _drop_moved_ranks(state, world)
+    stages = pipeline_ranks(world.shape.mesh)
     for row in rows:
         if row.attempt == world.attempt and len(row.compute_s) == len(world.members):
-            for straggler in state.slow.add_row(row):
+            for straggler in state.slow.add_row(row, stages):
                 _record_change(state, world, straggler, now)
     return _lasting_stragglers(state, world, now) if state.config.replace_stragglers else ()
 
