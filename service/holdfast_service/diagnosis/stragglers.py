@@ -2,11 +2,12 @@
 
 A rank's time without waiting is compared with the median of the *other* ranks in the same steps, so
 that a slowdown of all ranks counts for none; in a pipeline, with the others of its stage, because
-stages have different work (the only rank of a stage has no peers). A rank is slow once the median of its ratios over a
-window is far above one: by `FACTOR`, and by more standard errors of a median than a healthy job
-with this noise ever reaches (longer windows detect smaller effects in more noise). The start is the
-change point that fits the series best by least absolute deviations. All statistics are medians, so
-that a few long steps on a rank (a checkpoint, a garbage collection) have no effect.
+stages have different work (the only rank of a stage has no peers). A rank is slow once the median
+of its ratios over a window is far above one: by `FACTOR`, and by more standard errors of a median
+than a healthy job with this noise ever reaches (longer windows detect smaller effects in more
+noise). The start is the change point that fits the series best by least absolute deviations. All
+statistics are medians, so that a few long steps on a rank (a checkpoint, a garbage collection) have
+no effect.
 """
 
 from __future__ import annotations
