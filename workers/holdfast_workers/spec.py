@@ -9,6 +9,7 @@ and between sections; the service finds those that depend on the cluster.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -148,6 +149,7 @@ class TrainSpec(Section):
 
 
 Zero = Literal[1, 2, 3]
+ContextMethod = Literal["all_gather", "ring", "ulysses"]
 
 
 class ParallelSpec(Section):
@@ -169,6 +171,13 @@ class ParallelSpec(Section):
         "until the backward pass. Between steps everything is in pieces.",
     )
 
+    context_method: ContextMethod = Field(
+        default="all_gather",
+        description="How the ranks of `cp` attend to each other's positions. all_gather: each "
+        "gathers all keys and values; best for few key and value heads. ring: these go round in "
+        "blocks, so that no rank has all of them; for the longest sequences. ulysses: each rank "
+        "gets all positions of some heads; sends least, and needs a multiple of `cp` heads.",
+    )
     sequence_parallel: bool = Field(
         default=False,
         description="Whether `tp` divides the sequence where it does not divide the layers: the "
@@ -428,6 +437,8 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     def add(path: str, message: str) -> None:
         faults.append(SpecFault(path=path, message=message))
 
+    if spec.function is not None and parallel.cp > 1:
+        add("parallel.cp", f"cp {parallel.cp} divides sequences of the built-in model only: use 1")
     if train.global_batch % train.micro_batch:
         add(
             "train.global_batch",
@@ -500,4 +511,49 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
         add("parallel.tp", f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}")
+    if parallel.cp > 1:
+        faults += [SpecFault(path="parallel.cp", message=m) for m in _why_not_cp(model, parallel)]
     return faults
+
+
+def _why_not_cp(model: ModelSpec, parallel: ParallelSpec) -> list[str]:
+    """Why the ranks of `cp` cannot divide the sequences of the model."""
+    found = []
+    cp, length, heads = parallel.cp, model.sequence_length, model.kv_heads or model.heads
+    by_heads = parallel.context_method == "ulysses"
+    factors = [] if by_heads else [("2", 2)]
+    if parallel.sequence_parallel and parallel.tp > 1:
+        factors.append((f"tp {parallel.tp}", parallel.tp))
+    others = math.prod(size for _, size in factors)
+    parts, of_rank = others * cp, heads // parallel.tp
+
+    def is_legal(size: int) -> bool:
+        return not length % (others * size) and not (by_heads and of_rank % size)
+
+    nearest = _near(cp, is_legal, min(length, of_rank) if by_heads else length // others)
+    if length % parts:
+        product = " × ".join([*(name for name, _ in factors), f"cp {cp}"])
+        lengths = [n for n in (length // parts * parts, -(-length // parts) * parts) if n]
+        found.append(
+            f"sequence_length {length} is not divisible by {product} = {parts}: use a "
+            f"sequence_length of {_either(lengths)}, or a cp of {_either(nearest)}"
+        )
+    if by_heads and not heads % parallel.tp and of_rank % cp:
+        found.append(
+            f"kv_heads {heads} / tp {parallel.tp} = {of_rank} is not divisible by cp {cp}, as "
+            f"context_method ulysses needs: use a cp of {_either(nearest)}, or another method"
+        )
+    if model.compile:
+        found.append(f"cp {cp} cannot be combined with compile: use a cp of 1, or compile: false")
+    return found
+
+
+def _near(size: int, is_legal: Callable[[int], bool], largest: int) -> list[int]:
+    """The legal sizes next to `size`; 1 is legal."""
+    below = next((n for n in range(min(size - 1, largest), 1, -1) if is_legal(n)), 1)
+    above = next((n for n in range(size + 1, min(2 * size, largest) + 1) if is_legal(n)), None)
+    return [below] if above is None else [below, above]
+
+
+def _either(sizes: list[int]) -> str:
+    return " or ".join(map(str, sizes))
