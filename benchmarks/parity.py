@@ -45,8 +45,14 @@ MESHES: tuple[Mapping[str, int], ...] = (
     {"dp_shard": 2, "tp": 2},
     {"dp_shard": 4, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    {"cp": 2},
+    {"cp": 4},
+    {"dp_shard": 2, "cp": 2},
+    {"dp_replicate": 2, "cp": 2},
+    {"cp": 2, "tp": 2},
+    {"dp_shard": 2, "cp": 2, "tp": 2},
 )
-"""Every axis alone, every pair, and the triple, on 2 to 8 ranks."""
+"""Every axis alone, every pair, and triples, on 2 to 8 ranks."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,22 @@ OPTIONS = (
         {"activation_checkpointing": "selective"},
         needs="tp",
     ),
+    Option("ring", {"context_method": "ring"}, needs="cp"),
+    Option("ulysses", {"context_method": "ulysses"}, {"kv_heads": 4}, needs="cp"),
+    Option(
+        "ring, zero 3, selective",
+        {"context_method": "ring", "zero": 3},
+        {"activation_checkpointing": "selective"},
+        needs="cp",
+    ),
     Option("full checkpointing", model={"activation_checkpointing": "full"}),
     Option("selective checkpointing", model={"activation_checkpointing": "selective"}),
     Option("tied embeddings", model={"tied_embeddings": True}),
 )
+
+
+OTHER_MODEL = ("tied_embeddings", "kv_heads")
+"""Settings with which one process trains another model."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +132,16 @@ class Parity:
 
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
-        self._alone: dict[bool, dict[str, Tensor]] = {}
-        """Whether embeddings are tied -> the parameters that one process trains."""
+        self._alone: dict[str, dict[str, Tensor]] = {}
+        """The model -> the parameters that one process trains."""
 
     def difference(self, row: Row) -> float:
         """The greatest absolute difference of a parameter from that of one process."""
-        tied = bool(row.option.model.get("tied_embeddings"))
-        if tied not in self._alone:
-            self._alone[tied] = self._trained({}, {"tied_embeddings": tied})
+        other = {key: row.option.model[key] for key in OTHER_MODEL if key in row.option.model}
+        if str(other) not in self._alone:
+            self._alone[str(other)] = self._trained({}, other)
         found = self._trained({**row.mesh, **row.option.parallel}, row.option.model)
-        expected = self._alone[tied]
+        expected = self._alone[str(other)]
         assert found.keys() == expected.keys()
         return max(float((found[name] - expected[name]).abs().max()) for name in expected)
 

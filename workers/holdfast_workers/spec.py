@@ -112,6 +112,9 @@ class ModelSpec(Section):
     )
 
 
+NEAR_SIZES = 4096
+"""How far from a refused size of an axis a legal one is searched."""
+
 VOCABULARIES = {"bytes": 256}
 """Tokenizer -> size of its vocabulary."""
 
@@ -533,9 +536,11 @@ def _why_not_cp(model: ModelSpec, parallel: ParallelSpec) -> list[str]:
     nearest = _near(cp, is_legal, min(length, of_rank) if by_heads else length // others)
     if length % parts:
         product = " × ".join([*(name for name, _ in factors), f"cp {cp}"])
-        lengths = [n for n in (length // parts * parts, -(-length // parts) * parts) if n]
+        total = f" = {parts}" if factors else ""
+        unit = math.lcm(parts, parallel.tp)
+        lengths = [n for n in (length // unit * unit, -(-length // unit) * unit) if n]
         found.append(
-            f"sequence_length {length} is not divisible by {product} = {parts}: use a "
+            f"sequence_length {length} is not divisible by {product}{total}: use a "
             f"sequence_length of {_either(lengths)}, or a cp of {_either(nearest)}"
         )
     if by_heads and not heads % parallel.tp and of_rank % cp:
@@ -549,9 +554,10 @@ def _why_not_cp(model: ModelSpec, parallel: ParallelSpec) -> list[str]:
 
 
 def _near(size: int, is_legal: Callable[[int], bool], largest: int) -> list[int]:
-    """The legal sizes next to `size`; 1 is legal."""
-    below = next((n for n in range(min(size - 1, largest), 1, -1) if is_legal(n)), 1)
-    above = next((n for n in range(size + 1, min(2 * size, largest) + 1) if is_legal(n)), None)
+    """The legal sizes next to `size`, of those that are not far from it; 1 is legal."""
+    start, end = min(size - 1, largest), min(2 * size, size + NEAR_SIZES, largest)
+    below = next((n for n in range(start, max(1, start - NEAR_SIZES), -1) if is_legal(n)), 1)
+    above = next((n for n in range(size + 1, end + 1) if is_legal(n)), None)
     return [below] if above is None else [below, above]
 
 
