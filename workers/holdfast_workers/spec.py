@@ -177,9 +177,10 @@ class ParallelSpec(Section):
     context_method: ContextMethod = Field(
         default="all_gather",
         description="How the ranks of `cp` attend to each other's positions. all_gather: each "
-        "gathers all keys and values; best for few key and value heads. ring: these go round in "
+        "gathers all keys and values; good with few key and value heads. ring: these go round in "
         "blocks, so that no rank has all of them; for the longest sequences. ulysses: each rank "
-        "gets all positions of some heads; sends least, and needs a multiple of `cp` heads.",
+        "gets all positions of some heads; sends least with many key and value heads, whose number "
+        "must be a multiple of `cp`.",
     )
     sequence_parallel: bool = Field(
         default=False,

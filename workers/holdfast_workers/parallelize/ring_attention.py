@@ -76,7 +76,7 @@ class _RingAttention(torch.autograd.Function):
         query, block, output, log_sums = ctx.saved_tensors
         ring = _Ring(ctx.axis)
         of_query = query.new_zeros(query.shape, dtype=torch.float32)
-        held, of_block = block.contiguous(), None
+        held, at_home, returning = block.contiguous(), None, None
         for step in range(ring.size):
             arriving = ring.start(held) if step < ring.size - 1 else None
             keys, values = (repeated_heads(x, query) for x in held)
@@ -97,10 +97,14 @@ class _RingAttention(torch.autograd.Function):
                 of_both[1, :, :, to] += parts[2]
             batch, heads = held.shape[1:3]  # those of queries that share a key are next to it
             own = of_both.view(2, batch, heads, -1, *held.shape[3:]).sum(3)
-            of_block = ring.start(own if of_block is None else own + of_block.wait())
+            if at_home is None:  # the own block has not left yet
+                at_home = own
+            else:
+                returning = ring.start(own if returning is None else own + returning.wait())
             held = held if arriving is None else arriving.wait()
-        assert of_block is not None
-        return of_query.to(query.dtype), of_block.wait().to(block.dtype), None, None
+        assert at_home is not None and returning is not None
+        of_block = at_home + returning.wait()
+        return of_query.to(query.dtype), of_block.to(block.dtype), None, None
 
 
 class _Arriving(NamedTuple):
