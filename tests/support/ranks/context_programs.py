@@ -13,6 +13,7 @@ from tests.support.ranks import rank_programs as programs
 from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.parallelize import context, process_groups, ring_attention
+from holdfast_workers.parallelize.divided_positions import DividedPositions
 from holdfast_workers.parallelize.mesh import data_mesh
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
@@ -39,9 +40,10 @@ def in_contiguous_order(
     recipe = programs.make(cache_dir, spec)
     recipe.build(world)
     size, length = world.size("cp"), spec.model.sequence_length
-    assumed = [balanced(length, rank, size) for rank in range(size)]
-    for block in recipe.model.blocks.values() if not told else ():
-        attend: Any = block.attention.attend
+    assumed = DividedPositions.of([balanced(length, rank, size) for rank in range(size)])
+    blocks: list[Any] = [] if told else list(recipe.model.blocks.values())
+    for block in blocks:
+        attend = block.attention.attend
         block.attention.attend = partial(attend.func, attend.args[0], assumed)
     recipe.initialize()
     hooks = RecordingHooks()
@@ -51,9 +53,9 @@ def in_contiguous_order(
 
 
 def killed_in_exchange(
-    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path, step: int, nth: int
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path, at: int, nth: int
 ) -> dict[str, Any]:
-    """The highest rank kills itself in its n-th exchange of `step`; the others continue in the next
+    """The highest rank kills itself in its n-th exchange of step `at`; the others continue in the next
     attempt."""
     holder, name = EXCHANGES[spec.parallel.context_method]
     original, exchanges = getattr(holder, name), [-1]
@@ -67,14 +69,14 @@ def killed_in_exchange(
 
     record = RecordingHooks.phase
 
-    def phase(hooks: RecordingHooks, name: str, at: int, micro_batch: int = 0) -> None:
-        if at == step and exchanges[0] < 0 and world.rank == world.world_size - 1:
+    def phase(self: RecordingHooks, name: str, step: int, micro_batch: int = 0) -> None:
+        if step == at and exchanges[0] < 0 and world.rank == world.world_size - 1:
             exchanges[0] = 0
-        record(hooks, name, at, micro_batch)
+        record(self, name, step, micro_batch)
 
     setattr(holder, name, counted)
     RecordingHooks.phase = phase  # type: ignore[method-assign]
-    return programs.survivor(port, cache_dir, world, spec, folder, ("never", step))
+    return programs.survivor(port, cache_dir, world, spec, folder, ("never", at))
 
 
 def boxes(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> tuple[TensorEntry, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from holdfast_workers.spec import (
 )
 
 METHODS = ("all_gather", "ring", "ulysses")
-ALONE, SHARDED = {"cp": 2}, {"dp_shard": 2, "cp": 2}
+ALONE: Mapping[str, int] = {"cp": 2}
+SHARDED: Mapping[str, int] = {"dp_shard": 2, "cp": 2}
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +48,14 @@ def undisturbed(worlds: Worlds) -> dict[str, dict[int, str]]:
     }
 
 
-def spec_of(mesh: dict[str, int], method: str, **model: Any) -> TrainingSpec:
+def spec_of(mesh: Mapping[str, int], method: str, **model: Any) -> TrainingSpec:
     return tiny_spec({**mesh, "context_method": method}, **{"dropout": 0.1, **model})
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mesh", [{"cp": 3}, {"dp_replicate": 2, "cp": 2, "tp": 2}], ids=str)
 def test_a_divided_sequence_follows_the_curve_of_one_process(
-    worlds: Worlds, mesh: dict[str, int], method: str
+    worlds: Worlds, mesh: Mapping[str, int], method: str
 ) -> None:
     model = {"dim": 48, "heads": 24, "kv_heads": 12, "sequence_length": 24}
     alone = worlds.run(programs.undisturbed, tiny_spec({}, **model))[0]["rows"]
@@ -81,7 +82,7 @@ def test_positions_may_be_divided_in_any_order_but_all_must_know_it(
 
 
 @pytest.mark.parametrize("mesh", [ALONE, {"cp": 2, "tp": 2, "sequence_parallel": True}], ids=str)
-def test_ranks_drop_other_positions(worlds: Worlds, mesh: dict[str, int]) -> None:
+def test_ranks_drop_other_positions(worlds: Worlds, mesh: Mapping[str, int]) -> None:
     seeds = worlds.run(context.random_numbers, tiny_spec(mesh, steps=2))
     assert len(set(seeds)) == len(seeds)
 
@@ -127,7 +128,7 @@ def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worl
     ids=str,
 )
 def test_each_element_of_the_state_is_primary_on_exactly_one_rank(
-    worlds: Worlds, mesh: dict[str, int]
+    worlds: Worlds, mesh: Mapping[str, int]
 ) -> None:
     counts: dict[str, Any] = {}
     for entries in worlds.run(context.boxes, tiny_spec(mesh, sequence_length=24)):
@@ -161,7 +162,7 @@ def test_every_group_gets_the_configured_timeout(worlds: Worlds) -> None:
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds,
     undisturbed: dict[str, dict[int, str]],
-    mesh: dict[str, int],
+    mesh: Mapping[str, int],
     method: str,
     rebuild: bool,
 ) -> None:
@@ -214,7 +215,7 @@ def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
     worlds: Worlds,
     undisturbed: dict[str, dict[int, str]],
     tmp_path: Path,
-    mesh: dict[str, int],
+    mesh: Mapping[str, int],
     phase: str,
     method: str,
 ) -> None:
@@ -242,7 +243,7 @@ def test_a_rank_killed_in_an_exchange_is_replaced_and_the_bits_are_the_same(
     worlds: Worlds,
     undisturbed: dict[str, dict[int, str]],
     tmp_path: Path,
-    mesh: dict[str, int],
+    mesh: Mapping[str, int],
     method: str,
     nth: int,
 ) -> None:

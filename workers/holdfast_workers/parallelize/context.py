@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.models.llama import Block, Llama, repeated_heads
-from holdfast_workers.parallelize.ring_attention import ring_attention, runs
+from holdfast_workers.parallelize.divided_positions import DividedPositions, Run
+from holdfast_workers.parallelize.ring_attention import ring_attention
 from holdfast_workers.parallelize.sequence import all_gather, reduce_scatter
 from holdfast_workers.spec import ContextMethod
 
@@ -35,14 +36,14 @@ def apply_context_parallel(model: Llama, axis: DeviceMesh, method: ContextMethod
     values over the one-dimensional mesh `axis`. Inputs and targets must be those of
     `model.positions`."""
     size, length = axis.size(), model.sequence_length
-    divided = contiguous_positions if method == "ulysses" else balanced_positions
-    positions = [divided(length, rank, size) for rank in range(size)]
-    model.set_positions(positions[axis.get_local_rank()])
+    of_rank = contiguous_positions if method == "ulysses" else balanced_positions
+    divided = DividedPositions.of([of_rank(length, rank, size) for rank in range(size)])
+    model.set_positions(divided.by_rank[axis.get_local_rank()])
     attend = {"all_gather": _attend_gathered, "ring": ring_attention, "ulysses": _attend_by_heads}
     for block in model.blocks.values():
         assert isinstance(block, Block)
         block.attention.attend = partial(  # type: ignore[method-assign]
-            attend[method], axis, positions
+            attend[method], axis, divided
         )
 
 
@@ -61,44 +62,38 @@ def contiguous_positions(length: int, rank: int, size: int) -> Tensor:
 
 
 def _attend_gathered(
-    axis: DeviceMesh, positions: list[Tensor], query: Tensor, key: Tensor, value: Tensor
+    axis: DeviceMesh, divided: DividedPositions, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     """Causal attention of (batch, heads, own positions, head_size)."""
-    own, order = positions[axis.get_local_rank()], torch.argsort(torch.cat(positions))
     both = torch.stack((key, value))
-    gathered: Tensor = _GatherPositions.apply(both, axis, order)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _GatherPositions.apply(both, axis, divided)  # type: ignore[no-untyped-call]
     key, value = (repeated_heads(whole, query) for whole in gathered)
-    mixed = [
-        _attend_before(query[:, :, begin:end], key, value, own[begin:end])
-        for begin, end in runs(own)
-    ]
-    return torch.cat(mixed, dim=2)
+    own = divided.runs[axis.get_local_rank()]
+    return torch.cat([_attend_before(query[:, :, run.at], key, value, run) for run in own], dim=2)
 
 
-def _attend_before(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-    """Attention of the queries at increasing `positions`, to keys and values of all positions in
-    their order; the later ones are left out."""
-    seen, device = int(positions[-1]) + 1, query.device
-    allowed = positions.to(device).unsqueeze(1) >= torch.arange(seen, device=device)
+def _attend_before(query: Tensor, key: Tensor, value: Tensor, run: Run) -> Tensor:
+    """Attention of the queries of `run` to keys and values of all positions in their order; the
+    later ones are left out."""
+    seen, device = run.last + 1, query.device
+    positions = torch.arange(run.first, seen, device=device)
+    allowed = positions.unsqueeze(1) >= torch.arange(seen, device=device)
     return F.scaled_dot_product_attention(
         query, key[:, :, :seen], value[:, :, :seen], attn_mask=allowed
     )
 
 
 class _GatherPositions(torch.autograd.Function):
-    """(2, batch, heads, own positions, size) to all positions, by `order` of those that the ranks
-    have one after the other."""
+    """(2, batch, heads, own positions, size) to all positions in their order."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, axis: DeviceMesh, order: Tensor) -> Tensor:
-        ctx.axis, ctx.order = axis, order.to(own.device)
-        by_rank = all_gather(own, axis)
-        return by_rank.movedim(0, 3).flatten(3, 4).index_select(3, ctx.order)
+    def forward(ctx: Any, own: Tensor, axis: DeviceMesh, divided: DividedPositions) -> Tensor:
+        ctx.axis, ctx.divided = axis, divided
+        return divided.in_order(all_gather(own, axis).movedim(0, 3).flatten(3, 4), 3)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        by_rank = gradient.index_select(3, torch.argsort(ctx.order))
-        parts = _divided(by_rank, 3, ctx.axis)
+        parts = _parts(ctx.divided.by_owner(gradient, 3), 3, ctx.axis)
         return reduce_scatter(parts, ctx.axis), None, None
 
 
@@ -106,23 +101,22 @@ class _GatherPositions(torch.autograd.Function):
 
 
 def _attend_by_heads(
-    axis: DeviceMesh, positions: list[Tensor], query: Tensor, key: Tensor, value: Tensor
+    axis: DeviceMesh, divided: DividedPositions, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     """Causal attention of (batch, heads, own positions, head_size). The size of the axis divides
     the number of heads of keys and values."""
-    order = torch.argsort(torch.cat(positions)).to(query.device)
-    query, key, value = (_to_heads(x, axis, order) for x in (query, key, value))
+    query, key, value = (_to_heads(x, axis, divided) for x in (query, key, value))
     key, value = repeated_heads(key, query), repeated_heads(value, query)
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    parts = _divided(mixed.index_select(2, torch.argsort(order)), 2, axis)
+    parts = _parts(divided.by_owner(mixed, 2), 2, axis)
     exchanged: Tensor = _AllToAll.apply(parts, axis)  # type: ignore[no-untyped-call]
     return exchanged.movedim(0, 1).flatten(1, 2)
 
 
-def _to_heads(x: Tensor, axis: DeviceMesh, order: Tensor) -> Tensor:
+def _to_heads(x: Tensor, axis: DeviceMesh, divided: DividedPositions) -> Tensor:
     """(batch, heads, own positions, size) to (batch, heads / axis size, all positions, size)."""
-    exchanged: Tensor = _AllToAll.apply(_divided(x, 1, axis), axis)  # type: ignore[no-untyped-call]
-    return exchanged.movedim(0, 2).flatten(2, 3).index_select(2, order)
+    exchanged: Tensor = _AllToAll.apply(_parts(x, 1, axis), axis)  # type: ignore[no-untyped-call]
+    return divided.in_order(exchanged.movedim(0, 2).flatten(2, 3), 2)
 
 
 class _AllToAll(torch.autograd.Function):
@@ -145,6 +139,6 @@ def _exchanged(parts: Tensor, axis: DeviceMesh) -> Tensor:
     return received
 
 
-def _divided(x: Tensor, dim: int, axis: DeviceMesh) -> Tensor:
+def _parts(x: Tensor, dim: int, axis: DeviceMesh) -> Tensor:
     """The equal parts of `dim`, as many as `axis` has ranks, in a new first dimension."""
     return torch.stack(x.chunk(axis.size(), dim))

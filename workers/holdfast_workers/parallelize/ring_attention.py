@@ -19,25 +19,20 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.models.llama import repeated_heads
+from holdfast_workers.parallelize.divided_positions import DividedPositions
 
 _aten = torch.ops.aten
 
 
 def ring_attention(
-    axis: DeviceMesh, positions: list[Tensor], query: Tensor, key: Tensor, value: Tensor
+    axis: DeviceMesh, divided: DividedPositions, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     """Causal attention of (batch, heads, own positions, head_size); key and value may have fewer
-    heads. `positions`: those of each rank of `axis`, in runs that are equal or do not overlap."""
+    heads."""
     mixed: Tensor = _RingAttention.apply(  # type: ignore[no-untyped-call]
-        query, torch.stack((key, value)), axis, positions
+        query, torch.stack((key, value)), axis, divided
     )
     return mixed
-
-
-def runs(positions: Tensor) -> list[tuple[int, int]]:
-    """Where consecutive positions begin and end in `positions`."""
-    breaks = (torch.nonzero(positions.diff() != 1).flatten() + 1).tolist()
-    return list(zip([0, *breaks], [*breaks, len(positions)], strict=True))
 
 
 class _Pair(NamedTuple):
@@ -52,7 +47,7 @@ class _Pair(NamedTuple):
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, block: Tensor, axis: DeviceMesh, positions: list[Tensor]
+        ctx: Any, query: Tensor, block: Tensor, axis: DeviceMesh, divided: DividedPositions
     ) -> Tensor:
         """`block`: (2, batch, key heads, own positions, head_size), of keys and values."""
         ring = _Ring(axis)
@@ -62,13 +57,13 @@ class _RingAttention(torch.autograd.Function):
         for step in range(ring.size):
             arriving = ring.start(held) if step < ring.size - 1 else None
             keys, values = (repeated_heads(x, query) for x in held)
-            for pair in _pairs(positions, ring.rank, ring.origin(step)):
+            for pair in _pairs(divided, ring.rank, ring.origin(step)):
                 part = _attend(query[:, :, pair.queries], keys, values, pair)
                 _merge(mixed[:, :, pair.queries], log_sums[:, :, pair.queries], *part)
             held = held if arriving is None else arriving.wait()
         output = mixed.to(query.dtype)
         ctx.save_for_backward(query, block, output, log_sums)
-        ctx.axis, ctx.positions = axis, positions
+        ctx.axis, ctx.divided = axis, divided
         return output
 
     @staticmethod
@@ -81,7 +76,7 @@ class _RingAttention(torch.autograd.Function):
             arriving = ring.start(held) if step < ring.size - 1 else None
             keys, values = (repeated_heads(x, query) for x in held)
             of_both = keys.new_zeros((2, *keys.shape), dtype=torch.float32)
-            for pair in _pairs(ctx.positions, ring.rank, ring.origin(step)):
+            for pair in _pairs(ctx.divided, ring.rank, ring.origin(step)):
                 at, to = pair.queries, pair.keys
                 parts = _attend_backward(
                     gradient[:, :, at],
@@ -145,20 +140,17 @@ class _Ring:
         return _Arriving(received, sent, works)
 
 
-def _pairs(positions: list[Tensor], rank: int, origin: int) -> list[_Pair]:
+def _pairs(divided: DividedPositions, rank: int, origin: int) -> list[_Pair]:
     """The runs of `rank`'s queries with those runs of `origin`'s keys that are not in their
     future."""
-    own, other = positions[rank], positions[origin]
     pairs = []
-    for begin, end in runs(own):
-        first, last = int(own[begin]), int(own[end - 1])
-        for key_begin, key_end in runs(other):
-            key_first, key_last = int(other[key_begin]), int(other[key_end - 1])
-            is_causal = (key_first, key_last) == (first, last)
-            if key_last < first or is_causal:
-                pairs.append(_Pair(slice(begin, end), slice(key_begin, key_end), is_causal))
-            elif key_first <= last:
-                raise ValueError(f"positions {first}-{last} and {key_first}-{key_last} overlap")
+    for queries in divided.runs[rank]:
+        for keys in divided.runs[origin]:
+            is_causal = (keys.first, keys.last) == (queries.first, queries.last)
+            if keys.last < queries.first or is_causal:
+                pairs.append(_Pair(queries.at, keys.at, is_causal))
+            elif keys.first <= queries.last:
+                raise ValueError(f"{queries} and {keys} overlap")
     return pairs
 
 
