@@ -51,6 +51,12 @@ MESHES: tuple[Mapping[str, int], ...] = (
     {"dp_replicate": 2, "cp": 2},
     {"cp": 2, "tp": 2},
     {"dp_shard": 2, "cp": 2, "tp": 2},
+    {"pp": 2},
+    {"pp": 2, "dp_shard": 2},
+    {"pp": 2, "dp_replicate": 2},
+    {"pp": 2, "tp": 2},
+    {"pp": 2, "dp_shard": 2, "tp": 2},
+    {"pp": 2, "cp": 2},
 )
 """Every axis alone, every pair, and triples, on 2 to 8 ranks."""
 
@@ -90,10 +96,13 @@ OPTIONS = (
     Option("full checkpointing", model={"activation_checkpointing": "full"}),
     Option("selective checkpointing", model={"activation_checkpointing": "selective"}),
     Option("tied embeddings", model={"tied_embeddings": True}),
+    Option("gpipe", {"schedule": "gpipe"}, needs="pp"),
+    Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, needs="pp"),
+    Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, needs="pp"),
 )
 
 
-OTHER_MODEL = ("tied_embeddings", "kv_heads")
+OTHER_MODEL = ("tied_embeddings", "layers", "kv_heads")
 """Settings with which one process trains another model."""
 
 
@@ -133,15 +142,16 @@ class Parity:
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
         self._alone: dict[str, dict[str, Tensor]] = {}
-        """The model -> the parameters that one process trains."""
+        """What changes the model itself -> the parameters that one process trains."""
 
     def difference(self, row: Row) -> float:
         """The greatest absolute difference of a parameter from that of one process."""
-        other = {key: row.option.model[key] for key in OTHER_MODEL if key in row.option.model}
-        if str(other) not in self._alone:
-            self._alone[str(other)] = self._trained({}, other)
-        found = self._trained({**row.mesh, **row.option.parallel}, row.option.model)
-        expected = self._alone[str(other)]
+        model = row.option.model
+        own = {name: model[name] for name in OTHER_MODEL if name in model}
+        if str(own) not in self._alone:
+            self._alone[str(own)] = self._trained({}, own)
+        found = self._trained({**row.mesh, **row.option.parallel}, model)
+        expected = self._alone[str(own)]
         assert found.keys() == expected.keys()
         return max(float((found[name] - expected[name]).abs().max()) for name in expected)
 

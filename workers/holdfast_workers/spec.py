@@ -153,6 +153,7 @@ class TrainSpec(Section):
 
 Zero = Literal[1, 2, 3]
 ContextMethod = Literal["all_gather", "ring", "ulysses"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
 class ParallelSpec(Section):
@@ -182,6 +183,18 @@ class ParallelSpec(Section):
         "gets all positions of some heads; sends least with many key and value heads, whose number "
         "must be a multiple of `cp`.",
     )
+    schedule: Schedule = Field(
+        default="1f1b",
+        description="The order of a pipeline's micro-batches. gpipe: all forward passes first. "
+        "1f1b: forward and backward in turns, which keeps fewer activations. interleaved: 1f1b "
+        "with several stages per rank, which waits less. zero_bubble: two stages per rank, along "
+        "a V, and the gradients of weights are computed where a rank would wait (ZBV).",
+    )
+    stages_per_rank: Positive | None = Field(
+        default=None,
+        description="Number of stages of each rank of `pp`. null: 2 for interleaved and "
+        "zero_bubble, else 1.",
+    )
     sequence_parallel: bool = Field(
         default=False,
         description="Whether `tp` divides the sequence where it does not divide the layers: the "
@@ -204,6 +217,12 @@ class ParallelSpec(Section):
             "tp": self.tp,
         }
         return {axis: n for axis, n in sizes.items() if n > 1 or axis in ("dp_shard", "tp")}
+
+    @property
+    def stages_on_a_rank(self) -> int:
+        """`stages_per_rank`, or its default."""
+        several = self.schedule in ("interleaved", "zero_bubble")
+        return self.stages_per_rank or (2 if several else 1)
 
     @property
     def data_parallel(self) -> int:

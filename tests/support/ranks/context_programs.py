@@ -55,8 +55,8 @@ def in_contiguous_order(
 def killed_in_exchange(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path, at: int, nth: int
 ) -> dict[str, Any]:
-    """The highest rank kills itself in its n-th exchange of step `at`; the others continue in the next
-    attempt."""
+    """The highest rank kills itself in its n-th exchange of step `at`; the others continue in the
+    next attempt."""
     holder, name = EXCHANGES[spec.parallel.context_method]
     original, exchanges = getattr(holder, name), [-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ import torch.distributed as dist
 from tests.support.ranks.rank_worlds import COLLECTIVE_TIMEOUT_S, RecordingHooks
 from torch import Tensor
 
-from holdfast_workers.parallelize import in_place_recovery, process_groups, shard
+from holdfast_workers.parallelize import (
+    counted_transfers,
+    in_place_recovery,
+    pipeline,
+    process_groups,
+    shard,
+)
 from holdfast_workers.recipes.lookup import resolve
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
@@ -22,6 +29,9 @@ from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.training.recipe import GuardTripped, Recipe, World
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import train
+
+LOST = "a-rank-is-lost"
+"""Name of a file that tells survivors of a loss that they may not notice."""
 
 
 class Interrupted(Exception):
@@ -198,6 +208,34 @@ def poisoned(
     raise AssertionError("the step was applied")
 
 
+def poisoned_in_backward(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int
+) -> tuple[str, bool, int]:
+    """The gradient of the embedding, which only the first stage has, is not finite in step
+    `stop`: the error, whether the state is unchanged, and the newest applied step."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    before = [recipe.state_digest(0)]
+    hooks = RecordingHooks()
+    hooks.on_checkpoint = lambda step, r: before.append(r.state_digest(step))
+
+    def poison(gradient: Tensor) -> Tensor | None:
+        return gradient * float("nan") if len(before) == stop else None
+
+    if world.coordinate("pp") == 0:
+        recipe.model.embedding.weight.register_hook(poison)  # type: ignore[no-untyped-call]
+    try:
+        train(recipe, world, spec, hooks, 0)
+    except GuardTripped as error:
+        recipe.abandon_step()
+        process_groups.leave()
+        unchanged = recipe.state_digest(stop - 1) == before[stop - 1]
+        return str(error), unchanged, recipe.applied_step
+    raise AssertionError("the step was applied")
+
+
 def digests_both_ways(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path
 ) -> tuple[str, str]:
@@ -313,14 +351,16 @@ def survivor(
     folder: Path,
     kill_at: tuple[str, int],
 ) -> dict[str, Any]:
-    """Train; the highest rank kills itself at `kill_at`; the others continue in the next
-    attempt."""
+    """Train; the highest rank kills itself at `kill_at`; the others continue in the next attempt.
+    Once the file `LOST` is in `folder`, they cut their connections, as their agents would."""
     before = process_groups.open_sockets()
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
     recipe.initialize()
     sockets = process_groups.open_sockets() - before
+    cutter = threading.Thread(target=_cut_once_told, args=(folder / LOST, sockets), daemon=True)
+    cutter.start()
     victim = world.rank == world.world_size - 1
 
     def die(name: str, step: int) -> None:
@@ -329,6 +369,8 @@ def survivor(
 
     hooks = RecordingHooks(die)
     hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
+    if victim and kill_at[0] == "exchange":
+        _die_in_an_exchange(hooks, kill_at[1])
     failure = None
     try:
         train(recipe, world, spec, hooks, 0)
@@ -345,6 +387,24 @@ def survivor(
     train(recipe, again, spec, hooks, start)
     process_groups.leave()
     return {"digests": hooks.digests, "pid": os.getpid()}
+
+
+def _cut_once_told(told: Path, sockets: frozenset[process_groups.OpenSocket]) -> None:
+    while not told.exists():
+        time.sleep(0.02)
+    process_groups.disconnect(sockets & process_groups.open_sockets())
+
+
+def _die_in_an_exchange(hooks: RecordingHooks, step: int) -> None:
+    """End this process when it sends to another stage in `step`."""
+    original = counted_transfers.counted
+
+    def die(op: dist.P2POp, link: str) -> dist.P2POp:
+        if hooks.phases[-1][1] == step and op.op is dist.isend:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(op, link)
+
+    pipeline.counted = die
 
 
 def _waits_for_a_peer(recipe: PretrainRecipe, world: World) -> float:

@@ -69,7 +69,7 @@ class PoisonedWindow(PretrainRecipe):
 
         self.model.get_submodule(self.LAYER).register_forward_hook(overflow)
 
-    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, int]:
+    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
         self._reads = (self.guard_memory.ledger.window(step), micro_batch_index)
         return super()._read(step, micro_batch_index)
 

@@ -49,7 +49,8 @@ def undisturbed(worlds: Worlds) -> dict[str, dict[int, str]]:
 
 
 def spec_of(mesh: Mapping[str, int], method: str, **model: Any) -> TrainingSpec:
-    return tiny_spec({**mesh, "context_method": method}, **{"dropout": 0.1, **model})
+    parallel: dict[str, Any] = {**mesh, "context_method": method}
+    return tiny_spec(parallel, **{"dropout": 0.1, **model})
 
 
 @pytest.mark.parametrize("method", METHODS)

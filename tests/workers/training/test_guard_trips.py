@@ -34,7 +34,7 @@ class Spoiled(PretrainRecipe):
 
         self.model.get_submodule("blocks.0.attention.query").register_forward_hook(spoil)
 
-    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, int]:
+    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
         self._reading = self.guard_memory.ledger.window(step)
         return super()._read(step, micro_batch_index)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.ranks import rank_programs as programs
+from tests.support.ranks.corpora import small_corpus
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec, world_of
 
 from holdfast_workers.spec import DetectionSpec, GuardsSpec, NonfiniteGuardSpec
@@ -25,14 +24,8 @@ TIMES_OF_WAITING = ("loader_wait_s",)
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    folder = tmp_path_factory.mktemp("corpus")
-    words = random.Random(5)
-    for index in range(3):
-        text = " ".join(str(words.randrange(100)) for _ in range(4000))
-        (folder / f"part{index}.txt").write_text(text)
-    os.environ["HOLDFAST_TEST_CORPUS"] = str(folder)
-    yield Worlds(tmp_path_factory.mktemp("cache"))
-    del os.environ["HOLDFAST_TEST_CORPUS"]
+    with small_corpus(tmp_path_factory.mktemp("corpus")):
+        yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,11 @@ from holdfast_workers.spec import ModelSpec, RopeScalingSpec
 class Llama(nn.Module):
     """Maps token ids (batch, sequence) to logits (batch, sequence, vocabulary)."""
 
+    FIRST = ("embedding",)
+    """Its modules before the blocks."""
+    LAST = ("norm", "head")
+    """Its modules after the blocks."""
+
     def __init__(self, spec: ModelSpec, vocabulary: int) -> None:
         super().__init__()
         self.sequence_length = spec.sequence_length
@@ -60,13 +65,20 @@ class Llama(nn.Module):
         self.get_buffer("sin").copy_(torch.cat((-angles.sin(), angles.sin()), dim=-1))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        cos, sin = self.tables(tokens.shape[1])
-        x = self.embedding(tokens)
+        x, tables = self.enter(tokens), self.tables(tokens.shape[1])
         for block in self.blocks.values():
-            x = block(x, cos, sin)
+            x = block(x, *tables)
+        return self.leave(x)
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """The input of the first block, (batch, sequence, dim)."""
+        return self.embedding(tokens)  # type: ignore[no-any-return]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The logits of the last block's output."""
         return self.logits(self.norm(x))
 
-    def tables(self, length: int) -> tuple[Tensor, Tensor]:
+    def tables(self, length: int | None = None) -> tuple[Tensor, Tensor]:
         """Cosines and sines (length, head_size) of the rotary angles of the first positions."""
         return self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
 

@@ -7,6 +7,7 @@ same frequencies, so no row of a projection has to be permuted.
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 from holdfast_workers.spec import ModelSpec, RopeScalingSpec
@@ -64,6 +65,15 @@ def parameter_shapes(model: ModelSpec, vocabulary: int) -> dict[str, Shape]:
     if not model.tied_embeddings:
         top["head.weight"] = (vocabulary, dim)
     return {**top, **blocks}
+
+
+def head_in_blocks(model: ModelSpec, vocabulary: int) -> float:
+    """The multiplications of the head for a token, as a fraction of those of a block. The
+    embedding multiplies nothing."""
+    shapes = parameter_shapes(model.model_copy(update={"layers": 1}), vocabulary)
+    block = sum(prod(shape) for name, shape in shapes.items() if name.startswith("blocks."))
+    attention = model.dim * model.sequence_length  # scores and mixing, of half of the positions
+    return model.dim * vocabulary / (block + attention)
 
 
 def hugging_face_name(name: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from holdfast_workers.parallelize.shard import sharded_modules
 
@@ -40,9 +39,9 @@ def discard_step(model: nn.Module) -> None:
             if unsharded is not None:
                 unsharded.grad = None
             parameter.sharded_param.grad = None
-    if isinstance(model, FSDPModule):
-        state = model._get_fsdp_state()
-        if state._is_root is not None:  # None before the first forward: nothing to reset
+    for module in sharded_modules(model):  # a pipeline's stages are a root each
+        state = module._get_fsdp_state()
+        if state._is_root:  # None before the first forward: nothing to reset
             state._reset_iter_state()
     for parameter in model.parameters():
         parameter.grad = None

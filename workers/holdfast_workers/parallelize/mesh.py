@@ -20,6 +20,7 @@ from holdfast_workers.state.joined_axes import joined
 from holdfast_workers.state.replicas import REPLICATED_AXIS
 from holdfast_workers.training.recipe import World
 
+PIPELINE_AXIS = "pp"
 SHARD_AXIS = "dp_shard"
 CONTEXT_AXIS = "cp"
 TENSOR_AXIS = "tp"

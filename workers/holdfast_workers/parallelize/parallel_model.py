@@ -10,13 +10,16 @@ from holdfast_workers.parallelize.activation_checkpointing import apply_activati
 from holdfast_workers.parallelize.context import apply_context_parallel
 from holdfast_workers.parallelize.mesh import (
     CONTEXT_AXIS,
+    PIPELINE_AXIS,
     TENSOR_AXIS,
     data_mesh,
     data_parallel,
     state_shards,
 )
+from holdfast_workers.parallelize.pipeline import keep_stages
 from holdfast_workers.parallelize.sequence import apply_sequence_parallel
 from holdfast_workers.parallelize.shard import apply_fully_shard
+from holdfast_workers.parallelize.stage_split import split_stages, stages_of
 from holdfast_workers.parallelize.tensor import apply_tensor_parallel
 from holdfast_workers.parallelize.vocabulary import apply_vocabulary_parallel
 from holdfast_workers.spec import ModelSpec, TrainingSpec
@@ -29,9 +32,10 @@ def needs_mesh(world: World, spec: ModelSpec) -> bool:
 
 
 def apply_parallelism(
-    model: Llama, world: World, mesh: DeviceMesh | None, spec: TrainingSpec
+    model: Llama, world: World, mesh: DeviceMesh | None, spec: TrainingSpec, head_in_blocks: float
 ) -> None:
-    """Divide `model` in place over `mesh`, which is None where :func:`needs_mesh` is False."""
+    """Divide `model` in place over `mesh`, which is None where :func:`needs_mesh` is False.
+    `head_in_blocks`: the work of the head, as a number of blocks."""
     parallel = spec.parallel
     if mesh is not None and world.size(CONTEXT_AXIS) > 1:
         apply_context_parallel(model, mesh[CONTEXT_AXIS], parallel.context_method)
@@ -45,6 +49,10 @@ def apply_parallelism(
     apply_activation_checkpointing(
         model, spec.model.activation_checkpointing, spec.model.activation_checkpointing_every
     )
+    if world.size(PIPELINE_AXIS) > 1:
+        parts = split_stages(parallel, spec.model.layers, head_in_blocks)
+        own = stages_of(parallel, world.coordinate(PIPELINE_AXIS))
+        keep_stages(model, [parts[index] for index in own], spec.model.tied_embeddings)
     if spec.model.compile:
         for block in model.blocks.values():
             block.compile()

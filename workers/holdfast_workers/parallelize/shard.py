@@ -28,11 +28,13 @@ def apply_fully_shard(
     """Shard `model` in place over `mesh`, which is shards or replicas by shards.
 
     `zero`: as in the spec; :func:`set_last_micro_batch` needs the same. Each block of a large
-    model, and any with `zero` 2 or 3, is a communication group of its own.
+    model, and any with `zero` 2 or 3, is a communication group of its own. A pipeline's stages are
+    sharded each on its own, and stay whole between micro-batches.
     """
+    stages = getattr(model, "stages", None)
     is_large = whole_bytes(model) > SMALL_MODEL_BYTES
     per_block = is_large or zero in (2, 3)
-    reshard = zero in (3, None)
+    reshard = zero in (3, None) and stages is None
     # In float32 nothing is cast; None dtypes keep FSDP from making copies.
     reduced = compute_dtype is not torch.float32
     policy = MixedPrecisionPolicy(
@@ -43,7 +45,8 @@ def apply_fully_shard(
         if per_block:
             for block in model.blocks.values():
                 fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        for root in (model,) if stages is None else stages:
+            fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

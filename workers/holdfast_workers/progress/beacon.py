@@ -77,10 +77,27 @@ def phase(name: str = "user", *, bound_s: float | None = None) -> Iterator[None]
         yield
 
 
-class GroupTrack:
-    """The collectives of one process group: `enter` before each, `leave` after."""
+def current_track(group: str) -> GroupTrack | None:
+    """The track of a group in the beacon of this thread's worker; None outside of a worker."""
+    beacon = _current.get()
+    return None if beacon is None else beacon.track(group)
 
-    __slots__ = ("_at", "_beacon", "_buffer", "_entered", "_kind", "_left", "_name", "_writes")
+
+class GroupTrack:
+    """The collectives of one process group: `enter` before each, `leave` after. Or the transfers
+    from one rank to another: several may be under way, and the rank waits for one at a time."""
+
+    __slots__ = (
+        "_at",
+        "_beacon",
+        "_begun",
+        "_buffer",
+        "_entered",
+        "_kind",
+        "_left",
+        "_name",
+        "_writes",
+    )
 
     def __init__(self, beacon: Beacon, buffer: memoryview, at: int, name: bytes) -> None:
         self._beacon = beacon
@@ -90,6 +107,7 @@ class GroupTrack:
         self._kind = b""
         self._entered = 0
         self._left = 0
+        self._begun = 0
         self._writes = 0
 
     def enter(self, kind: bytes) -> int:
@@ -102,6 +120,25 @@ class GroupTrack:
         """The last collective has returned, and so have all before it, because a group runs its
         collectives in order."""
         self._left = self._entered
+        self._beacon.blocked_ns += self._write() - entered_ns
+
+    def begin_transfer(self, kind: bytes) -> int:
+        """A transfer begins. Returns its number, for `enter_transfer`."""
+        self._kind = kind
+        self._begun += 1
+        self._entered = self._left = self._begun
+        self._write()
+        return self._begun
+
+    def enter_transfer(self, number: int) -> int:
+        """The rank waits for a transfer that has begun. Returns the time, for
+        `leave_transfer`."""
+        self._entered, self._left = number, number - 1
+        return self._write()
+
+    def leave_transfer(self, entered_ns: int) -> None:
+        """The transfer that the rank waited for has ended."""
+        self._entered = self._left = self._begun
         self._beacon.blocked_ns += self._write() - entered_ns
 
     def _write(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from holdfast_workers.data.corpus import Corpus, open_corpus
 from holdfast_workers.data.sample_order import Indices
 from holdfast_workers.models.llama import Llama, initial_values
+from holdfast_workers.models.llama_parameters import head_in_blocks, parameter_shapes
 from holdfast_workers.spec import TrainingSpec
 
 IGNORED = -100
@@ -26,6 +28,9 @@ class LanguageTask:
         self.samples = self._corpus.samples(spec.model.sequence_length)
         self.fingerprint = self._corpus.fingerprint
         self.targets_per_sample = spec.model.sequence_length
+        shapes = parameter_shapes(spec.model, self._corpus.vocabulary)
+        self.parameters = sum(prod(shape) for shape in shapes.values())
+        self.head_in_blocks = head_in_blocks(spec.model, self._corpus.vocabulary)
 
     def new_model(self) -> Llama:
         """The whole model on the meta device."""
@@ -46,6 +51,11 @@ class LanguageTask:
         in the passes of the others."""
         shape = (self._spec.train.micro_batch, self._spec.model.sequence_length)
         return torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
+
+    def shapes(self, tokens: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of the hidden states and of the logits of a micro-batch."""
+        rows = tuple(tokens.shape)
+        return (*rows, self._spec.model.dim), (*rows, self._corpus.vocabulary)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The cross-entropy, summed over the targets (batch, sequence)."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,14 @@ from holdfast_workers.parallelize.fake_mesh import fake_process_group
 from holdfast_workers.parallelize.in_place_recovery import CannotRebind, discard_step, rebind_groups
 from holdfast_workers.parallelize.mesh import (
     CONTEXT_AXIS,
+    PIPELINE_AXIS,
     TENSOR_AXIS,
     data_index,
     data_parallel,
     make_mesh,
 )
 from holdfast_workers.parallelize.parallel_model import apply_parallelism, needs_mesh
+from holdfast_workers.parallelize.pipeline import ChunkReporter, Pipeline, has_last_stage
 from holdfast_workers.parallelize.shard import (
     SMALL_MODEL_BYTES,
     set_last_micro_batch,
@@ -73,6 +77,9 @@ from holdfast_workers.training.recipe import (
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
 
+CHECKS_OF_A_STAGE = 100_000
+"""More than a stage checks of a micro-batch for non-finite values."""
+
 
 @dataclass
 class _BuiltRecipe:
@@ -99,6 +106,8 @@ class PretrainRecipe(Recipe):
         self._task: LanguageTask | None = None
         self._built: _BuiltRecipe | None = None
         self._expected: _BuiltRecipe | None = None
+        self._pipeline: Pipeline | None = None
+        """Of this attempt, once a step has begun."""
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
 
@@ -129,7 +138,8 @@ class PretrainRecipe(Recipe):
             mesh, model = self._sharded_model(world)
             if whole_bytes(model) <= SMALL_MODEL_BYTES:
                 self._expected = self._finish_build(world, mesh, model)
-                self._rehearse(self._expected)
+                if world.size(PIPELINE_AXIS) == 1:
+                    self._rehearse(self._expected)
         return self._expected is not None
 
     def _rehearse(self, built: _BuiltRecipe) -> None:
@@ -144,7 +154,7 @@ class PretrainRecipe(Recipe):
         discard_step(built.model)
 
     def build(self, world: World) -> None:
-        self._built = None
+        self._built = self._pipeline = None
         self.applied_step = -1
         self._built, self._expected = self._expected, None
         if self._built is None:
@@ -171,6 +181,7 @@ class PretrainRecipe(Recipe):
         built = self._require_built()
         if (world.mesh, world.rank) != (built.world.mesh, built.world.rank):
             raise ValueError(f"cannot rebind from {built.world} to {world}: build instead")
+        self._pipeline = None
         if built.mesh is not None:
             try:
                 rebind_groups(built.model, built.mesh, self._mesh(world))
@@ -180,6 +191,7 @@ class PretrainRecipe(Recipe):
         built.world = world
 
     def abandon_step(self) -> None:
+        self._pipeline = None  # it holds process groups, and a part of the step
         if self._built is not None:
             discard_step(self._built.model)
 
@@ -210,7 +222,7 @@ class PretrainRecipe(Recipe):
         return self._require_built().state.digest(self._small_state(step))
 
     def parameters(self) -> int | None:
-        return sum(math.prod(box.global_shape) for box in self._require_built().boxes)
+        return self._require_task().parameters
 
     # --- one step ---------------------------------------------------------------------------
 
@@ -257,25 +269,33 @@ class PretrainRecipe(Recipe):
         state = [*built.locals, *built.optimizer.exp_avg, *built.optimizer.exp_avg_sq]
         state_is_finite = all_finite(state)
         with NonfiniteTracer(built.model, built.world.rank) as tracer:
-            for index in range(self._micro_batches()):
-                tracer.start_micro_batch(index)
-                inputs, targets, _, _ = self._read(step, index)
-                # No reduction: one rank's non-finite values must not reach the others.
-                set_last_micro_batch(built.model, False)
-                loss = self._loss(built.model(inputs), targets)
-                tracer.check([loss], "the loss", "output")
-                torch.autograd.backward(loss / self._targets())
+            if self._is_pipeline():
+                self._trace_pipeline(step, tracer)
+            else:
+                self._trace_passes(step, tracer)
         # Decided only now, because the passes need all ranks.
         in_state = NonfiniteOrigin(built.world.rank, -1, 0, "the parameters or moments", "state")
         return tracer.origin if state_is_finite else in_state
 
+    def _trace_passes(self, step: int, tracer: NonfiniteTracer) -> None:
+        built = self._require_built()
+        for index in range(self._micro_batches()):
+            tracer.start_micro_batch(index)
+            inputs, targets, _, _ = self._read(step, index)
+            # No reduction: one rank's non-finite values must not reach the others.
+            set_last_micro_batch(built.model, False)
+            loss = self._loss(built.model(inputs), targets)
+            tracer.check([loss], "the loss", "output")
+            torch.autograd.backward(loss / self._targets())
+
     def _seed_generators(self, step: int) -> None:
         """Tensor-parallel peers compute the same activations, so they need the same dropout masks,
-        unless each computes other positions."""
+        unless each computes other positions. The stages of a pipeline compute other layers."""
         world = self._require_built().world
         index = data_index(world) * world.size(CONTEXT_AXIS) + world.coordinate(CONTEXT_AXIS)
         if self.spec.parallel.sequence_parallel:
             index = index * world.size(TENSOR_AXIS) + world.coordinate(TENSOR_AXIS)
+        index = index * world.size(PIPELINE_AXIS) + world.coordinate(PIPELINE_AXIS)
         seed_generators(self.spec.train.seed, step, index, world.device)
 
     def _micro_batches(self) -> int:
@@ -297,6 +317,7 @@ class PretrainRecipe(Recipe):
         loss_sum = torch.zeros((), dtype=torch.float64, device=built.world.device)
         digest, read, waited = 0, 0, 0.0
         self._losses = []
+        batches: list[tuple[Tensor, Tensor]] = []
         for index in range(micro_batches):
             phase("load", step, index)
             began = time.perf_counter()
@@ -305,14 +326,66 @@ class PretrainRecipe(Recipe):
             read += samples
             waited += time.perf_counter() - began
             self.leave_if_over()
+            if self._is_pipeline():
+                batches.append((inputs, targets))
+                continue
             set_last_micro_batch(built.model, index == micro_batches - 1, self.spec.parallel.zero)
             phase("forward", step, index)
             loss = self._loss(built.model(inputs), targets)
             phase("backward", step, index)
             torch.autograd.backward(loss / self._targets())
             self._losses.append(loss.detach())
-            loss_sum += loss.detach()
+        if batches:
+            self._losses = self._run_pipeline(batches, partial(self._report_chunk, step, phase))
+        for loss in self._losses:
+            loss_sum += loss
         return self._share(float(loss_sum), read, digest, waited)
+
+    # --- the passes of a pipeline -----------------------------------------------------------
+
+    def _is_pipeline(self) -> bool:
+        return self._require_built().world.size(PIPELINE_AXIS) > 1
+
+    def _run_pipeline(
+        self, batches: Sequence[tuple[Tensor, Tensor]], report: ChunkReporter
+    ) -> list[Tensor]:
+        """Both passes of all micro-batches; their losses, on the rank of the last stage."""
+        if self._pipeline is None:
+            self._pipeline = self._new_pipeline(batches[0][0])
+        inputs, targets = zip(*batches, strict=True)
+        return self._pipeline.run(inputs, targets, report)
+
+    def _new_pipeline(self, inputs: Tensor) -> Pipeline:
+        built = self._require_built()
+        assert built.mesh is not None
+        hidden, outputs = self._require_task().shapes(inputs)
+        return Pipeline(
+            built.model,
+            self.spec,
+            built.mesh,
+            micro_batches=self._micro_batches(),
+            shapes=(tuple(inputs.shape), hidden, outputs),
+            loss=self._loss,
+            targets=self._targets(),
+            device=built.world.device,
+        )
+
+    def _report_chunk(
+        self, step: int, phase: PhaseReporter, name: str, micro_batch: int, stage: int
+    ) -> None:
+        self.leave_if_over()
+        phase(name, step, micro_batch)
+
+    def _trace_pipeline(self, step: int, tracer: NonfiniteTracer) -> None:
+        stages = self.spec.parallel.pp * self.spec.parallel.stages_on_a_rank
+
+        def report(name: str, micro_batch: int, stage: int) -> None:
+            passed = stage if name == "forward" else 2 * stages - stage
+            tracer.start_micro_batch(micro_batch, passed * CHECKS_OF_A_STAGE)
+
+        batches = [self._read(step, index)[:2] for index in range(self._micro_batches())]
+        for loss in self._run_pipeline(batches, report):
+            tracer.check([loss], "the loss", "output")
 
     def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
         """A micro-batch's inputs and targets on the device, the number of its samples, and their
@@ -348,13 +421,13 @@ class PretrainRecipe(Recipe):
             if box.primary
         ]
         grad_sq = squared_norm(counted)
-        first_peer = built.world.coordinate(TENSOR_AXIS) == 0
-        # Each rank of the context axis has an equal part of the targets.
+        # Of the ranks that know the loss of a micro-batch; those of `cp`, of equal parts of it.
+        tells = built.world.coordinate(TENSOR_AXIS) == 0 and has_last_stage(built.model)
         targets = samples * self._require_task().targets_per_sample
         targets //= built.world.size(CONTEXT_AXIS)
         return Contribution(
-            loss_sum=loss_sum if first_peer else 0.0,
-            count=targets if first_peer else 0,
+            loss_sum=loss_sum if tells else 0.0,
+            count=targets if tells else 0,
             grad_sq=grad_sq,
             data_index=data_index(built.world),
             samples=digest,
@@ -370,17 +443,19 @@ class PretrainRecipe(Recipe):
         return make_mesh(world, self.spec.detection.collective_timeout_s)
 
     def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Llama]:
-        model = self._require_task().new_model()
+        task = self._require_task()
+        model = task.new_model()
         mesh = self._mesh(world) if needs_mesh(world, self.spec.model) else None
-        apply_parallelism(model, world, mesh, self.spec)
+        apply_parallelism(model, world, mesh, self.spec, task.head_in_blocks)
         return mesh, model
 
     def _assemble(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _BuiltRecipe:
         named = list(model.named_parameters())
         names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
-        coordinates = {axis: world.coordinate(axis) for axis in world.mesh}
-        boxes = [shard_box_of(parameter, coordinates) for parameter in parameters]
+        boxes = [
+            shard_box_of(parameter, self._replicated_on(world, name)) for name, parameter in named
+        ]
         locals_ = [local_of(parameter) for parameter in parameters]
         optimizer = LocalAdamW(
             locals_, [len(box.global_shape) > 1 for box in boxes], self.spec.train.optimizer
@@ -408,6 +483,14 @@ class PretrainRecipe(Recipe):
             state=RankState(pieces),
             checksum=ParameterChecksum(locals_ if compared else ()),
         )
+
+    def _replicated_on(self, world: World, name: str) -> dict[str, int]:
+        """This rank's coordinates on the axes whose ranks have the parameter. A pipeline's stages
+        have different ones, but for embeddings that the last one shares with the first."""
+        shared = self.spec.model.tied_embeddings and name.startswith("embedding.")
+        return {
+            axis: world.coordinate(axis) for axis in world.mesh if axis != PIPELINE_AXIS or shared
+        }
 
     def _small_state(self, step: int) -> dict[str, Any]:
         train = self.spec.train

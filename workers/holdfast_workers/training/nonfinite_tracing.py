@@ -58,9 +58,10 @@ class NonfiniteTracer:
         for module, compiled in self._compiled:
             module._compiled_call_impl = compiled
 
-    def start_micro_batch(self, micro_batch: int) -> None:
-        """The following checks belong to this micro-batch."""
-        self._micro_batch, self._checked = micro_batch, 0
+    def start_micro_batch(self, micro_batch: int, checked: int = 0) -> None:
+        """The following checks belong to this micro-batch. `checked`: more than other ranks have
+        checked of it before."""
+        self._micro_batch, self._checked = micro_batch, checked
 
     def check(self, tensors: Iterable[Tensor], layer: str, what: str) -> None:
         self._checked += 1

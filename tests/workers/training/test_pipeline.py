@@ -1,0 +1,106 @@
+"""Pipelines in real gloo worlds: the curve of one process, and the same bits after faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ranks import rank_programs as programs
+from tests.support.ranks.corpora import small_corpus
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec, world_of
+
+SHARDED = {"pp": 2, "dp_shard": 2}
+SCHEDULES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"pp": 4, "schedule": "gpipe"}, {"layers": 4}),
+    (SHARDED, {}),
+    ({"pp": 2, "tp": 2, "schedule": "interleaved"}, {"layers": 4}),
+    ({**SHARDED, "schedule": "zero_bubble"}, {"layers": 4}),
+]
+"""Each schedule on a mesh: the section `parallel`, and what the model needs for it."""
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    with small_corpus(tmp_path_factory.mktemp("corpus")):
+        yield Worlds(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize(("parallel", "model"), SCHEDULES, ids=str)
+@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
+def test_stages_rebind_to_new_groups_with_the_same_bits(
+    worlds: Worlds, parallel: dict[str, Any], model: dict[str, Any], rebuild: bool
+) -> None:
+    spec = tiny_spec(parallel, dropout=0.1, **model)
+    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    for result in worlds.run(programs.rebound, spec, 3, rebuild):
+        assert result["digests"] == expected
+        assert result["living"]
+        # Without FSDP and `tp`, a model has no groups of its own to replace.
+        assert result["same_tensors"] is not rebuild or set(parallel) == {"pp", "schedule"}
+
+
+def test_every_rank_knows_the_loss_of_the_last_stage(worlds: Worlds) -> None:
+    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]
+    for outcome in worlds.run(programs.undisturbed, tiny_spec(SHARDED)):
+        for row, expected in zip(outcome["rows"], alone["rows"], strict=True):
+            assert row.samples == expected.samples
+            assert row.loss == pytest.approx(expected.loss, abs=1e-5)
+            assert row.grad_norm == pytest.approx(expected.grad_norm, abs=1e-5)
+
+
+def test_a_rank_without_a_micro_batch_takes_part_in_the_passes(worlds: Worlds) -> None:
+    """Three data-parallel ranks share four micro-batches: two of them pass a stand-in on."""
+    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    rows = worlds.run(programs.undisturbed, tiny_spec({"pp": 2, "dp_shard": 3}))[0]["rows"]
+    assert [row.samples for row in rows] == [row.samples for row in alone]
+    assert rows[-1].loss == pytest.approx(alone[-1].loss, abs=1e-5)
+
+
+def test_the_update_waits_for_every_stage(worlds: Worlds) -> None:
+    """A gradient that is not finite in the first stage is found after the last stage has finished
+    its passes; an update of the last stage by then would be silently wrong."""
+    spec = tiny_spec({"pp": 2})
+    for message, unchanged, applied in worlds.run(programs.poisoned_in_backward, spec, 4):
+        assert "not finite" in message or "nan" in message
+        assert unchanged
+        assert applied == 3
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("schedule", "phase"),
+    [
+        (1, "forward"),
+        (1, "backward"),
+        (1, "exchange"),
+        (1, "agree"),
+        (1, "optimizer"),
+        (0, "exchange"),
+        (2, "backward"),
+        (3, "forward"),
+        (3, "exchange"),
+    ],
+)
+def test_a_killed_rank_of_a_pipeline_is_replaced_and_the_bits_are_the_same(
+    worlds: Worlds, tmp_path: Path, schedule: int, phase: str
+) -> None:
+    parallel, model = SCHEDULES[schedule]
+    spec = tiny_spec(parallel, dropout=0.1, **model)
+    undisturbed = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    attempt = worlds.next_attempt()
+    ranks = [
+        worlds.start(programs.survivor, world_of(spec, r, attempt), spec, tmp_path, (phase, 4))
+        for r in range(4)
+    ]
+    ranks[3].process.join(60)
+    (tmp_path / programs.LOST).touch()  # stages that are no neighbours wait on
+    replacement = worlds.start(
+        programs.resumed, world_of(spec, 3, attempt + 1000), spec, tmp_path, 3
+    )
+    assert replacement.result() == {s: undisturbed[s] for s in range(3, 7)}
+    for rank in ranks[:3]:
+        result = rank.result()
+        assert result["digests"] == undisturbed
+        assert result["pid"] == rank.process.pid
