@@ -112,8 +112,8 @@ class GroupBeat:
     """The progress of one rank in the collectives of one process group."""
 
     group: str
-    """Name of the group: "world", or the mesh axis that the group belongs to: "dp_shard", "tp", ...;
-    of FSDP with a context axis, "dp_shard+cp"."""
+    """Name of the group: "world", or the mesh axis that the group belongs to: "dp_shard", "tp", ...
+    A group of several axes: "dp_shard+cp"."""
     entered: int
     """Collectives that the rank entered since the attempt began."""
     left: int
