@@ -21,13 +21,26 @@ STEPS = 5000
 SHAPES = tuple(WorldShape.of({"dp_shard": ranks, "tp": 1}, 1) for ranks in (4, 2))
 
 
-def elastic(folder: Path, *, every: int = 0, steps: int = STEPS, **config: Any) -> Any:
+STAGES = (SHAPES[0], WorldShape.of({"pp": 2, "dp_shard": 1, "tp": 1}, 1))
+PIPELINES = tuple(WorldShape.of({"pp": 2, "dp_shard": n, "tp": 1}, 1) for n in (2, 1))
+
+
+def elastic(
+    folder: Path,
+    *,
+    every: int = 0,
+    steps: int = STEPS,
+    shapes: tuple[WorldShape, ...] = SHAPES,
+    **config: Any,
+) -> Any:
     """Four ranks on four nodes, which may become two."""
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=every, keep=9)
     )
-    training = small_training(steps, checkpoint=checkpoint, parallel=ParallelSpec(dp_shard=4, tp=1))
-    options = {"shapes": SHAPES, "grow_after_s": 1.0, **config}
+    training = small_training(
+        steps, blocks=2, checkpoint=checkpoint, parallel=ParallelSpec.model_validate(shapes[0].mesh)
+    )
+    options = {"shapes": shapes, "grow_after_s": 1.0, **config}
     return supervised(folder, training, standbys=0, workers_per_node=1, config=options)
 
 
@@ -54,8 +67,13 @@ def lose_a_node_until_it_returns(run: Any) -> None:
     run.wait(lambda: world_sizes(run)[-1] == 4 and len(incidents(run)) == 3)
 
 
-def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(tmp_path: Path) -> None:
-    with elastic(tmp_path, every=20) as run:
+@pytest.mark.parametrize(
+    "shapes", [SHAPES, PIPELINES, STAGES], ids=["shards", "pipelines", "shards to stages"]
+)
+def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(
+    tmp_path: Path, shapes: tuple[WorldShape, ...]
+) -> None:
+    with elastic(tmp_path, every=20, shapes=shapes) as run:
         lose_a_node_until_it_returns(run)
         last = end_after(run, 30)
         shrunk, _, grown = incidents(run)
@@ -66,7 +84,7 @@ def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(tmp_p
         assert grown["steps_lost"] == 0
         assert set(run.rows) == set(range(1, last + 1))
         saved = {event["mesh"]["dp_shard"] for event in run.of(EventKind.CHECKPOINT_SAVED)}
-        assert saved == {2, 4}, run.story()
+        assert saved == {shape.mesh["dp_shard"] for shape in shapes}, run.story()
         for manifest in list_checkpoints(run.remote):
             verify(run.remote.below(manifest.folder))
 

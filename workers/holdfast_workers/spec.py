@@ -218,6 +218,19 @@ class ParallelSpec(Section):
         }
         return {axis: n for axis, n in sizes.items() if n > 1 or axis in ("dp_shard", "tp")}
 
+    def why_no_schedule(self, micro_batches: int, pp: int | None = None) -> str:
+        """Why `schedule` cannot order so many micro-batches of a step and data-parallel rank on
+        `pp` stages, or those of the spec; "" if it can."""
+        stages = pp or self.pp
+        rounds = max(1, micro_batches // stages)
+        if stages == 1 or self.schedule != "interleaved" or micro_batches % rounds == 0:
+            return ""
+        return (
+            f"schedule interleaved wants micro-batches in equal rounds of about {stages}, and each "
+            f"data-parallel rank has {micro_batches}: use {micro_batches // stages * stages} or "
+            f"{-(-micro_batches // stages) * stages}, or another schedule"
+        )
+
     @property
     def stages_on_a_rank(self) -> int:
         """`stages_per_rank`, or its default."""
@@ -491,6 +504,53 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     return faults
 
 
+def _pipeline_faults(spec: TrainingSpec) -> list[SpecFault]:
+    """The faults of the built-in model's division into stages."""
+    faults: list[SpecFault] = []
+    model, parallel, train = spec.model, spec.parallel, spec.train
+    if parallel.pp == 1:
+        return faults
+
+    def add(path: str, message: str) -> None:
+        faults.append(SpecFault(path=path, message=message))
+
+    schedule, stages = parallel.schedule, parallel.stages_on_a_rank
+    count = parallel.pp * stages
+    if model.layers < count:
+        most = model.layers // stages
+        nearest = f"use {most} at most" if most else f"layers must be {count} or more"
+        add(
+            "parallel.pp",
+            f"{model.layers} layers cannot be divided among pp {parallel.pp} × {stages} stages per "
+            f"rank = {count} stages: {nearest}",
+        )
+    needed = {"gpipe": "1", "1f1b": "1", "interleaved": "2 or more", "zero_bubble": "2"}[schedule]
+    if stages != (stages if needed == "2 or more" and stages > 1 else int(needed[0])):
+        add(
+            "parallel.stages_per_rank",
+            f"schedule {schedule} has {needed} stages per rank, not {stages}",
+        )
+    passes = -(-train.global_batch // (train.micro_batch * parallel.data_parallel))
+    if why := parallel.why_no_schedule(passes):
+        add("parallel.schedule", why)
+    if parallel.zero in (2, 3):
+        add(
+            "parallel.zero",
+            f"a pipeline keeps parameters and gradients whole during a step: use zero 1, not "
+            f"{parallel.zero}",
+        )
+    if schedule == "zero_bubble":
+        for path, is_set in (
+            ("model.tied_embeddings", model.tied_embeddings),
+            ("model.compile", model.compile),
+            ("model.activation_checkpointing", model.activation_checkpointing != "none"),
+        ):
+            if is_set:
+                name = path.removeprefix("model.")
+                add(path, f"{name} cannot be combined with schedule zero_bubble: use 1f1b")
+    return faults
+
+
 def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
     """The faults of the built-in model and of its sharding."""
     faults: list[SpecFault] = []
@@ -524,6 +584,7 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
             "parallel.tp",
             f"sequence_length {model.sequence_length} is not divisible by tp {parallel.tp}",
         )
+    faults += _pipeline_faults(spec)
     if parallel.sequence_parallel and model.compile:
         add("parallel.sequence_parallel", "sequence_parallel cannot be combined with compile")
     vocabulary = VOCABULARIES[spec.data.tokenizer]

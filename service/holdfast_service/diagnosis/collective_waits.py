@@ -22,6 +22,7 @@ from holdfast_workers.state.joined_axes import joined
 
 ValueT = TypeVar("ValueT")
 WORLD = "world"
+PIPELINE = "pp"
 PHASES = (
     "load",
     "forward",
@@ -61,9 +62,12 @@ class Waits:
 
 def all_groups(mesh: Mapping[str, int]) -> list[AxisGroup]:
     """Every process group that beats can report: those of the axes, those of the axes whose ranks
-    share a state, and the world."""
+    share a state, the world, and the links of a pipeline."""
     ranks = range(prod(mesh.values()))
-    return [*groups(mesh, ranks), *_joined_groups(mesh, ranks), AxisGroup(WORLD, tuple(ranks))]
+    of_axes = groups(mesh, ranks)
+    links = [link for group in of_axes if group.axis == PIPELINE for link in _links(group)]
+    whole = AxisGroup(WORLD, tuple(ranks))
+    return [*of_axes, *_joined_groups(mesh, ranks), *links, whole]
 
 
 def _joined_groups(mesh: Mapping[str, int], ranks: Iterable[int]) -> list[AxisGroup]:
@@ -76,6 +80,18 @@ def _joined_groups(mesh: Mapping[str, int], ranks: Iterable[int]) -> list[AxisGr
         places = zip(mesh, coordinates(rank, mesh), strict=True)
         members.setdefault(tuple(at for axis, at in places if axis not in shared), []).append(rank)
     return [AxisGroup(joined(*shared), tuple(group)) for group in members.values()]
+
+
+def _links(pipeline: AxisGroup) -> list[AxisGroup]:
+    """The links from each rank of a pipeline to the one after it and the one before it, round the
+    ring: a transfer counts like a collective of the two (`parallelize/counted_transfers.py`)."""
+    ranks = pipeline.ranks
+    ends = {(i, (i + step) % len(ranks)) for i in range(len(ranks)) for step in (1, -1)}
+    return [
+        AxisGroup(f"{PIPELINE} {source}>{target}", (ranks[source], ranks[target]))
+        for source, target in sorted(ends)
+        if source != target
+    ]
 
 
 def find_waits(
@@ -109,13 +125,30 @@ def position(beat: Beat) -> tuple[int, bool, int, int]:
 def diverged_ranks(
     mesh: Mapping[str, int], beats: Mapping[int, Beat], seen: Waits
 ) -> dict[int, str]:
-    """The ranks that have diverged from the common program, with the evidence."""
+    """The ranks that have diverged from the common program, with the evidence. The stages of a
+    pipeline have programs of their own, so only ranks of one stage are compared."""
     found: dict[int, str] = {}
     for rank, absent in seen.on.items():
         for other, where in absent.items():
-            if other in beats and position(beats[other]) > position(beats[rank]):
+            alike = _stage_of(rank, mesh) == _stage_of(other, mesh)
+            if alike and other in beats and position(beats[other]) > position(beats[rank]):
                 found.setdefault(other, f"is past {where}, which it has not entered")
-    return found or _of_other_kind(beats) or _out_of_order(mesh, beats)
+    if found:
+        return found
+    by_stage: dict[int, dict[int, Beat]] = {}
+    for rank, beat in beats.items():
+        by_stage.setdefault(_stage_of(rank, mesh), {})[rank] = beat
+    for comparable in by_stage.values():
+        found |= _of_other_kind(comparable)
+    for comparable in () if found else by_stage.values():
+        found |= _out_of_order(mesh, comparable)
+    return found
+
+
+def _stage_of(rank: int, mesh: Mapping[str, int]) -> int:
+    """The rank's place in its pipeline; 0 where there is none."""
+    axes = list(mesh)
+    return coordinates(rank, mesh)[axes.index(PIPELINE)] if PIPELINE in axes else 0
 
 
 def _of_other_kind(beats: Mapping[int, Beat]) -> dict[int, str]:

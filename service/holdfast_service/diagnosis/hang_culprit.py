@@ -322,6 +322,8 @@ class _Case:
         found: list[Suspect] = []
         for rank in sorted({*self._observation.seen, *self._observation.silent}):
             evidence = self._evidence(rank, odd)
+            if rank in accused and not evidence:
+                evidence = [(0.1, "in the smallest group that holds ranks that wait in a circle")]
             doubt = 1.0
             for weight, _ in evidence:
                 doubt *= 1.0 - weight

@@ -66,6 +66,7 @@ def mesh_limits(
         micro_batches=training.train.global_batch // training.train.micro_batch,
         memory=memory_model(training),
         memory_limit=memory_limit,
+        why_no_schedule=training.parallel.why_no_schedule,
     )
 
 
@@ -100,6 +101,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         vocabulary=vocabulary,
         zero=training.parallel.zero,
         gathered_activations=tokens * _gathered_per_token(training),
+        schedule=training.parallel.schedule,
     )
 
 

@@ -8,12 +8,18 @@ memory than allowed. More ranks are preferred, unless the list says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
 
-from holdfast_service.placement.mesh_axes import Mesh, batch_ranks, passes, without_optional
+from holdfast_service.placement.mesh_axes import (
+    Mesh,
+    batch_ranks,
+    passes,
+    pipeline_ranks,
+    without_optional,
+)
 from holdfast_service.placement.mesh_memory import MemoryModel, size_of
 from holdfast_service.placement.mesh_throughput import modelled_speed
 from holdfast_service.placement.world_shape import WorldShape
@@ -34,6 +40,8 @@ class MeshLimits:
     """None: the memory of a rank is not modelled, and not checked."""
     memory_limit: int | None = None
     """Bytes that a rank may need; None: not checked."""
+    why_no_schedule: Callable[[int, int], str] = lambda _micro_batches, _stages: ""
+    """Why a pipeline of so many stages cannot order the micro-batches of a data-parallel rank."""
 
     def why_not(self, mesh: Mesh) -> str:
         """Why a mesh is not legal; "" if it is."""
@@ -42,6 +50,8 @@ class MeshLimits:
             return f"{ranks} ranks do not fill whole nodes of {self.ranks_per_node} ranks"
         if parts > self.micro_batches:
             return f"{parts} ranks share only {self.micro_batches} micro-batches"
+        if why := self.why_no_schedule(passes(mesh, self.micro_batches), pipeline_ranks(mesh)):
+            return why
         return self.why_too_large(mesh)
 
     def why_too_large(self, mesh: Mesh) -> str:

@@ -3,6 +3,8 @@
 Parameters, gradients and two moments are float32, divided by the axes that shard the state and, in
 the layers, by those that split layers. Where ranks share a state (FSDP2), parameters are gathered
 for a pass, and gradients stay whole until the last pass of a step; `zero` says otherwise.
+A stage of a pipeline keeps both whole; of a pipeline, the rank with most is modelled, as if it had
+embedding and head.
 Memory checkpoints are in the host's memory and are not counted, nor is what the libraries allocate
 for themselves.
 """
@@ -16,10 +18,11 @@ from holdfast_service.placement.mesh_axes import (
     batch_ranks,
     layer_parts,
     passes,
+    pipeline_ranks,
     sequence_parts,
     state_shards,
 )
-from holdfast_workers.spec import Zero
+from holdfast_workers.spec import Schedule, Zero
 
 STORED_BYTES = 4
 """Of a parameter, a gradient or a moment as stored: float32."""
@@ -81,12 +84,16 @@ class MemoryModel:
     gathered_activations: int = 0
     """Elements of `divided_activations` that a rank has of all positions where an axis divides the
     sequence."""
+    schedule: Schedule = "1f1b"
+    """Of a pipeline."""
 
     def of(self, mesh: Mesh, micro_batches: int) -> RankMemory:
         """The need of a rank on `mesh`, of a global batch of `micro_batches`."""
         parts, block = layer_parts(mesh), -(-self.block // layer_parts(mesh))
         whole = self.whole + -(-self.vocabulary // parts)
-        own = block * self.blocks + whole
+        stages = pipeline_ranks(mesh)
+        blocks = -(-self.blocks // stages)
+        own = block * blocks + whole
         stored = STORED_BYTES * -(-own // state_shards(mesh))
         is_shared = max(batch_ranks(mesh), state_shards(mesh)) > 1
         is_gathered = is_shared or self.compute_bytes < STORED_BYTES
@@ -94,14 +101,17 @@ class MemoryModel:
             pieces = (self.gathers_blocks and passes(mesh, micro_batches) == 1,) * 2
         else:
             pieces = (self.zero == 3, self.zero >= 2)  # of parameters, of gradients
-        few = min(GATHERED_BLOCKS, self.blocks)
-        elements = sum(block * (few if each else self.blocks) + whole for each in pieces)
+        if stages > 1:
+            pieces = (False, False)
+        few = min(GATHERED_BLOCKS, blocks)
+        elements = sum(block * (few if each else blocks) + whole for each in pieces)
         gathered = self.compute_bytes * elements if is_gathered else 0
         of_all = -(-self.gathered_activations // parts)
         kept = -(-self.divided_activations // parts) + self.whole_activations - of_all
         if sequence_parts(mesh) > 1:
             kept = -(-kept // sequence_parts(mesh))
         kept += of_all
+        kept = -(-kept * self._under_way(stages, passes(mesh, micro_batches)) // stages)
         return RankMemory(
             parameters=stored,
             gradients=stored,
@@ -109,6 +119,13 @@ class MemoryModel:
             gathered=gathered,
             activations=self.compute_bytes * kept,
         )
+
+    def _under_way(self, stages: int, micro_batches: int) -> int:
+        """Micro-batches whose activations a rank of the first stage keeps at once."""
+        if stages == 1:
+            return 1
+        most = {"gpipe": micro_batches, "1f1b": stages}.get(self.schedule, 2 * stages)
+        return min(micro_batches, most)
 
 
 def size_of(nbytes: int) -> str:

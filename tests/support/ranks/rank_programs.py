@@ -404,7 +404,7 @@ def _die_in_an_exchange(hooks: RecordingHooks, step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(op, link)
 
-    pipeline.counted = die
+    setattr(pipeline, "counted", die)  # noqa: B010
 
 
 def _waits_for_a_peer(recipe: PretrainRecipe, world: World) -> float:

@@ -67,22 +67,26 @@ def draw(seed: int) -> HungWorld:
             {"dp_shard": 8, "tp": 4},
             {"dp_shard": 2, "cp": 2, "tp": 2},
             {"dp_replicate": 2, "dp_shard": 1, "cp": 2, "tp": 1},
+            {"pp": 2, "dp_shard": 2, "tp": 1},
+            {"pp": 4, "dp_shard": 1, "tp": 2},
+            {"pp": 4, "dp_shard": 2, "tp": 1},
+            {"pp": 2, "dp_shard": 2, "tp": 2},
         ]
     )
     world_size = 1
     for size in mesh.values():
         world_size *= size
-    steps = _program(chance, mesh) * 3
+    stages = _stages(chance, mesh) if "pp" in mesh else [_program(chance, mesh)]
+    steps = [stages[rank * len(stages) // world_size] * 3 for rank in range(world_size)]
     culprit, hang_kind = chance.randrange(world_size), chance.choice(HANG_KINDS)
-    length = len(steps) // 3
+    own = steps[culprit]
+    length = len(own) // 3
     place = chance.randrange(length, 2 * length)
     if hang_kind == "left out":
-        whole = [i for i in range(length, 2 * length) if steps[i].begins and steps[i].ends]
+        whole = [i for i in range(length, 2 * length) if own[i].begins and own[i].ends]
         place = chance.choice(whole)
-    ranks = _run(chance, mesh, world_size, steps, culprit, place, hang_kind)
-    return HungWorld(
-        mesh, culprit, hang_kind, _seen(chance, ranks, steps, length, culprit, hang_kind)
-    )
+    ranks = _run(chance, mesh, steps, culprit, place, hang_kind)
+    return HungWorld(mesh, culprit, hang_kind, _seen(chance, ranks, steps, culprit, hang_kind))
 
 
 def _program(chance: random.Random, mesh: dict[str, int]) -> list[Op]:
@@ -115,23 +119,71 @@ def _program(chance: random.Random, mesh: dict[str, int]) -> list[Op]:
     return ops
 
 
+def _stages(chance: random.Random, mesh: dict[str, int]) -> list[list[Op]]:
+    """The step of each stage of a pipeline: all forward passes first, or forward and backward in
+    turns. A send is waited for before the next one to the same stage."""
+    count, micro_batches = mesh["pp"], chance.randint(2, 6)
+    in_turns, split = chance.random() < 0.5, mesh["tp"] > 1
+    return [
+        _stage(stage, count, _order(stage, count, micro_batches, in_turns), split, mesh)
+        for stage in range(count)
+    ]
+
+
+def _order(stage: int, count: int, micro_batches: int, in_turns: bool) -> list[tuple[str, int]]:
+    ahead = min(micro_batches, count - stage) if in_turns else micro_batches
+    order = [("forward", index) for index in range(ahead)]
+    for index in range(micro_batches):
+        order.append(("backward", index))
+        if ahead + index < micro_batches:
+            order.append(("forward", ahead + index))
+    return order
+
+
+def _stage(
+    stage: int, count: int, order: list[tuple[str, int]], split: bool, mesh: dict[str, int]
+) -> list[Op]:
+    ops = [Op("load", 0)]
+    sent: set[str] = set()
+    sharded = [axis for axis in ("dp_shard",) if mesh[axis] > 1]
+    ops += [Op("forward", 0, axis, "all_gather", True, True) for axis in sharded]
+    for phase, index in order:
+        way = 1 if phase == "forward" else -1
+        before, after = stage - way, stage + way
+        if 0 <= before < count:
+            ops.append(Op(phase, index, f"pp {before}>{stage}", "transfer", True, True))
+        if split:
+            ops.append(Op(phase, index, "tp", "all_reduce", True, True))
+        ops.append(Op(phase, index))
+        if 0 <= after < count:
+            link = f"pp {stage}>{after}"
+            if link in sent:
+                ops.append(Op(phase, index, link, ends=True))
+            sent.add(link)
+            ops.append(Op(phase, index, link, "transfer", begins=True))
+    ops += [Op("backward", order[-1][1], link, ends=True) for link in sorted(sent)]
+    ops += [Op("backward", order[-1][1], axis, "reduce_scatter", True, True) for axis in sharded]
+    ops += [Op("reduce", 0), Op("reduce", 0, WORLD, "all_gather", True, True), Op("optimizer", 0)]
+    return ops
+
+
 def _run(
     chance: random.Random,
     mesh: dict[str, int],
-    world_size: int,
-    ops: list[Op],
+    steps: list[list[Op]],
     culprit: int,
     place: int,
     hang_kind: str,
 ) -> list[Rank]:
     """Advance all ranks until no rank can advance."""
-    ranks = [Rank(number) for number in range(world_size)]
+    ranks = [Rank(number) for number in range(len(steps))]
     members = {(group.axis, rank): group for group in all_groups(mesh) for rank in group.ranks}
     clock, moved = 0, True
     while moved:
         moved = False
         for rank in chance.sample(ranks, len(ranks)):
             clock += 1
+            ops = steps[rank.number]
             hangs = rank.number == culprit and rank.at == place
             if hangs and hang_kind == "left out":
                 rank.at += 1
@@ -166,15 +218,15 @@ def _advance(
 def _seen(
     chance: random.Random,
     ranks: list[Rank],
-    ops: list[Op],
-    length: int,
+    steps: list[list[Op]],
     culprit: int,
     hang_kind: str,
 ) -> WorldObservation:
     seen: dict[int, Inspection] = {}
     silent: dict[int, str] = {}
     for rank in ranks:
-        at = min(rank.at, len(ops) - 1)
+        ops = steps[rank.number]
+        at, length = min(rank.at, len(ops) - 1), len(ops) // 3
         op = ops[at]
         beat = Beat(
             rank=rank.number,
@@ -186,10 +238,7 @@ def _seen(
             micro_batch=op.micro_batch,
             age_s=LIMIT_S + chance.uniform(0.1, 1.0),
             limit_s=LIMIT_S,
-            groups=tuple(
-                GroupBeat(axis, count, rank.left[axis], rank.kinds[axis, count])
-                for axis, count in rank.entered.items()
-            ),
+            groups=tuple(_group(rank, op, axis) for axis in rank.entered),
         )
         inspection = Inspection(beat, "S", ("wait (gloo.cc:12)", "collective (distributed.py:99)"))
         if rank.number == culprit:
@@ -199,6 +248,13 @@ def _seen(
             inspection = _of_culprit(beat, hang_kind, inspection)
         seen[rank.number] = inspection
     return WorldObservation(seen, silent)
+
+
+def _group(rank: Rank, op: Op, axis: str) -> GroupBeat:
+    entered, left = rank.entered[axis], rank.left[axis]
+    if axis.startswith("pp "):  # a transfer is entered while it is waited for
+        entered, left = (left + 1, left) if rank.inside and op.axis == axis else (entered, entered)
+    return GroupBeat(axis, entered, left, rank.kinds[axis, entered])
 
 
 def _of_culprit(beat: Beat, hang_kind: str, waiting: Inspection) -> Inspection:

@@ -49,9 +49,9 @@ def apply_parallelism(
     apply_activation_checkpointing(
         model, spec.model.activation_checkpointing, spec.model.activation_checkpointing_every
     )
-    if world.size(PIPELINE_AXIS) > 1:
-        parts = split_stages(parallel, spec.model.layers, head_in_blocks)
-        own = stages_of(parallel, world.coordinate(PIPELINE_AXIS))
+    if (pp := world.size(PIPELINE_AXIS)) > 1:
+        parts = split_stages(pp * parallel.stages_on_a_rank, spec.model.layers, head_in_blocks)
+        own = stages_of(parallel, pp, world.coordinate(PIPELINE_AXIS))
         keep_stages(model, [parts[index] for index in own], spec.model.tied_embeddings)
     if spec.model.compile:
         for block in model.blocks.values():

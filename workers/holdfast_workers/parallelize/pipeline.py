@@ -162,7 +162,8 @@ class Pipeline:
         options: dict[str, Any] = {"loss_fn": self._share_of_loss, "scale_grads": False}
         self._schedule: Any
         if parallel.schedule in ONE_STAGE:
-            schedule = ONE_STAGE[parallel.schedule]
+            is_short = micro_batches < count  # then all forward passes come first anyway
+            schedule = ONE_STAGE["gpipe" if is_short else parallel.schedule]
             self._schedule = schedule(torch_stages[0], micro_batches, **options)
         else:
             several: list[Any] = list(torch_stages)

@@ -29,17 +29,16 @@ class StagePart:
         return tuple(str(block) for block in range(self.first_block, self.end_block))
 
 
-def stages_of(parallel: ParallelSpec, coordinate: int) -> tuple[int, ...]:
-    """The stages of the ranks at `coordinate` of the axis `pp`, in their order."""
-    count = parallel.pp * parallel.stages_on_a_rank
+def stages_of(parallel: ParallelSpec, pp: int, coordinate: int) -> tuple[int, ...]:
+    """The stages of the ranks at `coordinate` of the axis `pp`, in their order. `pp`: its size."""
+    count = pp * parallel.stages_on_a_rank
     if parallel.schedule == "zero_bubble":
         return (coordinate, count - 1 - coordinate)
-    return tuple(range(coordinate, count, parallel.pp))
+    return tuple(range(coordinate, count, pp))
 
 
-def split_stages(parallel: ParallelSpec, blocks: int, head: float) -> list[StagePart]:
-    """All stages of the pipeline. `head`: the work of the head, in blocks."""
-    count = parallel.pp * parallel.stages_on_a_rank
+def split_stages(count: int, blocks: int, head: float) -> list[StagePart]:
+    """All `count` stages of a pipeline. `head`: the work of the head, in blocks."""
     ends = balanced_ends(blocks, count, head)
     starts = [0, *ends[:-1]]
     return [

@@ -377,7 +377,8 @@ class PretrainRecipe(Recipe):
         phase(name, step, micro_batch)
 
     def _trace_pipeline(self, step: int, tracer: NonfiniteTracer) -> None:
-        stages = self.spec.parallel.pp * self.spec.parallel.stages_on_a_rank
+        pp = self._require_built().world.size(PIPELINE_AXIS)
+        stages = pp * self.spec.parallel.stages_on_a_rank
 
         def report(name: str, micro_batch: int, stage: int) -> None:
             passed = stage if name == "forward" else 2 * stages - stage
