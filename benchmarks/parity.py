@@ -46,11 +46,18 @@ MESHES: tuple[Mapping[str, int], ...] = (
     {"dp_shard": 2, "tp": 2},
     {"dp_shard": 4, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    {"cp": 2},
+    {"cp": 4},
+    {"dp_shard": 2, "cp": 2},
+    {"dp_replicate": 2, "cp": 2},
+    {"cp": 2, "tp": 2},
+    {"dp_shard": 2, "cp": 2, "tp": 2},
     {"pp": 2},
     {"pp": 2, "dp_shard": 2},
     {"pp": 2, "dp_replicate": 2},
     {"pp": 2, "tp": 2},
     {"pp": 2, "dp_shard": 2, "tp": 2},
+    {"pp": 2, "cp": 2},
 )
 """Every axis alone, every pair, and triples, on 2 to 8 ranks."""
 
@@ -79,6 +86,14 @@ OPTIONS = (
         {"activation_checkpointing": "selective"},
         needs="tp",
     ),
+    Option("ring", {"context_method": "ring"}, needs="cp"),
+    Option("ulysses", {"context_method": "ulysses"}, {"kv_heads": 4}, needs="cp"),
+    Option(
+        "ring, zero 3, selective",
+        {"context_method": "ring", "zero": 3},
+        {"activation_checkpointing": "selective"},
+        needs="cp",
+    ),
     Option("full checkpointing", model={"activation_checkpointing": "full"}),
     Option("selective checkpointing", model={"activation_checkpointing": "selective"}),
     Option("tied embeddings", model={"tied_embeddings": True}),
@@ -93,7 +108,7 @@ OPTIONS = (
         needs="tp",
     ),
 )
-OF_THE_MODEL = ("family", "tied_embeddings", "layers")
+OF_THE_MODEL = ("family", "tied_embeddings", "layers", "kv_heads")
 """Fields of an option that change the model itself, also in one process."""
 
 

@@ -9,7 +9,7 @@ and between sections; the service finds those that depend on the cluster.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -158,6 +158,9 @@ class ImageSizes:
         return 3 * self.patch_size**2
 
 
+NEAR_SIZES = 4096
+"""How far from a refused size of an axis a legal one is searched."""
+
 VOCABULARIES = {"bytes": 256}
 """Tokenizer -> size of its vocabulary."""
 
@@ -196,6 +199,7 @@ class TrainSpec(Section):
 
 
 Zero = Literal[1, 2, 3]
+ContextMethod = Literal["all_gather", "ring", "ulysses"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
@@ -218,6 +222,14 @@ class ParallelSpec(Section):
         "until the backward pass. Between steps everything is in pieces.",
     )
 
+    context_method: ContextMethod = Field(
+        default="all_gather",
+        description="How the ranks of `cp` attend to each other's positions. all_gather: each "
+        "gathers all keys and values; good with few key and value heads. ring: these go round in "
+        "blocks, so that no rank has all of them; for the longest sequences. ulysses: each rank "
+        "gets all positions of some heads; sends least with many key and value heads, whose number "
+        "must be a multiple of `cp`.",
+    )
     schedule: Schedule = Field(
         default="1f1b",
         description="The order of a pipeline's micro-batches. gpipe: all forward passes first. "
@@ -508,6 +520,8 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     def add(path: str, message: str) -> None:
         faults.append(SpecFault(path=path, message=message))
 
+    if spec.function is not None and parallel.cp > 1:
+        add("parallel.cp", f"cp {parallel.cp} divides sequences of the built-in model only: use 1")
     if train.global_batch % train.micro_batch:
         add(
             "train.global_batch",
@@ -628,6 +642,8 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
         add("parallel.tp", f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}")
+    if parallel.cp > 1:
+        faults += [SpecFault(path="parallel.cp", message=m) for m in _why_not_cp(model, parallel)]
     return [*faults, *(_llama_faults(model) if model.family == "llama" else _vit_faults(spec))]
 
 
@@ -678,3 +694,49 @@ def _vit_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
             f"is not divisible by tp {parallel.tp}"
         )
         yield SpecFault(path="parallel.sequence_parallel", message=message)
+
+
+def _why_not_cp(model: ModelSpec, parallel: ParallelSpec) -> list[str]:
+    """Why the ranks of `cp` cannot divide the sequences of the model."""
+    found = []
+    cp, length, heads = parallel.cp, model.sequence_length, model.kv_heads or model.heads
+    by_heads = parallel.context_method == "ulysses"
+    factors = [] if by_heads else [("2", 2)]
+    if parallel.sequence_parallel and parallel.tp > 1:
+        factors.append((f"tp {parallel.tp}", parallel.tp))
+    others = math.prod(size for _, size in factors)
+    parts, of_rank = others * cp, heads // parallel.tp
+
+    def is_legal(size: int) -> bool:
+        return not length % (others * size) and not (by_heads and of_rank % size)
+
+    nearest = _near(cp, is_legal, min(length, of_rank) if by_heads else length // others)
+    if length % parts:
+        product = " × ".join([*(name for name, _ in factors), f"cp {cp}"])
+        total = f" = {parts}" if factors else ""
+        unit = math.lcm(parts, parallel.tp)
+        lengths = [n for n in (length // unit * unit, -(-length // unit) * unit) if n]
+        found.append(
+            f"sequence_length {length} is not divisible by {product}{total}: use a "
+            f"sequence_length of {_either(lengths)}, or a cp of {_either(nearest)}"
+        )
+    if by_heads and not heads % parallel.tp and of_rank % cp:
+        found.append(
+            f"kv_heads {heads} / tp {parallel.tp} = {of_rank} is not divisible by cp {cp}, as "
+            f"context_method ulysses needs: use a cp of {_either(nearest)}, or another method"
+        )
+    if model.compile:
+        found.append(f"cp {cp} cannot be combined with compile: use a cp of 1, or compile: false")
+    return found
+
+
+def _near(size: int, is_legal: Callable[[int], bool], largest: int) -> list[int]:
+    """The legal sizes next to `size`, of those that are not far from it; 1 is legal."""
+    start, end = min(size - 1, largest), min(2 * size, size + NEAR_SIZES, largest)
+    below = next((n for n in range(start, max(1, start - NEAR_SIZES), -1) if is_legal(n)), 1)
+    above = next((n for n in range(size + 1, end + 1) if is_legal(n)), None)
+    return [below] if above is None else [below, above]
+
+
+def _either(sizes: list[int]) -> str:
+    return " or ".join(map(str, sizes))

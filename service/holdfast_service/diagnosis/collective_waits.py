@@ -15,8 +15,10 @@ from itertools import combinations
 from math import prod
 from typing import TypeVar
 
+from holdfast_service.placement.mesh_axes import MESH_AXES
 from holdfast_service.placement.replica_placement import AxisGroup, coordinates, groups
 from holdfast_workers.protocol.messages import Beat, GroupBeat
+from holdfast_workers.state.joined_axes import joined
 
 ValueT = TypeVar("ValueT")
 WORLD = "world"
@@ -59,12 +61,25 @@ class Waits:
 
 
 def all_groups(mesh: Mapping[str, int]) -> list[AxisGroup]:
-    """Every process group that beats can report: those of the axes, the world, and the links of a
-    pipeline."""
-    world_size = prod(mesh.values())
-    of_axes = groups(mesh, range(world_size))
+    """Every process group that beats can report: those of the axes, those of the axes whose ranks
+    share a state, the world, and the links of a pipeline."""
+    ranks = range(prod(mesh.values()))
+    of_axes = groups(mesh, ranks)
     links = [link for group in of_axes if group.axis == PIPELINE for link in _links(group)]
-    return [*of_axes, *links, AxisGroup(WORLD, tuple(range(world_size)))]
+    whole = AxisGroup(WORLD, tuple(ranks))
+    return [*of_axes, *_joined_groups(mesh, ranks), *links, whole]
+
+
+def _joined_groups(mesh: Mapping[str, int], ranks: Iterable[int]) -> list[AxisGroup]:
+    """The groups over all axes that share a state, if there are several."""
+    shared = [axis.name for axis in MESH_AXES if axis.shards_state and axis.name in mesh]
+    if len(shared) < 2:
+        return []
+    members: dict[tuple[int, ...], list[int]] = {}
+    for rank in ranks:
+        places = zip(mesh, coordinates(rank, mesh), strict=True)
+        members.setdefault(tuple(at for axis, at in places if axis not in shared), []).append(rank)
+    return [AxisGroup(joined(*shared), tuple(group)) for group in members.values()]
 
 
 def _links(pipeline: AxisGroup) -> list[AxisGroup]:

@@ -62,6 +62,8 @@ _KEPT: dict[Family, dict[ActivationCheckpointing, _Kept]] = {
         "full": _Kept(1, 0, 0),
     },
 }
+_KEYS_AND_VALUES = 2
+"""Of `none.of_attention`."""
 _AT_HEAD_DIM, _AT_HEAD_VOCABULARY = 2, 2
 
 
@@ -110,6 +112,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         gathers_blocks=4 * (block * model.layers + vocabulary + whole) > SMALL_MODEL_BYTES,
         vocabulary=vocabulary,
         zero=training.parallel.zero,
+        gathered_activations=tokens * _gathered_per_token(training),
         schedule=training.parallel.schedule,
     )
 
@@ -134,15 +137,28 @@ def _lacks_sizes(model: ModelSpec) -> bool:
     return None in sizes or not model.positions
 
 
+def _gathered_per_token(training: TrainingSpec) -> int:
+    """Elements of keys and values that a block keeps of all positions, of the whole model."""
+    if training.parallel.context_method != "all_gather":
+        return 0
+    plain, _ = _blocks(training.model)
+    return _KEYS_AND_VALUES * training.model.dim * plain
+
+
+def _blocks(model: ModelSpec) -> tuple[int, int]:
+    """How many keep everything, and how many are checkpointed; one of them computes again."""
+    if model.activation_checkpointing == "none":
+        return model.layers, 0
+    checkpointed = ceil(model.layers / model.activation_checkpointing_every)
+    return model.layers - checkpointed + 1, checkpointed
+
+
 def _activations_per_token(
     model: ModelSpec, *, divides_vocabulary: bool, divides_sequence: bool
 ) -> tuple[int, int]:
     """Elements of the whole model that no axis divides, and those that an axis may divide."""
     mode, kept = model.activation_checkpointing, _KEPT[model.family]
-    checkpointed = (
-        0 if mode == "none" else ceil(model.layers / model.activation_checkpointing_every)
-    )
-    plain = model.layers - checkpointed + (checkpointed > 0)  # one of them computes again
+    plain, checkpointed = _blocks(model)
     whole, divided = (
         plain * entire + checkpointed * few
         for entire, few in zip(kept["none"].counted(model), kept[mode].counted(model), strict=True)

@@ -1,8 +1,8 @@
 """The memory that a rank needs on a mesh, modelled from the sizes of the model. Pure.
 
 Parameters, gradients and two moments are float32, divided by the axes that shard the state and, in
-the layers, by those that split layers. Where data is dealt to several ranks (FSDP2), parameters are
-gathered for a pass, and gradients stay whole until the last pass of a step; `zero` says otherwise.
+the layers, by those that split layers. Where ranks share a state (FSDP2), parameters are gathered
+for a pass, and gradients stay whole until the last pass of a step; `zero` says otherwise.
 A stage of a pipeline keeps both whole; of a pipeline, the rank with most is modelled, as if it had
 embedding and head.
 Memory checkpoints are in the host's memory and are not counted, nor is what the libraries allocate
@@ -19,6 +19,7 @@ from holdfast_service.placement.mesh_axes import (
     layer_parts,
     passes,
     pipeline_ranks,
+    sequence_parts,
     state_shards,
 )
 from holdfast_workers.spec import Schedule, Zero
@@ -80,6 +81,9 @@ class MemoryModel:
     """Parameters outside of the blocks that axes which split layers divide."""
     zero: Zero | None = None
     """What the shards of the state hold in pieces during a step; see the spec."""
+    gathered_activations: int = 0
+    """Elements of `divided_activations` that a rank has of all positions where an axis divides the
+    sequence."""
     schedule: Schedule = "1f1b"
     """Of a pipeline."""
 
@@ -91,7 +95,8 @@ class MemoryModel:
         blocks = -(-self.blocks // stages)
         own = block * blocks + whole
         stored = STORED_BYTES * -(-own // state_shards(mesh))
-        is_gathered = batch_ranks(mesh) > 1 or self.compute_bytes < STORED_BYTES
+        is_shared = max(batch_ranks(mesh), state_shards(mesh)) > 1
+        is_gathered = is_shared or self.compute_bytes < STORED_BYTES
         if self.zero is None:
             pieces = (self.gathers_blocks and passes(mesh, micro_batches) == 1,) * 2
         else:
@@ -101,7 +106,11 @@ class MemoryModel:
         few = min(GATHERED_BLOCKS, blocks)
         elements = sum(block * (few if each else blocks) + whole for each in pieces)
         gathered = self.compute_bytes * elements if is_gathered else 0
-        kept = -(-self.divided_activations // parts) + self.whole_activations
+        of_all = -(-self.gathered_activations // parts)
+        kept = -(-self.divided_activations // parts) + self.whole_activations - of_all
+        if sequence_parts(mesh) > 1:
+            kept = -(-kept // sequence_parts(mesh))
+        kept += of_all
         kept = -(-kept * self._under_way(stages, passes(mesh, micro_batches)) // stages)
         return RankMemory(
             parameters=stored,

@@ -2,7 +2,8 @@
 
 What was measured on this very job counts; only a mesh without a measurement is modelled. The model:
 a step takes as long as its passes, which are the micro-batches of the rank with most of them,
-divided by the ranks that split a layer. A measured mesh of nearly the same size gives the scale.
+divided by the ranks that split a layer or its positions. A measured mesh of nearly the same size
+gives the scale.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast_service.placement.mesh_axes import layer_parts, passes
+from holdfast_service.placement.mesh_axes import layer_parts, passes, sequence_parts
 from holdfast_service.placement.world_shape import WorldShape
 
 ALWAYS_GROW = -1.0
@@ -53,7 +54,8 @@ def modelled_speed(shape: WorldShape, micro_batches: int) -> float:
     """In proportion to the expected tokens per second. Without micro-batches (0), to the ranks."""
     if not micro_batches:
         return float(shape.world_size)
-    return layer_parts(shape.mesh) / passes(shape.mesh, micro_batches)
+    parts = layer_parts(shape.mesh) * sequence_parts(shape.mesh)
+    return parts / passes(shape.mesh, micro_batches)
 
 
 def expected_speeds(

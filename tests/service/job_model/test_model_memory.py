@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -20,13 +20,18 @@ from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.models.vit import VisionTransformer
 from holdfast_workers.parallelize import shard
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
+from holdfast_workers.parallelize.context import apply_context_parallel
+from holdfast_workers.parallelize.fake_mesh import fake_process_group
+from holdfast_workers.parallelize.mesh import make_mesh
 from holdfast_workers.spec import (
     ActivationCheckpointing,
+    ContextMethod,
     ModelSpec,
     ParallelSpec,
     TrainingSpec,
     TrainSpec,
 )
+from holdfast_workers.training.recipe import World
 
 MODELS = (
     ModelSpec(dim=64, layers=2, heads=4, sequence_length=64),
@@ -69,21 +74,25 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(nbytes for reference, nbytes in made if not bool(reference.expired()))
 
 
-def built(spec: ModelSpec) -> Transformer:
+def built(spec: ModelSpec, apply: Callable[[Llama], None] = lambda model: None) -> Transformer:
     if spec.family == "vit":
         return VisionTransformer(spec)
     model = Llama(spec, BYTE_VOCABULARY)
+    apply(model)
     model.reset_tables()
     return model
 
 
-def kept_bytes(spec: ModelSpec, micro_batch: int) -> int:
-    """Bytes of activations that are there when the forward pass has ended."""
-    model = built(spec)
+def kept_bytes(
+    spec: ModelSpec, micro_batch: int, apply: Callable[[Llama], None] = lambda model: None
+) -> int:
+    """Bytes of activations that are there when the forward pass has ended. `apply` divides the
+    model."""
+    model = built(spec, apply)
     mode, every = spec.activation_checkpointing, spec.activation_checkpointing_every
     apply_activation_checkpointing(model, mode, every)
-    if spec.family == "llama":
-        inputs = targets = torch.zeros((micro_batch, spec.sequence_length), dtype=torch.long)
+    if isinstance(model, Llama):
+        inputs = targets = torch.zeros((micro_batch, len(model.positions)), dtype=torch.long)
     else:
         size = spec.images.image_size
         inputs = torch.zeros((micro_batch, size, size, 3), dtype=torch.uint8)
@@ -129,6 +138,36 @@ def test_a_divided_sequence_divides_all_activations_but_those_at_the_head() -> N
     at_blocks = 4 * tokens * 4 * model.dim * model.layers
     saved = whole.of(mesh, 4).activations - parts.of(mesh, 4).activations
     assert saved == at_blocks * 3 // 4
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("method", ["all_gather", "ring", "ulysses"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_model_counts_what_a_rank_with_a_part_of_each_sequence_keeps(
+    size: int, method: ContextMethod, mode: ActivationCheckpointing
+) -> None:
+    spec = MODELS[1].model_copy(update={"kv_heads": 4, "activation_checkpointing": mode})
+    world = World(0, size, {"dp_shard": 1, "cp": size, "tp": 1}, 0, "cpu")
+
+    def divided(layers: int, mode: ActivationCheckpointing) -> int:
+        with fake_process_group(world):
+            axis = make_mesh(world, 60.0)["cp"]
+            changes = {"layers": layers, "activation_checkpointing": mode}
+            return kept_bytes(
+                spec.model_copy(update=changes),
+                2,
+                lambda model: apply_context_parallel(model, axis, method),
+            )
+
+    training = TrainingSpec(
+        model=spec, train=TrainSpec(micro_batch=2), parallel=ParallelSpec(context_method=method)
+    )
+    found = model_memory.memory_model(training)
+    assert found is not None
+    kept = divided(spec.layers, mode)
+    if mode != "none":
+        kept += divided(spec.layers, "none") - divided(spec.layers - 1, "none")
+    assert found.of(world.mesh, 4).activations == pytest.approx(kept, rel=0.15)
 
 
 def test_each_second_block_keeps_its_activations() -> None:

@@ -35,6 +35,17 @@ def test_each_part_is_divided_by_the_axes_that_divide_it() -> None:
     )
 
 
+def test_parts_of_a_sequence_share_activations_and_the_state() -> None:
+    divided = MODEL.of({"dp_shard": 2, "cp": 2, "tp": 2}, 8)
+    whole = MODEL.of({"dp_shard": 4, "tp": 2}, 8)
+    assert replace(divided, activations=2 * divided.activations) == whole
+    alone = MODEL.of({"dp_shard": 1, "cp": 4, "tp": 1}, 8)
+    assert alone.gathered == MODEL.of({"dp_shard": 4}, 8).gathered
+    gathers = replace(MODEL, gathered_activations=80)
+    assert gathers.of({"dp_shard": 4, "tp": 2}, 8) == whole
+    assert gathers.of({"dp_shard": 1, "cp": 4, "tp": 2}, 8).activations == 4 * (40 + 160 // 4)
+
+
 def test_blocks_are_gathered_singly_only_where_a_step_has_one_pass() -> None:
     singly = replace(MODEL, gathers_blocks=True)
     assert singly.of({"dp_shard": 8}, 8).gathered == 2 * 4 * (2 * 1000 + 200)

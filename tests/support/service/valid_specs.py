@@ -43,6 +43,8 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "micro_batch": st.sampled_from([1, 2, 4]),
     "dp_replicate": st.just(1),
     "dp_shard": st.sampled_from([1, 2]),
+    "pp": st.just(1),
+    "cp": st.just(1),
     "tp": st.sampled_from([1, 2]),
     "sequence_length": st.integers(1, 2**40).map(lambda n: 2 * n),
     "ffn_dim": st.none() | st.integers(1, 2**40).map(lambda n: 2 * n),

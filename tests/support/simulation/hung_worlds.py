@@ -65,6 +65,8 @@ def draw(seed: int) -> HungWorld:
             {"dp_shard": 2, "tp": 1},
             {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
             {"dp_shard": 8, "tp": 4},
+            {"dp_shard": 2, "cp": 2, "tp": 2},
+            {"dp_replicate": 2, "dp_shard": 1, "cp": 2, "tp": 1},
             {"pp": 2, "dp_shard": 2, "tp": 1},
             {"pp": 4, "dp_shard": 1, "tp": 2},
             {"pp": 4, "dp_shard": 2, "tp": 1},
@@ -88,9 +90,11 @@ def draw(seed: int) -> HungWorld:
 
 
 def _program(chance: random.Random, mesh: dict[str, int]) -> list[Op]:
-    """A step of a sharded model: parameters gathered before use, sums over `tp`, scattered
-    gradients, and at the end the step agreement of the whole world."""
-    sharded = [axis for axis in mesh if axis != "tp" and mesh[axis] > 1]
+    """A step of a sharded model: parameters gathered before use, positions over `cp`, sums over
+    `tp`, scattered gradients, and at the end the step agreement of the whole world."""
+    sharded = [axis for axis in mesh if axis not in ("cp", "tp") and mesh[axis] > 1]
+    if "cp" in mesh:
+        sharded = [axis for axis in sharded if axis != "dp_shard"] + ["dp_shard+cp"]
     ops: list[Op] = [Op("load", 0)]
     for micro_batch in range(chance.randint(1, 2)):
         for phase in ("forward", "backward"):
@@ -101,6 +105,8 @@ def _program(chance: random.Random, mesh: dict[str, int]) -> list[Op]:
                 ops.append(Op(phase, micro_batch))
                 for axis in sharded[-1:] if ahead else ():
                     ops.append(Op(phase, micro_batch, axis, "all_gather", ends=True))
+                if "cp" in mesh:
+                    ops.append(Op(phase, micro_batch, "cp", "all_gather", True, True))
                 if mesh["tp"] > 1:
                     ops.append(Op(phase, micro_batch, "tp", "all_reduce", True, True))
                 ops.append(Op(phase, micro_batch))

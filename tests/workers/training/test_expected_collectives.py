@@ -23,6 +23,8 @@ MESHES = [
     {"dp_replicate": 2, "dp_shard": 2},
     {"dp_replicate": 2, "tp": 2},
     {"dp_shard": 1, "tp": 2},
+    {"dp_shard": 2, "cp": 2},
+    {"cp": 2, "context_method": "ring"},
 ]
 
 

@@ -44,11 +44,16 @@ class Llama(Transformer):
         self.blocks = nn.ModuleDict({str(index): Block(spec) for index in range(spec.layers)})
         self.norm = RMSNorm(spec.dim, spec.norm_eps)
         self.head = None if spec.tied_embeddings else nn.Linear(spec.dim, vocabulary, bias=False)
-        self.positions = torch.arange(self.sequence_length, device="cpu")
-        """Of the tokens that the model gets."""
-        shape = (self.sequence_length, self.head_size)
-        self.register_buffer("cos", torch.empty(shape), persistent=False)
-        self.register_buffer("sin", torch.empty(shape), persistent=False)
+        self.set_positions(torch.arange(self.sequence_length, device="cpu"))
+
+    def set_positions(self, positions: Tensor) -> None:
+        """The tokens that the model gets are at these positions of their sequences. Makes new
+        tables, which `reset_tables` fills."""
+        self.positions = positions
+        shape = (len(positions), self.head_size)
+        for name in ("cos", "sin"):
+            table = torch.empty(shape, device=self.embedding.weight.device)
+            self.register_buffer(name, table, persistent=False)
 
     def reset_tables(self) -> None:
         """Fill the tables of rotary angles; computed on the CPU, so that all devices agree."""

@@ -2,20 +2,27 @@
 
 Only the mesh keeps references to process groups; all other code gets a group from the mesh at the
 moment of use. So changing the mesh suffices to give a model in memory new groups.
+
+Ranks along `cp` have the same parameters for other positions, so they share the pieces of the state
+like those along `dp_shard`: FSDP runs over both axes, joined to one dimension.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast_workers.parallelize import process_groups
+from holdfast_workers.state.joined_axes import joined
 from holdfast_workers.state.replicas import REPLICATED_AXIS
 from holdfast_workers.training.recipe import World
 
 PIPELINE_AXIS = "pp"
 SHARD_AXIS = "dp_shard"
+CONTEXT_AXIS = "cp"
 TENSOR_AXIS = "tp"
 
 
@@ -29,10 +36,22 @@ def data_index(world: World) -> int:
     return world.coordinate(REPLICATED_AXIS) * world.size(SHARD_AXIS) + world.coordinate(SHARD_AXIS)
 
 
+def state_shards(world: World) -> int:
+    """Number of ranks that hold a parameter in pieces, without those that split layers."""
+    return world.size(SHARD_AXIS) * world.size(CONTEXT_AXIS)
+
+
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of `mesh` for data parallelism: replicas by shards, or only shards."""
+    """The part of `mesh` for FSDP: replicas by shards, or only shards. With a context axis, the
+    shards are the ranks of `dp_shard` and `cp` together."""
     names = mesh.mesh_dim_names or ()
-    return mesh[tuple(name for name in (REPLICATED_AXIS, SHARD_AXIS) if name in names)]
+    shards = _joined(mesh) if CONTEXT_AXIS in names else mesh[SHARD_AXIS]
+    if REPLICATED_AXIS not in names:
+        return shards
+    with warnings.catch_warnings():
+        # torch announces the end of slices with a joined dimension, and has no other public way.
+        warnings.filterwarnings("ignore", "Slicing a flattened dim")
+        return mesh[(REPLICATED_AXIS, *(shards.mesh_dim_names or ()))]
 
 
 def make_mesh(world: World, collective_timeout_s: float) -> DeviceMesh:
@@ -47,10 +66,18 @@ def make_mesh(world: World, collective_timeout_s: float) -> DeviceMesh:
         tuple(world.mesh.values()),
         mesh_dim_names=tuple(world.mesh),
     )
-    for group in mesh.get_all_groups():
+    groups = mesh.get_all_groups()
+    if world.size(CONTEXT_AXIS) > 1:
+        groups += _joined(mesh).get_all_groups()
+    for group in groups:
         if group is not dist.group.WORLD:
             process_groups.set_timeout(collective_timeout_s, group)
     return mesh
+
+
+def _joined(mesh: DeviceMesh) -> DeviceMesh:
+    """`dp_shard` and `cp` as one dimension; collective at the first call for a mesh."""
+    return mesh[SHARD_AXIS, CONTEXT_AXIS]._flatten(joined(SHARD_AXIS, CONTEXT_AXIS))
 
 
 def _init_single_rank_group(world: World) -> None:

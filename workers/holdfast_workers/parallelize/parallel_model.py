@@ -8,11 +8,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
+from holdfast_workers.parallelize.context import apply_context_parallel
 from holdfast_workers.parallelize.mesh import (
+    CONTEXT_AXIS,
     PIPELINE_AXIS,
     TENSOR_AXIS,
     data_mesh,
     data_parallel,
+    state_shards,
 )
 from holdfast_workers.parallelize.pipeline import keep_stages
 from holdfast_workers.parallelize.sequence import apply_sequence_parallel
@@ -39,6 +42,9 @@ def apply_parallelism(
     """Divide `model` in place over `mesh`, which is None where :func:`needs_mesh` is False.
     `head_in_blocks`: the work of the head, as a number of blocks."""
     parallel = spec.parallel
+    if mesh is not None and world.size(CONTEXT_AXIS) > 1:
+        assert isinstance(model, Llama)  # no other family has a causal order
+        apply_context_parallel(model, mesh[CONTEXT_AXIS], parallel.context_method)
     if mesh is not None and world.size(TENSOR_AXIS) > 1:
         if parallel.sequence_parallel:
             apply_sequence_parallel(model, mesh[TENSOR_AXIS])
@@ -58,7 +64,8 @@ def apply_parallelism(
         for block in model.blocks.values():
             block.compile()
     # FSDP implements mixed precision, so it is applied even where there is nothing to shard.
-    if mesh is not None and (data_parallel(world) > 1 or _is_mixed(spec.model)):
+    is_shared = max(data_parallel(world), state_shards(world)) > 1
+    if mesh is not None and (is_shared or _is_mixed(spec.model)):
         apply_fully_shard(model, data_mesh(mesh), getattr(torch, spec.model.dtype), parallel.zero)
 
 

@@ -97,16 +97,26 @@ def _own_part(whole: Tensor, axis: DeviceMesh) -> Tensor:
 
 def _gathered(part: Tensor, axis: DeviceMesh) -> Tensor:
     """(batch, sequence / size, dim) of each rank to (batch, sequence, dim)."""
-    parts = part.new_empty((axis.size() * part.shape[0], *part.shape[1:]))
-    getattr(dist, _ALL_GATHER)(parts, part.contiguous(), group=axis.get_group())
-    return parts.view(axis.size(), *part.shape).transpose(0, 1).flatten(1, 2)
+    return all_gather(part, axis).transpose(0, 1).flatten(1, 2)
 
 
 def _summed_part(whole: Tensor, axis: DeviceMesh) -> Tensor:
     """The sum of the ranks' (batch, sequence, dim), this rank's (batch, sequence / size, dim)."""
     batch, length, dim = whole.shape
     parts = whole.reshape(batch, axis.size(), length // axis.size(), dim).transpose(0, 1)
-    own = whole.new_empty(parts.shape[1:])
+    return reduce_scatter(parts, axis)
+
+
+def all_gather(part: Tensor, axis: DeviceMesh) -> Tensor:
+    """The ranks' parts, stacked in a new first dimension."""
+    parts = part.new_empty((axis.size(), *part.shape))
+    getattr(dist, _ALL_GATHER)(parts.flatten(0, 1), part.contiguous(), group=axis.get_group())
+    return parts
+
+
+def reduce_scatter(parts: Tensor, axis: DeviceMesh) -> Tensor:
+    """The sum over the ranks of element i of the first dimension, on rank i."""
+    own = parts.new_empty(parts.shape[1:])
     summands = parts.flatten(0, 1).contiguous()
     getattr(dist, _REDUCE_SCATTER)(own, summands, group=axis.get_group())
     return own

@@ -113,7 +113,7 @@ class GroupBeat:
 
     group: str
     """Name of the group: "world", or the mesh axis that the group belongs to: "dp_shard", "tp", ...
-    """
+    A group of several axes: "dp_shard+cp"."""
     entered: int
     """Collectives that the rank entered since the attempt began."""
     left: int

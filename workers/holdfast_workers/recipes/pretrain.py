@@ -1,4 +1,4 @@
-"""Training of the built-in models: FSDP2 × tensor parallel, AdamW; a task for each family.
+"""Training of the built-in models: FSDP2 × context × tensor parallel, AdamW; a task per family.
 
 The state of a step consists of the parameters, both moments of the optimizer, the guards' memory,
 and the step itself, which determines learning rate and random numbers. So ranks that differ only
@@ -27,12 +27,14 @@ from holdfast_workers.data.sample_order import (
     samples_at,
     samples_digest,
 )
+from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
 from holdfast_workers.parallelize.fake_mesh import fake_process_group
 from holdfast_workers.parallelize.in_place_recovery import CannotRebind, discard_step, rebind_groups
 from holdfast_workers.parallelize.mesh import (
+    CONTEXT_AXIS,
     PIPELINE_AXIS,
     TENSOR_AXIS,
     data_index,
@@ -154,7 +156,7 @@ class PretrainRecipe(Recipe):
         operation. The result is discarded."""
         for local in built.locals:
             local.zero_()
-        inputs, _ = self._require_task().stand_in()
+        inputs, _ = self._own_positions(built, *self._require_task().stand_in())
         set_last_micro_batch(built.model, True)
         torch.autograd.backward(built.model(inputs).float().sum())
         squared_norm([_gradient(parameter) for parameter in built.parameters])
@@ -301,7 +303,8 @@ class PretrainRecipe(Recipe):
     def _seed_generators(self, step: int) -> None:
         """Tensor-parallel peers compute the same activations, so they need the same dropout masks,
         unless each computes other positions. The stages of a pipeline compute other layers."""
-        world, index = self._require_built().world, data_index(self._require_built().world)
+        world = self._require_built().world
+        index = data_index(world) * world.size(CONTEXT_AXIS) + world.coordinate(CONTEXT_AXIS)
         if self.spec.parallel.sequence_parallel:
             index = index * world.size(TENSOR_AXIS) + world.coordinate(TENSOR_AXIS)
         index = index * world.size(PIPELINE_AXIS) + world.coordinate(PIPELINE_AXIS)
@@ -412,9 +415,18 @@ class PretrainRecipe(Recipe):
         )
         samples = samples_at(positions, task.samples, train.seed)
         inputs, targets = task.batch(samples) if len(samples) else task.stand_in()
+        inputs, targets = self._own_positions(built, inputs, targets)
         device = built.world.device
         digest = samples_digest(positions, samples)
         return inputs.to(device), targets.to(device), len(samples), digest
+
+    def _own_positions(self, built: _BuiltRecipe, *whole: Tensor) -> tuple[Tensor, ...]:
+        """Of tensors (samples, sequence), the positions that this rank computes."""
+        if built.world.size(CONTEXT_AXIS) == 1:
+            return whole
+        assert isinstance(built.model, Llama)
+        own = built.model.positions
+        return tuple(tensor[:, own] for tensor in whole)
 
     def _share(self, loss_sum: float, samples: int, digest: int, waited: float) -> Contribution:
         """This rank's contribution; a value that several ranks share is contributed by one."""
@@ -425,11 +437,13 @@ class PretrainRecipe(Recipe):
             if box.primary
         ]
         grad_sq = squared_norm(counted)
-        # Of the ranks that know the loss of a micro-batch.
+        # Of the ranks that know the loss of a micro-batch; those of `cp`, of equal parts of it.
         tells = built.world.coordinate(TENSOR_AXIS) == 0 and has_last_stage(built.model)
+        targets = samples * self._require_task().targets_per_sample
+        targets //= built.world.size(CONTEXT_AXIS)
         return Contribution(
             loss_sum=loss_sum if tells else 0.0,
-            count=samples * self._require_task().targets_per_sample if tells else 0,
+            count=targets if tells else 0,
             grad_sq=grad_sq,
             data_index=data_index(built.world),
             samples=digest,

@@ -22,6 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from holdfast_workers.state.device_staging import DeviceStaging
 from holdfast_workers.state.digest import streamed_digest
+from holdfast_workers.state.joined_axes import axes_of
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
 
 SMALL_CAPACITY = 1024
@@ -74,7 +75,8 @@ def shard_box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> ShardBo
     """The box of a parameter's local tensor, plain or DTensor.
 
     `replicated_on`: this rank's coordinate on every axis of the whole mesh. On an axis that the
-    parameter's placements do not name, the parameter counts as whole and equal on all ranks.
+    parameter's placements do not name, the parameter counts as whole and equal on all ranks. A
+    joined dimension stands for all of its axes.
     """
     shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
@@ -82,9 +84,10 @@ def shard_box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> ShardBo
     mesh, placements = parameter.device_mesh, parameter.placements
     local, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     sharded = {
-        name
+        axis
         for name, placement in zip(mesh.mesh_dim_names or (), placements, strict=True)
         if not placement.is_replicate()
+        for axis in axes_of(name)
     }
     first = all(index == 0 for axis, index in replicated_on.items() if axis not in sharded)
     return ShardBox(shape, tuple(offsets), tuple(local), first)

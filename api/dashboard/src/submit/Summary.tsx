@@ -10,7 +10,7 @@ const part = (spec: Spec, ...path: string[]): unknown =>
 const figure = (spec: Spec, ...path: string[]): number => Number(part(spec, ...path) ?? 0);
 
 export function Summary({ spec }: { spec: Spec }) {
-  const axes = (["dp_replicate", "dp_shard", "tp"] as const).map((axis) => [axis, figure(spec, "parallel", axis) || 1] as const);
+  const axes = (["pp", "dp_replicate", "dp_shard", "cp", "tp"] as const).map((axis) => [axis, figure(spec, "parallel", axis) || 1] as const);
   const world = axes.reduce((product, [, size]) => product * size, 1);
   const perNode = figure(spec, "resources", "workers_per_node") || 1;
   const standbys = figure(spec, "resources", "standby_nodes");
