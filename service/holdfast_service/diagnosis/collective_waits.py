@@ -23,6 +23,8 @@ from holdfast_workers.state.joined_axes import joined
 ValueT = TypeVar("ValueT")
 WORLD = "world"
 PIPELINE = "pp"
+LINKED = (PIPELINE, "cp")
+"""Axes whose ranks send to their neighbours."""
 PHASES = (
     "load",
     "forward",
@@ -62,10 +64,10 @@ class Waits:
 
 def all_groups(mesh: Mapping[str, int]) -> list[AxisGroup]:
     """Every process group that beats can report: those of the axes, those of the axes whose ranks
-    share a state, the world, and the links of a pipeline."""
+    share a state, the world, and the links between neighbours."""
     ranks = range(prod(mesh.values()))
     of_axes = groups(mesh, ranks)
-    links = [link for group in of_axes if group.axis == PIPELINE for link in _links(group)]
+    links = [link for group in of_axes if group.axis in LINKED for link in _links(group)]
     whole = AxisGroup(WORLD, tuple(ranks))
     return [*of_axes, *_joined_groups(mesh, ranks), *links, whole]
 
@@ -82,13 +84,13 @@ def _joined_groups(mesh: Mapping[str, int], ranks: Iterable[int]) -> list[AxisGr
     return [AxisGroup(joined(*shared), tuple(group)) for group in members.values()]
 
 
-def _links(pipeline: AxisGroup) -> list[AxisGroup]:
-    """The links from each rank of a pipeline to the one after it and the one before it, round the
+def _links(group: AxisGroup) -> list[AxisGroup]:
+    """The links from each rank of a group to the one after it and the one before it, round the
     ring: a transfer counts like a collective of the two (`parallelize/counted_transfers.py`)."""
-    ranks = pipeline.ranks
+    ranks = group.ranks
     ends = {(i, (i + step) % len(ranks)) for i in range(len(ranks)) for step in (1, -1)}
     return [
-        AxisGroup(f"{PIPELINE} {source}>{target}", (ranks[source], ranks[target]))
+        AxisGroup(f"{group.axis} {source}>{target}", (ranks[source], ranks[target]))
         for source, target in sorted(ends)
         if source != target
     ]

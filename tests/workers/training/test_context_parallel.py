@@ -3,9 +3,8 @@ bits after faults."""
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from tests.support.ranks import context_programs as context
 from tests.support.ranks import rank_programs as programs
+from tests.support.ranks.corpora import small_corpus
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec, world_of
 
 from holdfast_workers.spec import (
@@ -23,29 +23,35 @@ from holdfast_workers.spec import (
     find_faults,
 )
 
-METHODS = ("all_gather", "ring", "ulysses")
+
+def in_soak(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+ONE = (in_soak("all_gather"), "ring", in_soak("ulysses"))
+"""Every method in a soak, otherwise the one with most code."""
 ALONE: Mapping[str, int] = {"cp": 2}
 SHARDED: Mapping[str, int] = {"dp_shard": 2, "cp": 2}
+Undisturbed = Callable[[Mapping[str, int], str], dict[int, str]]
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    folder = tmp_path_factory.mktemp("corpus")
-    words = random.Random(5)
-    (folder / "part.txt").write_text(" ".join(str(words.randrange(100)) for _ in range(12_000)))
-    os.environ["HOLDFAST_TEST_CORPUS"] = str(folder)
-    yield Worlds(tmp_path_factory.mktemp("cache"))
-    del os.environ["HOLDFAST_TEST_CORPUS"]
+    with small_corpus(tmp_path_factory.mktemp("corpus")):
+        yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(worlds: Worlds) -> dict[str, dict[int, str]]:
-    """The digests of undisturbed runs, by mesh and method."""
-    return {
-        f"{mesh} {method}": worlds.run(programs.undisturbed, spec_of(mesh, method))[0]["digests"]
-        for mesh in (ALONE, SHARDED)
-        for method in METHODS
-    }
+def undisturbed(worlds: Worlds) -> Undisturbed:
+    """The digests of an undisturbed run on a mesh with a method; each is run once."""
+
+    @cache
+    def run(mesh: tuple[tuple[str, int], ...], method: str) -> dict[int, str]:
+        outcomes = worlds.run(programs.undisturbed, spec_of(dict(mesh), method))
+        digests: dict[int, str] = outcomes[0]["digests"]
+        return digests
+
+    return lambda mesh, method: run(tuple(mesh.items()), method)
 
 
 def spec_of(mesh: Mapping[str, int], method: str, **model: Any) -> TrainingSpec:
@@ -53,7 +59,7 @@ def spec_of(mesh: Mapping[str, int], method: str, **model: Any) -> TrainingSpec:
     return tiny_spec(parallel, **{"dropout": 0.1, **model})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONE)
 @pytest.mark.parametrize("mesh", [{"cp": 3}, {"dp_replicate": 2, "cp": 2, "tp": 2}], ids=str)
 def test_a_divided_sequence_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: Mapping[str, int], method: str
@@ -88,7 +94,7 @@ def test_ranks_drop_other_positions(worlds: Worlds, mesh: Mapping[str, int]) -> 
     assert len(set(seeds)) == len(seeds)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONE)
 def test_low_precision_stays_near_the_curve(worlds: Worlds, method: str) -> None:
     exact = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
     low = worlds.run(programs.undisturbed, spec_of(ALONE, method, dropout=0.0, dtype="bfloat16"))
@@ -97,14 +103,14 @@ def test_low_precision_stays_near_the_curve(worlds: Worlds, method: str) -> None
         assert other.loss != single.loss
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONE)
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(
-    worlds: Worlds, undisturbed: dict[str, dict[int, str]], mode: str, method: str
+    worlds: Worlds, undisturbed: Undisturbed, mode: str, method: str
 ) -> None:
     spec = spec_of(SHARDED, method, activation_checkpointing=mode)
     found = worlds.run(programs.undisturbed, spec)[0]["digests"]
-    assert found == undisturbed[f"{SHARDED} {method}"]
+    assert found == undisturbed(SHARDED, method)
 
 
 def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worlds) -> None:
@@ -157,28 +163,34 @@ def test_every_group_gets_the_configured_timeout(worlds: Worlds) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "rebuild"), [*((method, False) for method in METHODS), ("all_gather", True)]
+    ("method", "rebuild"),
+    [
+        pytest.param("all_gather", False, marks=pytest.mark.soak),
+        ("ring", False),
+        ("ulysses", False),
+        ("all_gather", True),
+    ],
 )
-@pytest.mark.parametrize("mesh", [ALONE, SHARDED], ids=str)
+@pytest.mark.parametrize("mesh", [pytest.param(ALONE, marks=pytest.mark.soak), SHARDED], ids=str)
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds,
-    undisturbed: dict[str, dict[int, str]],
+    undisturbed: Undisturbed,
     mesh: Mapping[str, int],
     method: str,
     rebuild: bool,
 ) -> None:
     for result in worlds.run(programs.rebound, spec_of(mesh, method), 3, rebuild):
-        assert result["digests"] == undisturbed[f"{mesh} {method}"]
+        assert result["digests"] == undisturbed(mesh, method)
         assert result["living"]
         assert result["same_tensors"] is not rebuild
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONE)
 def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
-    worlds: Worlds, undisturbed: dict[str, dict[int, str]], method: str
+    worlds: Worlds, undisturbed: Undisturbed, method: str
 ) -> None:
     for digests in worlds.run(programs.interrupted_in_backward, spec_of(SHARDED, method), 4, False):
-        assert digests == undisturbed[f"{SHARDED} {method}"]
+        assert digests == undisturbed(SHARDED, method)
 
 
 def replaced(
@@ -205,22 +217,22 @@ def replaced(
 @pytest.mark.parametrize(
     ("mesh", "phase", "method"),
     [
-        (ALONE, "forward", "all_gather"),
+        in_soak(ALONE, "forward", "all_gather"),
         (SHARDED, "backward", "ring"),
-        (SHARDED, "agree", "ulysses"),
-        (ALONE, "optimizer", "ring"),
+        in_soak(SHARDED, "agree", "ulysses"),
+        in_soak(ALONE, "optimizer", "ring"),
     ],
     ids=str,
 )
 def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
     worlds: Worlds,
-    undisturbed: dict[str, dict[int, str]],
+    undisturbed: Undisturbed,
     tmp_path: Path,
     mesh: Mapping[str, int],
     phase: str,
     method: str,
 ) -> None:
-    expected = undisturbed[f"{mesh} {method}"]
+    expected = undisturbed(mesh, method)
     spec = spec_of(mesh, method)
     replaced(worlds, spec, tmp_path, expected, programs.survivor, (phase, 4))
 
@@ -229,26 +241,26 @@ def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
 @pytest.mark.parametrize(
     ("mesh", "method", "nth"),
     [
-        (ALONE, "all_gather", 2),
-        (SHARDED, "all_gather", 2),
-        (ALONE, "ring", 2),  # in the forward pass of the second block
-        (SHARDED, "ring", 3),  # in the backward pass: keys and values
-        (ALONE, "ring", 4),  # in the backward pass: their gradients
+        in_soak(ALONE, "all_gather", 2),
+        in_soak(SHARDED, "all_gather", 2),
+        in_soak(ALONE, "ring", 2),  # in the forward pass of the second block
+        in_soak(SHARDED, "ring", 3),  # in the backward pass: keys and values
+        in_soak(ALONE, "ring", 4),  # in the backward pass: their gradients
         (SHARDED, "ring", 4),
-        (SHARDED, "ulysses", 6),  # in the forward pass of the second block
-        (ALONE, "ulysses", 9),  # in the backward pass
+        in_soak(SHARDED, "ulysses", 6),  # in the forward pass of the second block
+        in_soak(ALONE, "ulysses", 9),  # in the backward pass
     ],
     ids=str,
 )
 def test_a_rank_killed_in_an_exchange_is_replaced_and_the_bits_are_the_same(
     worlds: Worlds,
-    undisturbed: dict[str, dict[int, str]],
+    undisturbed: Undisturbed,
     tmp_path: Path,
     mesh: Mapping[str, int],
     method: str,
     nth: int,
 ) -> None:
-    expected = undisturbed[f"{mesh} {method}"]
+    expected = undisturbed(mesh, method)
     spec = spec_of(mesh, method)
     replaced(worlds, spec, tmp_path, expected, context.killed_in_exchange, 4, nth)
 

@@ -1,6 +1,6 @@
-"""Counts the point-to-point transfers of a pipeline in the rank's beacon.
+"""Counts the point-to-point transfers of a pipeline or a ring in the rank's beacon.
 
-A transfer from one rank to a neighbour on the axis `pp` counts like a collective of the two. It is
+A transfer from one rank to a neighbour on an axis counts like a collective of the two. It is
 *entered* by a rank while the rank waits for it, and *left* otherwise: so a rank that computes while
 a transfer is under way waits for nobody, and one that waits names the rank that has not begun the
 transfer. Outside of a worker nothing is counted.
@@ -18,9 +18,9 @@ from holdfast_workers.progress.beacon import GroupTrack, current_track
 KIND = b"transfer"
 
 
-def link_name(source: int, target: int) -> str:
-    """The name of the transfers between two coordinates of the axis `pp`, in one direction."""
-    return f"pp {source}>{target}"
+def link_name(axis: str, source: int, target: int) -> str:
+    """The name of the transfers between two coordinates of an axis, in one direction."""
+    return f"{axis} {source}>{target}"
 
 
 def counted(op: dist.P2POp, link: str) -> dist.P2POp:

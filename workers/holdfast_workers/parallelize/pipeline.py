@@ -202,7 +202,7 @@ class Pipeline:
         peer, other = last - me, torch.empty_like(own)
         send = dist.P2POp(dist.isend, own, group=group, group_peer=peer)
         receive = dist.P2POp(dist.irecv, other, group=group, group_peer=peer)
-        transfers = [counted(send, link_name(me, peer)), counted(receive, link_name(peer, me))]
+        transfers = [counted(send, _link(me, peer)), counted(receive, _link(peer, me))]
         for work in dist.batch_isend_irecv(transfers):
             work.wait()
         own.add_(other)
@@ -211,6 +211,10 @@ class Pipeline:
         loss = self._loss(outputs, targets)
         self._losses.append(loss.detach())
         return loss / self._targets
+
+
+def _link(source: int, target: int) -> str:
+    return link_name(PIPELINE_AXIS, source, target)
 
 
 class _ReportingStage(PipelineStage):
@@ -263,7 +267,7 @@ class _ReportingStage(PipelineStage):
         return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _received(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        return [counted(op, link_name(op.group_peer, self._coordinate)) for op in ops]
+        return [counted(op, _link(op.group_peer, self._coordinate)) for op in ops]
 
     def _sent(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        return [counted(op, link_name(self._coordinate, op.group_peer)) for op in ops]
+        return [counted(op, _link(self._coordinate, op.group_peer)) for op in ops]

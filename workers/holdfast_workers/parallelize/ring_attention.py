@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.models.llama import repeated_heads
+from holdfast_workers.parallelize.counted_transfers import counted, link_name
 from holdfast_workers.parallelize.divided_positions import DividedPositions
+from holdfast_workers.parallelize.mesh import CONTEXT_AXIS
 
 _aten = torch.ops.aten
 
@@ -131,10 +133,12 @@ class _Ring:
         """Send a block on, and begin to receive the next one."""
         sent, received, group = block, torch.empty_like(block), self._axis.get_group()
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        send = dist.P2POp(dist.isend, sent, group=group, group_peer=after)
+        receive = dist.P2POp(dist.irecv, received, group=group, group_peer=before)
         works = dist.batch_isend_irecv(
             [
-                dist.P2POp(dist.isend, sent, group=group, group_peer=after),
-                dist.P2POp(dist.irecv, received, group=group, group_peer=before),
+                counted(send, link_name(CONTEXT_AXIS, self.rank, after)),
+                counted(receive, link_name(CONTEXT_AXIS, before, self.rank)),
             ]
         )
         return _Arriving(received, sent, works)
