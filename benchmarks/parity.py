@@ -125,11 +125,14 @@ class Row:
 
 
 def rows(meshes: Sequence[Mapping[str, int]] = MESHES) -> Iterator[Row]:
-    """Every mesh with every option that does something on it."""
+    """Every mesh with every option that does something on it and that a job may have."""
     for mesh in meshes:
         for option in OPTIONS:
-            if not option.needs or mesh.get(option.needs, 1) > 1:
-                yield Row(mesh, option)
+            if option.needs and mesh.get(option.needs, 1) == 1:
+                continue
+            if mesh.get("pp", 1) > 1 and option.parallel.get("zero", 1) > 1:
+                continue  # a pipeline keeps its stages whole
+            yield Row(mesh, option)
 
 
 @dataclass(frozen=True)
