@@ -107,7 +107,9 @@ def _assign_to(
     groups: Sequence[Sequence[int]], homes: Mapping[int, GroupHome], nodes: Sequence[CandidateNode]
 ) -> Assignment | Shortage:
     """An unassigned group goes to an agent without groups (a standby): first in the lost agent's
-    failure domain, then with more warm workers; only then to an agent that has ranks and room."""
+    failure domain, then with more warm workers; only then to an agent that has ranks and room. A
+    group that had no agent goes near the one before it: neighbours in rank order exchange most, in
+    tensor groups, rings and shards."""
     by_agent = {node.agent: node for node in nodes}
     free = {node.agent: node.capacity for node in nodes}
     seats: dict[int, str] = {}
@@ -125,7 +127,9 @@ def _assign_to(
     for index in sorted(
         unassigned, key=lambda index: (index in at_home, -len(groups[index]), index)
     ):
-        chosen = _choose(len(groups[index]), homes.get(index), by_agent, free, seats)
+        home, size = homes.get(index), len(groups[index])
+        near = home.domain if home is not None else _domain_for(index, size, seats, by_agent, free)
+        chosen = _choose(size, home, near, by_agent, free, seats)
         if chosen is None:
             short.extend(groups[index])
             continue
@@ -146,9 +150,32 @@ def _can_stay(
     return has_room and not nodes[home.agent].avoid
 
 
+def _domain_for(
+    index: int,
+    size: int,
+    seats: Mapping[int, str],
+    nodes: Mapping[str, CandidateNode],
+    free: Mapping[str, int],
+) -> str:
+    """The domain of the nearest group before `index`; if it has no room, or there is none, the one
+    with room for most groups. "" if that is one: then no groups can be neighbours."""
+    room: dict[str, int] = {}
+    busy = set(seats.values())
+    for agent in sorted(nodes, key=name_order):
+        node = nodes[agent]
+        if node.ready and not node.avoid and agent not in busy and free[agent] >= size:
+            room[node.domain] = room.get(node.domain, 0) + 1
+    before = max((other for other in seats if other < index), default=None)
+    if before is not None and room.get(domain := nodes[seats[before]].domain, 0):
+        return domain
+    best = max(room, key=lambda domain: room[domain], default="")
+    return best if room.get(best, 0) > 1 else ""
+
+
 def _choose(
     size: int,
     home: GroupHome | None,
+    near: str,
     nodes: Mapping[str, CandidateNode],
     free: Mapping[str, int],
     seats: Mapping[int, str],
@@ -157,9 +184,8 @@ def _choose(
 
     def preference(agent: str) -> tuple[bool, bool, bool, int, tuple[int, str]]:
         node = nodes[agent]
-        other_domain = home is not None and node.domain != home.domain
         warm = -min(len(node.idle), size)
-        return node.avoid, agent in busy, other_domain, warm, name_order(agent)
+        return node.avoid, agent in busy, node.domain != near, warm, name_order(agent)
 
     def allowed(node: CandidateNode) -> bool:
         at_home = home is not None and home.alive and home.agent == node.agent

@@ -80,6 +80,25 @@ def test_the_same_failure_domain_comes_first() -> None:
     assert seats(assign(GROUPS, homes, nodes))[0] == ("n3", None)
 
 
+def test_neighbours_in_rank_order_are_placed_in_one_domain() -> None:
+    nodes = [
+        node("n0", domain="rack-a"),
+        node("n1", domain="rack-b"),
+        node("n2", domain="rack-b"),
+        node("n3", domain="rack-c", ready=False),
+        node("n4", domain="rack-a"),
+        node("n5", domain="rack-b"),
+    ]
+    groups = tuple((2 * index, 2 * index + 1) for index in range(5))
+    placed = seats(assign(groups, {}, nodes))
+    assert [placed[rank][0] for rank in range(0, 10, 2)] == ["n1", "n2", "n5", "n0", "n4"]
+
+
+def test_agents_with_a_domain_each_are_taken_by_warm_workers_and_name() -> None:
+    nodes = [node("n0", domain="z"), node("n1", IdleWorker("w"), domain="y")]
+    assert seats(assign(((0, 1),), {}, nodes))[0] == ("n1", "w")
+
+
 def test_a_restarted_agent_takes_its_group_if_there_is_no_standby() -> None:
     homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
     nodes = [node("n0", IdleWorker("new")), node("n1", IdleWorker("c", 2), IdleWorker("d", 3))]
