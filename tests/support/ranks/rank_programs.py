@@ -20,6 +20,7 @@ from holdfast_workers.parallelize import (
     in_place_recovery,
     pipeline,
     process_groups,
+    replicate,
     shard,
 )
 from holdfast_workers.recipes.lookup import resolve
@@ -176,8 +177,9 @@ def _whole_bytes(model: torch.nn.Module) -> tuple[int, int]:
 def undisturbed_per_block(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec
 ) -> dict[str, Any]:
-    """Sharded like a large model: every block is a separate communication group."""
+    """As a large model: every block is a separate communication group, or each gradient."""
     shard.SMALL_MODEL_BYTES = 0
+    replicate.BUCKET_BYTES = 0
     return undisturbed(port, cache_dir, world, spec)
 
 
@@ -315,6 +317,7 @@ def interrupted_in_backward(
     """An exception during the backward pass of a step's last micro-batch; then the step again."""
     if per_block:
         shard.SMALL_MODEL_BYTES = 0
+        replicate.BUCKET_BYTES = 0
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
