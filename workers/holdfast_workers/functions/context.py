@@ -152,7 +152,7 @@ class Context:
     def shard(self, model: nn.Module, blocks: Sequence[nn.Module] = ()) -> nn.Module:
         """Shard `model` over the data-parallel ranks (FSDP2), in place; each of `blocks` is
         gathered separately. Call it before creating the optimizer. An unsharded model is whole on
-        every rank, and `step` averages its gradients."""
+        every rank, and `step` averages its gradients, unless it is wrapped in DDP."""
         if self.world_size > 1:
             over = data_mesh(self.mesh)
             for block in blocks:

@@ -40,7 +40,7 @@ def bare_name(name: str, replaced: list[tuple[str, str]]) -> str:
 
 def reduce_each_gradient(wrapper: DistributedDataParallel) -> None:
     """Replace the sums of whole buckets, unless the wrapper has a communication hook."""
-    if not wrapper._comm_hooks:
+    if getattr(wrapper, "_comm_hooks", None) == []:
         wrapper.register_comm_hook(wrapper.process_group, _mean_of_each)
 
 
@@ -63,7 +63,7 @@ def _mean_of_each(
     whole = bucket.buffer()
     whole.div_(group.size())
     sizes = [gradient.numel() for gradient in bucket.gradients()]
-    pieces = [whole] if whole.is_sparse else whole.split(sizes)
+    pieces = [whole] if whole.is_sparse else torch.split(whole, sizes)
     works = [dist.all_reduce(piece, group=group, async_op=True) for piece in pieces]
     futures = [work.get_future() for work in works if work is not None]
     together = torch.futures.collect_all(futures)

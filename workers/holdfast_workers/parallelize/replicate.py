@@ -48,9 +48,8 @@ class GradientSums:
         """Sums under way, of the first buckets."""
         for index, bucket in enumerate(self._buckets):
             for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(
-                    partial(_report, weakref.ref(self), index)
-                )
+                report = partial(_report, weakref.ref(self), index)
+                parameter.register_post_accumulate_grad_hook(report)  # type: ignore[no-untyped-call]
         self.discard()
 
     def set_last_micro_batch(self, last: bool) -> None:
@@ -85,7 +84,7 @@ class GradientSums:
     def _start(self, bucket: Sequence[nn.Parameter]) -> None:
         gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        pieces = flat.split([parameter.numel() for parameter in bucket])
+        pieces = torch.split(flat, [parameter.numel() for parameter in bucket])
         for parameter, piece in zip(bucket, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
         work = dist.all_reduce(flat, group=self._axis.get_group(), async_op=True)
