@@ -249,10 +249,10 @@ def elastic(ctx: Context) -> None:
 
 
 def replicated(ctx: Context) -> None:
-    """A whole model on every rank, wrapped in DDP as a whole or in part as `config.wrapped` says,
-    beside a whole model that is not wrapped."""
+    """A whole model on every rank, wrapped in DDP as a whole or in part as `config.wrapped` says
+    (default: as a whole), beside a whole model that is not wrapped."""
     x, y = data()
-    group, wrapped = ctx.mesh.get_group("dp_shard"), ctx.config["wrapped"]
+    group, wrapped = ctx.mesh.get_group("dp_shard"), ctx.config.get("wrapped", "whole")
     hidden = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32))
     inner = DistributedDataParallel(hidden, process_group=group) if wrapped == "inner" else hidden
     model: nn.Module = nn.Sequential(inner, nn.Linear(32, 2))

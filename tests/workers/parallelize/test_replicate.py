@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class UsedInReverse(nn.Module):
-    """`first` is registered first and used last, so its gradient arrives first; `spare` is unused."""
+    """`first` is used last, so its gradient arrives first; `spare` is unused."""
 
     def __init__(self) -> None:
         super().__init__()
