@@ -49,6 +49,11 @@ def batch_ranks(mesh: Mesh) -> int:
     return prod(mesh.get(axis.name, 1) for axis in MESH_AXES if axis.deals_batches)
 
 
+def is_replicated_only(mesh: Mesh) -> bool:
+    """Whether all ranks keep the whole state, and there are several."""
+    return prod(mesh.values()) == mesh.get("dp_replicate", 1) > 1
+
+
 def state_shards(mesh: Mesh) -> int:
     """Number of parts of a parameter that every layer has whole."""
     return prod(mesh.get(axis.name, 1) for axis in MESH_AXES if axis.shards_state)

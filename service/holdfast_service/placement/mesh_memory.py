@@ -3,6 +3,7 @@
 Parameters, gradients and two moments are float32, divided by the axes that shard the state and, in
 the layers, by those that split layers. Where ranks share a state (FSDP2), parameters are gathered
 for a pass, and gradients stay whole until the last pass of a step; `zero` says otherwise.
+Replicas alone gather nothing: they copy gradients into buckets, one at a time.
 A stage of a pipeline keeps both whole; of a pipeline, the rank with most is modelled, as if it had
 embedding and head.
 Memory checkpoints are in the host's memory and are not counted, nor is what the libraries allocate
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from holdfast_service.placement.mesh_axes import (
     Mesh,
     batch_ranks,
+    is_replicated_only,
     layer_parts,
     passes,
     pipeline_ranks,
@@ -27,6 +29,8 @@ from holdfast_workers.spec import Schedule, Zero
 STORED_BYTES = 4
 """Of a parameter, a gradient or a moment as stored: float32."""
 MOMENTS = 2
+BUCKET_BYTES = 25 << 20
+"""As in `parallelize/replicate.py`, which imports torch."""
 GATHERED_BLOCKS = 2
 """Blocks that are whole at once where blocks are gathered singly: one computes, one arrives."""
 
@@ -106,6 +110,8 @@ class MemoryModel:
         few = min(GATHERED_BLOCKS, blocks)
         elements = sum(block * (few if each else blocks) + whole for each in pieces)
         gathered = self.compute_bytes * elements if is_gathered else 0
+        if is_replicated_only(mesh) and self.compute_bytes == STORED_BYTES:
+            gathered = min(stored, BUCKET_BYTES)
         of_all = -(-self.gathered_activations // parts)
         kept = -(-self.divided_activations // parts) + self.whole_activations - of_all
         if sequence_parts(mesh) > 1:

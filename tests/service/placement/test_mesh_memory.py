@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.placement.mesh_memory import MemoryModel, size_of
+from holdfast_service.placement.mesh_memory import BUCKET_BYTES, MemoryModel, size_of
+from holdfast_workers.parallelize import replicate
 from holdfast_workers.spec import Zero
 
 MODEL = MemoryModel(
@@ -58,6 +59,15 @@ def test_a_divided_vocabulary_counts_with_the_layers() -> None:
     need = divided.of({"dp_shard": 2, "tp": 2}, 8)
     assert need.parameters == 4 * (4 * 500 + 75 + 50 + 1) // 2
     assert need.gathered == 2 * 4 * (4 * 500 + 75 + 50)
+
+
+def test_replicas_alone_gather_nothing_but_a_bucket_of_gradients() -> None:
+    alone, replicas = MODEL.of({"dp_shard": 1}, 8), MODEL.of({"dp_replicate": 4, "dp_shard": 1}, 8)
+    assert replicas == replace(alone, gathered=alone.gradients)
+    large = replace(MODEL, block=10**9)
+    assert large.of({"dp_replicate": 4}, 8).gathered == BUCKET_BYTES == replicate.BUCKET_BYTES
+    low = replace(MODEL, compute_bytes=2).of({"dp_replicate": 4}, 8)
+    assert low.gathered == 2 * 2 * (4 * 1000 + 200)
 
 
 def test_zero_says_what_is_whole_during_a_step() -> None:

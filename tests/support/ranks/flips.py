@@ -44,7 +44,8 @@ class FlipsBits(PretrainRecipe):
             "moment": lambda: [*built.optimizer.exp_avg, *built.optimizer.exp_avg_sq],
             "gradient": lambda: [local_of(p.grad) for p in built.parameters],  # type: ignore[arg-type]
         }[flip["tensor"]]()
-        chosen = tensors[flip["index"] % len(tensors)].view(-1)
+        # `data`, because no version counter of torch notices a real flip.
+        chosen = tensors[flip["index"] % len(tensors)].data.view(-1)
         # The largest value: a flip in the smallest may be rounded away without any effect.
         chosen.view(torch.int32)[int(chosen.abs().argmax())] ^= 1 << flip["bit"]
 

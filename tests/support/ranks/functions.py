@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast_workers.functions import Context
 
@@ -245,3 +246,24 @@ def elastic(ctx: Context) -> None:
         ctx.step(clip_grad_norm=1.0, metrics=metrics)
         schedule.step()
     print("the loop has ended")
+
+
+def replicated(ctx: Context) -> None:
+    """A whole model on every rank, wrapped in DDP as a whole or in part as `config.wrapped` says
+    (default: as a whole), beside a whole model that is not wrapped."""
+    x, y = data()
+    group, wrapped = ctx.mesh.get_group("dp_shard"), ctx.config.get("wrapped", "whole")
+    hidden = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32))
+    inner = DistributedDataParallel(hidden, process_group=group) if wrapped == "inner" else hidden
+    model: nn.Module = nn.Sequential(inner, nn.Linear(32, 2))
+    if wrapped == "whole":
+        model = DistributedDataParallel(model, process_group=group)
+    shift = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW([*model.parameters(), *shift.parameters()], lr=1e-2)
+    ctx.register(model=model, shift=shift, optimizer=optimizer)
+    for _ in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]) + shift(x[samples]), y[samples]))
+            if ctx.config.get("breaks"):
+                break
+        ctx.step(clip_grad_norm=1.0)

@@ -21,6 +21,7 @@ from holdfast_workers.parallelize import (
     in_place_recovery,
     pipeline,
     process_groups,
+    replicate,
     shard,
 )
 from holdfast_workers.recipes.lookup import resolve
@@ -177,9 +178,33 @@ def _whole_bytes(model: torch.nn.Module) -> tuple[int, int]:
 def undisturbed_per_block(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec
 ) -> dict[str, Any]:
-    """Sharded like a large model: every block is a separate communication group."""
-    shard.SMALL_MODEL_BYTES = 0
+    """As a large model: every block is a separate communication group, or each gradient."""
+    _communicate_per_block()
     return undisturbed(port, cache_dir, world, spec)
+
+
+def resumed_per_block(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path, step: int
+) -> dict[int, str]:
+    _communicate_per_block()
+    return resumed(port, cache_dir, world, spec, folder, step)
+
+
+def survivor_per_block(
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    folder: Path,
+    kill_at: tuple[str, int],
+) -> dict[str, Any]:
+    _communicate_per_block()
+    return survivor(port, cache_dir, world, spec, folder, kill_at)
+
+
+def _communicate_per_block() -> None:
+    shard.SMALL_MODEL_BYTES = 0
+    replicate.BUCKET_BYTES = 0
 
 
 def poisoned(
@@ -360,7 +385,7 @@ def interrupted_in_backward(
 ) -> dict[int, str]:
     """An exception during the backward pass of a step's last micro-batch; then the step again."""
     if per_block:
-        shard.SMALL_MODEL_BYTES = 0
+        _communicate_per_block()
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
@@ -419,6 +444,9 @@ def survivor(
         _die_in_an_exchange(hooks, kill_at[1])
     if victim and kill_at[0] == "in backward":
         _die_in_a_backward_pass(recipe, hooks, kill_at[1])
+    if victim and kill_at[0] == "sum":
+        _die_in_a_sum(hooks, kill_at[1])
+    identities = _identities(recipe)
     failure = None
     try:
         train(recipe, world, spec, hooks, 0)
@@ -434,7 +462,11 @@ def survivor(
     start = load(recipe, folder, world, kill_at[1] - 1)
     train(recipe, again, spec, hooks, start)
     process_groups.leave()
-    return {"digests": hooks.digests, "pid": os.getpid()}
+    return {
+        "digests": hooks.digests,
+        "pid": os.getpid(),
+        "same_tensors": identities == _identities(recipe),
+    }
 
 
 def _cut_once_told(told: Path, sockets: frozenset[process_groups.OpenSocket]) -> None:
@@ -466,6 +498,20 @@ def _die_in_a_backward_pass(recipe: PretrainRecipe, hooks: RecordingHooks, step:
         output.register_hook(die)  # type: ignore[no-untyped-call]
 
     recipe.model.blocks["0"].register_forward_hook(watch_gradient)
+
+
+def _die_in_a_sum(hooks: RecordingHooks, step: int) -> None:
+    """End this process in the backward pass of `step`, when it would sum the third bucket."""
+    original, calls = dist.all_reduce, []
+
+    def die(*args: Any, **kwargs: Any) -> Any:
+        if hooks.phases[-1] == ("backward", step):
+            calls.append(step)
+            if len(calls) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(dist, "all_reduce", die)  # noqa: B010
 
 
 def _waits_for_a_peer(recipe: PretrainRecipe, world: World) -> float:

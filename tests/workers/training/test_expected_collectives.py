@@ -22,6 +22,7 @@ MESHES = [
     {"dp_shard": 2, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2},
     {"dp_replicate": 2, "tp": 2},
+    {"dp_replicate": 2, "dp_shard": 1},
     {"dp_shard": 1, "tp": 2},
     {"dp_shard": 2, "cp": 2},
     {"cp": 2, "context_method": "ring"},

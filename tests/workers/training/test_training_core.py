@@ -68,6 +68,15 @@ def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[
         assert many.samples == single.samples
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_without_shards_have_the_same_bits_at_every_step(
+    worlds: Worlds, replicas: int
+) -> None:
+    states = worlds.run(programs.states, tiny_spec({"dp_replicate": replicas}, dropout=0.1))
+    assert len(set(states[0])) == 6
+    assert all(state == states[0] for state in states)
+
+
 def test_replicas_have_the_same_bits_at_every_step(worlds: Worlds) -> None:
     spec = tiny_spec({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, steps=3, dropout=0.1)
     states = worlds.run(programs.states, spec)
@@ -128,9 +137,12 @@ def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
         assert filled == streamed
 
 
+@pytest.mark.parametrize("mesh", [{"dp_replicate": 2, "tp": 2}, {"dp_replicate": 3}], ids=str)
 @pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
-def test_replicas_rebind_to_new_groups_with_the_same_bits(worlds: Worlds, rebuild: bool) -> None:
-    spec = tiny_spec({"dp_replicate": 2, "tp": 2}, dropout=0.1)
+def test_replicas_rebind_to_new_groups_with_the_same_bits(
+    worlds: Worlds, mesh: dict[str, int], rebuild: bool
+) -> None:
+    spec = tiny_spec(mesh, dropout=0.1)
     expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
     for result in worlds.run(programs.rebound, spec, 3, rebuild):
         assert result["digests"] == expected
@@ -366,3 +378,33 @@ def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
         result = rank.result()
         assert result["digests"] == undisturbed["digests"]
         assert result["pid"] == rank.process.pid
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("replicas", "phase"),
+    [(2, "backward"), (2, "sum"), (2, "agree"), (3, "sum")],
+)
+def test_a_killed_replica_is_replaced_and_survivors_keep_their_models(
+    worlds: Worlds, tmp_path: Path, replicas: int, phase: str
+) -> None:
+    # With three, the bits of a sum depend on its place in the buffer.
+    spec = tiny_spec({"dp_replicate": replicas}, dropout=0.1)
+    expected = worlds.run(programs.undisturbed_per_block, spec)[0]["digests"]
+    attempt, last = worlds.next_attempt(), replicas - 1
+    ranks = [
+        worlds.start(
+            programs.survivor_per_block, world_of(spec, r, attempt), spec, tmp_path, (phase, 4)
+        )
+        for r in range(replicas)
+    ]
+    ranks[last].process.join(60)
+    replacement = worlds.start(
+        programs.resumed_per_block, world_of(spec, last, attempt + 1000), spec, tmp_path, 3
+    )
+    assert replacement.result() == {step: expected[step] for step in range(3, 7)}
+    for rank in ranks[:last]:
+        result = rank.result()
+        assert result["digests"] == expected
+        assert result["pid"] == rank.process.pid
+        assert result["same_tensors"]

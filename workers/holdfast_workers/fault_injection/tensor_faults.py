@@ -55,6 +55,7 @@ def _flip_bit(tensors: dict[str, Tensor], fault: Injection) -> None:
         raise LookupError(f"no parameter {fault.target!r} on this rank: {', '.join(present)}")
     name = fault.target or max(present, key=lambda name: present[name].numel())
     with torch.no_grad():
-        elements = present[name].view(-1).view(torch.int32)
+        # `data`, because no version counter of torch notices a real flip.
+        elements = present[name].data.view(-1).view(torch.int32)
         mask = 1 << (DEFAULT_BIT if fault.bit is None else fault.bit)
         elements[elements.numel() // 2] ^= mask - (1 << 32) if mask == 1 << 31 else mask

@@ -35,7 +35,6 @@ from holdfast_workers.data.sample_order import (
 from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError, MeshChanges
 from holdfast_workers.functions.step_metrics import UserMetrics
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_index, data_mesh, data_parallel
-from holdfast_workers.parallelize.shard import set_last_micro_batch
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
 
@@ -153,7 +152,7 @@ class Context:
     def shard(self, model: nn.Module, blocks: Sequence[nn.Module] = ()) -> nn.Module:
         """Shard `model` over the data-parallel ranks (FSDP2), in place; each of `blocks` is
         gathered separately. Call it before creating the optimizer. An unsharded model is whole on
-        every rank, and `step` averages its gradients."""
+        every rank, and `step` averages its gradients, unless it is wrapped in DDP."""
         if self.world_size > 1:
             over = data_mesh(self.mesh)
             for block in blocks:
@@ -216,8 +215,7 @@ class Context:
                     start = window * train.global_batch
                     stand_ins = np.arange(start, start + train.micro_batch, dtype=np.int64)
                     chosen = samples_at(stand_ins, samples, train.seed)
-                for module in self._recipe.registry.modules.values():
-                    set_last_micro_batch(module, index == self.micro_batches - 1)
+                self._recipe.registry.set_last_micro_batch(index == self.micro_batches - 1)
                 steps.phase("forward", index)
             yield chosen
 

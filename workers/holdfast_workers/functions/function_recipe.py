@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from holdfast_workers.functions.context import Context
 from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
@@ -202,12 +201,12 @@ class FunctionRecipe(Recipe):
         return StepOutcome(agreed=agreed, lr=lr, tokens=self.tokens)
 
     def _average_gradients(self) -> None:
-        """Average the gradients of unsharded parameters; FSDP reduces those of sharded ones."""
+        """Average the gradients of unsharded parameters; FSDP reduces those of sharded ones, and a
+        DDP wrapper its own."""
         ranks = data_parallel(self.world)
-        if ranks == 1 or self.registry.synchronizes_itself:
+        if ranks == 1:
             return
-        trained = [p for _, p, _ in self.registry.trained()]
-        gradients = [_gradient(p) for p in trained if not isinstance(p, DTensor)]
+        gradients = [gradient.detach() for gradient in self.registry.unreduced()]
         group = self._data_group() if ranks < self.world.world_size else None
         for dtype in sorted({str(gradient.dtype) for gradient in gradients}):
             bucket = [gradient for gradient in gradients if str(gradient.dtype) == dtype]

@@ -20,6 +20,17 @@ from torch.optim import Optimizer
 from holdfast_workers.functions.encoding import decode, encode
 from holdfast_workers.functions.function_errors import FunctionError
 from holdfast_workers.functions.optimizer_state import OptimizerState
+from holdfast_workers.functions.replicated_modules import (
+    bare_name,
+    bare_names,
+    reduce_each_gradient,
+    reduced_parameters,
+    wrappers_in,
+)
+from holdfast_workers.functions.replicated_modules import (
+    set_last_micro_batch as set_last_of_wrapper,
+)
+from holdfast_workers.parallelize.shard import set_last_micro_batch
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,
@@ -43,8 +54,8 @@ class Registry:
         self._coordinates = coordinates
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
-        self.synchronizes_itself = False
-        """Whether a torch wrapper (DDP) averages the gradients of unsharded parameters."""
+        self.wrappers: list[DistributedDataParallel] = []
+        """Around registered modules, or parts of them."""
         self._objects: dict[str, Any] = {}
         self._own: list[StateTensor] = []
         self._trained: dict[str, Tensor] = {}
@@ -66,10 +77,9 @@ class Registry:
             )
         if name in (*self.modules, *self.optimizers, *self._objects, "guards", "data", "holdfast"):
             raise FunctionError(f"the state already has a part {name!r}: choose another name")
-        if isinstance(part, DistributedDataParallel):
-            part, self.synchronizes_itself = part.module, True
         if isinstance(part, nn.Module):
-            self.modules[name] = part
+            self.wrappers += wrappers_in(part)
+            self.modules[name] = part.module if isinstance(part, DistributedDataParallel) else part
         elif isinstance(part, Optimizer):
             self.optimizers[name] = part
             part.register_step_pre_hook(self._refuse_outside_steps)
@@ -84,6 +94,8 @@ class Registry:
     def fix_layout(self, own: Sequence[StateTensor]) -> None:
         """End the registration. `own` are the parts of the state that Holdfast adds itself."""
         self._own = list(own)
+        for wrapper in self.wrappers:
+            reduce_each_gradient(wrapper)
         owned = {id(p) for optimizer in self.optimizers.values() for p in _parameters(optimizer)}
         for prefix, module in self.modules.items():
             for name, tensor in _tensors(module):
@@ -148,6 +160,22 @@ class Registry:
             for name, tensor in self._trained.items()
             if tensor.grad is not None
         ]
+
+    def unreduced(self) -> list[Tensor]:
+        """The gradients of unsharded parameters that no wrapper has averaged."""
+        reduced = {id(p) for wrapper in self.wrappers for p in reduced_parameters(wrapper)}
+        return [
+            tensor.grad
+            for tensor in self._trained.values()
+            if not (tensor.grad is None or isinstance(tensor, DTensor) or id(tensor) in reduced)
+        ]
+
+    def set_last_micro_batch(self, last: bool) -> None:
+        """Call before each micro-batch: only a step's last one reduces gradients."""
+        for module in self.modules.values():
+            set_last_micro_batch(module, last)
+        for wrapper in self.wrappers:
+            set_last_of_wrapper(wrapper, last)
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self._trained)
@@ -258,12 +286,14 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The module's parameters and persistent buffers, each once."""
-    yield from module.named_parameters()
+    """The module's parameters and persistent buffers, each once, by their bare names."""
+    replaced = [*bare_names(module)]
+    for name, parameter in module.named_parameters():
+        yield bare_name(name, replaced), parameter
     persistent = module.state_dict(keep_vars=True)
     for name, tensor in module.named_buffers():
         if name in persistent:
-            yield name, tensor
+            yield bare_name(name, replaced), tensor
 
 
 def _named(names: Mapping[int, str], parameter: Tensor, optimizer: str) -> str:

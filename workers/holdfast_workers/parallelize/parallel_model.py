@@ -18,6 +18,7 @@ from holdfast_workers.parallelize.mesh import (
     state_shards,
 )
 from holdfast_workers.parallelize.pipeline import keep_stages
+from holdfast_workers.parallelize.replicate import is_replicated_only
 from holdfast_workers.parallelize.sequence import apply_sequence_parallel
 from holdfast_workers.parallelize.shard import apply_fully_shard
 from holdfast_workers.parallelize.stage_split import split_stages, stages_of
@@ -63,6 +64,8 @@ def apply_parallelism(
     if spec.model.compile:
         for block in model.blocks.values():
             block.compile()
+    if is_replicated_only(world, spec.model):  # `GradientSums` do it, once the model is in memory
+        return
     # FSDP implements mixed precision, so it is applied even where there is nothing to shard.
     is_shared = max(data_parallel(world), state_shards(world)) > 1
     if mesh is not None and (is_shared or _is_mixed(spec.model)):

@@ -43,6 +43,7 @@ from holdfast_workers.parallelize.mesh import (
 )
 from holdfast_workers.parallelize.parallel_model import apply_parallelism, needs_mesh
 from holdfast_workers.parallelize.pipeline import ChunkReporter, Pipeline, has_last_stage
+from holdfast_workers.parallelize.replicate import GradientSums, is_replicated_only
 from holdfast_workers.parallelize.shard import (
     SMALL_MODEL_BYTES,
     set_last_micro_batch,
@@ -102,6 +103,8 @@ class _BuiltRecipe:
     locals: list[Tensor]
     optimizer: LocalAdamW
     state: RankState
+    sums: GradientSums | None
+    """If the model is replicated and not sharded."""
     checksum: ParameterChecksum
     """Of the parameters, between two steps; without tensors if replicas are not compared."""
 
@@ -204,6 +207,8 @@ class PretrainRecipe(Recipe):
     def abandon_step(self) -> None:
         self._pipeline = None  # it holds process groups, and a part of the step
         if self._built is not None:
+            if self._built.sums is not None:
+                self._built.sums.discard()
             discard_step(self._built.model)
 
     # --- state ------------------------------------------------------------------------------
@@ -295,7 +300,7 @@ class PretrainRecipe(Recipe):
             tracer.start_micro_batch(index)
             inputs, targets, _, _ = self._read(step, index)
             # No reduction: one rank's non-finite values must not reach the others.
-            set_last_micro_batch(built.model, False)
+            self._set_last_micro_batch(False)
             loss = self._loss(built.model(inputs), targets)
             tracer.check([loss], "the loss", "output")
             torch.autograd.backward(loss / self._targets())
@@ -341,17 +346,25 @@ class PretrainRecipe(Recipe):
             if self._is_pipeline():
                 batches.append((inputs, targets))
                 continue
-            set_last_micro_batch(built.model, index == micro_batches - 1, self.spec.parallel.zero)
+            self._set_last_micro_batch(index == micro_batches - 1)
             phase("forward", step, index)
             loss = self._loss(built.model(inputs), targets)
             phase("backward", step, index)
             torch.autograd.backward(loss / self._targets())
             self._losses.append(loss.detach())
+        if built.sums is not None:
+            built.sums.finish()
         if batches:
             self._losses = self._run_pipeline(batches, partial(self._report_chunk, step, phase))
         for loss in self._losses:
             loss_sum += loss
         return self._share(float(loss_sum), read, digest, waited)
+
+    def _set_last_micro_batch(self, last: bool) -> None:
+        built = self._require_built()
+        set_last_micro_batch(built.model, last, self.spec.parallel.zero)
+        if built.sums is not None:
+            built.sums.set_last_micro_batch(last)
 
     # --- the passes of a pipeline -----------------------------------------------------------
 
@@ -487,6 +500,9 @@ class PretrainRecipe(Recipe):
             for name, tensor, box in zip(names, tensors, boxes, strict=True)
         ]
         pieces += self.guard_memory.pieces(primary=world.rank == 0)
+        sums = None
+        if mesh is not None and is_replicated_only(world, self.spec.model):
+            sums = GradientSums(model, mesh[REPLICATED_AXIS])
         compared = self.spec.checks.replica_digest_every_steps and world.size(REPLICATED_AXIS) > 1
         return _BuiltRecipe(
             world=world,
@@ -498,6 +514,7 @@ class PretrainRecipe(Recipe):
             locals=locals_,
             optimizer=optimizer,
             state=RankState(pieces),
+            sums=sums,
             checksum=ParameterChecksum(locals_ if compared else ()),
         )
 

@@ -1,0 +1,125 @@
+"""Programs that train a user's function on one rank of a real world."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from tests.support.ranks.rank_programs import join, load, save
+from tests.support.ranks.rank_worlds import RecordingHooks
+
+from holdfast_workers.parallelize import process_groups
+from holdfast_workers.recipes import lookup
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.training.recipe import Recipe, World
+from holdfast_workers.training.step_loop import Steps
+
+
+def trained(
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    folder: Path | None = None,
+    start: int = 0,
+) -> dict[str, Any]:
+    """Train from step 0, or from the state of step `start` in `folder`; write the state of every
+    step to `folder`."""
+    join(port, world)
+    recipe = _made(cache_dir, world, spec)
+    hooks, calls = RecordingHooks(), _count_sums_in_backward()
+    _run(recipe, world, spec, hooks, folder, start)
+    names = [tensor.name for tensor in recipe.layout().tensors]
+    process_groups.leave()
+    return {"digests": hooks.digests, "sums": len(calls), "names": names}
+
+
+def survivor(
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    folder: Path,
+    kill_at: int,
+) -> dict[str, Any]:
+    """Train; the highest rank kills itself when it would sum the second gradient of step `kill_at`;
+    the others call the function again, in the next attempt."""
+    before = process_groups.open_sockets()
+    join(port, world)
+    recipe = _made(cache_dir, world, spec)
+    sockets = process_groups.open_sockets() - before
+    hooks = RecordingHooks()
+    if world.rank == world.world_size - 1:
+        _die_in_a_sum(hooks, kill_at)
+    failure = None
+    try:
+        _run(recipe, world, spec, hooks, folder, 0)
+    except Exception as error:
+        failure = error
+    assert failure is not None and process_groups.is_communication_error(failure), repr(failure)
+    process_groups.disconnect(sockets)
+    recipe.abandon_step()
+    process_groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    recipe.rebind(again)
+    _run(recipe, again, spec, hooks, folder, kill_at - 1)
+    process_groups.leave()
+    return {"digests": hooks.digests, "pid": os.getpid()}
+
+
+def _made(cache_dir: Path, world: World, spec: TrainingSpec) -> Recipe:
+    recipe = lookup.make_recipe(spec, cache_dir)
+    recipe.prepare()
+    recipe.build(world)
+    return recipe
+
+
+def _run(
+    recipe: Recipe,
+    world: World,
+    spec: TrainingSpec,
+    hooks: RecordingHooks,
+    folder: Path | None,
+    start: int,
+) -> None:
+    if folder is not None:
+        hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
+
+    def begin() -> Steps:
+        recipe.initialize()
+        if start:
+            assert folder is not None
+            load(recipe, folder, world, start)
+        return Steps(recipe, world, spec, hooks, start)
+
+    recipe.run(begin)
+
+
+def _count_sums_in_backward() -> list[int]:
+    """Collects the sizes of sums that are started asynchronously."""
+    original, sizes = dist.all_reduce, []
+
+    def count(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("async_op"):
+            sizes.append(tensor.numel())
+        return original(tensor, *args, **kwargs)
+
+    setattr(dist, "all_reduce", count)  # noqa: B010
+    return sizes
+
+
+def _die_in_a_sum(hooks: RecordingHooks, step: int) -> None:
+    original, calls = dist.all_reduce, []
+
+    def die(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("async_op") and hooks.phases[-1][1] == step:
+            calls.append(step)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(dist, "all_reduce", die)  # noqa: B010

@@ -1,0 +1,76 @@
+"""Modules of a function that the user wrapped in torch's DistributedDataParallel (DDP).
+
+The state has the names of the bare module, so it can be loaded with and without the wrapper. The
+wrapper reduces gradients in a step's last micro-batch only. By default it adds up whole buckets,
+which torch orders anew after the first step; with three or more ranks the bits of a sum depend on
+its place in the bucket, so the first step after a fault would have other bits. Here it adds up
+each gradient on its own, in collectives that are counted. A communication hook of the user stays.
+"""
+
+# Without `from __future__ import annotations`: torch checks the annotations of a hook as objects.
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def wrappers_in(module: nn.Module) -> list[DistributedDataParallel]:
+    """`module` itself, if it is wrapped, and the wrapped modules in it."""
+    return [part for part in module.modules() if isinstance(part, DistributedDataParallel)]
+
+
+def bare_names(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Each part of the names in `module` that is a wrapper's, innermost first, and the part that
+    stands for it without the wrapper."""
+    for path, part in reversed([*module.named_modules()]):
+        if isinstance(part, DistributedDataParallel):
+            prefix = f"{path}." if path else ""
+            yield f"{prefix}module.", prefix
+
+
+def bare_name(name: str, replaced: list[tuple[str, str]]) -> str:
+    """`name` without wrappers; `replaced` comes from :func:`bare_names`."""
+    for wrapped, bare in replaced:
+        if name.startswith(wrapped):
+            name = bare + name.removeprefix(wrapped)
+    return name
+
+
+def reduce_each_gradient(wrapper: DistributedDataParallel) -> None:
+    """Replace the sums of whole buckets, unless the wrapper has a communication hook."""
+    if getattr(wrapper, "_comm_hooks", None) == []:
+        wrapper.register_comm_hook(wrapper.process_group, _mean_of_each)
+
+
+def set_last_micro_batch(wrapper: DistributedDataParallel, last: bool) -> None:
+    """Call before each micro-batch. A static graph is reduced in each of them: torch records it in
+    the first one."""
+    if not wrapper.static_graph:
+        wrapper.require_backward_grad_sync = last
+
+
+def reduced_parameters(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
+    """The parameters whose gradients the wrapper has reduced in the last backward pass."""
+    if wrapper.require_backward_grad_sync:
+        yield from wrapper.module.parameters()
+
+
+def _mean_of_each(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> torch.futures.Future[Tensor]:
+    whole = bucket.buffer()
+    whole.div_(group.size())
+    sizes = [gradient.numel() for gradient in bucket.gradients()]
+    pieces = [whole] if whole.is_sparse else torch.split(whole, sizes)
+    works = [dist.all_reduce(piece, group=group, async_op=True) for piece in pieces]
+    futures = [work.get_future() for work in works if work is not None]
+    together = torch.futures.collect_all(futures)
+
+    def finished(done: torch.futures.Future[list[torch.futures.Future[object]]]) -> Tensor:
+        for future in done.value():
+            future.value()  # raises the error of a sum
+        return whole
+
+    return together.then(finished)
