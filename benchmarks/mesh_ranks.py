@@ -101,7 +101,7 @@ def _stock(cache_dir: Path, world: World, spec: TrainingSpec) -> Callable[[], No
         module = model
         _shard(module, sharded)
         passes = _accumulation(module, spec, batches)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=train.optimizer.lr, fused=True)
     chance = torch.Generator().manual_seed(world.coordinate("dp_shard"))
 
     def step() -> None:

@@ -35,6 +35,7 @@ MESHES: tuple[Mapping[str, int], ...] = (
 )
 MICRO_BATCHES = 4
 """Of each data-parallel rank."""
+LEARNING_RATE = 3e-4
 ENOUGH = 9
 """Rounds from which the least ratio but one is the bound; with fewer, it is the least."""
 
@@ -94,7 +95,10 @@ def training_on(mesh: Mapping[str, int], dim: int) -> TrainingSpec:
         dict(mesh), steps=1_000_000, dim=dim, layers=4, heads=8, kv_heads=4, sequence_length=256
     )
     shares = prod(mesh.get(axis, 1) for axis in ("dp_replicate", "dp_shard"))
-    train = spec.train.model_copy(update={"global_batch": 2 * MICRO_BATCHES * shares})
+    # Small, because numbers of a model that diverges may be so small that processors are slow.
+    optimizer = spec.train.optimizer.model_copy(update={"lr": LEARNING_RATE})
+    changes = {"global_batch": 2 * MICRO_BATCHES * shares, "optimizer": optimizer}
+    train = spec.train.model_copy(update=changes)
     checkpoint = CheckpointSpec(digest_every_steps=0)
     return spec.model_copy(update={"train": train, "checkpoint": checkpoint})
 
