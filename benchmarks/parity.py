@@ -100,6 +100,18 @@ OPTIONS = (
     Option("gpipe", {"schedule": "gpipe"}, needs="pp"),
     Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, needs="pp"),
     Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, needs="pp"),
+    Option(
+        "zero bubble, sequence, vocabulary",
+        {"schedule": "zero_bubble", "sequence_parallel": True, "vocabulary_parallel": True},
+        {"layers": 4},
+        needs="pp",
+    ),
+    Option(
+        "interleaved, ring, tied, uneven",
+        {"schedule": "interleaved", "context_method": "ring"},
+        {"layers": 5, "tied_embeddings": True},
+        needs="pp",
+    ),
     Option("vit", model={"family": "vit"}),
     Option(
         "vit, sequence, zero 3, selective",

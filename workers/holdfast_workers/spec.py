@@ -522,6 +522,8 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
 
     if spec.function is not None and parallel.cp > 1:
         add("parallel.cp", f"cp {parallel.cp} divides sequences of the built-in model only: use 1")
+    if spec.function is not None and parallel.pp > 1:
+        add("parallel.pp", f"pp {parallel.pp} divides layers of the built-in models only: use 1")
     if train.global_batch % train.micro_batch:
         add(
             "train.global_batch",
@@ -647,6 +649,9 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
     return [*faults, *(_llama_faults(model) if model.family == "llama" else _vit_faults(spec))]
 
 
+MOST_PIXELS = 4096
+"""Of an image's side."""
+MOST_CLASSES = 1 << 16
 _OF_VIT = ("image_size", "patch_size", "classes")
 _NOT_OF_VIT = (
     *("model.kv_heads", "model.sequence_length", "model.rope_theta", "model.rope_scaling"),
@@ -680,6 +685,13 @@ def _vit_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     if missing:
         return
     images = model.images
+    for name, size, most in (
+        ("image_size", images.image_size, MOST_PIXELS),
+        ("classes", images.classes, MOST_CLASSES),
+    ):
+        if size > most:
+            message = f"{name} {size} is too large: at most {most} can be stored"
+            yield SpecFault(path=f"model.{name}", message=message)
     if images.classes < 2:
         message = "classes is 1: there is nothing to learn, set at least 2"
         yield SpecFault(path="model.classes", message=message)

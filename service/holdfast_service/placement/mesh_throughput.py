@@ -2,8 +2,9 @@
 
 What was measured on this very job counts; only a mesh without a measurement is modelled. The model:
 a step takes as long as its passes, which are the micro-batches of the rank with most of them,
-divided by the ranks that split a layer or its positions. A measured mesh of nearly the same size
-gives the scale.
+divided by the ranks that share a layer, its positions or the layers. A pipeline has as many passes
+more as it has stages before the last, in which its ranks wait (as with the schedule 1f1b). A
+measured mesh of nearly the same size gives the scale.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast_service.placement.mesh_axes import layer_parts, passes, sequence_parts
+from holdfast_service.placement.mesh_axes import (
+    layer_parts,
+    passes,
+    pipeline_ranks,
+    sequence_parts,
+)
 from holdfast_service.placement.world_shape import WorldShape
 
 ALWAYS_GROW = -1.0
@@ -54,8 +60,9 @@ def modelled_speed(shape: WorldShape, micro_batches: int) -> float:
     """In proportion to the expected tokens per second. Without micro-batches (0), to the ranks."""
     if not micro_batches:
         return float(shape.world_size)
-    parts = layer_parts(shape.mesh) * sequence_parts(shape.mesh)
-    return parts / passes(shape.mesh, micro_batches)
+    stages = pipeline_ranks(shape.mesh)
+    parts = layer_parts(shape.mesh) * sequence_parts(shape.mesh) * stages
+    return parts / (passes(shape.mesh, micro_batches) + stages - 1)
 
 
 def expected_speeds(

@@ -68,6 +68,47 @@ def test_images_without_three_channels_become_colours(pictures: Path, tmp_path: 
     assert [image[0, 0].tolist() for image in pixels] == [[70] * 3, [1, 2, 3], [0] * 3]
 
 
+def test_an_image_is_turned_as_its_exif_data_says(pictures: Path, tmp_path: Path) -> None:
+    turned = Image.new("RGB", (8, 8))
+    turned.paste((250, 250, 250), (0, 0, 4, 8))  # the left half
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    turned.save(pictures / "dog" / "b.jpg", exif=exif, quality=95)
+    pixels, _ = opened(pictures, tmp_path / "cache").batch(np.array([2]))
+    assert pixels[0][0].min() > 200
+    assert pixels[0][-1].max() < 50
+
+
+def test_what_cannot_be_seen_is_black(pictures: Path, tmp_path: Path) -> None:
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(pictures / "dog" / "b.png")
+    pixels, _ = opened(pictures, tmp_path / "cache").batch(np.array([2]))
+    assert not pixels.any()
+
+
+def test_wide_pixels_and_huge_images_are_refused(pictures: Path, tmp_path: Path) -> None:
+    Image.new("I;16", (8, 8), 4096).save(pictures / "dog" / "b.png")
+    with pytest.raises(CorpusError, match=r"dog/b\.png .* more than 8 bits"):
+        opened(pictures, tmp_path / "cache")
+    Image.new("1", (9000, 9000)).save(pictures / "dog" / "b.png")
+    with pytest.raises(CorpusError, match=r"9000 × 9000 pixels, at most 64000000"):
+        opened(pictures, tmp_path / "cache")
+
+
+def test_hidden_names_are_ignored_linked_folders_are_read_and_dead_links_are_named(
+    pictures: Path, tmp_path: Path
+) -> None:
+    before = opened(pictures, tmp_path / "cache").samples
+    (pictures / ".hidden").mkdir()
+    (pictures / "dog" / "._b.png").write_bytes(b"no image")
+    picture(tmp_path / "more" / "c.png", (1, 2, 3))
+    (pictures / "dog" / "more").symlink_to(tmp_path / "more")
+    (tmp_path / "more" / "again").symlink_to(tmp_path / "more")
+    assert opened(pictures, tmp_path / "cache").samples == before + 1
+    (pictures / "dog" / "dead.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(CorpusError, match=r"dead\.png is no file, or a link that leads nowhere"):
+        opened(pictures, tmp_path / "cache")
+
+
 def test_a_second_opening_decodes_nothing(pictures: Path, tmp_path: Path) -> None:
     first = opened(pictures, tmp_path / "cache")
     with patch.object(images, "_pixels", side_effect=AssertionError):

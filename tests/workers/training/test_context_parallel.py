@@ -301,10 +301,12 @@ def test_a_sequence_that_cannot_be_divided_is_refused(
     assert (fault.path, fault.message) == ("parallel.cp", message)
 
 
-def test_a_training_function_divides_no_sequences() -> None:
-    spec = TrainingSpec.model_validate({"function": "a.b:train", "parallel": {"cp": 2}})
-    (fault,) = find_faults(spec)
-    assert fault.message == "cp 2 divides sequences of the built-in model only: use 1"
+def test_a_training_function_divides_no_sequences_and_no_layers() -> None:
+    spec = TrainingSpec.model_validate({"function": "a.b:train", "parallel": {"cp": 2, "pp": 2}})
+    assert [fault.message for fault in find_faults(spec)] == [
+        "cp 2 divides sequences of the built-in model only: use 1",
+        "pp 2 divides layers of the built-in models only: use 1",
+    ]
 
 
 def test_the_nearest_legal_size_of_a_huge_axis_is_found_at_once() -> None:

@@ -57,6 +57,8 @@ def _cached(index: Path, cache_dir: Path, name: str) -> CachedFile | None:
 def _built(parts: Iterable[bytes], cache_dir: Path, name: str, index: Path) -> CachedFile:
     digest = xxhash.xxh3_128()
     nbytes = 0
+    for left in cache_dir.glob("building-*.part"):  # of a process that was killed: it had the lock
+        left.unlink(missing_ok=True)
     unfinished = cache_dir / f"building-{os.getpid()}.part"
     try:
         with unfinished.open("wb") as out:

@@ -1,8 +1,9 @@
 """Decodes a folder of images into one file, once per node, and maps it into memory.
 
 The folder has a subfolder for each class, in the order of their names, with PNG and JPEG files at
-any depth; files of other types are ignored. Images are brought to one size when they are decoded:
-the middle square, scaled. So a sample is a slice of the file, and nothing is decoded in training.
+any depth; files of other types, and names that begin with a dot, are ignored. Images are turned as
+their EXIF data says, put on black where they are transparent, and brought to one size: the middle
+square, scaled. So a sample is a slice of the file, and nothing is decoded in training.
 As for a corpus, the fingerprint of the content says whether nodes have the same data.
 """
 
@@ -19,11 +20,14 @@ from PIL import Image, ImageOps
 
 from holdfast_workers.data.cached_file import cached_file, source_key
 from holdfast_workers.data.corpus import CorpusError
-from holdfast_workers.spec import DataSpec, ImageSizes
+from holdfast_workers.spec import MOST_CLASSES, DataSpec, ImageSizes
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-MOST_CLASSES = 1 << 16
-_FORMAT = "images 1"
+MOST_DECODED = 64_000_000
+"""Pixels of an image: it is decoded as a whole before it is scaled."""
+_FORMAT = "images 2"
+_WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+"""Modes with more than eight bits of a pixel; a conversion would cut them off."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ def open_images(data: DataSpec, cache_dir: Path, sizes: ImageSizes) -> ImageSet:
         )
     files = [(index, path) for index, name in enumerate(classes) for path in classes[name]]
     names = [(path.relative_to(root).as_posix(), path) for _, path in files]
+    for _, path in names:
+        if not path.is_file():
+            raise CorpusError(f"{path} is no file, or a link that leads nowhere: remove it")
     key = source_key(f"{_FORMAT}/{sizes.image_size}", names)
     records = _decoded(files, sizes.image_size)
     file = cached_file(cache_dir, "images", key, records)
@@ -72,7 +79,7 @@ def _classes(root: Path) -> dict[str, list[Path]]:
     """The images of each class, by its name, in the order in which they are read."""
     if not root.is_dir():
         raise CorpusError(f"data.source {str(root)!r} is not a folder on this node")
-    folders = sorted(path for path in root.iterdir() if path.is_dir())
+    folders = sorted(path for path in root.iterdir() if _is_seen(path.name) and path.is_dir())
     found = {folder.name: _images_below(folder) for folder in folders}
     if not any(found.values()):
         kinds = ", ".join(SUFFIXES)
@@ -99,10 +106,23 @@ def _classes(root: Path) -> dict[str, list[Path]]:
 def _images_below(folder: Path) -> list[Path]:
     return sorted(
         Path(inner, name)
-        for inner, _, names in os.walk(folder)
-        for name in names
-        if name.lower().endswith(SUFFIXES)
+        for inner, folders, names in os.walk(folder, followlinks=True)
+        for name in _without_circles(inner, folders, names)
+        if _is_seen(name) and name.lower().endswith(SUFFIXES)
     )
+
+
+def _without_circles(inner: str, folders: list[str], names: list[str]) -> list[str]:
+    """`names`; removes from `folders` what is not walked: hidden ones, and links that lead back."""
+    above = {path.resolve() for path in (Path(inner), *Path(inner).parents)}
+    folders[:] = [
+        each for each in folders if _is_seen(each) and Path(inner, each).resolve() not in above
+    ]
+    return names
+
+
+def _is_seen(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def _record_type(size: int) -> np.dtype[np.void]:
@@ -118,7 +138,20 @@ def _decoded(files: Sequence[tuple[int, Path]], size: int) -> Iterator[bytes]:
 def _pixels(path: Path, size: int) -> bytes:
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
-            square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+            if image.mode in _WIDE_MODES:
+                raise ValueError(f"its mode {image.mode} has more than 8 bits: convert it first")
+            if image.width * image.height > MOST_DECODED:
+                raise ValueError(f"{image.width} × {image.height} pixels, at most {MOST_DECODED}")
+            image.draft("RGB", (size, size))  # a JPEG is decoded at a smaller scale
+            upright = ImageOps.exif_transpose(image)
+            square = ImageOps.fit(_on_black(upright), (size, size), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise CorpusError(f"{path} cannot be decoded as an image: {error}") from error
     return square.tobytes()
+
+
+def _on_black(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    seen = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen).convert("RGB")

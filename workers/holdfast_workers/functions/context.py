@@ -106,7 +106,8 @@ class Context:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """Axes `dp_replicate` (if there are replicas), `dp_shard`, `tp`. The first access creates
+        """Axes `dp_replicate` (if there are replicas), `dp_shard`, `tp`; a function has no `pp` and
+        no `cp`. The first access creates
         the mesh, so all ranks must access it; `mesh.get_group(axis)` is a process group."""
         with self._unwinding():
             return self._recipe.mesh

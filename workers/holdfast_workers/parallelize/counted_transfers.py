@@ -3,7 +3,8 @@
 A transfer from one rank to a neighbour on an axis counts like a collective of the two. It is
 *entered* by a rank while the rank waits for it, and *left* otherwise: so a rank that computes while
 a transfer is under way waits for nobody, and one that waits names the rank that has not begun the
-transfer. Outside of a worker nothing is counted.
+transfer. Outside of a worker nothing is counted. On an accelerator torch batches transfers and
+gives one work for all, so there they count as begun, and waits for them are not seen.
 """
 
 from __future__ import annotations

@@ -411,7 +411,8 @@ class PretrainRecipe(Recipe):
             tracer.start_micro_batch(micro_batch, passed * CHECKS_OF_A_STAGE)
 
         batches = [self._read(step, index)[:2] for index in range(self._micro_batches())]
-        for loss in self._run_pipeline(batches, report):
+        for index, loss in enumerate(self._run_pipeline(batches, report)):
+            tracer.start_micro_batch(index, stages * CHECKS_OF_A_STAGE)
             tracer.check([loss], "the loss", "output")
 
     def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
