@@ -35,7 +35,7 @@ lint: setup
 test: lint
 	$(BIN)/python api/dashboard/build.py test
 	$(BIN)/pytest -m "not cluster and not chaos and not web and not soak" -n 2
-	$(BIN)/pytest -m "(cluster or chaos or web) and not soak" --durations 15
+	$(BIN)/pytest -m "(cluster or chaos or web) and not soak" --durations 40
 
 demo: setup
 	$(BIN)/holdfast demo

@@ -144,6 +144,8 @@ def rows(meshes: Sequence[Mapping[str, int]] = MESHES) -> Iterator[Row]:
                 continue
             if mesh.get("pp", 1) > 1 and option.parallel.get("zero", 1) > 1:
                 continue  # a pipeline keeps its stages whole
+            if mesh.get("cp", 1) > 1 and option.model.get("family") == "vit":
+                continue  # images are not divided
             yield Row(mesh, option)
 
 
