@@ -19,7 +19,7 @@ DEFAULT_NAMES = ("loss", "grad_norm", "tokens_per_second")
 BUILT_IN_NAMES = frozenset(
     {
         *("loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_time_s", "samples"),
-        *("loader_wait_s", "checkpoint_wait_s", "protected_step"),
+        *("loader_wait_s", "checkpoint_wait_s", "protected_step", "waiting_share"),
     }
 )
 """The metrics of every job; all others are recorded by the job's own function."""

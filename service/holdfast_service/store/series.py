@@ -44,6 +44,7 @@ COLUMNS = (
     "protected_step",
     "checkpoint_wait_s",
     OWN,
+    "waiting_share",
 )
 """The stored fields of a StepRow besides step and attempt, in this order. Append only."""
 

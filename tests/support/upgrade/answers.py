@@ -93,6 +93,8 @@ def losses(before: Any, now: Any, place: str = "") -> Iterator[str]:
                     yield from losses(value, now[name], f"{place}.{name}")
                 else:
                     yield f"{place}.{name} is missing"
+        case list(), list() if place.endswith(".names"):  # of series: a further one is no loss
+            yield from (f"{place} lacks {name}" for name in before if name not in now)
         case list(), list() if len(before) == len(now):
             for index, (value, other) in enumerate(zip(before, now, strict=True)):
                 yield from losses(value, other, f"{place}[{index}]")

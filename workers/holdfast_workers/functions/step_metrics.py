@@ -18,7 +18,7 @@ RESERVED_NAMES = frozenset(
     {
         *("at", "attempt", "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second"),
         *("step_time_s", "loader_wait_s", "checkpoint_wait_s", "compute_s", "samples"),
-        *("digest", "protected_step", "mfu", "own"),
+        *("digest", "protected_step", "mfu", "own", "waiting_share"),
     }
 )
 """Names of the values that Holdfast measures itself."""

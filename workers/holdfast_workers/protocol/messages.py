@@ -347,6 +347,15 @@ class StepRow:
     own: dict[str, float] = field(default_factory=dict)
     """Metrics that the user's function reports, by name."""
 
+    @property
+    def waiting_share(self) -> float | None:
+        """The part of the step in which a rank waited, on average: in collectives, in the bubble of
+        a pipeline, for data. None in a world of one rank."""
+        if len(self.compute_s) < 2 or self.step_time_s <= 0.0:
+            return None
+        computed = sum(self.compute_s) / len(self.compute_s)
+        return min(1.0, max(0.0, 1.0 - computed / self.step_time_s))
+
 
 @dataclass(frozen=True)
 class LogLine:

@@ -19,6 +19,7 @@ const LOOKS: Record<string, MetricLook> = {
   step_time_s: { label: "Step time", unit: "s", fromZero: true },
   lr: { label: "Learning rate", unit: "", fromZero: true },
   loader_wait_s: { label: "Waiting for data", unit: "s", fromZero: true },
+  waiting_share: { label: "Share of waiting ranks", unit: "", fromZero: true },
   checkpoint_wait_s: { label: "Waiting for checkpoints", unit: "s", fromZero: true },
   device_utilization: { label: "Device utilization", unit: "%", fromZero: true },
   device_memory_bytes: { label: "Device memory", unit: "B", fromZero: true },
