@@ -77,7 +77,6 @@ PARTS = {
     "api_server": "api",
     "api_watchers": "api",
     "ray_train_program": "recovery",
-    "mesh_ranks": "meshes",
     "reshard_stock": "reshard",
     "stock_savers": "checkpoint",
     "torchft_program": "storm",

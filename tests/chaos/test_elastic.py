@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as stock
+from safetensors.numpy import load_file
 from tests.support.nodes.history_proof import incidents, meshes, scheduled
 from tests.support.nodes.supervised import small_training, supervised
+from torch.distributed.checkpoint import FileSystemReader
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.placement.world_shape import WorldShape
-from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
+from holdfast_workers.checkpoint.export import plan_export, write_export
+from holdfast_workers.checkpoint.manifest import Manifest, list_checkpoints, verify
+from holdfast_workers.data.corpus import BYTE_VOCABULARY
+from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
@@ -87,6 +95,23 @@ def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(
         assert saved == {shape.mesh["dp_shard"] for shape in shapes}, run.story()
         for manifest in list_checkpoints(run.remote):
             verify(run.remote.below(manifest.folder))
+            assert_exported_and_readable(run, manifest)
+
+
+def assert_exported_and_readable(run: Any, manifest: Manifest) -> None:
+    """The export and torch's own reader have every parameter of the whole model, and the same."""
+    target = run.folder / f"{manifest.folder}.safetensors"
+    with target.open("w+b") as file:
+        write_export(run.remote.below(manifest.folder), plan_export(manifest), file)
+    exported = load_file(target)
+    shapes = parameter_shapes(run.training.model, BYTE_VOCABULARY)
+    assert {name: values.shape for name, values in exported.items()} == shapes
+    state = {f"model.{name}": torch.zeros(shape) for name, shape in shapes.items()}
+    stock.load(
+        state, storage_reader=FileSystemReader(run.remote_root / manifest.folder), no_dist=True
+    )
+    for name, values in exported.items():
+        assert np.array_equal(state[f"model.{name}"].numpy(), values), name
 
 
 def test_a_replay_of_the_same_meshes_without_faults_has_the_same_bits(tmp_path: Path) -> None:
