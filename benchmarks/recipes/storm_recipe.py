@@ -26,7 +26,7 @@ class OneSecondSteps(PretrainRecipe):
 
     def build(self, world: World) -> None:
         super().build(world)
-        blocks = next(child for child in self.model.children() if isinstance(child, nn.ModuleList))
+        blocks = list(self.model.blocks.values())
         train = self.spec.train
         passes = train.global_batch // (train.micro_batch * world.size("dp_shard")) * len(blocks)
         step_s = float(self.spec.config.get("step_s", STEP_S))
