@@ -70,14 +70,15 @@ def measure_change(
     *,
     reached: int = 0,
 ) -> MeasuredChange | None:
-    """The change that ended with `world`; None: that world has made no new step yet.
+    """The change that ended with `world`; None: that world has made no new step yet, or the steps
+    of the older ones have not arrived.
 
     `reached`: the last step of the older worlds, if `commits` may lack it because it was computed
     again.
     """
     before = [commit for commit in commits if commit.world < world]
     if not before:
-        raise ValueError(f"no step before world {world}")
+        return None
     last = max(reached, *(commit.step for commit in before))
     new = [commit.at for commit in commits if commit.world >= world and commit.step > last]
     if not new:

@@ -24,6 +24,16 @@ from holdfast_workers.training.recipe import (
 )
 
 
+class PacedSteps(PretrainRecipe):
+    """Its steps take a tenth of a second more, so that a test can act between them."""
+
+    takes_s = 0.1
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
+        time.sleep(self.takes_s)
+        return super().train_step(step, agree, gate, phase)
+
+
 class RaisesAtStepTen(PretrainRecipe):
     """A mistake of the user at step 10, on every rank."""
 
