@@ -83,7 +83,7 @@ def test_a_pipeline_waits_as_long_as_its_schedule_says(
 ) -> None:
     """The share of time in which a rank waits, (P - 1) / (stages per rank · M + P - 1) for P ranks
     and M micro-batches; of ZBV, the time of P - 1 forward passes. Within 10% of the whole."""
-    sleep_s, ranks, micro_batches = 0.02, 4, 8
+    sleep_s, ranks, micro_batches = 0.04, 4, 8
     spec = tiny_spec({"pp": ranks, "schedule": schedule}, layers=ranks * stages)
     train = spec.train.model_copy(update={"global_batch": 2 * micro_batches})
     spec = spec.model_copy(update={"train": train})
