@@ -192,11 +192,11 @@ def _pipeline(
     )
 
     def passes(inputs: list[Tensor], targets: list[Tensor]) -> None:
-        fed = (torch.cat(inputs),) if at == 0 else ()
-        told: dict[str, Any] = {}
+        arguments = (torch.cat(inputs),) if at == 0 else ()
+        options: dict[str, Any] = {}
         if at == parts - 1:
-            told = {"target": torch.cat(targets), "losses": []}
-        schedule.step(*fed, return_outputs=False, **told)
+            options = {"target": torch.cat(targets), "losses": []}
+        schedule.step(*arguments, return_outputs=False, **options)
 
     return passes
 

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 from tests.chaos.conftest import Undisturbed
-from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
-from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.history_proof import (
+    assert_same_history,
+    incidents,
+    not_fired,
+    processes,
+    slept_on,
+)
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import DetectionSpec, ParallelSpec, TrainingSpec
 
 pytestmark = pytest.mark.chaos
@@ -81,20 +86,6 @@ def test_ranks_of_every_mesh_may_die_and_hang(tmp_path: Path, name: str) -> None
         assert {(loss["cause"], loss["rank"]) for loss in lost if loss["cause"] == "hang"} == {
             ("hang", hang["rank"]) for hang in HANGS
         }, run.story()
-        assert _replaced(run) <= len(plan) + _stuck(run), run.story()
-
-
-def _replaced(run: SupervisedRun) -> int:
-    """How many processes were replaced, over all attempts."""
-    worlds = [
-        {member["rank"]: member["pid"] for member in attempt["members"]}
-        for attempt in run.of(EventKind.ATTEMPT_RUNNING)
-    ]
-    pairs = pairwise(worlds)
-    return sum(before[rank] != after[rank] for before, after in pairs for rank in before)
-
-
-def _stuck(run: SupervisedRun) -> int:
-    """How many survivors had to be killed because gloo lost their wake-up; incidents tell."""
-    told = str([incident["evidence"] for incident in incidents(run)])
-    return told.count("slept on after its connections were cut")
+        pairs = pairwise(processes(run))
+        replaced = sum(before[rank] != after[rank] for before, after in pairs for rank in before)
+        assert replaced <= len(plan) + sum(map(slept_on, closed)), run.story()

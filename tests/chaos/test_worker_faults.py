@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.history_proof import (
+    assert_same_history,
+    incidents,
+    not_fired,
+    processes,
+    slept_on,
+)
 from tests.support.nodes.supervised import small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
@@ -89,15 +95,12 @@ def test_survivors_keep_their_processes(tmp_path: Path, undisturbed: Undisturbed
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, plan)
         assert_same_history(run, undisturbed)
-        worlds = [
-            {member["rank"]: member["pid"] for member in attempt["members"]}
-            for attempt in run.of(EventKind.ATTEMPT_RUNNING)
-        ]
+        worlds = processes(run)
         assert len(worlds) == len(incidents(run)) + 1 == len(plan) + 1
         undivided = 0
         for before, after, incident in zip(worlds, worlds[1:], incidents(run), strict=False):
             replaced = {rank for rank in before if before[rank] != after[rank]}
-            stuck = str(incident["evidence"]).count("slept on after its connections were cut")
+            stuck = slept_on(incident)
             assert 1 in replaced
             assert len(replaced) <= 1 + stuck, run.story()
             undivided += replaced == {1}

@@ -29,6 +29,19 @@ def incidents(run: SupervisedRun) -> list[dict[str, Any]]:
     return run.of(EventKind.INCIDENT_CLOSED)
 
 
+def processes(run: SupervisedRun) -> list[dict[int, int]]:
+    """The process id of each rank, for each attempt that ran."""
+    return [
+        {member["rank"]: member["pid"] for member in attempt["members"]}
+        for attempt in run.of(EventKind.ATTEMPT_RUNNING)
+    ]
+
+
+def slept_on(incident: dict[str, Any]) -> int:
+    """How many survivors had to be killed because gloo lost their wake-up (see `WorkerPool`)."""
+    return str(incident["evidence"]).count("slept on after its connections were cut")
+
+
 def not_fired(run: SupervisedRun, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Planned faults that never fired: a test without its faults proves nothing."""
     fired = {int(path.name.split(".")[2]) for path in run.folder.glob("chaos.json.*.*")}

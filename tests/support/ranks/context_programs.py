@@ -30,9 +30,9 @@ EXCHANGES = {
 
 
 def in_contiguous_order(
-    port: int, cache_dir: Path, world: World, spec: TrainingSpec, told: bool
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, knows_order: bool
 ) -> list[StepRow]:
-    """Train with contiguous parts of the sequences; if `told` is False, the attention assumes the
+    """Train with contiguous parts of the sequences; if `knows_order` is False, attention assumes the
     balanced ones."""
     balanced = context.balanced_positions
     context.balanced_positions = context.contiguous_positions
@@ -41,7 +41,7 @@ def in_contiguous_order(
     recipe.build(world)
     size, length = world.size("cp"), spec.model.sequence_length
     assumed = DividedPositions.of([balanced(length, rank, size) for rank in range(size)])
-    blocks: list[Any] = [] if told else list(recipe.model.blocks.values())
+    blocks: list[Any] = [] if knows_order else list(recipe.model.blocks.values())
     for block in blocks:
         attend = block.attention.attend
         block.attention.attend = partial(attend.func, attend.args[0], assumed)

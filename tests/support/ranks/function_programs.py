@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from tests.support.ranks.rank_programs import join, load, save
+from tests.support.ranks.rank_programs import join, load, rejoined, save
 from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.parallelize import process_groups
@@ -54,18 +54,9 @@ def survivor(
     hooks = RecordingHooks()
     if world.rank == world.world_size - 1:
         _die_in_a_sum(hooks, kill_at)
-    failure = None
-    try:
-        _run(recipe, world, spec, hooks, folder, 0)
-    except Exception as error:
-        failure = error
-    assert failure is not None and process_groups.is_communication_error(failure), repr(failure)
-    process_groups.disconnect(sockets)
-    recipe.abandon_step()
-    process_groups.leave()
-    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
-    join(port, again)
-    recipe.rebind(again)
+    again = rejoined(
+        port, recipe, world, sockets, lambda: _run(recipe, world, spec, hooks, folder, 0)
+    )
     _run(recipe, again, spec, hooks, folder, kill_at - 1)
     process_groups.leave()
     return {"digests": hooks.digests, "pid": os.getpid()}

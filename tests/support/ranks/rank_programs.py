@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,35 +211,43 @@ def _communicate_per_block() -> None:
 def poisoned(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int
 ) -> tuple[str, bool, int]:
-    """One rank's gradient is not finite in step `stop`: the error, and whether the state is
-    unchanged."""
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
-    before = [recipe.state_digest(0)]
-    hooks = RecordingHooks()
-    hooks.on_checkpoint = lambda step, r: before.append(r.state_digest(step))
+    """One rank's gradient is not finite in step `stop`: the error, whether the state is unchanged,
+    and the newest applied step."""
 
-    def poison(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        return output * float("nan") if len(before) == stop and world.rank == 1 else None
+    def install(recipe: PretrainRecipe, is_due: Callable[[], bool]) -> None:
+        def poison(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            return output * float("nan") if is_due() and world.rank == 1 else None
 
-    recipe.model.norm.register_forward_hook(poison)
-    try:
-        train(recipe, world, spec, hooks, 0)
-    except GuardTripped as error:
-        recipe.abandon_step()
-        process_groups.leave()
-        unchanged = recipe.state_digest(stop - 1) == before[stop - 1]
-        return str(error), unchanged, recipe.applied_step
-    raise AssertionError("the step was applied")
+        recipe.model.norm.register_forward_hook(poison)
+
+    return _refused_step(port, cache_dir, world, spec, stop, install)
 
 
 def poisoned_in_backward(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int
 ) -> tuple[str, bool, int]:
-    """The gradient of the embedding, which only the first stage has, is not finite in step
-    `stop`: the error, whether the state is unchanged, and the newest applied step."""
+    """Like `poisoned`: the gradient of the embedding, which only the first stage has."""
+
+    def install(recipe: PretrainRecipe, is_due: Callable[[], bool]) -> None:
+        def poison(gradient: Tensor) -> Tensor | None:
+            return gradient * float("nan") if is_due() else None
+
+        if world.coordinate("pp") == 0:
+            embedding = recipe.model.get_parameter("embedding.weight")
+            embedding.register_hook(poison)  # type: ignore[no-untyped-call]
+
+    return _refused_step(port, cache_dir, world, spec, stop, install)
+
+
+def _refused_step(
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    stop: int,
+    install: Callable[[PretrainRecipe, Callable[[], bool]], None],
+) -> tuple[str, bool, int]:
+    """Train until a guard refuses step `stop`. `install` gets whether that step is computed."""
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
@@ -246,12 +255,7 @@ def poisoned_in_backward(
     before = [recipe.state_digest(0)]
     hooks = RecordingHooks()
     hooks.on_checkpoint = lambda step, r: before.append(r.state_digest(step))
-
-    def poison(gradient: Tensor) -> Tensor | None:
-        return gradient * float("nan") if len(before) == stop else None
-
-    if world.coordinate("pp") == 0:
-        recipe.model.get_parameter("embedding.weight").register_hook(poison)  # type: ignore[no-untyped-call]
+    install(recipe, lambda: len(before) == stop)
     try:
         train(recipe, world, spec, hooks, 0)
     except GuardTripped as error:
@@ -430,8 +434,10 @@ def survivor(
     recipe.build(world)
     recipe.initialize()
     sockets = process_groups.open_sockets() - before
-    cutter = threading.Thread(target=_cut_once_told, args=(folder / LOST, sockets), daemon=True)
-    cutter.start()
+    watcher = threading.Thread(
+        target=_disconnect_after_loss, args=(folder / LOST, sockets), daemon=True
+    )
+    watcher.start()
     victim = world.rank == world.world_size - 1
 
     def die(name: str, step: int) -> None:
@@ -447,18 +453,7 @@ def survivor(
     if victim and kill_at[0] == "sum":
         _die_in_a_sum(hooks, kill_at[1])
     identities = _identities(recipe)
-    failure = None
-    try:
-        train(recipe, world, spec, hooks, 0)
-    except Exception as error:
-        failure = error
-    assert failure is not None and process_groups.is_communication_error(failure), repr(failure)
-    process_groups.disconnect(sockets)
-    recipe.abandon_step()
-    process_groups.leave()
-    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
-    join(port, again)
-    recipe.rebind(again)
+    again = rejoined(port, recipe, world, sockets, lambda: train(recipe, world, spec, hooks, 0))
     start = load(recipe, folder, world, kill_at[1] - 1)
     train(recipe, again, spec, hooks, start)
     process_groups.leave()
@@ -469,8 +464,32 @@ def survivor(
     }
 
 
-def _cut_once_told(told: Path, sockets: frozenset[process_groups.OpenSocket]) -> None:
-    while not told.exists():
+def rejoined(
+    port: int,
+    recipe: Recipe,
+    world: World,
+    sockets: frozenset[process_groups.OpenSocket],
+    run: Callable[[], object],
+) -> World:
+    """`run` until a peer is lost, and bind the living recipe to the next attempt, which is
+    returned. `sockets`: of this attempt."""
+    failure = None
+    try:
+        run()
+    except Exception as error:
+        failure = error
+    assert failure is not None and process_groups.is_communication_error(failure), repr(failure)
+    process_groups.disconnect(sockets)
+    recipe.abandon_step()
+    process_groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    recipe.rebind(again)
+    return again
+
+
+def _disconnect_after_loss(notice: Path, sockets: frozenset[process_groups.OpenSocket]) -> None:
+    while not notice.exists():
         time.sleep(0.02)
     process_groups.disconnect(sockets & process_groups.open_sockets())
 

@@ -53,11 +53,11 @@ class StageModule(nn.Module):
         super().__init__()
         self.part = part
         self.blocks = nn.ModuleDict({name: model.blocks[name] for name in part.block_names})
-        first = model.FIRST if part.is_first or (part.is_last and tied) else ()
-        ends = (*first, *(model.LAST if part.is_last else ()))
         # Registered, so that FSDP manages their parameters with the stage's.
         self.ends = nn.ModuleList(
-            module for end in ends if (module := getattr(model, end)) is not None
+            module
+            for name in _ends(model, part, tied)
+            if (module := getattr(model, name)) is not None
         )
         self._model = (model,)  # in a tuple, because a module's attribute would be registered
 
@@ -67,9 +67,16 @@ class StageModule(nn.Module):
         (model,) = self._model
         if self.part.is_first:
             x = model.enter(x)
+        tables = model.tables()
         for block in self.blocks.values():
-            x = block(x, *model.tables())
+            x = block(x, *tables)
         return model.leave(x) if self.part.is_last else x
+
+
+def _ends(model: Transformer, part: StagePart, tied: bool) -> tuple[str, ...]:
+    """The names of the modules outside of the blocks that a stage has."""
+    first = model.FIRST if part.is_first or (part.is_last and tied) else ()
+    return (*first, *(model.LAST if part.is_last else ()))
 
 
 def keep_stages(model: Transformer, parts: Sequence[StagePart], tied: bool) -> None:
@@ -77,10 +84,8 @@ def keep_stages(model: Transformer, parts: Sequence[StagePart], tied: bool) -> N
     as `model.stages`. `tied`: the last stage keeps a copy of what it shares with the first."""
     kept = [name for part in parts for name in part.block_names]
     model.blocks = nn.ModuleDict({name: model.blocks[name] for name in sorted(kept, key=int)})
-    is_first, is_last = any(p.is_first for p in parts), any(p.is_last for p in parts)
-    for name in () if is_first or (is_last and tied) else model.FIRST:
-        delattr(model, name)
-    for name in () if is_last else model.LAST:
+    ends = {name for part in parts for name in _ends(model, part, tied)}
+    for name in {*model.FIRST, *model.LAST} - ends:
         delattr(model, name)
     model.stages = nn.ModuleList(StageModule(model, part, tied) for part in parts)
 
@@ -146,7 +151,7 @@ class Pipeline:
         self._losses: list[Tensor] = []
         self._report: ChunkReporter = _report_nothing
         self._is_first = any(stage.part.is_first for stage in stages)
-        self._is_last = any(stage.part.is_last for stage in stages)
+        self._is_last = has_last_stage(model)
         self._is_tied = spec.model.tied_embeddings and (self._is_first or self._is_last)
         count = self._axis.size() * len(stages)
         inputs, hidden, outputs = _metas(spec, shapes, input_dtype)
@@ -178,10 +183,10 @@ class Pipeline:
         """Both passes of all micro-batches; gradients are summed and, with FSDP, reduced once.
         Returns the losses, each summed over its micro-batch, on the rank of the last stage."""
         self._losses, self._report = [], report
-        fed = (torch.cat(tuple(inputs)),) if self._is_first else ()
-        told = {"target": torch.cat(tuple(targets)), "losses": []} if self._is_last else {}
+        arguments = (torch.cat(tuple(inputs)),) if self._is_first else ()
+        options = {"target": torch.cat(tuple(targets)), "losses": []} if self._is_last else {}
         try:
-            self._schedule.step(*fed, return_outputs=False, **told)
+            self._schedule.step(*arguments, return_outputs=False, **options)
         except RuntimeError as error:
             # torch hides an error of a pass behind one of its own that prints all arguments.
             raise (error.__cause__ or error) from None

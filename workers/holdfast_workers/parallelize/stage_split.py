@@ -50,9 +50,9 @@ def split_stages(count: int, blocks: int, head: float) -> list[StagePart]:
 def balanced_ends(blocks: int, stages: int, head: float) -> list[int]:
     """The end of each stage's run of blocks, so that the greatest work of a stage is least.
 
-    `head`: the work of the head, which the last stage has too, in blocks. Every stage gets a block;
-    among equally good divisions, the earlier stages get more. Raises ValueError if there are fewer
-    blocks than stages.
+    There are two stages or more. `head`: the work of the head, which the last stage has too, in
+    blocks. Every stage gets a block; among equally good divisions, the earlier stages get more.
+    Raises ValueError if there are fewer blocks than stages.
     """
     if blocks < stages:
         raise ValueError(f"{blocks} blocks cannot be divided among {stages} stages")
@@ -68,7 +68,5 @@ def balanced_ends(blocks: int, stages: int, head: float) -> list[int]:
 def _greatest(blocks: int, stages: int, head: float, last: int) -> float:
     """The greatest work of a stage if the last one has `last` blocks and the others share the
     rest."""
-    others = -(-(blocks - last) // (stages - 1)) if stages > 1 else 0
-    if stages == 1 and last < blocks:
-        return float("inf")
+    others = -(-(blocks - last) // (stages - 1))
     return max(float(others), last + head)
