@@ -32,8 +32,8 @@ EXCHANGES = {
 def in_contiguous_order(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, knows_order: bool
 ) -> list[StepRow]:
-    """Train with contiguous parts of the sequences; if `knows_order` is False, attention assumes the
-    balanced ones."""
+    """Train with contiguous parts of the sequences. If `knows_order` is False, attention assumes
+    the balanced ones."""
     balanced = context.balanced_positions
     context.balanced_positions = context.contiguous_positions
     programs.join(port, world)
