@@ -106,11 +106,11 @@ def test_a_reachable_node_is_cleared_and_a_single_failure_accuses_no_node(
     exchanges = LinkChecker(nodes, received.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
     nodes.cut = {"n1"}
     exchanges.refresh(nodes.reports(), 1)
-    assert exchanges.wait(10) and received.get(timeout=1).why
+    assert exchanges.wait(10) and received.get(timeout=10).why
     nodes.cut = set()
     exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
-    assert received.get(timeout=1) == LinkChecked("n1", "i", "")
+    assert received.get(timeout=10) == LinkChecked("n1", "i", "")
     assert received.empty()
 
 
@@ -146,16 +146,16 @@ def test_an_exchange_meets_its_deadline_with_a_slow_and_then_silent_peer() -> No
         def serve() -> None:
             peer, _ = listening.accept()
             with peer:
-                done.wait(0.7)
+                done.wait(1.4)
                 wire.admit(peer, SECRET, DEFAULT_TIMEOUTS)
                 done.wait(10.0)
 
         server = threading.Thread(target=serve)
         server.start()
         began = time.monotonic()
-        problem = exchange(SECRET, "127.0.0.1", listening.getsockname()[1], 1.0)
+        problem = exchange(SECRET, "127.0.0.1", listening.getsockname()[1], 2.0)
         took_s = time.monotonic() - began
         done.set()
         server.join()
     assert "TimeoutError" in problem
-    assert took_s < 1.5
+    assert took_s < 3.0

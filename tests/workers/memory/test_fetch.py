@@ -94,4 +94,4 @@ def test_a_fetch_from_a_stopped_source_ends_within_its_timeout(
     began = time.monotonic()
     with pytest.raises(SourceLost):
         fetch(SECRET, source_at(stopped.port, 9), 0, here.store, 0.2)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 3.0
