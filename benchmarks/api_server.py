@@ -35,6 +35,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     JobLaunch,
     NodeCapacity,
+    PathAnswer,
     Phase,
     SizeOrder,
     StopKind,
@@ -177,6 +178,9 @@ class SimulatedCluster:
     async def capacity(self) -> Capacity:
         nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
         return Capacity(nodes=nodes, can_grow=True)
+
+    async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
+        return PathAnswer("10.0.0.1", True)
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         if launch.job_id in self._supervisors:

@@ -39,7 +39,8 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".holdfast",
-        description="Database, job folders and secrets of an embedded control plane.",
+        description="Private to this server: database, keys, exports. Of the embedded cluster, "
+        "also the folders of jobs, with their remote checkpoints by default.",
     )
     keys_dir: Path | None = Field(
         default=None,
@@ -55,6 +56,23 @@ class Settings(BaseSettings):
         description="Address of a running Ray cluster; null: start an embedded cluster of "
         "`local_nodes` nodes.",
     )
+    store_uri: str | None = Field(
+        default=None,
+        description="Where checkpoints of jobs go that name no `checkpoint.remote.uri`: "
+        "s3://bucket/prefix, or an absolute path that this server and all nodes share; null: the "
+        "data directory, which suits the embedded cluster only.",
+    )
+    store_endpoint: str | None = Field(
+        default=None, description="URL of the S3 service of `store_uri`; null: AWS."
+    )
+    store_region: str | None = Field(
+        default=None, description="Region of the bucket of `store_uri`; null: AWS_DEFAULT_REGION."
+    )
+    store_secret: str | None = Field(
+        default=None,
+        description="Name of the secret for `store_uri`; null: the variables AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY, ... in the environment of the server and of all nodes.",
+    )
     local_nodes: Annotated[int, Field(ge=1)] = 3
     ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
         default=None,
@@ -69,8 +87,8 @@ class Settings(BaseSettings):
     )
     check_data_paths: bool = Field(
         default=True,
-        description="Refuse a spec whose data path does not exist on the server; turn this off "
-        "where the nodes have folders that the server does not have.",
+        description="Refuse a spec whose data path does not exist: on the server, or with "
+        "`ray_address` on a node; or whose remote storage the server cannot use.",
     )
     data_path_check_s: Seconds = Field(
         default=5.0, description="Deadline of the search for a job's data at submission."
@@ -278,5 +296,6 @@ class Settings(BaseSettings):
         return (self.keys_dir or self.data_dir).absolute()
 
     def job_dir(self, job_id: str) -> Path:
-        """The job's folder: its supervisor's journal, and its remote checkpoints by default."""
+        """The job's folder: its remote checkpoints, if neither spec nor `store_uri` names another
+        place."""
         return self.data_dir.absolute() / "jobs" / job_id

@@ -240,13 +240,11 @@ def _has_in_memory(pid: int, word: bytes) -> bool:
 
 @contextmanager
 def _fence_away(run: SupervisedRun) -> Iterator[None]:
-    """Every access to the fence is an I/O error, in its folder and in the file of version 0.1.0."""
-    fence, former = run.remote_root / "fence", run.folder / "job" / "fence.json"
+    """Every access to the fence is an I/O error."""
+    fence = run.remote_root / "fence"
     kept = fence.rename(fence.with_name("fence-kept"))
     fence.touch()
-    former.mkdir()
     yield
-    former.rmdir()
     fence.unlink()
     kept.rename(fence)
 

@@ -32,6 +32,10 @@ def serve(
     ray_address: Annotated[
         str | None, Parameter(help="A Ray cluster; default: an embedded one.")
     ] = None,
+    store_uri: Annotated[
+        str | None,
+        Parameter(help="Where checkpoints go by default: s3://bucket/prefix, or a shared path."),
+    ] = None,
     local_nodes: Annotated[
         int | None, Parameter(help="Nodes of the embedded cluster; default 3.")
     ] = None,
@@ -64,6 +68,7 @@ def serve(
         data_dir=data_dir,
         database_url=database_url,
         ray_address=ray_address,
+        store_uri=store_uri,
         local_nodes=local_nodes,
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,

@@ -28,10 +28,12 @@ from holdfast.rest.app import create_app
 from holdfast.rest.origins import Origin, proxy_origin
 from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile
+from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.embedded_cluster import local_cluster, process_priority
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.reconcile.webhook_sender import WebhookSender
+from holdfast_service.remote_tier import server_store
 from holdfast_service.settings import Settings
 from holdfast_service.store import installation
 from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
@@ -110,17 +112,35 @@ async def serve(
         raise ServeError(str(error)) from error
     stopping = asyncio.Event()
     _install_signal_handlers(stopping)
+    _refuse_wrong_store(settings)
     with _bind(settings) as listener:
         _make_private(settings.data_dir)
         try:
             # The store first: an unusable database is refused before a cluster is started.
             async with _store(settings) as store:
                 connect = await _connection(settings, store)
+                await _test_store(settings)
                 async with _cluster(settings, connect, stopping) as cluster:
                     _install_signal_handlers(stopping)  # Ray has replaced the handlers
                     await _run(settings, store, cluster, listener, stopping, exposed, on_ready)
         except _StoppedEarly:
             return
+
+
+def _refuse_wrong_store(settings: Settings) -> None:
+    """Raises ServeError."""
+    try:
+        server_store.refuse_wrong_settings(settings)
+    except server_store.StoreUnusable as error:
+        raise ServeError(str(error)) from error
+
+
+async def _test_store(settings: Settings) -> None:
+    """Raises ServeError."""
+    try:
+        await server_store.refuse_unusable(settings, DaemonThreads(1, "store-probe"))
+    except server_store.StoreUnusable as error:
+        raise ServeError(str(error)) from error
 
 
 class _StoppedEarly(Exception):

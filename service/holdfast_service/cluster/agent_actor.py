@@ -27,8 +27,10 @@ from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
 from holdfast_workers import log_setup
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.node_agent import NodeAgent
+from holdfast_workers.data.cached_file import NoCacheFolder, cache_folder
 from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.environment import CODE_FOLDER
+from holdfast_workers.ipc.listening import RANGE_VARIABLE, InvalidPortRange, PortRange
 from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.commands import Hello, Request
@@ -64,11 +66,12 @@ class AgentSeat:
     secret: bytes = field(repr=False)
     remote_root: str
     storage: StorageOptions
-    cache_dir: str
     heartbeat_s: float
     env: dict[str, str] = field(default_factory=dict)
     """The job's own environment variables."""
     installation: str = ""
+    cache_dir: str = ""
+    """Of supervisors before 0.2; "": the node's own."""
 
 
 class AgentActor:
@@ -154,6 +157,8 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
     memory = base / actor_names.memory_folder(seat.installation, seat.job_id)
     interface = _interface_of(host)
     floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
+    ports, ports_problem = _port_range(os.environ.get(RANGE_VARIABLE, ""))
+    cache, cache_problem = _cache_folder(os.environ)
     return AgentConfig(
         job_id=seat.job_id,
         agent=seat.seat,
@@ -165,8 +170,9 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         secret=seat.secret,
         memory_root=str(memory / f"{seat.seat}-{node}"),
         memory_base=str(base),
-        problem=problem,
-        cache_dir=seat.cache_dir,
+        ports=ports,
+        problem="; ".join(filter(None, (problem, ports_problem, cache_problem))),
+        cache_dir=seat.cache_dir or cache,
         code=code_folder(),
         heartbeat_s=seat.heartbeat_s,
         remote_root=seat.remote_root,
@@ -196,6 +202,23 @@ def _memory_floor(setting: str) -> tuple[float, str]:
         return float(setting), ""
     except ValueError:
         return 0.0, f"{MEMORY_FLOOR_VARIABLE}={setting!r} is not a number"
+
+
+def _port_range(setting: str) -> tuple[str, str]:
+    """The setting if it is a range of ports, and what is wrong with it."""
+    try:
+        PortRange.parse(setting)
+    except InvalidPortRange as error:
+        return "", f"{RANGE_VARIABLE}: {error}"
+    return setting, ""
+
+
+def _cache_folder(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The folder of this node's caches, and why there is none."""
+    try:
+        return str(cache_folder(environ)), ""
+    except NoCacheFolder as error:
+        return "", str(error)
 
 
 def _interface_of(host: str) -> str:

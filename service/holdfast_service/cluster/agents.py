@@ -58,7 +58,6 @@ class RayAgents:
         secret: bytes,
         remote_root: str,
         storage: StorageOptions,
-        cache: str,
         avoid: Mapping[str, Avoided] | None = None,
         reserved: Sequence[str] = (),
     ) -> None:
@@ -71,7 +70,6 @@ class RayAgents:
         self._secret = secret
         self._remote_root = remote_root
         self._storage = storage
-        self._cache_dir = cache
         self._avoid = avoid or {}
         self._handles: dict[str, Any] = {}
         self._closing = threading.Event()
@@ -258,7 +256,6 @@ class RayAgents:
             secret=self._secret,
             remote_root=self._remote_root,
             storage=self._storage,
-            cache_dir=self._cache_dir,
             heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
             env=self._spec.env,
             installation=self._installation,

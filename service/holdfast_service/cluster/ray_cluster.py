@@ -25,7 +25,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from holdfast_service.cluster import actor_names
+from holdfast_service.cluster import actor_names, node_paths
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.runtime_env import publish
 from holdfast_service.cluster.supervisor_actor import (
@@ -43,6 +43,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     FaultOrder,
     JobLaunch,
     NodeCapacity,
+    PathAnswer,
     SizeOrder,
     StopOrder,
     SupervisorReport,
@@ -117,6 +118,15 @@ class RayCluster:
 
     async def capacity(self) -> Capacity:
         return await self._call(self._capacity)
+
+    async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
+        try:
+            host, exists, why = await asyncio.wait_for(
+                self._in_thread(lambda: node_paths.look(source, folder, timeout_s)), timeout_s
+            )
+        except (RayError, ConnectionError, TimeoutError) as error:
+            raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
+        return PathAnswer(host, exists, why)
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         return await self._call(lambda: self._ensure_supervisor(launch))

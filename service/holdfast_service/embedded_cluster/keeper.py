@@ -38,6 +38,7 @@ from holdfast_service.embedded_cluster.local_cluster import (
     write_private,
 )
 from holdfast_workers import log_setup
+from holdfast_workers.data.cached_file import CACHE_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 TICK_S = 1.0
@@ -149,6 +150,7 @@ class Keeper:
             os.environ |= EXPORTING
         os.environ[cluster_processes.CLUSTER_MARK] = self.cluster.cluster_id
         os.environ[SHM_ROOT] = self.cluster.shm_root
+        os.environ.setdefault(CACHE_VARIABLE, str(self._files.root.parent / "cache"))
         os.environ["TMPDIR"] = f"{self.cluster.temp_dir}/tmp"
         for name in ("head", *(f"node-{number}" for number in range(nodes))):
             if self._stop_request.requested:

@@ -44,6 +44,7 @@ from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
     NonNegative,
     Positive,
+    RemoteTierSpec,
     Section,
     SpecFault,
     TrainingSpec,
@@ -312,7 +313,7 @@ def check(
             *training_spec.find_faults(spec),
             *_recipe_faults(spec),
             *found,
-            *_checkpoint_faults(spec),
+            *remote_tier_faults(spec.checkpoint.remote),
             *_env_faults(spec),
             *_resource_faults(spec),
             *_range_faults(spec),
@@ -376,8 +377,8 @@ def _function_faults(spec: JobSpec) -> list[SpecFault]:
     return found
 
 
-def _checkpoint_faults(spec: JobSpec) -> list[SpecFault]:
-    remote = spec.checkpoint.remote
+def remote_tier_faults(remote: RemoteTierSpec) -> list[SpecFault]:
+    """What is wrong with the location of a remote tier, by its form."""
     found: list[SpecFault] = []
     problem = uri_fault(remote.uri) if remote.uri is not None else None
     if problem is not None:

@@ -29,6 +29,7 @@ __all__ = [
     "FaultOrder",
     "JobLaunch",
     "NodeCapacity",
+    "PathAnswer",
     "Phase",
     "SizeOrder",
     "StopKind",
@@ -162,13 +163,23 @@ class Capacity:
 
 
 @dataclass(frozen=True)
+class FormerNumbers:
+    """What supervisors of version 0.1 noted in the job's folder: the highest numbers in use."""
+
+    epoch: int = 0
+    attempt: int = 0
+    fault: int = 0
+    """The newest injected fault that was taken."""
+
+
+@dataclass(frozen=True)
 class JobLaunch:
     """The arguments of a supervisor; they do not change while it lives."""
 
     job_id: str
     name: str
     spec: dict[str, Any]  # the resolved JobSpec, as JSON
-    data_dir: str  # the job's folder; the remote tier is in it by default
+    data_dir: str = ""  # the job's folder, of servers before 0.2; "": nothing is read from it
     last_event: int = 0  # the number of the last stored event
     last_attempt: int = 0  # number of the last known attempt; numbers only grow
     origin: InitialCheckpoint | None = None  # None: random from the seed
@@ -180,6 +191,17 @@ class JobLaunch:
         default=None, repr=False
     )  # the zip file that `spec.code` refers to
     installation: str = ""  # the installation's id; the cluster sets it
+    remote_root: str = ""  # URI below which its remote checkpoints are; "": in `data_dir`
+    former: FormerNumbers = field(default_factory=FormerNumbers)
+
+
+@dataclass(frozen=True)
+class PathAnswer:
+    """What a node found at a path."""
+
+    host: str
+    exists: bool
+    error: str = ""  # why it cannot be read
 
 
 class ClusterUnavailable(Exception):
@@ -194,6 +216,11 @@ class Cluster(Protocol):
     """The operations that the reconciler needs from Ray. Every call has its own deadline."""
 
     async def capacity(self) -> Capacity: ...
+
+    async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
+        """Whether a node that runs jobs has this path or pattern of its own; `folder`: as a folder.
+        Raises ClusterUnavailable if no node has answered in time."""
+        ...
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         """Create the job's supervisor, or adopt the existing one. True if it was created."""

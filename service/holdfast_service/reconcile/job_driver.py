@@ -43,6 +43,7 @@ from holdfast_service.reconcile import restored_job
 from holdfast_service.reconcile.cluster_demand import CompetingDemand
 from holdfast_service.reconcile.news_watch import NewsWatch
 from holdfast_service.reconcile.restored_job import RestoredJobs, Verdict
+from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import deliver
 from holdfast_service.services.init_sources import (
@@ -57,6 +58,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.leases import JobLease
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
+from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_workers.protocol import codec
 
 _AVOIDED_FRESH_S = 1.0
@@ -248,13 +250,15 @@ class JobDriver:
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
         )
         folder = self._settings.job_dir(job.id)
-        await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+        named = job.spec["checkpoint"]["remote"]["uri"]
+        if named is None:
+            await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+        former = await asyncio.to_thread(former_numbers, folder)
         created = await self._cluster.ensure_supervisor(
             JobLaunch(
                 job_id=job.id,
                 name=job.name,
                 spec=job.spec,
-                data_dir=str(folder),
                 last_event=job.cursor_event,
                 last_attempt=job.attempt,
                 origin=_initial_checkpoint(job.origin),
@@ -263,6 +267,8 @@ class JobDriver:
                 nodes=job.wanted_nodes,
                 reserved=self._reserved,
                 package=package,
+                remote_root=remote_uri(named, folder),
+                former=former,
             )
         )
         await self._crash_hook(CrashPoint.START_DONE)

@@ -85,7 +85,8 @@ class RestoredJobs:
         return Sighting(False, is_present, ran_since)
 
     async def _ran_since(self, job: JobRecord) -> bool:
-        uri = remote_uri(JobSpec.model_validate(job.spec), self._settings.job_dir(job.id))
+        named = JobSpec.model_validate(job.spec).checkpoint.remote.uri
+        uri = remote_uri(named, self._settings.job_dir(job.id))
         storage = self._storage_calls.storage_at(uri, job.spec)
         return not await self._storage_calls.run(is_newest_epoch, storage, job.epoch)
 

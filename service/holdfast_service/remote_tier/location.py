@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.settings import Settings
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.s3_endpoint import is_same_endpoint
@@ -30,6 +29,7 @@ from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     Storage,
     StorageError,
+    TransientStorageError,
     joined,
     local_folder,
 )
@@ -126,23 +126,31 @@ def storage_options(
     )
 
 
-def remote_uri(spec: JobSpec, job_dir: Path) -> str:
-    """The URI below which the job's remote checkpoints are stored."""
-    uri = spec.checkpoint.remote.uri
+def remote_uri(uri: str | None, job_dir: Path) -> str:
+    """The URI below which the remote checkpoints of a job are stored. `uri`: of its resolved spec.
+    `job_dir`: the job's folder, named by its id; used if the spec names no place."""
     return str(job_dir / "checkpoints") if uri is None else joined(uri, job_dir.name)
 
 
 async def find_storage_fault(
     remote: RemoteTierSpec, settings: Settings, threads: Executor
 ) -> SpecFault | None:
-    """Test the remote storage by writing, reading and deleting an object, in one of `threads`.
-    Returns why checkpoints cannot be stored there, or None."""
-    if remote.uri is None:
-        return None
+    """:func:`probe_storage`, for a job's spec: why checkpoints cannot be stored there, or None."""
     try:
-        credentials = credentials_for(remote.uri, remote, settings.secrets_dir)
+        await probe_storage(remote, settings, threads)
     except SecretUnusable as error:
         return SpecFault(path="checkpoint.remote.secret", message=str(error))
+    except StorageError as error:
+        return SpecFault(path="checkpoint.remote.uri", message=f"cannot store checkpoints: {error}")
+    return None
+
+
+async def probe_storage(remote: RemoteTierSpec, settings: Settings, threads: Executor) -> None:
+    """Test the remote storage by writing, reading and deleting an object, in one of `threads`;
+    nothing is tested if `remote` names no place. Raises SecretUnusable, StorageError."""
+    if remote.uri is None:
+        return
+    credentials = credentials_for(remote.uri, remote, settings.secrets_dir)
     deadline_s = settings.storage_probe_s
     short = {
         "connect_timeout_s": deadline_s / 4,
@@ -156,12 +164,9 @@ async def find_storage_fault(
     try:
         async with asyncio.timeout(deadline_s):
             await asyncio.wrap_future(threads.submit(_probe, remote.uri, options))
-    except StorageError as error:
-        return SpecFault(path="checkpoint.remote.uri", message=f"cannot store checkpoints: {error}")
-    except TimeoutError:
-        why = f"{remote.uri} did not answer within {deadline_s:g} s: check endpoint and network"
-        return SpecFault(path="checkpoint.remote.uri", message=why)
-    return None
+    except TimeoutError as error:
+        why = f"it did not answer within {deadline_s:g} s: check endpoint and network"
+        raise TransientStorageError(remote.uri, why) from error
 
 
 def _probe(uri: str, options: StorageOptions) -> None:

@@ -273,7 +273,8 @@ class CheckpointService:
         """Raises CheckpointElsewhere: a URI comes from a report, and a removal deletes everything
         below it."""
         row = found.row
-        root = remote_uri(spec_of(found.job), self._settings.job_dir(found.job.id))
+        uri = spec_of(found.job).checkpoint.remote.uri
+        root = remote_uri(uri, self._settings.job_dir(found.job.id))
         if row.uri != f"{root}/{manifest.checkpoint_folder(row.step, row.attempt)}":
             raise CheckpointElsewhere(
                 f"{row.uri} is not in the job's own folder {root}: remove it by hand if it is not "

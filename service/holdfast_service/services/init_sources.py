@@ -31,6 +31,7 @@ from holdfast_service.job_model.job_reference import JobReference
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.remote_tier.location import SecretUnusable
 from holdfast_service.remote_tier.storage_calls import StorageCalls
+from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
@@ -62,8 +63,12 @@ _log = structlog.get_logger()
 class InitSources:
     """Finds the checkpoint named by `init_from`, checks that it fits, and marks it as needed."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, data_paths: DataPaths | None = None
+    ) -> None:
+        """`data_paths`: for :meth:`resolve`."""
         self._store = store
+        self._data_paths = data_paths
         self._storage_calls = StorageCalls(settings)
         self._check_paths = settings.check_data_paths
 
@@ -138,15 +143,25 @@ class InitSources:
             raise _invalid(
                 "of a torch.distributed checkpoint only the model can be loaded: set `what: model`"
             )
+        if self._check_paths:
+            await self._require_metadata(folder)
+        return _origin(DCP_URI_PREFIX + folder, 0, InitPart.MODEL, None, held=False)
+
+    async def _require_metadata(self, folder: str) -> None:
+        """Raises InvalidSpec."""
         metadata = Path(folder) / _DCP_METADATA
+        if self._data_paths is not None and self._data_paths.on_nodes:
+            why = await self._data_paths.look_on_a_node(str(metadata))
+            if why is not None:
+                raise _invalid(f"{metadata} {why}: give a folder that every node can read")
+            return
         try:
-            if self._check_paths and not await self._storage_calls.run(metadata.is_file):
+            if not await self._storage_calls.run(metadata.is_file):
                 raise _invalid(
                     f"{folder} has no {_DCP_METADATA}: it is not a torch.distributed checkpoint"
                 )
         except OSError as error:
             raise _invalid(f"cannot read {metadata}: {error.strerror}") from error
-        return _origin(DCP_URI_PREFIX + folder, 0, InitPart.MODEL, None, held=False)
 
     async def _check_and_hold(
         self, spec: JobSpec, uri: str, job_id: str | None, source: str | None

@@ -52,7 +52,7 @@ from holdfast_service.readers.metric_series import (
     point,
     thinned_with_extremes,
 )
-from holdfast_service.remote_tier import location
+from holdfast_service.remote_tier import location, server_store
 from holdfast_service.services import code_packages, job_commands
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.data_paths import DataPaths
@@ -112,8 +112,8 @@ class JobService:
         self._settings = settings
         self._crash_hook = crash_points.hook_from_setting(settings.crash_at)
         self._notify = notify
-        self._init_sources = InitSources(store, settings)
-        self._data_paths = DataPaths(settings)
+        self._data_paths = DataPaths(settings, cluster)
+        self._init_sources = InitSources(store, settings, self._data_paths)
         self._probe_threads = DaemonThreads(_PROBE_THREADS, "storage-probe")
         self.log_reader = LogReader(store, settings)
         self._goodputs: dict[str, tuple[float, GoodputView]] = {}
@@ -174,7 +174,8 @@ class JobService:
         fault = None
         if self._settings.check_data_paths and reading.spec is not None:
             fault = await self._data_paths.find_fault(reading.spec)
-        return job_spec.check(reading, capacity, [] if fault is None else [fault])
+        spec = job_spec.check(reading, capacity, [] if fault is None else [fault])
+        return server_store.with_store(spec, self._settings)
 
     async def _check_code(self, spec: JobSpec) -> None:
         code = CodeService(self._store, self._settings)

@@ -10,12 +10,10 @@ answer means unknown: it is retried with the next refresh, and is never taken fo
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -33,6 +31,7 @@ from holdfast_workers.protocol.processes import StorageOptions
 
 _log = structlog.get_logger()
 
+NOTHING_USED = FenceFloor()
 RETRY_S = 0.2
 _CALL_S = 2.0
 
@@ -57,10 +56,10 @@ def open_fence(remote_root: str, options: StorageOptions) -> Storage:
 class FenceRecord:
     """The part of one supervisor in the fence. Thread-safe."""
 
-    def __init__(self, storage: Storage, job_dir: Path) -> None:
-        """`job_dir` may hold the `fence.json` of version 0.1.0, which counts as well."""
+    def __init__(self, storage: Storage, former: FenceFloor = NOTHING_USED) -> None:
+        """`former`: what supervisors of version 0.1 have used, which counts as well."""
         self._storage = storage
-        self._former_file = job_dir / "fence.json"
+        self._former = former
         self._token = secrets.token_hex(16).encode()
         self._pool = ThreadPoolExecutor(1, "fence")
         self._call: Future[None] | None = None
@@ -149,7 +148,7 @@ class FenceRecord:
         if self._claimed and attempt > self._stored_attempt:
             self._create(attempt_object(epoch, attempt))
         numbers = used_numbers(self._storage.objects())
-        former = self._read_former_file()
+        former = self._former
         self.floor = FenceFloor(
             max([former.epoch, *(found.epoch for found in numbers)]),
             max([former.attempt, *(found.attempt for found in numbers)]),
@@ -171,9 +170,3 @@ class FenceRecord:
         except ObjectExists:
             return self._storage.read(name) == self._token
         return True
-
-    def _read_former_file(self) -> FenceFloor:
-        try:
-            return FenceFloor(**json.loads(self._former_file.read_text()))
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-            return FenceFloor()

@@ -1,38 +1,51 @@
-"""Records in the job's folder which injected faults its supervisors have accepted.
+"""Records in the job's fence which injected faults its supervisors have accepted.
 
-No fault is carried out twice. Faults are numbered per job from 1 and accepted in that order. The
-number is durable before the fault is carried out: if the supervisor dies of the fault, or between
-the two, its successor does not repeat it.
+No fault is carried out twice, on whichever node a supervisor starts again. Faults are numbered per
+job from 1 and accepted in that order. The number is stored before the fault is carried out: if the
+supervisor dies of the fault, or between the two, its successor does not repeat it.
 """
 
 from __future__ import annotations
 
-import os
+import re
+import secrets
 import threading
-from pathlib import Path
+
+from holdfast_workers.checkpoint.storage import ObjectExists, Storage
+
+_NAME = re.compile(r"fault-(\d+)")
 
 
 class InjectionRecord:
-    def __init__(self, job_dir: Path) -> None:
-        self._path = job_dir / "faults-taken"
+    """Thread-safe. A fault's number is an object that is created and never replaced."""
+
+    def __init__(self, fence: Storage, former: int = 0) -> None:
+        """`former`: the newest fault that a supervisor of version 0.1 took."""
+        self._storage = fence
+        self._newest = former
+        self._token = secrets.token_hex(16).encode()
         self._lock = threading.Lock()
 
     def take(self, number: int) -> bool:
-        """True once for each number, across restarts of the supervisor."""
+        """True once for each number, across restarts of the supervisor. Raises StorageError while
+        that is unknown: the fault is to be sent again."""
         with self._lock:
-            if number <= self._newest():
+            if number <= self._newest:
                 return False
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._path.with_suffix(f".{os.getpid()}.tmp")
-            with partial.open("w") as file:
-                file.write(f"{number}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._path)
+            found = (_NAME.fullmatch(name) for name in self._storage.objects())
+            stored = max((int(name[1]) for name in found if name), default=0)
+            if number < stored or not self._create(number):
+                self._newest = max(stored, number)
+                return False
+            self._newest = number
             return True
 
-    def _newest(self) -> int:
+    def _create(self, number: int) -> bool:
+        """False if another supervisor took the number. An earlier try of this one may have stored
+        it although its answer was lost."""
+        name = f"fault-{number:08d}"
         try:
-            return int(self._path.read_text())
-        except (FileNotFoundError, ValueError):  # a damaged file must not block faults
-            return 0
+            self._storage.put_new(name, self._token)
+        except ObjectExists:
+            return self._storage.read(name) == self._token
+        return True

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import structlog
 
@@ -50,6 +49,7 @@ from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
 from holdfast_workers.agent.run_journal import PAGE_LINES, PAGE_ROWS
+from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.kinds import Injection, Victim
@@ -128,9 +128,10 @@ class Supervisor:
         self._events = EventLog(launch.last_event, self._news.tell)
         self._run_buffer = RunBuffer()
         self._progress = ProgressRecord()
-        self._fence = FenceRecord(fence, Path(launch.data_dir))
+        former = launch.former
+        self._fence = FenceRecord(fence, FenceFloor(former.epoch, former.attempt))
         self._successors = SuccessorWatch(self._fence, is_latest, config.lease_margin_s)
-        self._injections = InjectionRecord(Path(launch.data_dir))
+        self._injections = InjectionRecord(fence, former.fault)
         self._watch = AgentWatch(
             agents,
             secret,

@@ -16,7 +16,7 @@ from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.protocol.processes import StorageOptions
 
-SEAT = AgentSeat("job", "n0", {}, {"dp_shard": 1}, 1, 0, b"s", "/remote", StorageOptions(), "/c", 1)
+SEAT = AgentSeat("job", "n0", {}, {"dp_shard": 1}, 1, 0, b"s", "/remote", StorageOptions(), 1)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_restarts_that_wait_for_the_control_service_delay_no_command(
     over = threading.Event()
     monkeypatch.setattr(agents, "runs", lambda *_: not over.wait(60))
     monkeypatch.setattr(RayAgents, "_call", lambda *_: Done())
-    job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions(), "")
+    job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions())
     job._handles["n0"] = None
     try:
         for pid in range(200):  # more than any pool has threads

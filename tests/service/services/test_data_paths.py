@@ -3,58 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import glob
-import itertools
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.service.fake_cluster import FakeCluster
 
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.services import data_paths
-from holdfast_service.services.data_paths import DataPaths, may_exist
+from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    for path in ("a.txt", "b/c.txt", "b/.hidden/d.md", "b/e/f/g.md", ".h/i.rs", "k[1].txt", "b/[]"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text("x")
-    (tmp_path / "gone").symlink_to("nowhere")
-    return tmp_path
-
-
-def test_a_pattern_means_what_glob_makes_of_it(tree: Path) -> None:
-    parts = ("*", "**", "b", "*.txt", "*.md", ".*", "g.md", "[a-c]", "gone", "..")
-    for count in (1, 2, 3):
-        for chosen in itertools.product(parts, repeat=count):
-            source = str(tree.joinpath(*chosen))
-            matches = filter(os.path.exists, glob.iglob(source, recursive=True))  # noqa: PTH207
-            assert may_exist(source, 1_000_000) == any(matches), source
-
-
-def test_a_name_with_brackets_and_a_relative_path_are_found(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert may_exist(str(tree / "k[1].txt"))
-    monkeypatch.chdir(tree)
-    assert may_exist("b/*.txt") and may_exist("**/g.md") and not may_exist("b/*.rs")
-    assert not may_exist("")
-
-
-def test_a_search_ends_after_a_number_of_entries(tmp_path: Path) -> None:
-    for number in range(300):
-        (tmp_path / f"{number}").mkdir()
-    (tmp_path / "0" / "loop").symlink_to(tmp_path)
-    for source in ("*/x", "**/x", "*.txt", "**/*/**/x", "/".join(["**"] * 100 + ["x"])):
-        assert may_exist(f"{tmp_path}/{source}", max_entries=200), "unknown is not refused"
-    assert not may_exist(f"{tmp_path}/*.txt", max_entries=400)
-    assert may_exist("/" + "*/" * 1_000 + "x", max_entries=2_000) in (True, False)
 
 
 async def test_a_missing_path_is_refused_with_a_remedy(jobs: JobService, tmp_path: Path) -> None:
@@ -100,7 +62,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 async def test_a_file_system_that_hangs_delays_no_other_path(hanging: str, tmp_path: Path) -> None:
-    paths = DataPaths(Settings(data_path_check_s=0.3))
+    paths = DataPaths(Settings(data_path_check_s=0.3), FakeCluster())
     specs = [JobSpec.model_validate({"name": "x", "data": {"source": hanging}})] * 12
     faults = await asyncio.gather(*map(paths.find_fault, specs))
     refused = [fault for fault in faults if fault is not None]
@@ -111,3 +73,21 @@ async def test_a_file_system_that_hangs_delays_no_other_path(hanging: str, tmp_p
     assert await paths.find_fault(other) is None
     loop = asyncio.get_running_loop()
     assert await loop.run_in_executor(None, lambda: 7) == 7
+
+
+async def test_with_a_cluster_of_its_own_a_node_is_asked_and_not_the_server(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    cluster = FakeCluster()
+    cluster.paths = {"/nodes/a.txt"}
+    paths = DataPaths(Settings(ray_address="10.0.0.1:6379", store_uri="s3://bucket"), cluster)
+
+    async def fault(source: str) -> str | None:
+        found = await paths.find_fault(
+            JobSpec.model_validate({"name": "x", "data": {"source": source}})
+        )
+        return None if found is None else found.message
+
+    assert await fault("/nodes/a.txt") is None
+    assert "does not exist on the node 10.0.0.1" in str(await fault(f"{tmp_path}/a.txt"))
+    cluster.unreachable = True
+    assert await fault(f"{tmp_path}/a.txt") is None, "unknown is not refused"

@@ -69,7 +69,7 @@ class FakeAgent:
 
 
 def fence_in(folder: Path) -> FenceRecord:
-    return FenceRecord(open_fence(str(folder / "remote"), StorageOptions()), folder)
+    return FenceRecord(open_fence(str(folder / "remote"), StorageOptions()))
 
 
 def commands_to(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 
-from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
+from holdfast_service.supervisor.fence_record import NOTHING_USED, FenceRecord, open_fence
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
 from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.storage import Storage, TransientStorageError
@@ -49,8 +48,8 @@ def fail() -> None:
 
 
 @contextmanager
-def record(storage: Storage, folder: Path) -> Iterator[FenceRecord]:
-    fence = FenceRecord(storage, folder)
+def record(storage: Storage, former: FenceFloor = NOTHING_USED) -> Iterator[FenceRecord]:
+    fence = FenceRecord(storage, former)
     yield fence
     fence.close()
 
@@ -71,10 +70,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, s3_server: S3Server)
     return open_fence(f"s3://{s3_server.new_bucket()}/job", options)
 
 
-def test_a_late_write_of_an_older_supervisor_hides_nothing_of_a_later_one(
-    storage: Storage, tmp_path: Path
-) -> None:
-    with record(storage, tmp_path) as older, record(storage, tmp_path) as later:
+def test_a_late_write_of_an_older_supervisor_hides_nothing_of_a_later_one(storage: Storage) -> None:
+    with record(storage) as older, record(storage) as later:
         assert older.read(WAIT_S) == FenceFloor(0, 0)
         assert older.claim(1, WAIT_S) == 1
         assert later.claim(2, WAIT_S) == 2
@@ -83,15 +80,13 @@ def test_a_late_write_of_an_older_supervisor_hides_nothing_of_a_later_one(
         older.announce(3)
         older.wait_stored(3, WAIT_S)
         assert older.is_superseded and not later.is_superseded
-    with record(storage, tmp_path) as successor:
+    with record(storage) as successor:
         assert successor.read(WAIT_S) == FenceFloor(2, 7)
         assert successor.claim(1, WAIT_S) == 3, "the lowest free epoch above all others"
 
 
-def test_supervisors_that_claim_at_the_same_time_have_different_epochs(
-    storage: Storage, tmp_path: Path
-) -> None:
-    fences = [FenceRecord(storage, tmp_path) for _ in range(4)]
+def test_supervisors_that_claim_at_the_same_time_have_different_epochs(storage: Storage) -> None:
+    fences = [FenceRecord(storage) for _ in range(4)]
     start = threading.Barrier(len(fences))
 
     def claim(fence: FenceRecord) -> int:
@@ -111,10 +106,10 @@ def test_supervisors_that_claim_at_the_same_time_have_different_epochs(
         fence.close()
 
 
-def test_a_claim_whose_answer_was_lost_is_ones_own(tmp_path: Path) -> None:
+def test_a_claim_whose_answer_was_lost_is_ones_own() -> None:
     storage = AwayStorage()
     storage.answers_to_lose = 1
-    with record(storage, tmp_path) as fence:
+    with record(storage) as fence:
         assert fence.claim(4, WAIT_S) == 4
         assert fence.confirmed_at == 0.0
         wait_until(lambda: fence.confirmed_at > 0, fence.refresh)
@@ -123,7 +118,7 @@ def test_a_claim_whose_answer_was_lost_is_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_storage_that_is_away_delays_each_call_by_its_bound_and_is_asked_again(
-    tmp_path: Path, hangs: bool
+    hangs: bool,
 ) -> None:
     storage, back = AwayStorage(), threading.Event()
 
@@ -131,7 +126,7 @@ def test_a_storage_that_is_away_delays_each_call_by_its_bound_and_is_asked_again
         back.wait(WAIT_S)
 
     storage.away = hang if hangs else fail
-    with record(storage, tmp_path) as fence:
+    with record(storage) as fence:
         began = time.monotonic()
         assert fence.read(0.1) is None, "unknown is not an empty fence"
         assert fence.claim(5, 0.1) == 5
@@ -146,9 +141,9 @@ def test_a_storage_that_is_away_delays_each_call_by_its_bound_and_is_asked_again
     assert {*storage.objects()} == {"epoch-00000005", "epoch-00000005.attempt-00000009"}
 
 
-def test_an_unclaimed_epoch_that_another_supervisor_has_must_not_go_on(tmp_path: Path) -> None:
+def test_an_unclaimed_epoch_that_another_supervisor_has_must_not_go_on() -> None:
     storage = AwayStorage()
-    with record(storage, tmp_path) as other, record(storage, tmp_path) as fence:
+    with record(storage) as other, record(storage) as fence:
         other.claim(5, WAIT_S)
         storage.away = fail
         assert fence.claim(5, 0.1) == 5
@@ -156,9 +151,9 @@ def test_an_unclaimed_epoch_that_another_supervisor_has_must_not_go_on(tmp_path:
         wait_until(lambda: fence.is_superseded, fence.refresh)
 
 
-def test_a_fence_that_has_vanished_confirms_nothing(tmp_path: Path) -> None:
+def test_a_fence_that_has_vanished_confirms_nothing() -> None:
     storage = AwayStorage()
-    with record(storage, tmp_path) as fence:
+    with record(storage) as fence:
         fence.claim(1, WAIT_S)
         confirmed_at = fence.confirmed_at
         assert confirmed_at > 0
@@ -167,9 +162,8 @@ def test_a_fence_that_has_vanished_confirms_nothing(tmp_path: Path) -> None:
         assert fence.confirmed_at == confirmed_at and not fence.is_superseded
 
 
-def test_the_fence_file_of_the_first_version_is_part_of_the_floor(tmp_path: Path) -> None:
-    (tmp_path / "fence.json").write_text(json.dumps({"epoch": 3, "attempt": 7}))
-    with record(AwayStorage(), tmp_path) as fence:
+def test_the_numbers_of_the_first_version_are_part_of_the_floor() -> None:
+    with record(AwayStorage(), FenceFloor(3, 7)) as fence:
         assert fence.read(WAIT_S) == FenceFloor(3, 7)
         assert fence.claim(2, WAIT_S) == 4
 
@@ -178,10 +172,8 @@ def test_the_fence_file_of_the_first_version_is_part_of_the_floor(tmp_path: Path
 
 
 @contextmanager
-def watching(
-    storage: Storage, folder: Path, is_latest: Callable[[], bool | None]
-) -> Iterator[SuccessorWatch]:
-    fence = FenceRecord(storage, folder)
+def watching(storage: Storage, is_latest: Callable[[], bool | None]) -> Iterator[SuccessorWatch]:
+    fence = FenceRecord(storage)
     fence.claim(1, WAIT_S)
     watch = SuccessorWatch(fence, is_latest, MARGIN_S)
     yield watch
@@ -190,10 +182,10 @@ def watching(
 
 @pytest.mark.parametrize("answer", [None, fail])
 def test_nothing_is_granted_while_neither_the_storage_nor_the_cluster_answers(
-    tmp_path: Path, answer: Callable[[], None] | None
+    answer: Callable[[], None] | None,
 ) -> None:
     storage = AwayStorage()
-    with watching(storage, tmp_path, answer or (lambda: None)) as watch:
+    with watching(storage, answer or (lambda: None)) as watch:
         assert 0 < watch.granting_s <= MARGIN_S
         storage.away = fail
         wait_until(lambda: watch.granting_s == 0, watch.refresh)
@@ -202,14 +194,14 @@ def test_nothing_is_granted_while_neither_the_storage_nor_the_cluster_answers(
         wait_until(lambda: watch.granting_s > 0, watch.refresh)
 
 
-def test_the_cluster_alone_confirms_that_there_is_no_successor(tmp_path: Path) -> None:
+def test_the_cluster_alone_confirms_that_there_is_no_successor() -> None:
     storage, asked = AwayStorage(), threading.Event()
 
     def is_latest() -> bool:
         asked.set()
         return True
 
-    with watching(storage, tmp_path, is_latest) as watch:
+    with watching(storage, is_latest) as watch:
         watch.refresh()
         assert not asked.is_set(), "while the storage answers, the cluster is not asked"
         storage.away = fail
@@ -218,16 +210,16 @@ def test_the_cluster_alone_confirms_that_there_is_no_successor(tmp_path: Path) -
         wait_until(lambda: time.monotonic() > until and watch.granting_s > 0, watch.refresh)
 
 
-def test_a_successor_is_found_through_the_storage_the_cluster_or_an_agent(tmp_path: Path) -> None:
+def test_a_successor_is_found_through_the_storage_the_cluster_or_an_agent() -> None:
     storage = AwayStorage()
-    with watching(storage, tmp_path, lambda: None) as watch:
-        with record(storage, tmp_path) as later:
+    with watching(storage, lambda: None) as watch:
+        with record(storage) as later:
             later.claim(2, WAIT_S)
         wait_until(lambda: watch.found, watch.refresh)
     storage = AwayStorage()
-    with watching(storage, tmp_path, lambda: False) as watch:
+    with watching(storage, lambda: False) as watch:
         storage.away = fail
         wait_until(lambda: watch.found, watch.refresh)
-    with watching(AwayStorage(), tmp_path, lambda: None) as watch:
+    with watching(AwayStorage(), lambda: None) as watch:
         watch.record_refusal()
         assert watch.found

@@ -153,7 +153,6 @@ class SupervisedRun:
                 job_id="job",
                 name="test",
                 spec={},
-                data_dir=str(self.folder / "job"),
                 last_event=self.cursors.event,
                 last_attempt=self.cursors.row[0],
             ),
@@ -273,7 +272,7 @@ class SupervisedRun:
 
     def fence_floor(self) -> FenceFloor:
         """The fence as a further supervisor would read it."""
-        fence = FenceRecord(self.fence, self.folder / "job")
+        fence = FenceRecord(self.fence)
         floor = fence.read(10.0)
         fence.close()
         assert floor is not None

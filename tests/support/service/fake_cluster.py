@@ -17,6 +17,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     JobLaunch,
     NodeCapacity,
+    PathAnswer,
     Phase,
     SizeOrder,
     StopKind,
@@ -190,6 +191,7 @@ class FakeCluster:
         self.looks = 0  # number of searches for present jobs
         self.releases: Counter[str] = Counter()
         self.unreachable = False
+        self.paths: set[str] = set()  # of files that the nodes have
         self.tells = False  # whether supervisors tell news
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
@@ -199,6 +201,10 @@ class FakeCluster:
     async def capacity(self) -> Capacity:
         self._reach()
         return self.nodes
+
+    async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
+        self._reach()
+        return PathAnswer("10.0.0.1", source in self.paths)
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         self._reach()

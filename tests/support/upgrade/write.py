@@ -136,12 +136,13 @@ async def _require_everything(store: Store) -> None:
 def _write_files(settings: Settings, written: story.Story) -> None:
     """The files of the data directory beside database and checkpoints, with fixed content."""
     job_dir = settings.job_dir(written.ids["running"])
-    fence = FenceRecord(open_fence(str(job_dir / "checkpoints"), StorageOptions()), job_dir)
+    storage = open_fence(str(job_dir / "checkpoints"), StorageOptions())
+    fence = FenceRecord(storage)
     fence.claim(3, FENCE_S)
     fence.announce(2)
     fence.wait_stored(2, FENCE_S)
     fence.close()
-    InjectionRecord(job_dir).take(1)
+    InjectionRecord(storage).take(1)
     (settings.data_dir / "job-secrets.key").write_bytes(bytes(range(32)))
     server = ServerFile(address="http://127.0.0.1:8642", pid=4321, data_dir=str(settings.data_dir))
     (settings.data_dir / SERVER_FILE).write_text(server.model_dump_json())

@@ -38,6 +38,8 @@ class AgentConfig:
     """The folder of the job's code package; "": there is none."""
     memory_base: str = ""
     """The private folder of all jobs of this user, two levels above `memory_root`; "": none."""
+    ports: str = ""
+    """The range of ports of this node on which its processes listen; "": any."""
     problem: str = ""
     """Why the settings of this node are unusable; the agent reports it and runs nothing."""
     gpus_per_worker: float = 0

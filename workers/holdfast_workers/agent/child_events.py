@@ -75,6 +75,9 @@ class ChildEvents:
     def on_child_message(self, child: Child, message: object) -> None:
         """Handle a message of a store host or saver."""
         match child.job, message:
+            case StoreJob(), StorePort(port=0, problem=problem):
+                self._log.error("no_rendezvous_store", why=problem)
+                self._rendezvous.record_problem(problem)
             case StoreJob(), StorePort(port=port):
                 self._rendezvous.record_port(port)
             case FrozenCopy() as copy, ShardRecord() | StorageRefusal() as outcome:

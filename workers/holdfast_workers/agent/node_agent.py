@@ -99,6 +99,7 @@ from holdfast_workers.protocol.processes import (
     LeaseUpdate,
     NewIntervals,
     StopAfterStep,
+    StoreJob,
     TidierJob,
     WorkerJob,
 )
@@ -182,7 +183,7 @@ class NodeAgent:
         savers = self._storage_processes if config.saves_to_bucket else self._child_processes
         self._rendezvous = Rendezvous(
             self._child_processes,
-            config.host,
+            StoreJob(config.host, config.ports),
             self._closing,
             on_lost=lambda port: self._signals.send(StoreLost(port), self._authority.attempt),
         )
@@ -482,7 +483,7 @@ class NodeAgent:
             shards=self._saves.shards,
             saving=saving,
             domain=config.domain,
-            failure=self._failure,
+            failure=self._failure or self._store_failure(),
             health=health,
             process=linux_processes.identify(os.getpid(), config.node_id),
             build=build.LOADED,
@@ -552,6 +553,10 @@ class NodeAgent:
             self._storage_processes.ensure()
         except ZygoteFailed:
             self._log.exception("the zygote for the storage did not start")
+
+    def _store_failure(self) -> AgentFailure | None:
+        problem = self._rendezvous.problem
+        return AgentFailure(problem) if problem else None
 
     def _record_failure(self, error: Exception) -> None:
         """Record in this agent's reports that the node cannot run workers any more, and why."""

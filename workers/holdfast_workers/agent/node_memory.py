@@ -16,6 +16,7 @@ from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.agent.worker_pool import Slot, WorkerPool
 from holdfast_workers.fault_injection.fault_points import FaultPoints
+from holdfast_workers.ipc.listening import PortRange
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost
 from holdfast_workers.memory.replicate import Replicator
@@ -58,6 +59,7 @@ class NodeMemory:
             self._store,
             config.secret,
             config.host,
+            PortRange.parse(config.ports),
             on_grant=on_grant,
             on_lifeline_end=on_lifeline_end,
             heartbeat_s=config.heartbeat_s,

@@ -25,12 +25,12 @@ class Rendezvous:
     def __init__(
         self,
         child_processes: ChildProcesses,
-        host: str,
+        job: StoreJob,
         closing: threading.Event,
         on_lost: Callable[[int], None],
     ) -> None:
         self._child_processes = child_processes
-        self._host = host
+        self._job = job
         self._closing = closing
         self._on_lost = on_lost
         self._changed = threading.Condition()
@@ -38,6 +38,8 @@ class Rendezvous:
         self._port = 0
         self._answers = 0
         self._forked_at = 0.0
+        self.problem = ""
+        """Why there has never been a store yet; "" once there was one."""
 
     @property
     def port(self) -> int:
@@ -46,7 +48,7 @@ class Rendezvous:
 
     def fork(self, io: NodeIO) -> None:
         self._forked_at = time.monotonic()
-        child = self._child_processes.fork("store", StoreJob(self._host))
+        child = self._child_processes.fork("store", self._job)
         with self._changed:
             self._child = child
         io.watch(child)
@@ -56,7 +58,13 @@ class Rendezvous:
         with self._changed:
             self._port = port
             self._answers += 1
+            self.problem = ""
             self._changed.notify_all()
+
+    def record_problem(self, problem: str) -> None:
+        """Record that the store's process found no port and ends."""
+        if not self._answers:
+            self.problem = problem
 
     def record_end(self) -> None:
         """Record the end of the store's process; `fork_again` replaces it."""

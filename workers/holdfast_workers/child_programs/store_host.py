@@ -13,16 +13,21 @@ import socket
 from torch._C._distributed_c10d import TCPStore
 
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.protocol.processes import AskStorePort, StorePort
+from holdfast_workers.ipc.listening import PortRange, PortsExhausted, listen
+from holdfast_workers.protocol.processes import AskStorePort, StoreJob, StorePort
 
 IDLE_LIMIT = datetime.timedelta(days=1)
 BACKLOG = 1024
 
 
-def run(end: socket.socket, host: str) -> int:
+def run(end: socket.socket, job: StoreJob) -> int:
     """Serve until the agent closes its end of the control socket."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    host = job.host
+    try:
+        listener = listen(host, PortRange.parse(job.ports), BACKLOG)
+    except PortsExhausted as error:
+        control_channel.send(end, StorePort(0, str(error)))
+        return 1
     port = listener.getsockname()[1]
     store = TCPStore(
         host,

@@ -255,8 +255,8 @@ def _run(
             return worker.Worker(end, config, recipe, Beacon(Path(beacon)), expected).run()
         case TemplateJob(place=place):
             return _run_template(place, end, agent_pid, config, recipe)
-        case StoreJob(host=host):
-            return store_host.run(end, host)
+        case StoreJob():
+            return store_host.run(end, job)
         case PreflightJob():
             return preflight.run(end, job)
 

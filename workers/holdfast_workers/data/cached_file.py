@@ -10,18 +10,42 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from holdfast_workers.errors import WorkersError
+
+CACHE_VARIABLE = "HOLDFAST_CACHE_DIR"
+"""Environment variable of a node: the folder of its caches."""
+
+
+class NoCacheFolder(WorkersError):
+    """The environment of the node names no folder."""
+
 
 @dataclass(frozen=True)
 class CachedFile:
     path: Path
     fingerprint: str
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of a node's caches, which need not be seen from any other node. Raises
+    NoCacheFolder."""
+    if environ.get(CACHE_VARIABLE):
+        return Path(environ[CACHE_VARIABLE])
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "holdfast"
+    try:
+        return Path.home() / ".cache" / "holdfast"
+    except RuntimeError as error:
+        raise NoCacheFolder(
+            f"this node's user has no home directory for caches: set {CACHE_VARIABLE}"
+        ) from error
 
 
 def cached_file(cache_dir: Path, name: str, key: str, parts: Iterable[bytes]) -> CachedFile:

@@ -37,6 +37,7 @@ _MARKS = ("HOLDFAST_CLUSTER_ID", "HOLDFAST_NODE_NAME", "HOLDFAST_CHAOS")
 """Marks by which an embedded cluster finds its processes, and the tests' plan of faults."""
 _NODE = (
     *("HOLDFAST_SHM_ROOT", "HOLDFAST_MEMORY_FLOOR_GB_PER_S", "HOLDFAST_NODE_LOGS"),
+    *("HOLDFAST_CACHE_DIR", "HOLDFAST_PORT_RANGE"),
     *("HOLDFAST_REFORM", "HOLDFAST_CUTTABLE_LINKS", PASSED_ON_VARIABLE),
 )
 """The settings of node agents."""

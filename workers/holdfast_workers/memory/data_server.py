@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from holdfast_workers.ipc.listening import PortRange, PortsExhausted, listen
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.box_transfer import requested_commit, serve_boxes
 from holdfast_workers.memory.heartbeat import HeartbeatSender, HeldLifeline
@@ -57,6 +58,7 @@ class DataServer:
         store: SegmentStore,
         secret: bytes,
         host: str,
+        ports: PortRange | None = None,
         *,
         on_replica: Callable[[int, int, int], None] | None = None,
         on_grant: Callable[[Grant], None] = lambda _: None,
@@ -80,9 +82,11 @@ class DataServer:
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._selector = selectors.DefaultSelector()
         self._heartbeats = HeartbeatSender(self._selector, heartbeat_s, on_grant, on_lifeline_end)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, 0), family=family, backlog=128)
+            self._listener = listen(host, ports, backlog=128)
+        except PortsExhausted:
+            self._selector.close()
+            raise
         except OSError as error:
             self._selector.close()
             reason = f"cannot listen on {host}, the address of this node: {error.strerror}"

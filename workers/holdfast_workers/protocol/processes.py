@@ -253,6 +253,9 @@ class StorePort:
     """The rendezvous store listens on this port."""
 
     port: int
+    """0: on none, and the process ends."""
+    problem: str = ""
+    """Why it listens on none."""
 
 
 @dataclass(frozen=True)
@@ -367,6 +370,8 @@ class StoreJob:
     """Host the rendezvous store, on the node's address."""
 
     host: str
+    ports: str = ""
+    """The range of ports to choose from, as in `HOLDFAST_PORT_RANGE`; "": any."""
 
     process: ClassVar[str] = "store"
     answers: ClassVar[tuple[type, ...]] = (StorePort,)

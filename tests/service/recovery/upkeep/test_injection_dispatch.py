@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 from tests.support.simulation.core_states import running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
@@ -15,7 +12,6 @@ from holdfast_service.recovery.core_state.effects import Emit
 from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultRequested, Tick
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.upkeep import injection_dispatch
-from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 from holdfast_workers.protocol.commands import CommandKind, InjectFault
 
@@ -85,12 +81,3 @@ def test_a_fault_that_cannot_be_injected_is_emitted_and_condemns_no_attempt() ->
         EventKind.FAULT_FAILED
     ]
     assert job.core.stage is Stage.RUNNING
-
-
-def test_a_fault_number_is_taken_once_across_restarts(tmp_path: Path) -> None:
-    assert [InjectionRecord(tmp_path).take(number) for number in (1, 1, 2, 1, 2, 5)] == [
-        *(True, False, True, False, False, True)
-    ]
-    (tmp_path / "faults-taken").write_text("")
-    assert InjectionRecord(tmp_path).take(6), "an emptied file blocks no fault"
-    assert sorted(os.listdir(tmp_path)) == ["faults-taken"]  # noqa: PTH208
