@@ -28,6 +28,7 @@ import uvicorn
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import services_over
+from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.embedded_cluster import process_priority
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
@@ -49,6 +50,7 @@ from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
+from holdfast_workers.protocol.processes import StorageOptions
 
 RANKS = 4
 EVENTS_PER_S = 5.0
@@ -226,6 +228,12 @@ class SimulatedCluster:
     async def release(self, job_id: str) -> bool:
         self._supervisors.pop(job_id, None)
         return True
+
+    async def inspect(
+        self, store: tuple[str, StorageOptions] | None, deadline_s: float
+    ) -> list[InspectedNode]:
+        del store, deadline_s
+        return []
 
     async def jobs_present(self) -> set[str]:
         return set(self._supervisors)

@@ -319,6 +319,13 @@ class ServerError(ApiError):
     status = 500
 
 
+class ClusterUnreachable(ServerError):
+    """The Ray cluster does not answer at present; try again later."""
+
+    code = "cluster_unreachable"
+    status = 503
+
+
 class NotReady(ServerError):
     """A part of the control plane is not ready; the problem's `checks` has the details."""
 

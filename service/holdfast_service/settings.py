@@ -162,6 +162,11 @@ class Settings(BaseSettings):
         description="Interval between two reads of the cluster's nodes, and of the nodes that are "
         "cordoned or in quarantine.",
     )
+    cluster_check_s: Seconds = Field(
+        default=20.0,
+        description="How long the nodes have for the check of the cluster (`holdfast doctor "
+        "--cluster`); a node that has not answered then is reported.",
+    )
     quarantine_incidents: Annotated[int, Field(ge=0)] = Field(
         default=3,
         description="A node with this many incidents within `quarantine_window_s` is quarantined; "

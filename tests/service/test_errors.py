@@ -48,6 +48,7 @@ STATUS_OF_CODE = {
     "operation_cancelled": 409,
     "operation_abandoned": 500,
     "not_ready": 503,
+    "cluster_unreachable": 503,
     "storage_unavailable": 503,
 }
 """Programs depend on them: they never change."""

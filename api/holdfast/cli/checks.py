@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from holdfast.cli.common import Options
 from holdfast.client import address, config
 from holdfast.errors import HoldfastError, ServerError, ServerUnreachable
 from holdfast_service import extras
+from holdfast_service.diagnosis.grades import Grade
 from holdfast_workers.memory.node_folder import OrphanFolder, find_orphans, memory_bases
 
 GIB = 1 << 30
@@ -32,14 +32,10 @@ SHM_LOW_GIB = 1
 MEMORY_LOW_GIB = 4
 OPEN_FILES_LOW = 4096
 GPU_TIMEOUT_S = 10.0
+CLUSTER_CHECK_S = 120.0
+"""Deadline of the server's answer; the server has a shorter one, `HOLDFAST_CLUSTER_CHECK_S`."""
 SMALL_MODELS = "use small models: a job keeps its state in memory twice"
 LARGER_SHM = "in a container: --shm-size=8g; memory checkpoints are stored there"
-
-
-class Grade(StrEnum):
-    GOOD = "good"
-    ODD = "odd"
-    BAD = "bad"
 
 
 @dataclass(frozen=True)
@@ -77,6 +73,21 @@ def run_all(data_dir: Path | None, port: int, options: Options) -> Iterator[Chec
             yield from check()
         except Exception as error:  # any failure of a check is its result
             yield CheckResult(what, Grade.BAD, f"could not be checked: {error!r}")
+
+
+def run_cluster(options: Options) -> Iterator[CheckResult]:
+    """The results of the server's check of every node; `what` starts with the node's address."""
+    try:
+        with options.connect(retry_s=0.0, timeout_s=CLUSTER_CHECK_S) as client:
+            checked = client.check_cluster()
+    except HoldfastError as error:
+        yield CheckResult("cluster", Grade.BAD, str(error), "holdfast doctor: is the server ready?")
+        return
+    if not checked.items:
+        yield CheckResult("cluster", Grade.BAD, "it has no node", "holdfast cluster join")
+    for found in checked.items:
+        what = found.host if found.what == "node" else f"{found.host} {found.what}"
+        yield CheckResult(what, found.grade, found.seen, found.advice)
 
 
 def _machine() -> Iterator[CheckResult]:

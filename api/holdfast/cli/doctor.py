@@ -11,13 +11,17 @@ from rich.text import Text
 from holdfast.cli import checks, output
 from holdfast.cli.common import OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
+from holdfast_service.diagnosis.grades import Grade
 from holdfast_workers.memory.node_folder import free
 
 MARKS = {
-    checks.Grade.GOOD: ("ok  ", "green"),
-    checks.Grade.ODD: ("note", "yellow"),
-    checks.Grade.BAD: ("BAD ", "bold red"),
+    Grade.GOOD: ("ok  ", "green"),
+    Grade.ODD: ("note", "yellow"),
+    Grade.BAD: ("BAD ", "bold red"),
 }
+
+WIDTH, CLUSTER_WIDTH = 10, 24
+"""Of the column with the subjects of the checks."""
 
 
 def doctor(
@@ -26,22 +30,28 @@ def doctor(
         Path | None, Parameter(help="Data directory of the server on this machine.")
     ] = None,
     port: Annotated[int, Parameter(help="Port of the server on this machine.")] = 8642,
+    cluster: Annotated[
+        bool,
+        Parameter(negative="", help="Check every node of the server's cluster, not this machine."),
+    ] = False,
     clean: Annotated[
         bool, Parameter(negative="", help="Free shared memory of nodes that are gone.")
     ] = False,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Check machine, ports, Ray, GPUs, disk and server. The exit code is 8 if a check failed."""
+    """Check machine, ports, Ray, GPUs, disk and server; or all nodes of the cluster. The exit code
+    is 8 if a check failed."""
     if clean:
         _clean()
     results = []
-    for result in checks.run_all(data_dir, port, options):
+    found = checks.run_cluster(options) if cluster else checks.run_all(data_dir, port, options)
+    for result in found:
         results.append(result)
         if options.plain:
             output.results(options, [result.document()])
         else:
-            _print(result)
-    bad = any(result.grade is checks.Grade.BAD for result in results)
+            _print(result, CLUSTER_WIDTH if cluster else WIDTH)
+    bad = any(result.grade is Grade.BAD for result in results)
     return ExitCode.SERVER if bad else ExitCode.OK
 
 
@@ -52,9 +62,9 @@ def _clean() -> None:
             output.progress(f"freed {orphan.path} ({size / checks.GIB:.1f} GiB)")
 
 
-def _print(result: checks.CheckResult) -> None:
+def _print(result: checks.CheckResult, width: int) -> None:
     mark, style = MARKS[result.grade]
     out = output.console()
-    out.print(Text.assemble((mark, style), f"  {result.what:<10} {result.seen}"))
+    out.print(Text.assemble((mark, style), f"  {result.what:<{width}} {result.seen}"))
     if result.advice:
-        out.print(Text.assemble(" " * 17, ("→ ", "bold"), result.advice))
+        out.print(Text.assemble(" " * (width + 7), ("→ ", "bold"), result.advice))

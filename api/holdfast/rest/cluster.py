@@ -1,10 +1,12 @@
-"""`/cluster`: the nodes, the queue and the capacity."""
+"""`/cluster`: the nodes, the queue and the capacity; the check of all nodes."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from holdfast.rest.services import OverviewDep
+from holdfast.rest.problems import documented
+from holdfast.rest.services import ClusterCheckDep, OverviewDep
+from holdfast_service.views.cluster_check import ClusterCheckView
 from holdfast_service.views.lists import ClusterView
 
 router = APIRouter(prefix="/api/v1/cluster", tags=["nodes"])
@@ -13,3 +15,12 @@ router = APIRouter(prefix="/api/v1/cluster", tags=["nodes"])
 @router.get("", summary="Nodes, queue and capacity, a few seconds old at most")
 async def get_cluster(overview: OverviewDep) -> ClusterView:
     return await overview.cluster()
+
+
+@router.post(
+    "/check",
+    summary="Inspect every node: what is wrong where, and what to do; takes some seconds",
+    responses=documented(503),
+)
+async def check_cluster(check: ClusterCheckDep) -> ClusterCheckView:
+    return await check.check()

@@ -20,6 +20,7 @@ from holdfast_service.operations.service import OperationService
 from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.services.checkpoints import CheckpointService
+from holdfast_service.services.cluster_check import ClusterCheck
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import InjectionService
 from holdfast_service.services.job_removal import JobRemoval
@@ -40,6 +41,7 @@ class Services:
     jobs: JobService
     checkpoints: CheckpointService
     nodes: NodeService
+    cluster_check: ClusterCheck
     injections: InjectionService
     overview: Overview
     live: LiveHub
@@ -87,6 +89,7 @@ def services_over(
         jobs=jobs,
         checkpoints=checkpoints,
         nodes=nodes,
+        cluster_check=ClusterCheck(cluster, settings),
         injections=InjectionService(store, settings, wake),
         overview=Overview(store, nodes, settings, goodput_cache),
         live=LiveHub(store, settings),
@@ -127,6 +130,10 @@ async def nodes(services: ServicesDep) -> NodeService:
     return services.nodes
 
 
+async def cluster_check(services: ServicesDep) -> ClusterCheck:
+    return services.cluster_check
+
+
 async def overview(services: ServicesDep) -> Overview:
     return services.overview
 
@@ -138,6 +145,7 @@ async def replays(services: ServicesDep) -> ReplayService:
 JobsDep = Annotated[JobService, Depends(jobs)]
 CheckpointsDep = Annotated[CheckpointService, Depends(checkpoints)]
 OperationsDep = Annotated[OperationService, Depends(operations)]
+ClusterCheckDep = Annotated[ClusterCheck, Depends(cluster_check)]
 NodesDep = Annotated[NodeService, Depends(nodes)]
 OverviewDep = Annotated[Overview, Depends(overview)]
 ReplaysDep = Annotated[ReplayService, Depends(replays)]

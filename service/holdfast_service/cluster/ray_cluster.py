@@ -26,6 +26,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import actor_names, node_paths
+from holdfast_service.cluster.node_inspection import inspect_nodes
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.runtime_env import publish
 from holdfast_service.cluster.supervisor_actor import (
@@ -35,6 +36,7 @@ from holdfast_service.cluster.supervisor_actor import (
     SupervisorActor,
 )
 from holdfast_service.daemon_threads import DaemonThreads
+from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
     Capacity,
@@ -53,6 +55,7 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.remote_tier.location import SecretUnusable, credentials_for
 from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import RemoteTierSpec
 
 Result = TypeVar("Result")
@@ -172,6 +175,11 @@ class RayCluster:
 
     async def jobs_present(self) -> set[str]:
         return await self._call(self._jobs_present)
+
+    async def inspect(
+        self, store: tuple[str, StorageOptions] | None, deadline_s: float
+    ) -> list[InspectedNode]:
+        return await self._call(lambda: inspect_nodes(store, deadline_s), deadline_s + CALL_S)
 
     async def _order(
         self, job_id: str, order: StopOrder | FaultOrder | AvoidOrder | SizeOrder
@@ -312,9 +320,11 @@ class RayCluster:
 
     # --- translation of errors ---------------------------------------------------------------
 
-    async def _call(self, body: Callable[[], Result]) -> Result:
+    async def _call(
+        self, body: Callable[[], Result], deadline_s: float = CALL_S + RELEASE_S
+    ) -> Result:
         try:
-            return await asyncio.wait_for(self._in_thread(body), CALL_S + RELEASE_S)
+            return await asyncio.wait_for(self._in_thread(body), deadline_s)
         except (RayError, ConnectionError, TimeoutError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
 

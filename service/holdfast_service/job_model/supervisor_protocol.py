@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.events.codec import EVENT_TYPES, AnyEvent, decode, encode
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
 from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
+from holdfast_workers.protocol.processes import StorageOptions
 
 __all__ = [
     "AvoidOrder",
@@ -253,6 +255,13 @@ class Cluster(Protocol):
 
     async def release(self, job_id: str) -> bool:
         """Remove every actor, placement group and segment of the job. True if none is left."""
+        ...
+
+    async def inspect(
+        self, store: tuple[str, StorageOptions] | None, deadline_s: float
+    ) -> list[InspectedNode]:
+        """What can be measured on each living node within about `deadline_s`, access to the `store`
+        (its URI, and how to open it) included."""
         ...
 
     async def jobs_present(self) -> set[str]:

@@ -146,10 +146,25 @@ async def find_storage_fault(
 
 
 async def probe_storage(remote: RemoteTierSpec, settings: Settings, threads: Executor) -> None:
-    """Test the remote storage by writing, reading and deleting an object, in one of `threads`;
-    nothing is tested if `remote` names no place. Raises SecretUnusable, StorageError."""
-    if remote.uri is None:
+    """:func:`probe` in one of `threads`; nothing is tested if `remote` names no place. Raises
+    SecretUnusable, StorageError."""
+    access = hasty_access(remote, settings)
+    if access is None:
         return
+    deadline_s = settings.storage_probe_s
+    try:
+        async with asyncio.timeout(deadline_s):
+            await asyncio.wrap_future(threads.submit(probe, *access))
+    except TimeoutError as error:
+        why = f"it did not answer within {deadline_s:g} s: check endpoint and network"
+        raise TransientStorageError(access[0], why) from error
+
+
+def hasty_access(remote: RemoteTierSpec, settings: Settings) -> tuple[str, StorageOptions] | None:
+    """URI of the storage, and options that give up within `storage_probe_s`; None: `remote` names
+    no place. Raises SecretUnusable."""
+    if remote.uri is None:
+        return None
     credentials = credentials_for(remote.uri, remote, settings.secrets_dir)
     deadline_s = settings.storage_probe_s
     short = {
@@ -160,35 +175,29 @@ async def probe_storage(remote: RemoteTierSpec, settings: Settings, threads: Exe
         "attempts": 2,
     }
     local = not settings.allow_local_storage
-    options = storage_options(remote, credentials, refuse_local=local, **short)
-    try:
-        async with asyncio.timeout(deadline_s):
-            await asyncio.wrap_future(threads.submit(_probe, remote.uri, options))
-    except TimeoutError as error:
-        why = f"it did not answer within {deadline_s:g} s: check endpoint and network"
-        raise TransientStorageError(remote.uri, why) from error
+    return remote.uri, storage_options(remote, credentials, refuse_local=local, **short)
 
 
-def _probe(uri: str, options: StorageOptions) -> None:
-    """List, write, read and delete in a temporary folder. Raises StorageError. Removes the folders
-    that it had to create: the job may be refused."""
-    probe = open_storage(uri, options).below(f".holdfast-probe-{uuid.uuid4().hex}")
-    probe.objects()  # refuses a path that no folder can have
+def probe(uri: str, options: StorageOptions) -> None:
+    """Test the storage: list, write, read and delete in a temporary folder. Removes the folders
+    that it had to create: the job may be refused. Raises StorageError."""
+    folder = open_storage(uri, options).below(f".holdfast-probe-{uuid.uuid4().hex}")
+    folder.objects()  # refuses a path that no folder can have
     root = local_folder(uri)
     missing = [] if root is None else [at for at in (root, *root.parents) if not at.exists()]
     with contextlib.suppress(ObjectExists):  # by an earlier try whose answer was lost
-        probe.put_new("probe", b"can be written")
+        folder.put_new("probe", b"can be written")
     try:
-        _require_conditional_writes(probe)
-        if probe.read("probe") != b"can be written":
+        _require_conditional_writes(folder)
+        if folder.read("probe") != b"can be written":
             raise StorageError(
-                probe.uri, "it returns other bytes than were written: check the storage service"
+                folder.uri, "it returns other bytes than were written: check the storage service"
             )
     finally:
-        probe.delete_all()
+        folder.delete_all()
         with contextlib.suppress(OSError):  # another job may use the folder by now
-            for folder in missing:
-                folder.rmdir()
+            for made in missing:
+                made.rmdir()
 
 
 def _require_conditional_writes(probe: Storage) -> None:

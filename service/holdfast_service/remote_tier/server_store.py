@@ -36,7 +36,7 @@ def refuse_wrong_settings(settings: Settings) -> None:
             "server and all nodes share"
         )
     try:
-        store = _remote_tier(settings)
+        store = remote_tier_of(settings)
     except ValidationError as error:
         problems = (f"--store-{one['loc'][0]}: {one['msg']}" for one in error.errors())
         raise StoreUnusable("; ".join(problems)) from error
@@ -49,7 +49,7 @@ async def refuse_unusable(settings: Settings, threads: Executor) -> None:
     """Test the store. One that does not answer now is reported in the log, and jobs are refused
     meanwhile; the server is needed for those that run. Raises StoreUnusable."""
     try:
-        await probe_storage(_remote_tier(settings), settings, threads)
+        await probe_storage(remote_tier_of(settings), settings, threads)
     except SecretUnusable as error:
         raise StoreUnusable(f"--store-secret: {error}") from error
     except TransientStorageError as error:
@@ -68,7 +68,8 @@ def with_store(spec: JobSpec, settings: Settings) -> JobSpec:
     return spec.model_copy(update={"checkpoint": checkpoint})
 
 
-def _remote_tier(settings: Settings) -> RemoteTierSpec:
+def remote_tier_of(settings: Settings) -> RemoteTierSpec:
+    """The server's store as a job names it; without `uri` if the server has none."""
     return RemoteTierSpec.model_validate(
         {name: getattr(settings, f"store_{name}") for name in _PLACE}
     )

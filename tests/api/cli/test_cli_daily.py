@@ -28,7 +28,9 @@ from holdfast.cli.columns import Column, lay
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import COMMANDS, run
 from holdfast.client import config
+from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.lifecycle import State
+from holdfast_workers.health.node_facts import measure
 from holdfast_workers.memory import node_folder
 from holdfast_workers.memory.node_folder import NodeFolder
 
@@ -368,6 +370,27 @@ def test_doctor_gives_advice(
     server.stop()
     run(["doctor", "--data-dir", str(tmp_path)])
     assert "holdfast serve" in capsys.readouterr().out
+
+
+def test_doctor_names_the_faults_of_every_node(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = measure(tmp_path, tmp_path)
+    server.cluster.inspected = [
+        InspectedNode("n1", "10.0.0.1", facts),
+        InspectedNode("n2", "10.0.0.2", facts, unreachable={"n1": "timed out"}),
+    ]
+    assert run(["doctor", "--cluster"]) == ExitCode.SERVER
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "BAD 10.0.0.2 network cannot connect to 10.0.0.1: timed out → open all ports" in printed
+    server.cluster.inspected.pop()
+    assert run(["doctor", "--cluster", "--json"]) == ExitCode.OK
+    assert {json.loads(line)["what"] for line in capsys.readouterr().out.splitlines()} >= {
+        "10.0.0.1"
+    }
+    server.cluster.unreachable = True
+    assert run(["doctor", "--cluster"]) == ExitCode.SERVER
+    assert "the cluster does not answer" in capsys.readouterr().out
 
 
 def test_doctor_frees_the_memory_of_nodes_that_are_gone(

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
 
+from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
@@ -36,6 +37,7 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_workers.protocol.processes import StorageOptions
 
 STEPS = 20
 
@@ -101,6 +103,11 @@ class DurableCluster:
         self._order(job_id).unlink(missing_ok=True)
         self._file(job_id).unlink(missing_ok=True)
         return True
+
+    async def inspect(
+        self, store: tuple[str, StorageOptions] | None, deadline_s: float
+    ) -> list[InspectedNode]:
+        return []
 
     async def jobs_present(self) -> set[str]:
         return {path.stem for path in self._folder.glob("*.job")}

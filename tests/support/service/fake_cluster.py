@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     ClusterUnavailable,
@@ -28,6 +29,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
+from holdfast_workers.protocol.processes import StorageOptions
 
 MESH = {"dp_shard": 2, "tp": 2}
 
@@ -188,6 +190,7 @@ class FakeCluster:
         self.supervisors: dict[str, FakeSupervisor] = {}
         self.starts: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
+        self.inspected: list[InspectedNode] = []
         self.looks = 0  # number of searches for present jobs
         self.releases: Counter[str] = Counter()
         self.unreachable = False
@@ -260,6 +263,12 @@ class FakeCluster:
             return False
         self.supervisors.pop(job_id, None)
         return True
+
+    async def inspect(
+        self, store: tuple[str, StorageOptions] | None, deadline_s: float
+    ) -> list[InspectedNode]:
+        self._reach()
+        return self.inspected
 
     async def jobs_present(self) -> set[str]:
         self._reach()

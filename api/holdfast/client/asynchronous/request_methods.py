@@ -34,6 +34,7 @@ from holdfast.errors import WaitTimeout
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness, Version
 from holdfast_service.job_model.times import rfc3339
+from holdfast_service.views.cluster_check import ClusterCheckView
 from holdfast_service.views.comparison import ComparisonView, joined
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
@@ -325,6 +326,11 @@ class AsyncRequestMethods:
     async def cluster(self) -> ClusterView:
         """Nodes, queue and capacity."""
         return await self._get("/api/v1/cluster", ClusterView)
+
+    async def check_cluster(self) -> ClusterCheckView:
+        """Inspect every node: what is wrong where, and what to do; takes some seconds. Raises
+        ServerError if the cluster does not answer."""
+        return await self._send("POST", "/api/v1/cluster/check", ClusterCheckView)
 
     async def checkpoints(self, job_id: str) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""

@@ -35,6 +35,7 @@ from holdfast.errors import WaitTimeout
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness, Version
 from holdfast_service.job_model.times import rfc3339
+from holdfast_service.views.cluster_check import ClusterCheckView
 from holdfast_service.views.comparison import ComparisonView, joined
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
@@ -324,6 +325,11 @@ class RequestMethods:
     def cluster(self) -> ClusterView:
         """Nodes, queue and capacity."""
         return self._get("/api/v1/cluster", ClusterView)
+
+    def check_cluster(self) -> ClusterCheckView:
+        """Inspect every node: what is wrong where, and what to do; takes some seconds. Raises
+        ServerError if the cluster does not answer."""
+        return self._send("POST", "/api/v1/cluster/check", ClusterCheckView)
 
     def checkpoints(self, job_id: str) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""

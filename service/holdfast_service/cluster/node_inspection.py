@@ -1,0 +1,186 @@
+"""Inspects every node of the cluster through Ray: facts, clock, storage, connections of all pairs.
+
+A probe is an actor without resources on each living node, so it also runs on nodes that are full.
+It belongs to this driver and ends with it. A node that does not answer in time is reported, and
+delays the others no longer than the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.remote_tier.location import probe
+from holdfast_workers.checkpoint.storage import StorageError
+from holdfast_workers.data.cached_file import cache_folder
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.health.node_facts import NodeFacts, clock_offset_s, connect_problem, measure
+from holdfast_workers.ipc.listening import RANGE_VARIABLE, PortRange, listen
+from holdfast_workers.memory.node_folder import memory_base
+from holdfast_workers.protocol.processes import StorageOptions
+
+CONNECT_S = 3.0
+BACKLOG = 1024
+UNKNOWN_CLOCK = (0.0, 0.0)
+MOST_CONNECTIONS = 16
+"""Connections that a probe tries at the same time."""
+
+
+class NodeProbe:
+    """Runs on the inspected node. Answers are plain values, so that a node with another version of
+    Holdfast can answer."""
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(measure(memory_base(os.environ), cache_folder(os.environ)))
+
+    def now(self) -> float:
+        return time.time()
+
+    def listen(self, host: str) -> tuple[int, str]:
+        """Accept connections at this address until the probe ends, on a port that agents of this
+        node might use. Returns the port, and otherwise why there is none."""
+        try:
+            ports = PortRange.parse(os.environ.get(RANGE_VARIABLE, ""))
+            listener = listen(host, ports, BACKLOG)
+        except (OSError, WorkersError) as error:
+            return 0, str(error)
+        threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+        return int(listener.getsockname()[1]), ""
+
+    def unreachable(self, others: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+        """The nodes to which this one cannot connect, and why."""
+        with ThreadPoolExecutor(MOST_CONNECTIONS) as pool:
+            problems = pool.map(lambda at: connect_problem(at, CONNECT_S), others.values())
+            return {node: why for node, why in zip(others, problems, strict=True) if why}
+
+    def storage_problem(self, uri: str, options: StorageOptions) -> str:
+        """Why checkpoints cannot be written and read there; "": they can."""
+        try:
+            probe(uri, options)
+        except StorageError as error:
+            return str(error)
+        return ""
+
+
+def _accept(listener: socket.socket) -> None:
+    while True:
+        listener.accept()[0].close()
+
+
+def inspect_nodes(
+    store: tuple[str, StorageOptions] | None, deadline_s: float
+) -> list[InspectedNode]:
+    """One result per living node, within about `deadline_s`. Blocks; raises errors of Ray."""
+    end = time.monotonic() + deadline_s
+    nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    probes = {node: _probe(node) for node in nodes}
+    try:
+        return _Inspection(nodes, probes, end).result(store)
+    finally:
+        for probe in probes.values():
+            ray.kill(probe)
+
+
+class _Inspection:
+    """`end`: until when (monotonic) the nodes may answer."""
+
+    def __init__(self, nodes: dict[str, Any], probes: dict[str, Any], end: float) -> None:
+        self._nodes = nodes
+        self._probes = probes
+        self._end = end
+        self._problems: dict[str, str] = {}
+
+    def result(self, store: tuple[str, StorageOptions] | None) -> list[InspectedNode]:
+        # Half of the time for the start of the probes: the rest needs milliseconds, or is late.
+        facts = self._ask(lambda node: self._probes[node].facts.remote(), share=0.5)
+        ports = self._ask(lambda node: self._probes[node].listen.remote(self._host(node)))
+        at = {node: (self._host(node), port) for node, (port, _) in ports.items() if port}
+        unreachable = self._ask(
+            lambda node: self._probes[node].unreachable.remote(
+                {other: where for other, where in at.items() if other != node}
+            )
+        )
+        stored = {}
+        if store is not None:
+            stored = self._ask(lambda node: self._probes[node].storage_problem.remote(*store))
+        clocks = {node: self._clock(node) for node in unreachable}
+        return [
+            InspectedNode(
+                node=node,
+                host=self._host(node),
+                facts=None if node in self._problems else _read(facts[node]),
+                problem=self._problems.get(node, ""),
+                ray_gpus=float(self._nodes[node]["Resources"].get("GPU", 0.0)),
+                clock_ahead_s=clocks.get(node, UNKNOWN_CLOCK)[0],
+                clock_error_s=clocks.get(node, UNKNOWN_CLOCK)[1],
+                listen_problem=ports.get(node, (0, ""))[1],
+                unreachable=unreachable.get(node, {}),
+                storage_problem=stored.get(node, ""),
+            )
+            for node in self._nodes
+        ]
+
+    def _host(self, node: str) -> str:
+        return str(self._nodes[node]["NodeManagerAddress"])
+
+    def _ask(self, call: Callable[[str], Any], share: float = 1.0) -> dict[str, Any]:
+        """The answers of the nodes that have answered everything so far. `share`: the part of the
+        time left that they have."""
+        calls = {node: call(node) for node in self._nodes if node not in self._problems}
+        limit = max(0.1, (self._end - time.monotonic()) * share)
+        if calls:
+            ray.wait([*calls.values()], num_returns=len(calls), timeout=limit)
+        answers = {}
+        for node, reference in calls.items():
+            try:
+                answers[node] = ray.get(reference, timeout=0.01)
+            except GetTimeoutError:
+                self._problems[node] = f"it did not answer within {limit:.0f} s"
+            except RayError as error:
+                self._problems[node] = _shortened(error)
+        return answers
+
+    def _clock(self, node: str) -> tuple[float, float]:
+        def there() -> float:
+            limit = max(0.1, self._end - time.monotonic())
+            return float(ray.get(self._probes[node].now.remote(), timeout=limit))
+
+        try:
+            return clock_offset_s(there)
+        except RayError as error:
+            self._problems[node] = _shortened(error)
+            return UNKNOWN_CLOCK
+
+
+def _probe(node: str) -> Any:
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": here}
+    return ray.remote(NodeProbe).options(**options).remote()
+
+
+def _read(document: dict[str, Any]) -> NodeFacts:
+    """The facts of a node, which may have another version: unknown fields are left out."""
+    known = {field.name for field in fields(NodeFacts)}
+    given = {name: _frozen(value) for name, value in document.items() if name in known}
+    return NodeFacts(**given)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list | tuple) else value
+
+
+def _shortened(error: RayError) -> str:
+    """The last line of Ray's message, which has the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"it cannot be inspected: {lines[-1] if lines else type(error).__name__}"

@@ -1,0 +1,70 @@
+"""The facts of a node are read from the machine, and from control groups of either version."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast_workers import build
+from holdfast_workers.health.node_facts import clock_offset_s, connect_problem, measure
+
+
+def test_this_machine_is_measured(tmp_path: Path) -> None:
+    facts = measure(tmp_path / "memory", tmp_path / "cache")
+    assert facts.build == build.LOADED
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert {name for name, _ in facts.packages} >= {"ray", "torch"}
+    assert facts.memory_total and facts.shared_free and facts.cache_free and facts.open_files
+    assert (facts.memory_problem, facts.cache_problem) == ("", "")
+    assert not [*(tmp_path / "memory").iterdir()]  # nothing is left
+
+
+def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    facts = measure(tmp_path / "file" / "memory", tmp_path / "file")
+    assert "file/memory" in facts.memory_problem
+    assert "file" in facts.cache_problem
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_folder_of_another_user_is_unusable(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    os.chown(tmp_path / "memory", 12345, 12345)
+    assert "not a folder of user 0" in measure(tmp_path / "memory", tmp_path).memory_problem
+
+
+def test_the_least_room_for_tasks_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n3:pids:/old\n")
+    for group, limit, current in (("a/b", "max", 9), ("a", "500", 100), ("pids/old", "300", 50)):
+        folder = tmp_path / "sys/fs/cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "pids.max").write_text(f"{limit}\n")
+        (folder / "pids.current").write_text(f"{current}\n")
+    facts = measure(tmp_path, tmp_path, root=tmp_path)
+    assert (facts.tasks_limit, facts.tasks) == (300, 50)
+
+
+def test_a_connection_is_tried_and_its_failure_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert connect_problem(listener.getsockname(), 5.0) == ""
+        port = listener.getsockname()[1]
+    assert "refused" in connect_problem(("127.0.0.1", port), 5.0)
+
+
+def test_the_quickest_answer_tells_the_offset_of_a_clock() -> None:
+    delays = iter((0.3, 0.0, 0.2))
+
+    def ask() -> float:
+        time.sleep(next(delays) / 2)
+        now = time.time() + 40.0
+        time.sleep(0.01)
+        return now
+
+    offset, error = clock_offset_s(ask, rounds=3)
+    assert abs(offset - 40.0) <= error + 1e-3
+    assert error < 0.1
