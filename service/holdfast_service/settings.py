@@ -163,7 +163,7 @@ class Settings(BaseSettings):
         "cordoned or in quarantine.",
     )
     cluster_check_s: Seconds = Field(
-        default=20.0,
+        default=40.0,
         description="How long the nodes have for the check of the cluster (`holdfast doctor "
         "--cluster`); a node that has not answered then is reported.",
     )

@@ -85,6 +85,7 @@ class Product:
                     "PYTHONPATH": _python_path(),
                     "OMP_NUM_THREADS": "1",
                     "HOLDFAST_NODE_LOGS": "json",
+                    "HOLDFAST_CLUSTER_CHECK_S": "100",
                     **dict.fromkeys(SERVERS_SECRETS, PLANTED),
                     "HOLDFAST_WORKER_ENV": "NAMED_*",
                     "NAMED_BY_OPERATOR": "yes",

@@ -64,6 +64,8 @@ class Call(Generic[T]):
     headers: Mapping[str, str] | None = None
     content: bytes | None = None
     """Raw bytes to send instead of a `body`."""
+    timeout_s: float | None = None
+    """The longest silence of the server before it answers; None: that of the client."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ def settings(address: str, timeout_s: float, token: str | None) -> dict[str, Any
 
 
 def request(call: Call[Any]) -> dict[str, Any]:
+    limit = None if call.timeout_s is None else httpx.Timeout(call.timeout_s, connect=CONNECT_S)
     return {
+        **({} if limit is None else {"timeout": limit}),
         "method": call.method,
         "url": call.path,
         "params": present(call.params),

@@ -102,8 +102,8 @@ class _Inspection:
         self._problems: dict[str, str] = {}
 
     def result(self, store: tuple[str, StorageOptions] | None) -> list[InspectedNode]:
-        # Half of the time for the start of the probes: the rest needs milliseconds, or is late.
-        facts = self._ask(lambda node: self._probes[node].facts.remote(), share=0.5)
+        # Most of the time is for the start of the probes: a node has to start a process.
+        facts = self._ask(lambda node: self._probes[node].facts.remote(), share=0.75)
         ports = self._ask(lambda node: self._probes[node].listen.remote(self._host(node)))
         at = {node: (self._host(node), port) for node, (port, _) in ports.items() if port}
         unreachable = self._ask(

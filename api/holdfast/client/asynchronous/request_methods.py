@@ -67,6 +67,9 @@ from holdfast_service.views.timeline import TimelineView, VerdictView
 
 T = TypeVar("T")
 
+CLUSTER_CHECK_S = 300.0
+"""The server has a shorter deadline, `HOLDFAST_CLUSTER_CHECK_S`."""
+
 
 class AsyncRequestMethods:
     """One method per request of the REST API, over one connection; for one event loop, or one
@@ -330,7 +333,8 @@ class AsyncRequestMethods:
     async def check_cluster(self) -> ClusterCheckView:
         """Inspect every node: what is wrong where, and what to do; takes some seconds. Raises
         ServerError if the cluster does not answer."""
-        return await self._send("POST", "/api/v1/cluster/check", ClusterCheckView)
+        path = "/api/v1/cluster/check"
+        return await self._send("POST", path, ClusterCheckView, timeout_s=CLUSTER_CHECK_S)
 
     async def checkpoints(self, job_id: str) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""

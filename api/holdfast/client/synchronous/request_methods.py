@@ -68,6 +68,9 @@ from holdfast_service.views.timeline import TimelineView, VerdictView
 
 T = TypeVar("T")
 
+CLUSTER_CHECK_S = 300.0
+"""The server has a shorter deadline, `HOLDFAST_CLUSTER_CHECK_S`."""
+
 
 class RequestMethods:
     """One method per request of the REST API, over one connection; for one event loop, or one
@@ -329,7 +332,8 @@ class RequestMethods:
     def check_cluster(self) -> ClusterCheckView:
         """Inspect every node: what is wrong where, and what to do; takes some seconds. Raises
         ServerError if the cluster does not answer."""
-        return self._send("POST", "/api/v1/cluster/check", ClusterCheckView)
+        path = "/api/v1/cluster/check"
+        return self._send("POST", path, ClusterCheckView, timeout_s=CLUSTER_CHECK_S)
 
     def checkpoints(self, job_id: str) -> CheckpointPage:
         """The checkpoints that the job can continue from, by tier."""
