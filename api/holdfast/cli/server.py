@@ -32,6 +32,9 @@ def serve(
     ray_address: Annotated[
         str | None, Parameter(help="A Ray cluster; default: an embedded one.")
     ] = None,
+    ray_token_file: Annotated[
+        Path | None, Parameter(help="That cluster's token, as `holdfast cluster up` made it.")
+    ] = None,
     local_nodes: Annotated[
         int | None, Parameter(help="Nodes of the embedded cluster; default 3.")
     ] = None,
@@ -64,6 +67,7 @@ def serve(
         data_dir=data_dir,
         database_url=database_url,
         ray_address=ray_address,
+        ray_token_file=ray_token_file,
         local_nodes=local_nodes,
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,

@@ -83,6 +83,12 @@ class Bridge:
         """Cut or restore the only link of the namespace, without notifying any process."""
         _ip("link", "set", self._veth(name), "up" if up else "down")
 
+    def route(self, name: str) -> None:
+        """Let the namespace reach other networks through this process's address, as a machine
+        does through its router. A link that was cut has lost its route."""
+        there = f"{self._tag}-{name}"
+        _ip("-n", there, "route", "replace", "default", "via", self.gateway, "dev", INTERFACE)
+
     def close(self) -> None:
         for name in self._names:
             _ip("link", "del", self._veth(name), check=False)
