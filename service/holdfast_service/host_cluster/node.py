@@ -32,10 +32,7 @@ from holdfast_service.host_cluster.ray_command import (
 from holdfast_workers.ipc import environment
 
 ASIDE = "192.0.2.1"  # an address of no machine (RFC 5737); nothing is sent to it
-_RAYS_PROGRAMS = (
-    "raylet",
-    "gcs_server",
-)  # in the order in which they end: the first needs the second
+_RAYS_PROGRAMS = ("raylet", "gcs_server")  # as they end: the first says good-bye to the second
 _POLL_S = 0.1
 _LOG_LINES = 15
 

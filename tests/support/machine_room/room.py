@@ -21,7 +21,7 @@ MIB = 2**20
 SHM_BYTES = 128 * MIB
 DISK_BYTES = 2048 * MIB
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("workers", "service", "api")
+PACKAGES = ("workers", "service", "api", ".")
 
 
 class MachineRoom:
