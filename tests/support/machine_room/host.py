@@ -87,6 +87,7 @@ class Host:
         self._environment = {**environment, "HOME": HOME, "HOSTNAME": plan.name}
         self._logs = logs
         self._started: list[HostProcess] = []
+        self.init = 0  # the pid of the host's first process, as this process numbers it
         fields = {**plan.__dict__, "hosts": dict(plan.hosts), "home": HOME}
         namespaces = ("--mount", "--propagation", "private", "--pid", "--ipc", "--uts")
         self._outer = subprocess.Popen(
@@ -99,7 +100,7 @@ class Host:
             stderr=subprocess.PIPE,
         )
         try:
-            self._init = self._await_boot()
+            self.init = self._await_boot()
         except BaseException:
             self.kill()
             raise
@@ -150,15 +151,22 @@ class Host:
 
     def outside(self, path: str) -> Path:
         """Where this process finds a path of the host, while the host lives."""
-        return Path(f"/proc/{self._init}/root", path.removeprefix("/"))
+        return Path(f"/proc/{self.init}/root", path.removeprefix("/"))
 
     def pids(self) -> list[int]:
         """All processes of the host except its first, as this process numbers them."""
-        return [child.pid for child in psutil.Process(self._init).children(recursive=True)]
+        own = _namespace(self.init)
+        others = (pid for pid in psutil.pids() if pid != self.init)
+        return [pid for pid in others if _namespace(pid) == own]
 
     def kill(self) -> None:
         """End every process of the host at once; its memory and its folders are gone."""
-        self._outer.kill()  # the kernel then ends the host's first process, and all others
+        if self.init:
+            with contextlib.suppress(ProcessLookupError):
+                # The kernel ends the others before this one is reaped.
+                os.kill(self.init, signal.SIGKILL)
+        else:
+            self._outer.kill()
         self._outer.wait(END_S)
         for stream in (self._outer.stdin, self._outer.stdout, self._outer.stderr):
             if stream is not None:
@@ -183,4 +191,12 @@ class Host:
 
     def _entered(self) -> list[str]:
         namespaces = ("--mount", "--pid", "--ipc", "--uts", "--net")
-        return ["nsenter", "--target", str(self._init), *namespaces, f"--wdns={HOME}"]
+        return ["nsenter", "--target", str(self.init), *namespaces, f"--wdns={HOME}"]
+
+
+def _namespace(pid: int) -> str | None:
+    """The PID namespace of a process; None if it has ended."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return None

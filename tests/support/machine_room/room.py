@@ -36,7 +36,7 @@ class MachineRoom:
         shm_bytes: Mapping[str, int] | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._names = names
+        self.names = tuple(names)
         self._logs = logs
         self._shm_bytes = shm_bytes or {}
         self._bridge = namespaces.Bridge(names)
@@ -46,7 +46,7 @@ class MachineRoom:
     def __enter__(self) -> MachineRoom:
         self._bridge.__enter__()
         try:
-            for name in self._names:
+            for name in self.names:
                 self.boot(name)
         except BaseException:
             self.close()
@@ -64,7 +64,7 @@ class MachineRoom:
 
     def boot(self, name: str) -> Host:
         """Start the host; it has empty folders, as a machine that was replaced."""
-        hosts = {each: self.address(each) for each in self._names}
+        hosts = {each: self.address(each) for each in self.names}
         plan = HostPlan(
             name=name,
             address=hosts[name],
