@@ -16,14 +16,14 @@ import sys
 from pathlib import Path
 
 OWN_FOLDERS = ("/tmp", "/var/tmp", "/home", "/mnt")
-"""Empty folders in memory of each host, beside /dev/shm and /run."""
+"""Empty folders in memory of each host, beside /dev/shm and /run; /etc is a layer of its own."""
 
 
 def main() -> None:
     plan = json.loads(sys.argv[1])
     socket.sethostname(plan["name"])
     _mount("-t", "proc", "proc", "/proc")
-    _own_names(plan["hosts"])
+    _own_settings(plan["hosts"])
     _mount("-o", "remount,ro,bind", "/")
     _mount("-t", "tmpfs", "-o", f"size={plan['shm_bytes']},mode=1777", "shm", "/dev/shm")
     for folder in OWN_FOLDERS:
@@ -39,16 +39,20 @@ def main() -> None:
         pass
 
 
-def _own_names(hosts: dict[str, str]) -> None:
-    """An /etc/hosts of the room's own, and no name server outside it."""
-    _mount("-t", "tmpfs", "-o", "size=1m,mode=755", "run", "/run")
-    names = Path("/run/hosts")
+def _own_settings(hosts: dict[str, str]) -> None:
+    """An /etc whose changes the host alone sees: the names of the room, no name server."""
+    _mount("-t", "tmpfs", "-o", "size=16m,mode=755", "run", "/run")
+    layers = {name: f"/run/etc/{name}" for name in ("upperdir", "workdir")}
+    for folder in layers.values():
+        Path(folder).mkdir(parents=True)
+    options = ",".join(f"{name}={folder}" for name, folder in layers.items())
+    _mount("-t", "overlay", "-o", f"lowerdir=/etc,{options}", "etc", "/etc")
     lines = [f"{address} {name}" for name, address in hosts.items()]
-    names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
-    servers = Path("/run/resolv.conf")
-    servers.write_text("")  # the resolver asks this host itself, which refuses at once
-    for own, there in ((names, "/etc/hosts"), (servers, "/etc/resolv.conf")):
-        _mount("--bind", str(own), there)
+    Path("/etc/hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+    # With no name server, the resolver asks this host itself, which refuses at once.
+    servers = Path("/etc/resolv.conf")
+    servers.unlink(missing_ok=True)
+    servers.write_text("")
 
 
 def _mount(*arguments: str) -> None:
