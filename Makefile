@@ -8,7 +8,7 @@ CHECK_PYTHON := import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sy
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: setup test lint demo demo-elastic soak bench clean
+.PHONY: setup test cluster-test lint demo demo-elastic soak bench clean
 
 # build.py builds only if the sources of the dashboard, or of the API that it uses, have changed.
 setup: $(STAMP)
@@ -36,6 +36,10 @@ test: lint
 	$(BIN)/python api/dashboard/build.py test
 	$(BIN)/pytest -m "not cluster and not chaos and not web and not soak" -n 2
 	$(BIN)/pytest -m "(cluster or chaos or web) and not soak" --durations 40
+
+# Several machines in a box: needs root, `ip` and `unshare`. A part of it is in `make test`.
+cluster-test: setup
+	HOLDFAST_NO_SKIPS=1 $(BIN)/pytest tests/machine_room --durations 10
 
 demo: setup
 	$(BIN)/holdfast demo

@@ -73,6 +73,11 @@ class Settings(BaseSettings):
         description="Name of the secret for `store_uri`; null: the variables AWS_ACCESS_KEY_ID, "
         "AWS_SECRET_ACCESS_KEY, ... in the environment of the server and of all nodes.",
     )
+    ray_token_file: Path | None = Field(
+        default=None,
+        description="File with the token of the cluster at `ray_address`, mode 0600, as "
+        "`holdfast cluster up` made it; null: RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH apply.",
+    )
     local_nodes: Annotated[int, Field(ge=1)] = 3
     ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
         default=None,

@@ -1,14 +1,17 @@
-"""Dashboards and alerts query only series and labels that the server exports."""
+"""Dashboards and alerts query only series and labels that the server exports; units are valid."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from holdfast.cli.main import build
 from holdfast.rest.metric_series import SERIES, SeriesKind
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -47,3 +50,26 @@ def test_alerts_have_a_summary() -> None:
     assert all(
         rule["annotations"]["summary"] for group in rules["groups"] for rule in group["rules"]
     )
+
+
+def units() -> list[Path]:
+    return sorted((DEPLOY / "systemd").glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", units(), ids=lambda unit: unit.name)
+def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
+    (start,) = re.findall(r"^ExecStart=/opt/holdfast/bin/holdfast (.+)$", unit.read_text(), re.M)
+    words = [word for word in start.replace("${HOLDFAST_HEAD}", "head").split() if word[0] != "$"]
+    build().parse_args(words, exit_on_error=False, print_error=False)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
+@pytest.mark.parametrize("unit", units(), ids=lambda unit: unit.name)
+def test_systemd_understands_a_unit(unit: Path, tmp_path: Path) -> None:
+    here = tmp_path / unit.name
+    text = unit.read_text().replace("/opt/holdfast/bin/holdfast", "/bin/true")
+    here.write_text(text.replace("User=holdfast", "User=root"))
+    command = ["systemd-analyze", "verify", "--man=no", str(here)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert unit.name not in found.stderr, found.stderr
+    assert found.returncode == 0, found.stderr

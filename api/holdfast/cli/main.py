@@ -63,6 +63,9 @@ COMMANDS = (
     Command("checkpoint", "cli.checkpoint:group", HISTORY, "List, verify, pin, remove, export."),
     Command("verify", "cli.verify:verify", HISTORY, "Prove the bits of a job by a replay."),
     Command("inject", "cli.faults:inject", HISTORY, "Inject a fault into a job."),
+    Command(
+        "cluster", "cli.cluster:group", CLUSTER, "Start Ray on this machine; join or leave others."
+    ),
     Command("upgrade", "cli.upgrade:upgrade", CLUSTER, "Let running jobs use the server's build."),
     Command("serve", "cli.server:serve", CLUSTER, "Run the control plane in the foreground."),
     Command("backup", "cli.backup:backup", CLUSTER, "Back up database and keys to a file."),

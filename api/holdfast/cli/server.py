@@ -36,6 +36,9 @@ def serve(
         str | None,
         Parameter(help="Where checkpoints go by default: s3://bucket/prefix, or a shared path."),
     ] = None,
+    ray_token_file: Annotated[
+        Path | None, Parameter(help="That cluster's token, as `holdfast cluster up` made it.")
+    ] = None,
     local_nodes: Annotated[
         int | None, Parameter(help="Nodes of the embedded cluster; default 3.")
     ] = None,
@@ -69,6 +72,7 @@ def serve(
         database_url=database_url,
         ray_address=ray_address,
         store_uri=store_uri,
+        ray_token_file=ray_token_file,
         local_nodes=local_nodes,
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,

@@ -30,6 +30,9 @@ from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.embedded_cluster import local_cluster, process_priority
+from holdfast_service.embedded_cluster.ray_settings import token_variables
+from holdfast_service.host_cluster.errors import HostClusterError
+from holdfast_service.host_cluster.token_file import read_token
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.reconcile.webhook_sender import WebhookSender
@@ -266,6 +269,7 @@ async def _cluster(
 ) -> AsyncIterator[Cluster]:
     """The Ray cluster of the settings; an embedded cluster is started or adopted, and ended."""
     if settings.ray_address is not None:
+        _use_token(settings)
         async with _connected(connect, settings.ray_address) as cluster:
             yield cluster
         return
@@ -279,6 +283,17 @@ async def _cluster(
     finally:
         if not local_cluster.server_attached(settings.data_dir):
             await asyncio.to_thread(local_cluster.stop, settings.data_dir)
+
+
+def _use_token(settings: Settings) -> None:
+    """Let Ray send the cluster's token: set before its import. Raises ServeError."""
+    if settings.ray_token_file is None:
+        return
+    try:
+        read_token(settings.ray_token_file)
+    except HostClusterError as error:
+        raise ServeError(str(error)) from error
+    os.environ |= token_variables(settings.ray_token_file.absolute())
 
 
 async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluster.LocalCluster:

@@ -37,6 +37,11 @@ from holdfast_service.embedded_cluster.local_cluster import (
     folder,
     write_private,
 )
+from holdfast_service.embedded_cluster.ray_settings import (
+    CLUSTER_SETTINGS,
+    OBJECT_STORE_BYTES,
+    node_health,
+)
 from holdfast_workers import log_setup
 from holdfast_workers.data.cached_file import CACHE_VARIABLE
 
@@ -44,46 +49,11 @@ LOOPBACK = "127.0.0.1"
 TICK_S = 1.0
 LOCK_PATIENCE_S = 1.0
 _log = structlog.get_logger()
-OBJECT_STORE_BYTES = 80 * 2**20  # Holdfast moves no state through Ray's object store
-CLUSTER_SETTINGS = {
-    "RAY_health_check_initial_delay_ms": "2000",
-    # The default of ten reports a second wastes a small machine's CPU on constant values.
-    "RAY_raylet_report_resources_period_milliseconds": "1000",
-    "RAY_enable_metrics_collection": "0",
-    # By default each raylet checks five to ten times a second for garbage, idle workers and
-    # transfers of objects, and writes a file of statistics every ten seconds.
-    "RAY_raylet_check_gc_period_milliseconds": "1000",
-    "RAY_kill_idle_workers_interval_ms": "1000",
-    "RAY_object_manager_timer_freq_ms": "1000",
-    "RAY_debug_dump_period_milliseconds": "0",
-    "RAY_event_stats": "0",
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_memory_monitor_refresh_ms": "1000",
-    # Ray would run workers at niceness 15; training must not be slowed down.
-    "RAY_worker_niceness": "0",
-    # Prestarted idle workers would occupy two cores for seconds.
-    "RAY_enable_worker_prestart": "0",
-    "RAY_prestart_worker_first_driver": "0",
-}
-
 
 EXPORTING = {
     "RAY_enable_metrics_collection": "1",
     "RAY_metrics_report_interval_ms": "2000",  # the interval at which agents update rank metrics
 }
-
-
-def node_health(period_s: float, failures: int) -> dict[str, str]:
-    """Ray settings: a node is dead after `failures` unanswered checks in a row, `period_s` apart.
-
-    Each check waits `period_s` for its answer.
-    """
-    period_ms = str(round(period_s * 1000))
-    return {
-        "RAY_health_check_period_ms": period_ms,
-        "RAY_health_check_timeout_ms": period_ms,
-        "RAY_health_check_failure_threshold": str(failures),
-    }
 
 
 class StopRequest:

@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 
 from holdfast_service.embedded_cluster import processes
+from holdfast_service.embedded_cluster.ray_settings import token_variables
 from holdfast_service.extras import Extra, install_command
 from holdfast_workers.ipc import environment
 
@@ -151,8 +152,7 @@ def write_private(path: Path, text: str) -> None:
 def ray_environment(token_path: Path) -> dict[str, str]:
     """Environment of every process that talks to the embedded cluster, set before `import ray`."""
     return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_path),
+        **token_variables(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray replaces 127.0.0.1 by the machine's external address unless this variable marks a
         # single-host cluster. Ray named it after the systems that need it by default.

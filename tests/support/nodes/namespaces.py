@@ -54,9 +54,11 @@ def why_not() -> str:
 class Bridge:
     """A bridge with this process on it, and a namespace with an address for each name."""
 
-    def __init__(self, names: list[str]) -> None:
-        self._tag = f"hf{os.getpid() % 100000}"
-        self._net = f"10.{64 + os.getpid() // 250 % 128}.{os.getpid() % 250}"
+    def __init__(self, names: list[str], pid: int | None = None) -> None:
+        """`pid`: of the process whose bridge it is; None: of this one."""
+        pid = pid or os.getpid()
+        self._tag = f"hf{pid % 100000}"
+        self._net = f"10.{64 + pid // 250 % 128}.{pid % 250}"
         self._names = names
         self.gateway = f"{self._net}.1"
 
@@ -82,6 +84,12 @@ class Bridge:
     def link(self, name: str, *, up: bool) -> None:
         """Cut or restore the only link of the namespace, without notifying any process."""
         _ip("link", "set", self._veth(name), "up" if up else "down")
+
+    def route(self, name: str) -> None:
+        """Let the namespace reach other networks through this process's address, as a machine
+        does through its router. A link that was cut has lost its route."""
+        there = f"{self._tag}-{name}"
+        _ip("-n", there, "route", "replace", "default", "via", self.gateway, "dev", INTERFACE)
 
     def close(self) -> None:
         for name in self._names:

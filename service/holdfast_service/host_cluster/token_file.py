@@ -1,0 +1,49 @@
+"""The file with the cluster's token: whoever has it can run any code on every machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from holdfast_service.embedded_cluster.local_cluster import write_private
+from holdfast_service.host_cluster.errors import HostClusterError
+
+
+def read_token(path: Path) -> str:
+    """The token. Raises HostClusterError, also if other users can read the file."""
+    try:
+        with path.open() as file:
+            status = os.fstat(file.fileno())
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostClusterError(
+            f"cannot read the token file {path}: {error}; copy the file that `holdfast cluster up` "
+            "named on the head"
+        ) from error
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise HostClusterError(f"other users can read the token file {path}: chmod 600 {path}")
+    if status.st_uid not in (os.getuid(), 0):
+        raise HostClusterError(
+            f"the token file {path} belongs to another user: copy it, and chmod 600 the copy"
+        )
+    if not token or len(token.split()) != 1:
+        raise HostClusterError(
+            f"the token file {path} has no token in it: copy the file from the head again"
+        )
+    return token
+
+
+def read_or_make_token(path: Path) -> str:
+    """The token of an earlier start of this head, or a new one in a file of mode 0600."""
+    if path.exists():
+        return read_token(path)
+    token = secrets.token_hex(32)
+    write_private(path, token)
+    return token
+
+
+def keep_token(path: Path, token: str) -> None:
+    """Keep a copy for the node's processes: the file that the user named may go."""
+    write_private(path, token)

@@ -1,0 +1,142 @@
+"""The node of a machine by itself, with other programs in place of Ray."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import eventually
+
+from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
+from holdfast_service.host_cluster import node as nodes
+from holdfast_service.host_cluster.endpoint import Endpoint
+from holdfast_service.host_cluster.errors import HostClusterError
+from holdfast_service.host_cluster.head_probe import HeadAnswer
+from holdfast_service.host_cluster.node_record import HostNode, NodeFiles, node_files
+from holdfast_service.host_cluster.ray_command import NodeOptions, Ports
+
+MARK = f"{os.getpid():08x}"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> NodeFiles:
+    found = node_files(tmp_path)
+    found.make()
+    return found
+
+
+def recorded(files: NodeFiles, tmp_path: Path, *, head: bool = False) -> HostNode:
+    """A node with folders, as if it had been started."""
+    node = HostNode(
+        mark=MARK,
+        head=head,
+        gcs="10.0.0.1:6379",
+        name="a",
+        address="10.0.0.2",
+        temp_dir=str(tmp_path / f"holdfast-{MARK}"),
+        shm_root=str(tmp_path / f"shm-{MARK}"),
+        token=str(files.token),
+        holder=0,
+        started_at=time.time(),
+    )
+    for folder in node.places.made:
+        folder.mkdir()
+    files.write(node)
+    return node
+
+
+@contextmanager
+def raylet(tmp_path: Path, mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of that name, with the mark of a node."""
+    program = tmp_path / "raylet"
+    if not program.exists():
+        shutil.copy(shutil.which("sleep") or "", program)
+    process = subprocess.Popen([program, "600"], env={**os.environ, CLUSTER_MARK: mark})
+    try:
+        eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "raylet\n")
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def test_the_record_is_read_as_written(files: NodeFiles, tmp_path: Path) -> None:
+    assert files.read() is None
+    node = recorded(files, tmp_path)
+    assert files.read() == node
+
+
+def test_a_damaged_record_names_its_file(files: NodeFiles) -> None:
+    files.record.write_text('{"mark": 1')
+    with pytest.raises(HostClusterError, match=str(files.record)):
+        files.read()
+
+
+def test_only_one_command_changes_the_node_at_a_time(files: NodeFiles) -> None:
+    with (
+        files.changing(),
+        pytest.raises(HostClusterError, match="another `holdfast cluster` command"),
+        files.changing(),
+    ):
+        pass
+
+
+def test_a_running_node_is_not_started_twice(files: NodeFiles, tmp_path: Path) -> None:
+    node = recorded(files, tmp_path)
+    with raylet(tmp_path, MARK) as process:
+        with pytest.raises(HostClusterError, match="holdfast cluster leave"):
+            nodes.refuse_second_node(files)
+        assert process.poll() is None
+    assert files.read() == node
+
+
+def test_what_a_killed_node_left_is_cleared(files: NodeFiles, tmp_path: Path) -> None:
+    node = recorded(files, tmp_path)
+    nodes.refuse_second_node(files)
+    assert files.read() is None
+    assert not any(folder.exists() for folder in node.places.made)
+
+
+def test_the_end_of_a_node_ends_its_own_processes_only(files: NodeFiles, tmp_path: Path) -> None:
+    node = recorded(files, tmp_path)
+    files.token.write_text("token")
+    with raylet(tmp_path, MARK) as own, raylet(tmp_path, "another") as foreign:
+        nodes.end(files, node, 5.0)
+        assert own.wait(5) == -15  # asked, not killed
+        assert foreign.poll() is None
+    assert files.read() is None
+    assert files.token.exists()
+    assert not any(folder.exists() for folder in node.places.made)
+
+
+def test_another_program_on_a_port_of_the_node_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = NodeOptions("a", "127.0.0.1", Endpoint("h", 1), Ports(1, port, port + 1))
+        with pytest.raises(HostClusterError, match=f"port {port} .*another --node-manager-port"):
+            nodes.refuse_used_ports(options)
+
+
+@pytest.mark.parametrize(("ray", "python"), [("0.1", None), (None, "3.0.1")])
+def test_another_version_is_refused(ray: str | None, python: str | None) -> None:
+    head = Endpoint("h", 1)
+    same = HeadAnswer(version("ray"), platform.python_version(), ())
+    nodes.refuse_other_versions(same, head)
+    other = HeadAnswer(ray or same.ray, python or same.python, ())
+    with pytest.raises(HostClusterError, match=f"{ray or python}, this machine has"):
+        nodes.refuse_other_versions(other, head)
+
+
+def test_a_machine_without_a_way_to_others_must_name_its_address() -> None:
+    with pytest.raises(HostClusterError, match="--node-address"):
+        nodes.own_address("127.0.0.1")
