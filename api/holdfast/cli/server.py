@@ -33,7 +33,7 @@ def serve(
         str | None, Parameter(help="A Ray cluster; default: an embedded one.")
     ] = None,
     local_nodes: Annotated[
-        int | None, Parameter(help="Nodes of the embedded cluster; default 3.")
+        int | None, Parameter(help="Nodes of the embedded cluster; default 1 with GPUs, else 3.")
     ] = None,
     expose_without_authentication: Annotated[
         bool, Parameter(negative="", help="Allow a host that other machines can reach.")
