@@ -176,10 +176,11 @@ def ensure(
     """Adopt the cluster of this data directory, or start one with a head and `nodes` nodes.
 
     The nodes divide the machine's CPUs and GPUs (`node_shares.py`, also for the default number of
-    nodes). `gpus`: ids of the GPUs to use; None: all that the keeper finds. A failed start is repeated once. `metrics_port` is the port of the first node's exporter; later
-    nodes use the following ports; None disables Ray's metrics. Safe to call from several processes
-    at once. Raises LocalClusterError after `timeout_s`, or once `cancelled()` is true; a cluster
-    that was being started is ended first.
+    nodes). `gpus`: ids of the GPUs to use; None: all that the keeper finds. `metrics_port` is the
+    port of the first node's exporter; later nodes use the following ports; None disables Ray's
+    metrics. A failed start is repeated once. Safe to call from several processes at once.
+    Raises LocalClusterError after `timeout_s`, or once `cancelled()` is true; a cluster that was
+    being started is ended first.
     """
     if running := find(data_dir):
         return running

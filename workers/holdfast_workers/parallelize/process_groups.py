@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,6 +176,28 @@ def disconnect(sockets: frozenset[OpenSocket]) -> int:
             continue
         count += 1
     return count
+
+
+def abort_device_groups() -> int:
+    """Abort the NCCL communicators of all groups of this process; return their number.
+
+    Callable from any thread: a kernel that waits for a silent peer ends. All are aborted as one
+    group, because one abort may wait for a kernel that only another abort ends
+    (github.com/pytorch/pytorch/issues/119797). The groups are destroyed by `leave`.
+    """
+    if not dist.is_initialized():
+        return 0
+    found: list[Any] = []
+    for group in list(dist.distributed_c10d._world.pg_map):
+        with suppress(RuntimeError):  # it has no backend for devices
+            backend = group._get_backend(torch.device("cuda"))
+            found += [backend] if backend.name() == "nccl" else []
+    if found:
+        found[0]._group_start()
+        for backend in found:
+            backend.abort()
+        found[0]._group_end()
+    return len(found)
 
 
 def is_communication_error(error: BaseException) -> bool:
