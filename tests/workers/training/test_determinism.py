@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from tests.support.nodes.agent_config import agent_config
 
@@ -62,15 +63,23 @@ def test_on_the_cpu_strict_and_fast_give_the_same_bits(tmp_path: Path) -> None:
     assert len(strict) == STEPS and strict == fast
 
 
-def digests(folder: Path, mode: str) -> list[str]:
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_strict_repeats_its_bits(tmp_path: Path) -> None:
+    first, second = (digests(tmp_path, "strict", device="cuda", dtype="bfloat16") for _ in "ab")
+    assert len(first) == STEPS and first == second
+
+
+def digests(folder: Path, mode: str, *, device: str = "cpu", dtype: str = "float32") -> list[str]:
     """Digests of the state after each step of a run in a process of its own."""
     (folder / "text").mkdir(exist_ok=True)
     (folder / "text" / "a.txt").write_text("Bits of one run are the bits of the next. " * 200)
     path, out = folder / f"{mode}.yaml", folder / f"{mode}.jsonl"
     data = {"source": str(folder / "text")}
     train = {**JOB["train"], "deterministic": mode}
-    path.write_text(yaml.safe_dump({**JOB, "data": data, "train": train}))
-    options = ("--steps", str(STEPS), "--json", str(out), "--device", "cpu")
+    model = {**JOB["model"], "dtype": dtype}
+    path.write_text(yaml.safe_dump({"model": model, "data": data, "train": train}))
+    options = ("--steps", str(STEPS), "--json", str(out), "--device", device)
     command = [sys.executable, "-m", "holdfast_workers.standalone", str(path), *options]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     command += ["--cache-dir", str(folder / "cache")]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 CONNECT_S = 0.5
 """For the first connection to the store; each further one may take twice as long."""
@@ -57,19 +57,23 @@ def join(
     """
     if world_size == 1:
         return
-    timeout = timedelta(seconds=timeout_s)
-    store = _connect(store_host, store_port, timeout_s)
+    store = PrefixStore(f"attempt/{attempt}", _connect(store_host, store_port, timeout_s))
+    form(store, rank, world_size, timedelta(seconds=timeout_s), device)
+    if collective_timeout_s is not None:
+        set_timeout(collective_timeout_s)
+
+
+def form(store: Store, rank: int, world_size: int, timeout: timedelta, device: str) -> None:
+    """Form the default process group over a store that only this attempt uses."""
     on_cuda = device.startswith("cuda")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=PrefixStore(f"attempt/{attempt}", store),
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=timeout,
         device_id=torch.device(device) if on_cuda else None,
     )
-    if collective_timeout_s is not None:
-        set_timeout(collective_timeout_s)
 
 
 def _connect(host: str, port: int, timeout_s: float) -> TCPStore:
