@@ -8,7 +8,7 @@ CHECK_PYTHON := import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sy
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: setup test cluster-test lint demo demo-elastic soak bench clean
+.PHONY: setup test cluster-test lint demo demo-elastic soak bench gpu clean
 
 # build.py builds only if the sources of the dashboard, or of the API that it uses, have changed.
 setup: $(STAMP)
@@ -54,6 +54,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.recovery --json
 	$(BIN)/python -m benchmarks.overhead --json
 	$(BIN)/python -m benchmarks.elastic --json
+
+# On a machine with a GPU, in at most ten minutes; the same without make: docs/benchmarks.md.
+gpu: setup
+	$(BIN)/python -m benchmarks.gpu --json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -22,7 +22,9 @@ JOB_KEY = "job-secrets.key"
 
 
 def _listed(value: object) -> object:
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return [name for part in value.split(",") if (name := part.strip())]
 
 
 class Settings(BaseSettings):
@@ -78,7 +80,16 @@ class Settings(BaseSettings):
         description="File with the token of the cluster at `ray_address`, mode 0600, as "
         "`holdfast cluster up` made it; null: RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH apply.",
     )
-    local_nodes: Annotated[int, Field(ge=1)] = 3
+    local_nodes: Annotated[int | None, Field(ge=1)] = Field(
+        default=None,
+        description="Nodes of the embedded cluster, which divide the machine's CPUs and GPUs; "
+        "null: one if the machine has GPUs, else three.",
+    )
+    local_gpus: Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)] = Field(
+        default=None,
+        description="Ids of the GPUs of the embedded cluster, as CUDA_VISIBLE_DEVICES names them; "
+        "empty: none; null: all that are found and that CUDA_VISIBLE_DEVICES allows.",
+    )
     ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
         default=None,
         description="Port of Ray's metrics exporter on the embedded cluster's first node; the "

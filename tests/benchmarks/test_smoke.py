@@ -22,6 +22,7 @@ from benchmarks.corruption_figures import CorruptionResult
 from benchmarks.dcp_integrity import IntegrityResult
 from benchmarks.elastic import ELASTIC_JOB
 from benchmarks.figures import OverheadResult, RecoveryResult, StormResult
+from benchmarks.gpu_parts.figures import GpuResult
 from benchmarks.hang_figures import DetectionResult
 from benchmarks.meshes import MeshesResult
 from benchmarks.parity import ParityResult
@@ -48,6 +49,7 @@ class Smoke:
 
 SMOKES = {
     "api": Smoke("--jobs 6 --clients 3 --seconds 2 --database sqlite", ApiResult),
+    "gpu": Smoke("--device cpu --small", GpuResult),
     "dcp_integrity": Smoke("--points 2", IntegrityResult),
     "reshard": Smoke("--pairs 1 --most-ranks 2 --state-mb 8", ReshardResult),
     "parity": Smoke("--meshes 1", ParityResult),
@@ -85,6 +87,7 @@ PARTS = {
 MARKS: Mapping[str, pytest.MarkDecorator] = {
     "corruption": pytest.mark.chaos,
     "detection": pytest.mark.chaos,
+    "gpu": pytest.mark.chaos,
     "checkpoint": pytest.mark.cluster,
     "elastic": pytest.mark.cluster,
     "overhead": pytest.mark.cluster,

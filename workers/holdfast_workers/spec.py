@@ -188,6 +188,9 @@ class ScheduleSpec(Section):
     final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
+Determinism = Literal["strict", "fast"]
+
+
 class TrainSpec(Section):
     steps: Positive = 300
     global_batch: Positive = Field(default=16, description="Samples per optimizer step.")
@@ -196,6 +199,13 @@ class TrainSpec(Section):
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    deterministic: Determinism = Field(
+        default="strict",
+        description="strict: a step that is computed again has the same bits; on accelerators "
+        "torch uses only kernels that repeat them, and an operation without one is an error. fast: "
+        "any kernel; on accelerators two runs may differ in their last bits, digests prove "
+        "nothing, and replicas are not compared by them.",
+    )
 
 
 Zero = Literal[1, 2, 3]

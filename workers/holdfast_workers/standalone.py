@@ -30,6 +30,7 @@ from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec, find_faults
 from holdfast_workers.training import rank_log
+from holdfast_workers.training.determinism import choose_kernels
 from holdfast_workers.training.guards import describe_trip
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 from holdfast_workers.training.recipe import Recipe, World
@@ -62,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{fault.path}: {fault.message}", file=sys.stderr)
         return 2
     device = _device(options.device)
+    choose_kernels(spec.train.deterministic, device)
     recipe = lookup.make_recipe(spec, Path(options.cache_dir))
     recipe.prepare()
     process_groups.join(

@@ -195,6 +195,8 @@ def _print_summary(console: Console, job: JobView) -> None:
         ("Incidents", str(progress.incidents)),
         ("Created", output.ago(job.created_at)),
     ]
+    if (job.spec.get("train") or {}).get("deterministic") == "fast":
+        facts.append(("Bits", "may differ between runs on accelerators: deterministic is fast"))
     if job.started_at is not None and job.ended_at is not None:
         facts.append(("Ran for", output.seconds(job.ended_at - job.started_at)))
     if job.origin is not None:

@@ -40,7 +40,7 @@ def serve(
         Path | None, Parameter(help="That cluster's token, as `holdfast cluster up` made it.")
     ] = None,
     local_nodes: Annotated[
-        int | None, Parameter(help="Nodes of the embedded cluster; default 3.")
+        int | None, Parameter(help="Nodes of the embedded cluster; default 1 with GPUs, else 3.")
     ] = None,
     expose_without_authentication: Annotated[
         bool, Parameter(negative="", help="Allow a host that other machines can reach.")

@@ -303,6 +303,7 @@ async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluste
             local_cluster.ensure,
             settings.data_dir,
             settings.local_nodes,
+            gpus=settings.local_gpus,
             health=local_cluster.RayHealthCheck(
                 settings.node_health_period_s, settings.node_health_failures
             ),

@@ -25,8 +25,10 @@ from holdfast_service.cluster.rank_metrics import RankMetrics
 from holdfast_service.cluster.ray_state import has_ended
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
 from holdfast_workers import log_setup
-from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.agent import reforming
+from holdfast_workers.agent.agent_config import AgentConfig, device_of
 from holdfast_workers.agent.node_agent import NodeAgent
+from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.data.cached_file import NoCacheFolder, cache_folder
 from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.environment import CODE_FOLDER
@@ -159,6 +161,8 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
     floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
     ports, ports_problem = _port_range(os.environ.get(RANGE_VARIABLE, ""))
     cache, cache_problem = _cache_folder(os.environ)
+    device = device_of(seat.gpus_per_worker)
+    reform, unknown_reform = _reform(os.environ.get(reforming.VARIABLE, ""), device)
     return AgentConfig(
         job_id=seat.job_id,
         agent=seat.seat,
@@ -171,7 +175,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         memory_root=str(memory / f"{seat.seat}-{node}"),
         memory_base=str(base),
         ports=ports,
-        problem="; ".join(filter(None, (problem, ports_problem, cache_problem))),
+        problem="; ".join(filter(None, (problem, ports_problem, cache_problem, unknown_reform))),
         cache_dir=seat.cache_dir or cache,
         code=code_folder(),
         heartbeat_s=seat.heartbeat_s,
@@ -180,11 +184,12 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         gpus_per_worker=seat.gpus_per_worker,
         memory_floor_gb_per_s=floor,
         domain=domain_of(ray.get_runtime_context().get_node_labels()),
-        reform=os.environ.get("HOLDFAST_REFORM", "in_place"),
+        reform=reform,
         json_logs=os.environ.get(LOGS_VARIABLE, "") == "json",
         job_env=seat.env,
         env={
             **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+            **reforming.communicator_variables(reform, device),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         },
@@ -219,6 +224,14 @@ def _cache_folder(environ: Mapping[str, str]) -> tuple[str, str]:
         return str(cache_folder(environ)), ""
     except NoCacheFolder as error:
         return "", str(error)
+
+
+def _reform(setting: str, device: str) -> tuple[Reform, str]:
+    """The value of the setting, and what is wrong with it."""
+    try:
+        return reforming.reform_of(setting, device), ""
+    except ValueError as error:
+        return Reform.FORK, str(error)
 
 
 def _interface_of(host: str) -> str:

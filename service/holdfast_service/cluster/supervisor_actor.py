@@ -132,6 +132,7 @@ def recovery_config(
         window_s=spec.recovery.window_s,
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s,
         build=build.LOADED,
+        repeatable=spec.train.deterministic == "strict",
         requeue=spec.recovery.on_shortage == "queue",
         grow_after_s=spec.recovery.grow_after_s,
         grow_min_gain=spec.recovery.grow_min_gain,

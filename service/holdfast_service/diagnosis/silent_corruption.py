@@ -45,11 +45,20 @@ class CorruptionVerdict:
     referee: int | None = None
 
 
-def judge_corruption(now: Evidence, before: Evidence | None = None) -> CorruptionVerdict:
-    """The verdict on new evidence. `before`: earlier evidence that named no rank, if any."""
+def judge_corruption(
+    now: Evidence, before: Evidence | None = None, *, repeatable: bool = True
+) -> CorruptionVerdict:
+    """The verdict on new evidence. `before`: earlier evidence that named no rank, if any.
+    `repeatable`: whether a step that is computed again has the same bits; otherwise digests accuse
+    nobody, and only what changed between two steps does."""
     finding = now.finding
     if finding.changed:
         return CorruptionVerdict("its parameters changed between two steps", finding.changed, now)
+    if not repeatable:
+        return CorruptionVerdict(
+            "replicas differ, and no rank is named: train.deterministic is fast, so healthy ranks "
+            "may differ too"
+        )
     odd = _outvoted(finding)
     if odd:
         return CorruptionVerdict("it differs from most of its replicas", odd, now)
@@ -61,8 +70,13 @@ def judge_corruption(now: Evidence, before: Evidence | None = None) -> Corruptio
     return _judge_repeated(now, before)
 
 
-def after_repeat(before: Evidence, digests: Sequence[str]) -> CorruptionVerdict:
-    """The verdict after the step was repeated and the replicas agree. `digests`: of all ranks."""
+def after_repeat(
+    before: Evidence, digests: Sequence[str], *, repeatable: bool = True
+) -> CorruptionVerdict:
+    """The verdict after the step was repeated and the replicas agree. `digests`: of all ranks.
+    `repeatable`: as in `judge_corruption`."""
+    if not repeatable:
+        return CorruptionVerdict("the step was repeated, which proves nothing in fast mode")
     changed = tuple(
         rank
         for ranks in before.finding.groups

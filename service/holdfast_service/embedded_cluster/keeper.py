@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,7 @@ from typing import Any
 
 import structlog
 
-from holdfast_service.embedded_cluster import process_priority
+from holdfast_service.embedded_cluster import local_gpus, process_priority
 from holdfast_service.embedded_cluster import processes as cluster_processes
 from holdfast_service.embedded_cluster.local_cluster import (
     SHM_ROOT,
@@ -36,6 +37,12 @@ from holdfast_service.embedded_cluster.local_cluster import (
     RayHealthCheck,
     folder,
     write_private,
+)
+from holdfast_service.embedded_cluster.node_shares import (
+    NodeShare,
+    default_nodes,
+    divide,
+    share_of,
 )
 from holdfast_service.embedded_cluster.ray_settings import (
     CLUSTER_SETTINGS,
@@ -83,15 +90,19 @@ class Keeper:
     def __init__(
         self,
         files: ClusterFolder,
-        cpus_per_node: int,
+        shares: Sequence[NodeShare],
         orphan_grace_s: float,
         health: dict[str, str],
         stop_request: StopRequest,
         metrics_port: int | None = None,
+        device_variable: str = local_gpus.CUDA_VARIABLE,
     ) -> None:
+        """`shares`: of the nodes with which the cluster starts. `device_variable`: the environment
+        variable that names the GPUs of a process."""
         self._stop_request = stop_request
         self._files = files
-        self._cpus_per_node = cpus_per_node
+        self._shares = tuple(shares)
+        self._device_variable = device_variable
         self._orphan_grace_s = orphan_grace_s
         self._health = health
         self._metrics_port = metrics_port
@@ -109,7 +120,7 @@ class Keeper:
             token_path=str(files.token),
         )
 
-    def start(self, nodes: int) -> None:
+    def start(self) -> None:
         """Record the cluster, then start it, so that a crash at any moment can be cleaned up."""
         self._files.write(self.cluster)
         write_private(self._files.token, secrets.token_hex(32))
@@ -122,7 +133,7 @@ class Keeper:
         os.environ[SHM_ROOT] = self.cluster.shm_root
         os.environ.setdefault(CACHE_VARIABLE, str(self._files.root.parent / "cache"))
         os.environ["TMPDIR"] = f"{self.cluster.temp_dir}/tmp"
-        for name in ("head", *(f"node-{number}" for number in range(nodes))):
+        for name in ("head", *(f"node-{number}" for number in range(len(self._shares)))):
             if self._stop_request.requested:
                 return
             self._start_node(name, head=name == "head")
@@ -158,9 +169,13 @@ class Keeper:
         from ray._private.node import Node
         from ray._private.parameter import RayParams
 
+        share = NodeShare(0) if head else share_of(self._shares, _number(name))
+        variables = {cluster_processes.NODE_MARK: name}
+        if any(other.gpus for other in self._shares):  # also where a node has none of them
+            variables[self._device_variable] = ",".join(share.gpus)
         params = RayParams(
-            num_cpus=0 if head else self._cpus_per_node,
-            num_gpus=0,
+            num_cpus=share.cpus,
+            num_gpus=len(share.gpus),
             node_ip_address=LOOPBACK,
             node_name=name,
             temp_dir=self.cluster.temp_dir,
@@ -174,7 +189,7 @@ class Keeper:
             include_dashboard=False,
             include_log_monitor=False,
             no_monitor=True,
-            env_vars={cluster_processes.NODE_MARK: name},
+            env_vars=variables,
         )
         # `spawn_reaper` makes the kernel end the children when this process ends.
         started = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=True)
@@ -188,7 +203,7 @@ class Keeper:
     def _exporter_port(self, name: str) -> int | None:
         if self._metrics_port is None:
             return None
-        return self._metrics_port + int(name.removeprefix("node-"))
+        return self._metrics_port + _number(name)
 
     def _update(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -242,8 +257,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="holdfast_service.embedded_cluster.keeper", description=__doc__
     )
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--cpus-per-node", type=int, default=2)
+    parser.add_argument("--nodes", type=int, help="default: one if there are GPUs, else three")
+    parser.add_argument("--cpus-per-node", type=int, help="default: an equal part of all")
+    parser.add_argument("--gpus", help="their ids, separated by commas; default: all that it finds")
     parser.add_argument("--orphan-grace-s", type=float, default=1800.0)
     parser.add_argument("--health-period-s", type=float, default=RayHealthCheck.period_s)
     parser.add_argument("--health-failures", type=int, default=RayHealthCheck.failures)
@@ -274,20 +290,41 @@ def _keep(files: ClusterFolder, options: argparse.Namespace) -> int:
     if left := files.read():  # the last keeper was killed, or the machine crashed
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
     health = node_health(options.health_period_s, options.health_failures)
+    gpus = local_gpus.find() if options.gpus is None else local_gpus.named(_listed(options.gpus))
+    shares = _shares(options.nodes, options.cpus_per_node, gpus.ids)
+    _log.info("nodes", shares=[(share.cpus, share.gpus) for share in shares])
     keeper = Keeper(
         files,
-        options.cpus_per_node,
+        shares,
         options.orphan_grace_s,
         health,
         stop_request,
         options.metrics_port,
+        gpus.variable,
     )
     try:
-        keeper.start(options.nodes)
+        keeper.start()
         keeper.serve()
         return 0
     finally:
         keeper.end()
+
+
+def _shares(
+    nodes: int | None, cpus_per_node: int | None, gpus: Sequence[str]
+) -> tuple[NodeShare, ...]:
+    shares = divide(os.cpu_count() or 1, gpus, nodes or default_nodes(len(gpus)))
+    if cpus_per_node is None:
+        return shares
+    return tuple(replace(share, cpus=cpus_per_node) for share in shares)
+
+
+def _listed(ids: str) -> list[str]:
+    return [name for part in ids.split(",") if (name := part.strip())]
+
+
+def _number(node: str) -> int:
+    return int(node.removeprefix("node-"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -163,9 +163,10 @@ def ray_environment(token_path: Path) -> dict[str, str]:
 
 def ensure(
     data_dir: Path,
-    nodes: int,
+    nodes: int | None = None,
     *,
     cpus_per_node: int | None = None,
+    gpus: Sequence[str] | None = None,
     orphan_grace_s: float = 1800.0,
     health: RayHealthCheck | None = None,
     metrics_port: int | None = None,
@@ -174,10 +175,12 @@ def ensure(
 ) -> LocalCluster:
     """Adopt the cluster of this data directory, or start one with a head and `nodes` nodes.
 
-    A failed start is repeated once. `metrics_port` is the port of the first node's exporter; later
-    nodes use the following ports; None disables Ray's metrics. Safe to call from several processes
-    at once. Raises LocalClusterError after `timeout_s`, or once `cancelled()` is true; a cluster
-    that was being started is ended first.
+    The nodes divide the machine's CPUs and GPUs (`node_shares.py`, also for the default number of
+    nodes). `gpus`: ids of the GPUs to use; None: all that the keeper finds. `metrics_port` is the
+    port of the first node's exporter; later nodes use the following ports; None disables Ray's
+    metrics. A failed start is repeated once. Safe to call from several processes at once.
+    Raises LocalClusterError after `timeout_s`, or once `cancelled()` is true; a cluster that was
+    being started is ended first.
     """
     if running := find(data_dir):
         return running
@@ -191,7 +194,7 @@ def ensure(
     deadline = time.monotonic() + timeout_s
     health = health or RayHealthCheck()
     start = partial(
-        _start_keeper, files, nodes, cpus_per_node, orphan_grace_s, health, metrics_port
+        _start_keeper, files, nodes, cpus_per_node, gpus, orphan_grace_s, health, metrics_port
     )
     keeper, again = start(), True
     while time.monotonic() < deadline and not cancelled():
@@ -296,8 +299,9 @@ def missing_for_metrics() -> str | None:
 
 def _start_keeper(
     files: ClusterFolder,
-    nodes: int,
+    nodes: int | None,
     cpus_per_node: int | None,
+    gpus: Sequence[str] | None,
     orphan_grace_s: float,
     health: RayHealthCheck,
     metrics_port: int | None,
@@ -305,8 +309,9 @@ def _start_keeper(
     command = [
         *(sys.executable, "-m", "holdfast_service.embedded_cluster.keeper"),
         *("--data-dir", str(files.root.parent)),
-        *("--nodes", str(nodes)),
-        *("--cpus-per-node", str(cpus_per_node or max(2, (os.cpu_count() or 1) // nodes))),
+        *(("--nodes", str(nodes)) if nodes is not None else ()),
+        *(("--cpus-per-node", str(cpus_per_node)) if cpus_per_node is not None else ()),
+        *(("--gpus", ",".join(gpus)) if gpus is not None else ()),
         *("--orphan-grace-s", str(orphan_grace_s)),
         *("--health-period-s", str(health.period_s)),
         *("--health-failures", str(health.failures)),

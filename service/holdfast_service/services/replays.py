@@ -67,6 +67,11 @@ class ReplayService:
                     f"job {job_id} has no digests to compare: submit it with "
                     "checkpoint.digest_every_steps of 1 or more"
                 )
+            if spec.train.deterministic == "fast":
+                raise NothingToReplay(
+                    f"job {job_id} has train.deterministic fast: two healthy runs of it may differ "
+                    "in their last bits, so a replay proves nothing; submit it with strict"
+                )
             newest = await series.newest_digest(session, job_id)
             last_step = min(newest or 0, job.step)
             if not last_step:

@@ -37,6 +37,24 @@ def test_a_rank_whose_parameters_changed_is_named() -> None:
     assert judge_corruption(seen("a", "b", changed=(0,))).ranks == (0,)
 
 
+@given(
+    digests=st.lists(st.sampled_from("abc"), min_size=2, max_size=5),
+    again=st.lists(st.sampled_from("abc"), min_size=5, max_size=5),
+    refereed=st.none() | st.integers(0, 4),
+)
+def test_differing_digests_accuse_nobody_where_bits_do_not_repeat(
+    digests: list[str], again: list[str], refereed: int | None
+) -> None:
+    first, now = seen(*digests), seen(*again[: len(digests)], refereed=refereed)
+    verdicts = [
+        judge_corruption(first, repeatable=False),
+        judge_corruption(now, first, repeatable=False),
+        after_repeat(first, again, repeatable=False),
+    ]
+    assert all(verdict.ranks == () and verdict.referee is None for verdict in verdicts)
+    assert judge_corruption(seen(changed=(1,)), repeatable=False).ranks == (1,)
+
+
 def test_the_odd_rank_of_three_replicas_is_named() -> None:
     assert judge_corruption(seen("a", "b", "a")).ranks == (1,)
     assert judge_corruption(seen("a", "b", "c")).ranks == ()

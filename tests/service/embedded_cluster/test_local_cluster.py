@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -45,6 +46,20 @@ import json, ray, sys
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 print(json.dumps([n["NodeID"] for n in ray.nodes() if n["Alive"]]))
 """
+SHOWS_GPUS = """
+import json, os, ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+
+@ray.remote(num_gpus=1, num_cpus=0)
+class Holder:
+    def sees(self):
+        node = os.environ["HOLDFAST_NODE_NAME"]
+        return node, os.environ["CUDA_VISIBLE_DEVICES"]
+
+count = int(ray.cluster_resources().get("GPU", 0))
+holders = [Holder.remote() for _ in range(count)]
+print(json.dumps(sorted(ray.get([holder.sees.remote() for holder in holders], timeout=60))))
+"""
 GONE_S = 20.0
 
 
@@ -58,8 +73,12 @@ def remains(cluster: LocalCluster) -> list[str]:
 
 
 def alive_nodes(cluster: LocalCluster) -> str:
+    return run_on(cluster, LISTS_NODES)
+
+
+def run_on(cluster: LocalCluster, program: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", LISTS_NODES, cluster.address],
+        [sys.executable, "-c", program, cluster.address],
         env={**os.environ, **cluster.environment()},
         capture_output=True,
         text=True,
@@ -120,6 +139,16 @@ def loopback_only(cluster: LocalCluster) -> bool:
                 if connection.status == psutil.CONN_LISTEN
             ]
     return bool(listening) and all(ip.removeprefix("::ffff:") == "127.0.0.1" for ip in listening)
+
+
+def test_nodes_divide_the_gpus_and_no_two_actors_share_one(data_dir: Path) -> None:
+    """The devices are only named: no program here touches them."""
+    cluster = local_cluster.ensure(data_dir, 2, gpus=["GPU-a", "GPU-b", "GPU-c"])
+    assert json.loads(run_on(cluster, SHOWS_GPUS)) == [
+        ["node-0", "GPU-a"],
+        ["node-0", "GPU-b"],
+        ["node-1", "GPU-c"],
+    ]
 
 
 def test_a_killed_keeper_ends_the_cluster_and_the_next_stop_sweeps(data_dir: Path) -> None:

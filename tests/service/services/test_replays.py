@@ -165,6 +165,17 @@ async def test_a_replay_of_a_running_job_covers_its_steps_so_far(
     ]
 
 
+async def test_a_job_whose_bits_do_not_repeat_has_no_proof(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, replays: ReplayService
+) -> None:
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit({**ELASTIC, "train": {"deterministic": "fast"}})
+        play(await started(jobs, cluster, job.id), (0, 3, 10))
+        await seen(jobs, job.id, 10)
+        with pytest.raises(NothingToReplay, match=r"fast.*last bits.*strict"):
+            await replays.replay(job.id)
+
+
 async def test_a_digest_beyond_the_committed_step_is_not_replayed(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, replays: ReplayService
 ) -> None:

@@ -46,6 +46,15 @@ def test_ranks_that_differ_only_in_dp_replicate_are_compared() -> None:
     assert ReplicaComparison.of(MESH, 0, 1).groups == ()
 
 
+def test_digests_are_not_compared_where_equal_input_need_not_give_equal_bits() -> None:
+    comparison = ReplicaComparison.of(MESH, 1, 1, repeatable=False)
+    assert fold(records("abac"), comparison) == fold(records("abac"))
+    received = records("abab")
+    received[2] = replace(received[2], contribution=replace(received[2].contribution, changed=True))
+    with pytest.raises(CorruptionFound, match="rank 2 changed by themselves"):
+        fold(received, comparison)
+
+
 def test_equal_replicas_fold_unchanged() -> None:
     assert fold(records("abab"), ReplicaComparison.of(MESH, 1, 1)) == fold(records("abab"))
 

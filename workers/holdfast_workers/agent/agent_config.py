@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.checkpoint.storage import local_folder
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
@@ -47,8 +48,7 @@ class AgentConfig:
     """The number of this node's ranks for which a spare worker is kept that has built the model
     ahead. None where ranks have devices: a spare worker would need a device of its own."""
     domain: str = ""
-    reform: str = "in_place"
-    """`in_place`: survivors keep their processes; `fork`: every rank is forked anew."""
+    reform: Reform = Reform.IN_PLACE
     abort_grace_s: float = 1.5
     """For a worker that computes; a sleeping worker gets `asleep_limit_s`."""
     asleep_limit_s: float = 0.2
@@ -139,11 +139,16 @@ class AgentConfig:
     @property
     def device(self) -> str:
         """The device of a worker, as the worker itself names it."""
-        return "cuda:0" if self.gpus_per_worker else "cpu"
+        return device_of(self.gpus_per_worker)
 
     @property
     def world_size(self) -> int:
         return prod(self.mesh.values())
+
+
+def device_of(gpus_per_worker: float) -> str:
+    """The device of a worker, as the worker itself names it."""
+    return "cuda:0" if gpus_per_worker else "cpu"
 
 
 def join_order(order: FormOrder, seat: Seat, config: AgentConfig, segment: Path) -> JoinOrder:

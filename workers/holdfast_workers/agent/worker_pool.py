@@ -17,6 +17,7 @@ from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.devices import Devices
 from holdfast_workers.agent.fork_templates import ForkTemplates
 from holdfast_workers.agent.oom_kills import MemoryShortage
+from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.errors import StaleCommand, WorkersError
@@ -248,7 +249,7 @@ class WorkerPool:
         for slot in slots.values():
             if slot.name in condemned:
                 slot.child.kill("it held up the other ranks")
-            elif self._config.reform == "fork" and slot.state is not WorkerState.WARM:
+            elif self._config.reform is Reform.FORK and slot.state is not WorkerState.WARM:
                 slot.child.kill()
             else:
                 slot.child.send(LeaveAttempts(attempt))

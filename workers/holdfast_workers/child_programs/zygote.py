@@ -87,6 +87,7 @@ def main() -> None:
                 os.environ.setdefault(name, "1")
             if isinstance(config, ZygoteConfig):
                 _import_for_training()
+                _choose_kernels(config)
                 _enter_code(config.code)
             else:
                 _import_for_storage()
@@ -115,6 +116,14 @@ def _import_for_training() -> None:
     from holdfast_workers.worker import main as worker  # noqa: F401
 
     codec.prepare(*WORKER_ORDERS, *WorkerJob.answers)
+
+
+def _choose_kernels(config: ZygoteConfig) -> None:
+    from holdfast_workers.spec import TrainSpec
+    from holdfast_workers.training.determinism import choose_kernels
+
+    train = TrainSpec.model_validate(config.training.get("train") or {})
+    choose_kernels(train.deterministic, config.device)
 
 
 def _import_for_storage() -> None:

@@ -49,7 +49,13 @@ STORAGE = (
 
 RESERVED = (
     *("HOLDFAST_*", "RAY_*", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES"),
-    *("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *(
+        "GLOO_SOCKET_IFNAME",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+    ),
 )
 """Variables that Holdfast sets for its processes; a job's own `env` may not."""
 

@@ -13,14 +13,14 @@ import re
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 CONNECT_S = 0.5
 """For the first connection to the store; each further one may take twice as long."""
@@ -57,19 +57,23 @@ def join(
     """
     if world_size == 1:
         return
-    timeout = timedelta(seconds=timeout_s)
-    store = _connect(store_host, store_port, timeout_s)
+    store = PrefixStore(f"attempt/{attempt}", _connect(store_host, store_port, timeout_s))
+    form(store, rank, world_size, timedelta(seconds=timeout_s), device)
+    if collective_timeout_s is not None:
+        set_timeout(collective_timeout_s)
+
+
+def form(store: Store, rank: int, world_size: int, timeout: timedelta, device: str) -> None:
+    """Form the default process group over a store that only this attempt uses."""
     on_cuda = device.startswith("cuda")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=PrefixStore(f"attempt/{attempt}", store),
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=timeout,
         device_id=torch.device(device) if on_cuda else None,
     )
-    if collective_timeout_s is not None:
-        set_timeout(collective_timeout_s)
 
 
 def _connect(host: str, port: int, timeout_s: float) -> TCPStore:
@@ -176,6 +180,28 @@ def disconnect(sockets: frozenset[OpenSocket]) -> int:
             continue
         count += 1
     return count
+
+
+def abort_device_groups() -> int:
+    """Abort the NCCL communicators of all groups of this process; return their number.
+
+    Callable from any thread: a kernel that waits for a silent peer ends. All are aborted as one
+    group, because one abort may wait for a kernel that only another abort ends
+    (github.com/pytorch/pytorch/issues/119797). The groups are destroyed by `leave`.
+    """
+    if not dist.is_initialized():
+        return 0
+    found: list[Any] = []
+    for group in list(dist.distributed_c10d._world.pg_map):
+        with suppress(RuntimeError):  # it has no backend for devices
+            backend = group._get_backend(torch.device("cuda"))
+            found += [backend] if backend.name() == "nccl" else []
+    if found:
+        found[0]._group_start()
+        for backend in found:
+            backend.abort()
+        found[0]._group_end()
+    return len(found)
 
 
 def is_communication_error(error: BaseException) -> bool:

@@ -114,7 +114,7 @@ class Snapshot:
         """`await_sources` returns once the bytes of `sources` have arrived on the host."""
         self.layout = layout
         self.sources = sources
-        self._await_sources = await_sources
+        self.await_sources = await_sources
 
     def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
         """Fill `payload` with the tensors by the layout and zeros between them; return its digest.
@@ -128,7 +128,7 @@ class Snapshot:
             raise StateMismatch(
                 f"payload has {target.nbytes} bytes, the state {self.layout.payload_bytes}"
             )
-        self._await_sources()
+        self.await_sources()
         hasher = xxhash.xxh3_128()
         for entry, source in zip(self.layout.tensors, self.sources, strict=True):
             if source.nbytes != entry.nbytes:
@@ -148,7 +148,7 @@ class Snapshot:
 
     def digest(self) -> str:
         """The digest that `write` would return, without a payload to write to."""
-        self._await_sources()
+        self.await_sources()
         return streamed_digest(source.data for source in self.sources)
 
     def rank_bytes(self) -> dict[str, bytes]:

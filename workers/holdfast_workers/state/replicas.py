@@ -49,12 +49,19 @@ class ReplicaComparison:
 
     @classmethod
     def of(
-        cls, mesh: Mapping[str, int], every_steps: int, digest_every_steps: int
+        cls,
+        mesh: Mapping[str, int],
+        every_steps: int,
+        digest_every_steps: int,
+        *,
+        repeatable: bool = True,
     ) -> ReplicaComparison:
         """The comparison for `mesh`. States that have a digest anyway are compared too;
-        `every_steps` 0 disables all comparisons."""
+        `every_steps` 0 disables all comparisons of digests, and so does a computation that is not
+        `repeatable`: then equal input need not give equal bits."""
+        compares = every_steps and repeatable
         groups = (
-            tuple(ranks for ranks in ranks_by_shard(mesh) if len(ranks) > 1) if every_steps else ()
+            tuple(ranks for ranks in ranks_by_shard(mesh) if len(ranks) > 1) if compares else ()
         )
         return cls(groups, (every_steps, digest_every_steps or every_steps) if groups else ())
 

@@ -157,6 +157,7 @@ class Steps:
             world.mesh,
             spec.checks.replica_digest_every_steps,
             spec.checkpoint.digest_every_steps,
+            repeatable=spec.train.deterministic == "strict",
         )
         self._state_step = -1
         self._state_digest: DigestSource | None = None

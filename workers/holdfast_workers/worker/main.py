@@ -145,6 +145,7 @@ class WorkerLink:
         self._orders: queue.SimpleQueue[JoinAttempt | LeaveAttempts] = queue.SimpleQueue()
         self._fence = 0
         self._attempt = 0  # 0: in no attempt
+        self._aborted = 0  # the newest attempt whose communicators of devices were aborted
         self._foreign_sockets: frozenset[process_groups.OpenSocket] = frozenset()
         self._replicated: dict[int, int] = {}  # attempt -> newest step that all partners hold
         self._state: dict[int, StateReply] = {}  # attempt -> the agent's reply about the state
@@ -216,7 +217,11 @@ class WorkerLink:
         return self._intervals.get(attempt)
 
     def sever(self) -> None:
-        """Shut down every connection made since `enter`."""
+        """Shut down every connection made since `enter`, and abort the communicators of devices,
+        once in each attempt."""
+        if self._aborted < self._attempt:
+            self._aborted = self._attempt
+            process_groups.abort_device_groups()
         process_groups.disconnect(process_groups.open_sockets() - self._foreign_sockets)
 
     def wait_replicated(self, attempt: int, step: int, timeout_s: float) -> int:

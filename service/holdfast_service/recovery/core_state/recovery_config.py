@@ -69,6 +69,8 @@ class RecoveryConfig:
     """Whether the user listed the meshes in their order."""
     build: str = ""
     """The build of Holdfast that the supervisor runs."""
+    repeatable: bool = True
+    """Whether a step that is computed again has the same bits (`train.deterministic: strict`)."""
     requeue: bool = False
     """Whether a job with too few nodes is given back to the queue instead of failing."""
     requeue_save_s: float = 60.0

@@ -45,7 +45,9 @@ def handle_corruption(
         rank: RankHolder(member.agent, member.worker) for rank, member in world.members.items()
     }
     evidence = Evidence(finding, seats, state.corruption.refereed_rank)
-    verdict = judge_corruption(evidence, state.corruption.unexplained)
+    verdict = judge_corruption(
+        evidence, state.corruption.unexplained, repeatable=state.config.repeatable
+    )
     state.corruption.record_verdict(verdict, evidence)
     return _faults(state, verdict, evidence, signal.at, error)
 
@@ -57,7 +59,7 @@ def handle_recomputed(
     before = state.corruption.unexplained
     if before is None or signal.attempt != state.worlds.attempt:
         return ()
-    verdict = after_repeat(before, digests)
+    verdict = after_repeat(before, digests, repeatable=state.config.repeatable)
     state.corruption.close()
     if verdict.ranks and state.timer.stage in _UNDER_WAY:
         return _faults(state, verdict, before, signal.at, None)
