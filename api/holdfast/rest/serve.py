@@ -189,6 +189,7 @@ async def _connection(settings: Settings, store: Store, broken: _Broken) -> Conn
                 lost_after_s=settings.ray_lost_after_s,
                 renew_s=settings.ray_connect_s,
             ),
+            lambda address: settings.ray_address is None and _has_ended(settings, address),
         )
 
     return connect
@@ -329,6 +330,12 @@ def _ensure_cluster(
         metrics_port=settings.ray_metrics_port,
         cancelled=cancelled,
     )
+
+
+def _has_ended(settings: Settings, address: str) -> bool:
+    """Whether the embedded cluster at this address is no more; the keeper ends all of it."""
+    found = local_cluster.find(settings.data_dir)
+    return found is None or found.address != address
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,10 +38,10 @@ class ConnectionTimes:
     answer_s: float = 2.0
     """Deadline of the GCS's answer to a look."""
     lost_after_s: float = 6.0
-    drain_s: float = 10.0
-    """How long a new connection waits for calls of the old one."""
+    drain_s: float = 20.0
+    """How long a new connection waits for calls of the old one; after that the process ends."""
     renew_s: float = 60.0
-    """Deadline of `ray.shutdown` and `ray.init`; after that the process ends."""
+    """Deadline of `ray.shutdown` and `ray.init`; the same."""
 
 
 class Connection(Protocol):
@@ -70,15 +71,18 @@ class RayConnection:
         namespace: str,
         times: ConnectionTimes,
         on_stuck: Callable[[str], None],
+        has_ended: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`find_address()`: where the cluster is now; asked for each new connection, and may start
-        a cluster. `on_stuck(why)`: the process must end; called once, from a thread."""
+        a cluster. `on_stuck(why)`: the process must end; called once, from a thread.
+        `has_ended(address)`: whether that cluster is known to have ended for good."""
         self._find_address = find_address
         self._namespace = namespace
         self._times = times
         self._patience = Patience(times.lost_after_s)
         self._on_renewed: Callable[[], None] = lambda: None
         self._on_stuck = on_stuck
+        self._has_ended = has_ended
         self._address = ""
         self._cluster_id = ""
         self._health = Health()
@@ -96,7 +100,7 @@ class RayConnection:
         former connection may be used any more; called from a thread."""
         self._on_renewed = on_renewed
         logging.getLogger("ray._private.worker").addFilter(_is_relevant)
-        self._connect()
+        self._connect(self._find_address())
         self._is_open = True
         threading.Thread(target=self._watch, name="ray-connection", daemon=True).start()
 
@@ -125,6 +129,8 @@ class RayConnection:
             yield
         except ray_state.ControlServiceAway as error:
             raise ClusterUnavailable(str(error)) from error
+        except SystemExit as error:  # of Ray's client, when it is shut down: only this call ends
+            raise ClusterUnavailable("the connection to Ray was closed") from error
         finally:
             with self._changed:
                 self._calls -= 1
@@ -152,7 +158,11 @@ class RayConnection:
         except Exception:  # any error of Ray's client is an answer that did not come
             found = self._fresh_answer()
             return Sight(
-                at, answers=False, head=bool(found), same_cluster=found in ("", self._cluster_id)
+                at,
+                answers=False,
+                head=bool(found),
+                same_cluster=found in ("", self._cluster_id),
+                ended=not found and self._has_ended(self._address),
             )
 
     def _own_raylet_lives(self) -> bool | None:
@@ -163,7 +173,9 @@ class RayConnection:
     def _fresh_answer(self) -> str:
         """The id of the cluster that answers a fresh client; "": none does."""
         if self._asking is None or self._asking.done():
-            self._asking = self._fresh_threads.submit(_cluster_at, self._address)
+            self._asking = self._fresh_threads.submit(
+                _cluster_at, self._address, self._times.answer_s
+            )
         try:
             return self._asking.result(self._times.answer_s)
         except Exception:  # as above
@@ -175,9 +187,11 @@ class RayConnection:
         began, why = time.monotonic(), self._health.why
         with self._changed:
             self._is_open = False
+            # A client that is shut down under a running call may end the process.
             self._changed.wait_for(lambda: not self._calls, self._times.drain_s)
             if self._calls:
-                _log.warning("calls of the lost connection have not ended", calls=self._calls)
+                self._on_stuck(f"{why}; {self._calls} calls of the old connection do not end")
+                return
         while not self._closing.is_set():
             attempt = DaemonThreads(1, "ray-init").submit(self._reconnect)
             try:
@@ -201,12 +215,15 @@ class RayConnection:
         _log.warning("ray_connection", state="renewed", took_s=time.monotonic() - began, why=why)
 
     def _reconnect(self) -> None:
-        ray.shutdown()
-        AuthenticationTokenLoader.instance().reset_cache()  # a new cluster has a new token
-        self._connect()
-
-    def _connect(self) -> None:
+        """Raises ClusterUnavailable without a change to the client unless the GCS answers: it would
+        wait for it without limit."""
         address = self._find_address()
+        AuthenticationTokenLoader.instance().reset_cache()  # a new cluster has a new token
+        _cluster_at(address, self._times.answer_s)
+        ray.shutdown()
+        self._connect(address)
+
+    def _connect(self, address: str) -> None:
         try:
             ray.init(
                 address=address,
@@ -221,8 +238,15 @@ class RayConnection:
         self._looking = None
 
 
-def _cluster_at(address: str) -> str:
-    return str(GcsClient(address=address).cluster_id.hex())
+def _cluster_at(address: str, timeout_s: float) -> str:
+    """The id of the cluster there. Raises ClusterUnavailable."""
+    host, _, port = address.rpartition(":")
+    try:
+        # Ray's client would wait much longer for a port that is closed.
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+        return str(GcsClient(address=address).cluster_id.hex())
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        raise ClusterUnavailable(f"the GCS at {address} does not answer: {error}") from error
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:

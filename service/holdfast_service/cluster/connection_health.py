@@ -1,9 +1,9 @@
 """Decides whether the connection to Ray is usable, waits for its head, or must be made anew. Pure.
 
 A driver keeps its connection while the GCS is away: its calls to actors go on, and Ray's client
-finds the GCS again. Three things end a connection for good, and Ray reports none of them as such:
-the driver's own raylet dies (tasks fail and new actors are never placed), another cluster answers
-at the address, or a GCS that answers others does not answer this client.
+finds the GCS again. Other things end a connection for good, and Ray reports none of them as such:
+the driver's own raylet dies (tasks fail and new actors are never placed), the cluster ends or
+another one answers at its address, or a GCS that answers others does not answer this client.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Sight:
     """Whether the GCS has answered a fresh client."""
     same_cluster: bool = True
     """Whether that answer came from the cluster of this connection."""
+    ended: bool = False
+    """Whether that cluster is known to have ended for good."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def judge(health: Health, sight: Sight, patience: Patience) -> Health:
         return health
     if sight.head and not sight.same_cluster:
         return Health(Link.LOST, "another Ray cluster answers at the address: the old one is gone")
+    if sight.ended:
+        return Health(Link.LOST, "the Ray cluster has ended")
     if sight.answers:
         return _answered(health, sight, patience)
     if sight.head:

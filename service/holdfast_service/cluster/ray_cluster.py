@@ -104,20 +104,22 @@ class RayCluster:
         secrets_dir: Path,
         on_stuck: Callable[[str], None],
         times: ConnectionTimes | None = None,
+        has_ended: Callable[[str], bool] = lambda _: False,
         can_grow: bool = False,
     ) -> RayCluster:
         """Connect this process as a driver, and again whenever that is lost. Authentication comes
         from the environment.
 
-        `find_address`, `on_stuck`: see `RayConnection`. `installation`: the id in the database;
-        jobs of other installations are never touched. `key`: its secret, from which every job's
-        secret is derived. `secrets_dir`: named secrets. Raises ClusterUnavailable.
+        `find_address`, `on_stuck`, `has_ended`: see `RayConnection`. `installation`: the id in the
+        database; jobs of other installations are never touched. `key`: its secret, from which every
+        job's secret is derived. `secrets_dir`: named secrets. Raises ClusterUnavailable.
         """
         connection = RayConnection(
             find_address,
             actor_names.namespace(installation),
             times or ConnectionTimes(),
             on_stuck,
+            has_ended,
         )
         cluster = cls(installation, key, secrets_dir, can_grow, connection)
         connection.open(cluster.forget_connection)
