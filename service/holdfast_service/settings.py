@@ -101,6 +101,23 @@ class Settings(BaseSettings):
     node_health_failures: Annotated[int, Field(ge=1)] = Field(
         default=3, description="Failed checks in a row after which Ray declares such a node dead."
     )
+    ray_look_s: Seconds = Field(
+        default=2.0, description="Interval between two looks at the connection to Ray."
+    )
+    ray_answer_s: Seconds = Field(
+        default=2.0,
+        description="Deadline of an answer of Ray's control service (GCS); then it counts as away.",
+    )
+    ray_lost_after_s: Seconds = Field(
+        default=6.0,
+        description="A connection to Ray is made anew if the GCS has answered others for so long, "
+        "but not this server.",
+    )
+    ray_connect_s: Seconds = Field(
+        default=60.0,
+        description="Deadline of a new connection to Ray, the start of an embedded cluster "
+        "included; after it the server ends with an error.",
+    )
     check_data_paths: bool = Field(
         default=True,
         description="Refuse a spec whose data path does not exist: on the server, or with "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import os
 import signal
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 STREAM_SHUTDOWN_S = 3
 
-Connect = Callable[[str], "RayCluster"]
-"""Connects to the Ray cluster at an address. Raises ClusterUnavailable."""
+Connect = Callable[[Callable[[], str]], "RayCluster"]
+"""Connects to the Ray cluster at the address that its argument finds, and again whenever that
+connection is lost. Raises ClusterUnavailable."""
 
 _log = structlog.get_logger()
 
@@ -121,11 +123,13 @@ async def serve(
         try:
             # The store first: an unusable database is refused before a cluster is started.
             async with _store(settings) as store:
-                connect = await _connection(settings, store)
+                broken = _Broken(stopping)
+                connect = await _connection(settings, store, broken)
                 await _test_store(settings)
                 async with _cluster(settings, connect, stopping) as cluster:
                     _install_signal_handlers(stopping)  # Ray has replaced the handlers
                     await _run(settings, store, cluster, listener, stopping, exposed, on_ready)
+                    broken.check()
         except _StoppedEarly:
             return
 
@@ -150,6 +154,25 @@ class _StoppedEarly(Exception):
     """A stop was requested before the start was complete."""
 
 
+class _Broken:
+    """Ends the server, from any thread, because its Ray client cannot be used any more."""
+
+    def __init__(self, stopping: asyncio.Event) -> None:
+        self._loop, self._stopping, self._why = asyncio.get_running_loop(), stopping, ""
+
+    def end(self, why: str) -> None:
+        self._why = why
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def check(self) -> None:
+        """Raises ServeError if it was called."""
+        if self._why:
+            raise ServeError(
+                f"the connection to Ray is lost: {self._why}; the jobs train on. Start the server "
+                "again (a service manager does it), when Ray's head and this host's raylet answer"
+            )
+
+
 @contextlib.asynccontextmanager
 async def _store(settings: Settings) -> AsyncIterator[Store]:
     try:
@@ -162,7 +185,7 @@ async def _store(settings: Settings) -> AsyncIterator[Store]:
         await store.close()
 
 
-async def _connection(settings: Settings, store: Store) -> Connect:
+async def _connection(settings: Settings, store: Store, broken: _Broken) -> Connect:
     """How this installation connects to a Ray cluster. Raises ServeError."""
     path = settings.job_key_file
     try:
@@ -172,10 +195,25 @@ async def _connection(settings: Settings, store: Store) -> Connect:
     except installation.WrongKey as error:
         raise ServeError(str(error)) from error
 
-    def connect(address: str) -> RayCluster:
-        from holdfast_service.cluster.ray_cluster import RayCluster  # late: Ray reads its settings
+    def connect(find_address: Callable[[], str]) -> RayCluster:
+        # Late: Ray reads its settings from the environment on import.
+        from holdfast_service.cluster.connection import ConnectionTimes
+        from holdfast_service.cluster.ray_cluster import RayCluster
 
-        return RayCluster.connect(address, store.installation, key, settings.secrets_dir)
+        return RayCluster.connect(
+            find_address,
+            store.installation,
+            key,
+            settings.secrets_dir,
+            broken.end,
+            ConnectionTimes(
+                look_s=settings.ray_look_s,
+                answer_s=settings.ray_answer_s,
+                lost_after_s=settings.ray_lost_after_s,
+                renew_s=settings.ray_connect_s,
+            ),
+            lambda address: settings.ray_address is None and _has_ended(settings, address),
+        )
 
     return connect
 
@@ -268,9 +306,11 @@ async def _cluster(
     settings: Settings, connect: Connect, stopping: asyncio.Event
 ) -> AsyncIterator[Cluster]:
     """The Ray cluster of the settings; an embedded cluster is started or adopted, and ended."""
-    if settings.ray_address is not None:
+    if (address := settings.ray_address) is not None:
         _use_token(settings)
-        async with _connected(connect, settings.ray_address) as cluster:
+        for name, value in local_cluster.HEAD_MAY_BE_AWAY.items():
+            os.environ.setdefault(name, value)
+        async with _connected(connect, lambda: address) as cluster:
             yield cluster
         return
     try:
@@ -278,7 +318,8 @@ async def _cluster(
             embedded = await _embedded(settings, stopping)
             process_priority.lower_session_priority()
             os.environ |= embedded.environment()  # before the import of Ray, which reads it once
-            async with _connected(connect, embedded.address) as cluster:
+            again = functools.partial(_ensure_cluster, settings)
+            async with _connected(connect, lambda: again().address) as cluster:
                 yield cluster
     finally:
         if not local_cluster.server_attached(settings.data_dir):
@@ -298,19 +339,7 @@ def _use_token(settings: Settings) -> None:
 
 async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluster.LocalCluster:
     abandoned = threading.Event()
-    start = asyncio.create_task(
-        asyncio.to_thread(
-            local_cluster.ensure,
-            settings.data_dir,
-            settings.local_nodes,
-            gpus=settings.local_gpus,
-            health=local_cluster.RayHealthCheck(
-                settings.node_health_period_s, settings.node_health_failures
-            ),
-            metrics_port=settings.ray_metrics_port,
-            cancelled=abandoned.is_set,
-        )
-    )
+    start = asyncio.create_task(asyncio.to_thread(_ensure_cluster, settings, abandoned.is_set))
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
@@ -324,11 +353,32 @@ async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluste
         raise ServeError(str(error)) from error
 
 
+def _ensure_cluster(
+    settings: Settings, cancelled: Callable[[], bool] = lambda: False
+) -> local_cluster.LocalCluster:
+    return local_cluster.ensure(
+        settings.data_dir,
+        settings.local_nodes,
+        gpus=settings.local_gpus,
+        health=local_cluster.RayHealthCheck(
+            settings.node_health_period_s, settings.node_health_failures
+        ),
+        metrics_port=settings.ray_metrics_port,
+        cancelled=cancelled,
+    )
+
+
+def _has_ended(settings: Settings, address: str) -> bool:
+    """Whether the embedded cluster at this address is no more; the keeper ends all of it."""
+    found = local_cluster.find(settings.data_dir)
+    return found is None or found.address != address
+
+
 @contextlib.asynccontextmanager
-async def _connected(connect: Connect, address: str) -> AsyncIterator[Cluster]:
+async def _connected(connect: Connect, find_address: Callable[[], str]) -> AsyncIterator[Cluster]:
     # In a thread: the call blocks, and in the main thread Ray would replace the SIGTERM handler.
     try:
-        cluster = await asyncio.to_thread(connect, address)
+        cluster = await asyncio.to_thread(connect, find_address)
     except ClusterUnavailable as error:
         raise ServeError(str(error)) from error
     try:

@@ -22,7 +22,11 @@ import structlog
 
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.rank_metrics import RankMetrics
-from holdfast_service.cluster.ray_state import has_ended
+from holdfast_service.cluster.ray_state import (
+    ControlServiceAway,
+    has_ended,
+    require_control_service,
+)
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
 from holdfast_workers import log_setup
 from holdfast_workers.agent import reforming
@@ -121,6 +125,12 @@ class AgentActor:
             _log.exception("the agent cannot start")
 
     def _find_supervisor(self) -> None:
+        try:
+            require_control_service()
+        except ControlServiceAway:
+            if self._supervisor is None:
+                raise  # the supervisor sends `hello` again
+            return  # Ray starts no other supervisor meanwhile
         with contextlib.suppress(ValueError):  # between two incarnations; the next sends `hello`
             self._supervisor = ray.get_actor(self._supervisor_name, self._namespace)
 

@@ -7,6 +7,7 @@ seats of an elastic job have a group each (`cluster/seat_groups.py`), and agents
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,22 @@ from typing import Any, TypeVar
 
 import ray
 import structlog
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from holdfast_service.cluster import actor_names as names
 from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
-from holdfast_service.cluster.ray_state import draining_nodes, has_ended, runs
+from holdfast_service.cluster.ray_state import (
+    ControlServiceAway,
+    RayNode,
+    draining_nodes,
+    has_ended,
+    require_control_service,
+    runs,
+)
+from holdfast_service.cluster.ray_state import nodes as ray_nodes
 from holdfast_service.cluster.runtime_env import with_code
 from holdfast_service.cluster.seat_groups import SeatGroups
 from holdfast_service.job_model.job_spec import JobSpec
@@ -73,6 +83,8 @@ class RayAgents:
         self._avoid = avoid or {}
         self._handles: dict[str, Any] = {}
         self._closing = threading.Event()
+        self._nodes: dict[str, RayNode] = {}
+        """As last read, by id."""
         self._kept: frozenset[str] | None = None
         self._reserved = tuple(reserved)
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
@@ -122,16 +134,19 @@ class RayAgents:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def node_answers(self, node_id: str) -> bool:
-        """True if the node's raylet accepts connections; faster than the GCS."""
-        for node in ray.nodes():
-            if node["NodeID"] == node_id:
-                address = (node["NodeManagerAddress"], node["NodeManagerPort"])
-                try:
-                    socket.create_connection(address, timeout=0.1).close()
-                except OSError:
-                    return False
-                return bool(node["Alive"])
-        return False
+        """True if the node's raylet accepts connections; faster than the GCS, and without it where
+        the node was known before. Raises ControlServiceAway if nothing is known."""
+        with contextlib.suppress(RayError, ConnectionError):  # then as they were known before
+            self._nodes = {node.node_id: node for node in ray_nodes()}
+        node = self._nodes.get(node_id)
+        if node is None:
+            require_control_service()
+            return False
+        try:
+            socket.create_connection((node.host, node.port), timeout=0.1).close()
+        except OSError:
+            return False
+        return node.alive
 
     def draining(self) -> dict[str, float | None]:
         return draining_nodes()
@@ -165,12 +180,15 @@ class RayAgents:
             while not self._closing.wait(SEAT_PASS_S):
                 try:
                     self._place_seats(groups)
+                except ControlServiceAway:
+                    pass  # nothing is placed while Ray's head is away
                 except Exception:  # the cluster does not answer; the next pass repeats it
                     _log.exception("cannot place the seats of a job", job=self._job_id)
 
         threading.Thread(target=keep, name="seat-groups", daemon=True).start()
 
     def _place_seats(self, groups: SeatGroups) -> None:
+        require_control_service()
         placed = groups.refresh(self._free_seat)
         for seat, group in placed.items():
             if seat not in self._handles:

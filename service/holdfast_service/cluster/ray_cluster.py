@@ -10,22 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import logging
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray._raylet import PlacementGroupID
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import actor_names, node_paths
+from holdfast_service.cluster.connection import (
+    Connection,
+    ConnectionTimes,
+    RayConnection,
+    Unwatched,
+)
+from holdfast_service.cluster.job_remains import (
+    RELEASE_S,
+    actors,
+    groups,
+    kill_actors,
+    sweep_this_node,
+)
 from holdfast_service.cluster.node_inspection import inspect_nodes
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.runtime_env import publish
@@ -53,7 +61,6 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.remote_tier.location import SecretUnusable, credentials_for
-from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import RemoteTierSpec
@@ -63,61 +70,76 @@ Result = TypeVar("Result")
 CALL_S = 10.0
 CALL_THREADS = 16
 POLL_S = 5.0
-RELEASE_S = 5.0
 
 
 HEAD_RESOURCE = "node:__internal_head__"
 
 
-def _is_relevant(record: logging.LogRecord) -> bool:
-    """False for Ray's warning that it sets no SIGTERM handler outside the main thread."""
-    return not record.getMessage().startswith("SIGTERM handler is not set")
-
-
 class RayCluster:
     """One connection of this process to one Ray cluster."""
 
-    def __init__(self, installation: str, key: bytes, secrets_dir: Path, can_grow: bool) -> None:
+    def __init__(
+        self,
+        installation: str,
+        key: bytes,
+        secrets_dir: Path,
+        can_grow: bool,
+        connection: Connection | None = None,
+    ) -> None:
+        """`connection`: None: this process has connected to Ray by itself."""
         self._installation = installation
         self._namespace = actor_names.namespace(installation)
         self._key = key
         self._secrets = secrets_dir
         self._can_grow = can_grow
+        self._connection = connection or Unwatched()
         self._supervisors: dict[str, Any] = {}
         self._sweeps: dict[str, dict[str, Any]] = {}
+        self._awaited: set[Any] = set()
+        """Calls that wait at a supervisor without a thread."""
         self._threads = DaemonThreads(CALL_THREADS, "ray-call")
 
     @classmethod
     def connect(
         cls,
-        address: str,
+        find_address: Callable[[], str],
         installation: str,
         key: bytes,
         secrets_dir: Path,
+        on_stuck: Callable[[str], None],
+        times: ConnectionTimes | None = None,
+        has_ended: Callable[[str], bool] = lambda _: False,
         can_grow: bool = False,
     ) -> RayCluster:
-        """Connect this process as a driver. Authentication comes from the environment.
+        """Connect this process as a driver, and again whenever that is lost. Authentication comes
+        from the environment.
 
-        `installation`: the id in the database; jobs of other installations are never touched.
-        `key`: its secret, from which every job's secret is derived. `secrets_dir`: named secrets.
-        Raises ClusterUnavailable.
+        `find_address`, `on_stuck`, `has_ended`: see `RayConnection`. `installation`: the id in the
+        database; jobs of other installations are never touched. `key`: its secret, from which every
+        job's secret is derived. `secrets_dir`: named secrets. Raises ClusterUnavailable.
         """
-        logging.getLogger("ray._private.worker").addFilter(_is_relevant)
-        try:
-            ray.init(
-                address=address,
-                namespace=actor_names.namespace(installation),
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                ignore_reinit_error=True,
-            )
-        except (RayError, ConnectionError, RuntimeError) as error:
-            raise ClusterUnavailable(f"cannot connect to Ray at {address}: {error}") from error
-        return cls(installation, key, secrets_dir, can_grow)
+        connection = RayConnection(
+            find_address,
+            actor_names.namespace(installation),
+            times or ConnectionTimes(),
+            on_stuck,
+            has_ended,
+        )
+        cluster = cls(installation, key, secrets_dir, can_grow, connection)
+        connection.open(cluster.forget_connection)
+        return cluster
 
     def close(self) -> None:
         """Disconnect from the cluster; its actors keep running."""
-        ray.shutdown()
+        self._connection.close()
+
+    def forget_connection(self) -> None:
+        """Drop everything that belongs to a former connection. Called from any thread."""
+        self._supervisors = {}
+        self._sweeps = {}
+        awaited, self._awaited = self._awaited, set()
+        for call in awaited:
+            call.cancel()
 
     async def capacity(self) -> Capacity:
         return await self._call(self._capacity)
@@ -152,11 +174,18 @@ class RayCluster:
         waiting = await self._call_supervisor(job_id, call)
         if waiting is None:
             return False
-        answer = asyncio.wrap_future(waiting.future())  # no thread waits meanwhile
+        answer = waiting.future()  # no thread waits meanwhile
+        self._awaited.add(answer)
         try:
-            return bool(await asyncio.wait_for(answer, timeout_s + POLL_S))
+            return bool(await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s + POLL_S))
         except (RayError, ConnectionError, TimeoutError) as error:
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            if answer in self._awaited:
+                raise  # the caller has been cancelled
+            raise SupervisorUnavailable("the connection to Ray was made anew") from None
+        finally:
+            self._awaited.discard(answer)
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
         await self._order(job_id, order)
@@ -241,9 +270,11 @@ class RayCluster:
         raise SupervisorUnavailable(f"job {job_id} has no supervisor")
 
     def _jobs_present(self) -> set[str]:
-        actors = {actor_names.job_of(name) for space, name in _actors() if space == self._namespace}
-        groups = {actor_names.job_of_group(name, self._installation) for name, _ in _groups()}
-        return {job for job in actors | groups if job is not None}
+        of_actors = {
+            actor_names.job_of(name) for space, name in actors() if space == self._namespace
+        }
+        of_groups = {actor_names.job_of_group(name, self._installation) for name, _ in groups()}
+        return {job for job in of_actors | of_groups if job is not None}
 
     def _credentials(self, launch: JobLaunch) -> dict[str, str] | None:
         remote = RemoteTierSpec.model_validate(launch.spec["checkpoint"]["remote"])
@@ -262,19 +293,19 @@ class RayCluster:
         spaces = {actor_names.namespace(installation) for installation in installations}
         mine = [
             (space, name)
-            for space, name in _actors()
+            for space, name in actors()
             if space in spaces and actor_names.job_of(name) == job_id
         ]
-        _kill_actors([actor for actor in mine if actor[1] == actor_names.supervisor(job_id)])
-        _kill_actors([actor for actor in mine if actor[1] != actor_names.supervisor(job_id)])
-        groups = [
+        kill_actors([actor for actor in mine if actor[1] == actor_names.supervisor(job_id)])
+        kill_actors([actor for actor in mine if actor[1] != actor_names.supervisor(job_id)])
+        placed = [
             group
-            for name, group in _groups()
+            for name, group in groups()
             if any(actor_names.is_group_of(name, each, job_id) for each in installations)
         ]
-        for group in groups:
+        for group in placed:
             ray.util.remove_placement_group(group)
-        if mine or groups:
+        if mine or placed:
             self._sweeps.pop(job_id, None)
             return False  # a later pass must find nothing
         return self._sweep(job_id)
@@ -292,7 +323,7 @@ class RayCluster:
         folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
         for node in alive - sweeps.keys():
             sweeps[node] = (
-                ray.remote(_sweep_this_node)
+                ray.remote(sweep_this_node)
                 .options(
                     num_cpus=0,
                     max_retries=0,
@@ -323,14 +354,25 @@ class RayCluster:
     async def _call(
         self, body: Callable[[], Result], deadline_s: float = CALL_S + RELEASE_S
     ) -> Result:
+        def call() -> Result:
+            with self._connection.in_use(control=True):
+                return body()
+
         try:
-            return await asyncio.wait_for(self._in_thread(body), deadline_s)
+            return await asyncio.wait_for(self._in_thread(call), deadline_s)
         except (RayError, ConnectionError, TimeoutError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def _call_supervisor(self, job_id: str, body: Callable[[], Result]) -> Result:
+        """Needs no GCS, once the supervisor is known."""
+        known = job_id in self._supervisors
+
+        def call() -> Result:
+            with self._connection.in_use(control=not known):
+                return body()
+
         try:
-            return await asyncio.wait_for(self._in_thread(body), CALL_S)
+            return await asyncio.wait_for(self._in_thread(call), CALL_S)
         except (RayError, ConnectionError, TimeoutError, codec.UnreadableDocument) as error:
             self._supervisors.pop(job_id, None)
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
@@ -388,35 +430,3 @@ def _head_resource() -> dict[str, float]:
     if any(node["Alive"] and HEAD_RESOURCE in node["Resources"] for node in ray.nodes()):
         return {HEAD_RESOURCE: 0.0001}
     return {}
-
-
-def _actors() -> list[tuple[str, str]]:
-    """(namespace, name) of the named actors."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return [(actor["namespace"], actor["name"]) for actor in actors]
-
-
-def _groups() -> Iterator[tuple[str, PlacementGroup]]:
-    """(name, group) of the existing placement groups, in all namespaces."""
-    for group_id, group in ray.util.placement_group_table().items():
-        if group["state"] != "REMOVED":
-            yield group["name"], PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))
-
-
-def _kill_actors(named: list[tuple[str, str]]) -> None:
-    """Let all agents release their resources concurrently, then kill all named actors."""
-    handles = {}
-    for space, name in named:
-        with contextlib.suppress(ValueError):  # already gone
-            handles[name] = ray.get_actor(name, space)
-    freed = [handle.release.remote() for name, handle in handles.items() if "agent:" in name]
-    if freed:
-        ray.wait(freed, num_returns=len(freed), timeout=RELEASE_S)
-    for handle in handles.values():
-        ray.kill(handle, no_restart=True)
-
-
-def _sweep_this_node(folders: list[str]) -> None:
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(memory_base(os.environ) / folder)

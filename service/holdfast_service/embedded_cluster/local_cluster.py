@@ -38,6 +38,11 @@ SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
 The keeper removes the folder, with any leftover, when it ends."""
 
+HEAD_MAY_BE_AWAY = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 86400),
+}
+"""Ray ends every process of the cluster that has missed the GCS for so long, 60 s by default."""
+
 POLL_S = 0.05
 START_S, STOP_S = 180.0, 20.0
 
@@ -154,6 +159,7 @@ def ray_environment(token_path: Path) -> dict[str, str]:
     return {
         **token_variables(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
+        **HEAD_MAY_BE_AWAY,
         # Ray replaces 127.0.0.1 by the machine's external address unless this variable marks a
         # single-host cluster. Ray named it after the systems that need it by default.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
