@@ -276,6 +276,11 @@ class Settings(BaseSettings):
         description="Ended operations, and the files of exports, are removed after so many "
         "seconds; each download keeps a file for so long again.",
     )
+    node_room_fresh_s: Seconds = Field(
+        default=600.0,
+        description="A node that was too small for a job (shared memory, memory, processes) is not "
+        "tried again by such jobs for so many seconds.",
+    )
     webhook_url: str | None = Field(
         default=None,
         pattern=r"^https?://",

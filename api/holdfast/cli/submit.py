@@ -73,7 +73,7 @@ def submit(
             resolved = client.validated(document)
             if not output.results(options, [resolved.spec]):
                 output.print_yaml(resolved.spec)
-            output.progress(*_mesh_lines(resolved.meshes))
+            output.progress(*_mesh_lines(resolved.meshes), resolved.node_needs.what)
             output.progress(
                 Text.assemble(("ok", "green"), ": the spec is valid; no job was created")
             )

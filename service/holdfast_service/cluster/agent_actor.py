@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from holdfast_workers.ipc.listening import RANGE_VARIABLE, InvalidPortRange, Por
 from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.commands import Hello, Request
+from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.protocol.signals import Signal
@@ -50,10 +51,19 @@ MEMORY_FLOOR_VARIABLE = "HOLDFAST_MEMORY_FLOOR_GB_PER_S"
 """Environment variable of a node: the minimum memory copy rate of a fit node."""
 LOGS_VARIABLE = "HOLDFAST_NODE_LOGS"
 """Environment variable of a node: `json` makes its agents log in JSON lines."""
+DEVICE_VARIABLE = "HOLDFAST_WORKER_DEVICE"
+"""Environment variable of a node, for tests: the device of workers that have GPUs, such as cpu."""
 START_AGAIN_S = 0.5
 """Pause before an agent that cannot start ends, for Ray to start it again."""
 DOMAIN_LABELS = ("holdfast.io/domain", "topology.kubernetes.io/zone")
 """Ray node labels that name a node's failure domain; the first that is set counts."""
+JOB_DEADLINES = (
+    *("zygote_start_timeout_s", "form_timeout_s", "load_timeout_s", "load_bound_s"),
+    *("save_timeout_s", "finalize_timeout_s"),
+)
+"""The fields of `AgentConfig` that a seat's `timeouts` may set."""
+FAST_DOMAIN_LABELS = ("holdfast.io/fast-domain",)
+"""Ray node labels that name the nodes among which bytes travel fastest."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,15 @@ class AgentSeat:
     installation: str = ""
     cache_dir: str = ""
     """Of supervisors before 0.2; "": the node's own."""
+    threads: int = 1
+    """With which torch computes in each worker."""
+    failure_label: str = ""
+    """The node label that names failure domains; "": those of `DOMAIN_LABELS`."""
+    fast_label: str = ""
+    """The node label that names fast domains; "": those of `FAST_DOMAIN_LABELS`."""
+    timeouts: dict[str, float] = field(default_factory=dict)
+    """Fields of `AgentConfig` with the deadlines of the job."""
+    needs: NodeNeeds = field(default_factory=NodeNeeds)
 
 
 class AgentActor:
@@ -167,11 +186,14 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
     node = hashlib.sha256(node_id.encode()).hexdigest()[:12]
     base, host = memory_base(os.environ), ray.util.get_node_ip_address()
     memory = base / actor_names.memory_folder(seat.installation, seat.job_id)
-    interface = _interface_of(host)
+    interface, labels = _interface_of(host), ray.get_runtime_context().get_node_labels()
+    deadlines: dict[str, Any] = {
+        name: seat.timeouts[name] for name in JOB_DEADLINES if name in seat.timeouts
+    }
     floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
     ports, ports_problem = _port_range(os.environ.get(RANGE_VARIABLE, ""))
     cache, cache_problem = _cache_folder(os.environ)
-    device = device_of(seat.gpus_per_worker)
+    device = os.environ.get(DEVICE_VARIABLE) or device_of(seat.gpus_per_worker)
     reform, unknown_reform = _reform(os.environ.get(reforming.VARIABLE, ""), device)
     return AgentConfig(
         job_id=seat.job_id,
@@ -193,7 +215,12 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         storage=seat.storage,
         gpus_per_worker=seat.gpus_per_worker,
         memory_floor_gb_per_s=floor,
-        domain=domain_of(ray.get_runtime_context().get_node_labels()),
+        domain=domain_of(labels, seat.failure_label, DOMAIN_LABELS),
+        fast_domain=domain_of(labels, seat.fast_label, FAST_DOMAIN_LABELS),
+        threads=seat.threads,
+        needs=seat.needs,
+        worker_device=os.environ.get(DEVICE_VARIABLE, ""),
+        **deadlines,
         reform=reform,
         json_logs=os.environ.get(LOGS_VARIABLE, "") == "json",
         job_env=seat.env,
@@ -202,13 +229,18 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
             **reforming.communicator_variables(reform, device),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            "OMP_DYNAMIC": "FALSE",  # the number of threads is the spec's, never the machine's
         },
     )
 
 
-def domain_of(labels: Mapping[str, str]) -> str:
-    """The failure domain that a node's labels name; "" if none does."""
-    return next((labels[name] for name in DOMAIN_LABELS if labels.get(name)), "")
+def domain_of(
+    labels: Mapping[str, str], named: str = "", usual: Sequence[str] = DOMAIN_LABELS
+) -> str:
+    """The domain that a node's labels name: that of the label that the job names, else of the
+    first usual one that is set; "" if there is none."""
+    keys = (named,) if named else usual
+    return next((labels[key] for key in keys if labels.get(key)), "")
 
 
 def _memory_floor(setting: str) -> tuple[float, str]:

@@ -35,7 +35,11 @@ from holdfast_service.cluster.ray_state import nodes as ray_nodes
 from holdfast_service.cluster.runtime_env import with_code
 from holdfast_service.cluster.seat_groups import SeatGroups
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.node_labels import selector_of
+from holdfast_service.job_model.node_needs import needs_of
+from holdfast_service.job_model.timeouts_spec import TimeoutsSpec
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
+from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import accepted
 from holdfast_workers.protocol.commands import Request
@@ -55,6 +59,19 @@ SEAT_PASS_S = 0.25
 
 HEARTBEAT_FRACTION = 1 / 8
 """Heartbeat interval of an agent, as a fraction of the timeout that makes it count as lost."""
+
+
+def agent_deadlines(timeouts: TimeoutsSpec) -> dict[str, float]:
+    """The deadlines of an agent, by the fields of its configuration."""
+    load_s = timeouts.load_s
+    return {
+        "zygote_start_timeout_s": max(AgentConfig.zygote_start_timeout_s, timeouts.start_s),
+        # The steps of an attempt's formation come one after another.
+        "form_timeout_s": timeouts.form_s / 2,
+        **({"load_timeout_s": load_s, "load_bound_s": load_s} if load_s is not None else {}),
+        "save_timeout_s": timeouts.save_s,
+        "finalize_timeout_s": timeouts.publish_s,
+    }
 
 
 class RayAgents:
@@ -172,6 +189,7 @@ class RayAgents:
             self.seats,
             self._is_kept,
             self._bundle(),
+            selector_of(self._spec.resources.label_rules),
             lambda: [*self._node_ids_with(NodeStanding.CORDONED), *self._reserved],
         )
         self._place_seats(groups)
@@ -225,10 +243,11 @@ class RayAgents:
                 return group
 
     def _label_selectors(self) -> list[dict[str, str]] | None:
-        """A label selector for each bundle; None if no node is excluded."""
+        """A label selector for each bundle; None if any node will do."""
         ids = self._node_ids_with(NodeStanding.CORDONED)
-        selector = {NODE_ID_LABEL: f"!in({','.join(ids)})"}
-        return [selector] * len(self.seats) if ids else None
+        off = {NODE_ID_LABEL: f"!in({','.join(ids)})"} if ids else {}
+        selector = {**selector_of(self._spec.resources.label_rules), **off}
+        return [selector] * len(self.seats) if selector else None
 
     def _node_ids_with(self, standing: NodeStanding) -> list[str]:
         """Ray's ids of the living nodes with this standing."""
@@ -240,11 +259,7 @@ class RayAgents:
         ]
 
     def _bundle(self) -> dict[str, float]:
-        resources = self._spec.resources
-        bundle = {"CPU": resources.cpus_per_worker * resources.workers_per_node}
-        if resources.gpus_per_worker:
-            bundle["GPU"] = resources.gpus_per_worker * resources.workers_per_node
-        return bundle
+        return self._spec.resources.bundle
 
     def _create(self, group: Any, index: int, seat: str, name: str) -> Any:
         bundle = self._bundle()
@@ -277,5 +292,10 @@ class RayAgents:
             heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
             env=self._spec.env,
             installation=self._installation,
+            threads=resources.threads_per_worker,
+            failure_label=resources.domains.failure or "",
+            fast_label=resources.domains.fast or "",
+            timeouts=agent_deadlines(self._spec.timeouts),
+            needs=needs_of(self._spec),
         )
         return actor.remote(codec.encode(arguments))

@@ -45,6 +45,7 @@ from holdfast_service.cluster.supervisor_actor import (
 )
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.job_model.node_labels import ACCELERATOR_PREFIX
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
     Capacity,
@@ -73,6 +74,7 @@ POLL_S = 5.0
 
 
 HEAD_RESOURCE = "node:__internal_head__"
+_NOT_CUSTOM = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 
 
 class RayCluster:
@@ -384,8 +386,8 @@ class _PlacedBundle:
 
     job: str
     node: str
-    cpus: float
-    gpus: float
+    amounts: dict[str, float]
+    """By resource."""
 
 
 def _placed_bundles(installation: str) -> list[_PlacedBundle]:
@@ -396,10 +398,8 @@ def _placed_bundles(installation: str) -> list[_PlacedBundle]:
         if job is None or group["state"] == "REMOVED":
             continue
         for index, node in group["bundles_to_node_id"].items():
-            resources = group["bundles"][index]
             if node:
-                cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-                found.append(_PlacedBundle(job, node, float(cpus), float(gpus)))
+                found.append(_PlacedBundle(job, node, dict(group["bundles"][index])))
     return found
 
 
@@ -407,17 +407,26 @@ def _capacity_of(
     node: dict[str, Any], available: dict[str, float] | None, ours: list[_PlacedBundle]
 ) -> NodeCapacity:
     """`available`: what is free on the node; None: not known yet, then all is."""
-    resources, own = node["Resources"], [each for each in ours if each.node == node["NodeID"]]
-    cpus, gpus = float(resources.get("CPU", 0.0)), float(resources.get("GPU", 0.0))
+    resources = {name: float(amount) for name, amount in node["Resources"].items()}
     free = resources if available is None else available
-    used_cpus, used_gpus = cpus - free.get("CPU", 0.0), gpus - free.get("GPU", 0.0)
+    own = [each.amounts for each in ours if each.node == node["NodeID"]]
+    named = {name for name in resources if name not in _NOT_CUSTOM and ":" not in name}
+    named |= {name for name in resources if name.startswith(ACCELERATOR_PREFIX)}
+
+    def foreign(name: str) -> float:
+        used = resources.get(name, 0.0) - free.get(name, 0.0)
+        return max(0.0, used - sum(float(amounts.get(name, 0.0)) for amounts in own))
+
     return NodeCapacity(
         node_id=node["NodeID"],
         host=node["NodeManagerAddress"],
-        cpus=cpus,
-        gpus=gpus,
-        foreign_cpus=max(0.0, used_cpus - sum(each.cpus for each in own)),
-        foreign_gpus=max(0.0, used_gpus - sum(each.gpus for each in own)),
+        cpus=resources.get("CPU", 0.0),
+        gpus=resources.get("GPU", 0.0),
+        foreign_cpus=foreign("CPU"),
+        foreign_gpus=foreign("GPU"),
+        custom={name: resources[name] for name in sorted(named)},
+        foreign_custom={name: foreign(name) for name in sorted(named)},
+        labels=dict(node.get("Labels") or {}),
     )
 
 

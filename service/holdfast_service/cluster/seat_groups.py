@@ -84,12 +84,15 @@ class SeatGroups:
         seats: Sequence[str],
         is_kept: Callable[[str], bool],
         bundle: dict[str, float],
+        labels: dict[str, str],
         avoided: Callable[[], Sequence[str]],
     ) -> None:
+        """`labels`: the label selector that the job asks for. `avoided()`: ids of nodes."""
         self._prefix = names.placement_group(installation, job_id) + ":"
         self._seats = seats
         self._is_kept = is_kept
         self._bundle = bundle
+        self._labels = labels
         self._avoided = avoided
         self._asked_off: dict[str, frozenset[str]] = {}
 
@@ -115,13 +118,14 @@ class SeatGroups:
         }
 
     def _ask(self, seat: str, off: frozenset[str]) -> None:
-        selector = [{NODE_ID_LABEL: f"!in({','.join(sorted(off))})"}] if off else None
+        not_on = {NODE_ID_LABEL: f"!in({','.join(sorted(off))})"} if off else {}
+        selector = {**self._labels, **not_on}
         placement_group(
             [self._bundle],
             strategy="STRICT_PACK",
             name=self._prefix + seat,
             lifetime="detached",
-            bundle_label_selector=selector,
+            bundle_label_selector=[selector] if selector else None,
         )
         self._asked_off[seat] = off
 

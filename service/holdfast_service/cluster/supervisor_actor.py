@@ -24,6 +24,7 @@ from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig, ScheduledShape
 from holdfast_service.remote_tier.location import remote_uri, storage_options
+from holdfast_service.supervisor.agent_commands import CallTimes
 from holdfast_service.supervisor.fence_record import open_fence
 from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
@@ -34,6 +35,8 @@ from holdfast_workers.ipc.linux_processes import identify
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.signals import Signal
 
+CALL_MARGIN_S = 10.0
+"""How much longer a call to an agent may take than what the agent does in it."""
 CALLS = 32
 """Threads for calls that are answered at once."""
 WAITING_CALLS = "waiting"
@@ -72,7 +75,10 @@ class SupervisorActor:
             open_storage(remote_root, storage),
             open_fence(remote_root, storage),
             is_latest_process_of_actor,
-            SupervisorTimes(heartbeat_timeout_s=spec.recovery.heartbeat_timeout_s),
+            SupervisorTimes(
+                heartbeat_timeout_s=spec.recovery.heartbeat_timeout_s,
+                calls=CallTimes(finalize_s=spec.timeouts.publish_s + CALL_MARGIN_S),
+            ),
             process=identify(os.getpid(), ray.get_runtime_context().get_node_id()),
         )
         threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True).start()
@@ -140,6 +146,11 @@ def recovery_config(
         meshes_are_listed=bool(spec.resources.nodes and spec.resources.nodes.preferred),
         assemble_wait_s=spec.recovery.assemble_wait_s,
         lease_s=spec.recovery.lease_s,
+        start_timeout_s=spec.timeouts.start_s,
+        form_timeout_s=spec.timeouts.form_s,
+        load_timeout_s=spec.timeouts.load_s or 0.0,
+        first_step_timeout_s=spec.timeouts.first_step_s,
+        finish_timeout_s=spec.timeouts.finish_s,
         stall_limit_s=spec.detection.stall_limit_s,
         replace_stragglers=spec.detection.replace_stragglers,
         straggler_patience_s=spec.detection.straggler_patience_s,

@@ -9,24 +9,42 @@ placed is an estimate.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any
 
 from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_service.job_model.supervisor_protocol import Capacity
+from holdfast_service.job_model.node_labels import (
+    LabelRule,
+    amount_text,
+    has_amounts,
+    rules_of,
+    why_too_little,
+    why_unlabelled,
+)
+from holdfast_service.job_model.resources_spec import node_amounts
+from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.placement.mesh_axes import MESH_AXES
 from holdfast_service.policy.quarantine import Avoided, cordoned_only, node_name
 
 MAX_NODES_LISTED = 4
-_SLACK = 1e-9  # sums of 0.1 CPUs
-_Free = list[float]  # CPUs, GPUs
-_Resources = dict[str, _Free]  # by node id
+CPU, GPU = "CPU", "GPU"
+
+
+@dataclass
+class FreeNode:
+    """What no job and no other program uses on a node, by resource, and the node's labels."""
+
+    amounts: dict[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+_Resources = dict[str, FreeNode]  # by node id
 
 
 @dataclass(frozen=True)
 class NodeDemand:
-    """The resources of a job: one bundle of CPUs and GPUs on each of `nodes` different nodes."""
+    """The resources of a job: one bundle on each of `nodes` different nodes."""
 
     nodes: int
     cpus: float
@@ -35,6 +53,15 @@ class NodeDemand:
     """Nodes with which an elastic job can start; 0: it needs all."""
     standbys: int = 0
     """Of `nodes`, those that train nothing."""
+    custom: tuple[tuple[str, float], ...] = ()
+    """(resource, amount) of each bundle beside CPUs and GPUs."""
+    labels: tuple[LabelRule, ...] = ()
+    """What the labels of each node must be."""
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """All resources of a bundle."""
+        return {CPU: self.cpus, GPU: self.gpus, **dict(self.custom)}
 
     @property
     def to_start(self) -> int:
@@ -48,6 +75,8 @@ class NodeDemand:
             gpus=spec.node_gpus,
             least=spec.needed_nodes if spec.resources.nodes is not None else 0,
             standbys=spec.resources.standby_nodes,
+            custom=tuple(spec.resources.node_custom.items()),
+            labels=spec.resources.label_rules,
         )
 
     @classmethod
@@ -63,6 +92,8 @@ class NodeDemand:
                 gpus=per_node * float(resources["gpus_per_worker"]),
                 least=_least_nodes(resources.get("nodes"), per_node),
                 standbys=standbys,
+                custom=tuple(_stored_custom(resources, per_node).items()),
+                labels=rules_of(resources.get("node_labels") or {}),
             )
         except _READ_ERRORS:
             return None
@@ -159,7 +190,7 @@ def reason_to_wait(
 
 
 def nodes_to_reserve(
-    capacity: Capacity, free: Mapping[str, _Free], demand: NodeDemand
+    capacity: Capacity, free: Mapping[str, FreeNode], demand: NodeDemand
 ) -> list[str]:
     """The nodes that are kept for a job until all of them have room for it: of those that are large
     enough, the ones with most free. Empty if too few are large enough, which no waiting changes.
@@ -167,17 +198,11 @@ def nodes_to_reserve(
     Later jobs get none of them, so the room on the freest node only grows until it is enough, and
     then on the next: the job starts after the jobs on these nodes have ended.
     """
-    whole: _Resources = {
-        node.node_id: [node.cpus - node.foreign_cpus, node.gpus - node.foreign_gpus]
-        for node in capacity.nodes
-    }
-    large_enough = set(_fitting(whole, demand))
+    large_enough = set(_fitting(_without_other_programs(capacity), demand))
     if len(large_enough) < demand.to_start:
         return []
     ready = [node for node in _fitting(free, demand) if node in large_enough]
-    others = sorted(
-        large_enough - set(ready), key=lambda node: (*(-amount for amount in free[node]), node)
-    )
+    others = sorted(large_enough - set(ready), key=lambda node: _freest_first(free, node))
     return [*ready, *others][: demand.to_start]
 
 
@@ -221,13 +246,29 @@ def _admit(
     note = ""
     if reservation is not None:
         note = f"; {reservation.nodes} are reserved for {reservation.name or 'it'}"
-    reason = (
-        f"{wanted.to_start} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are "
-        f"needed, {len(fitting)} of {len(capacity.nodes)} nodes have them"
-        + note
-        + _set_aside_note(capacity)
+    reason = _why_impossible(capacity, wanted) or (
+        f"{wanted.to_start} nodes with {_bundle_text(wanted)} free are needed, {len(fitting)} of "
+        f"{len(capacity.nodes)} nodes have them"
     )
-    return Admission(False, reason, reservation=reservation)
+    return Admission(False, reason + note + _set_aside_note(capacity), reservation=reservation)
+
+
+def _why_impossible(capacity: Capacity, wanted: NodeDemand) -> str:
+    """Why the job cannot start on these nodes even if all were free, by what it asks for beside
+    CPUs and GPUs; "" if it can."""
+    nodes = [node for node in capacity.nodes if node.cpus or node.gpus]  # not the head
+    why = why_unlabelled(wanted.labels, [node.labels for node in nodes], wanted.to_start)
+    labelled = [n.custom for n in nodes if all(rule.allows(n.labels) for rule in wanted.labels)]
+    why = why or why_too_little(dict(wanted.custom), labelled, wanted.to_start)
+    return f"{wanted.to_start} nodes are needed: {why}" if why else ""
+
+
+def _bundle_text(wanted: NodeDemand) -> str:
+    """E.g. `1 CPUs, 0 GPUs and 2 fpga, labelled disk=nvme`."""
+    named = [f"{wanted.cpus:g} CPUs", f"{wanted.gpus:g} GPUs"]
+    named += [amount_text(name, amount) for name, amount in wanted.custom]
+    text = f"{', '.join(named[:-1])} and {named[-1]}"
+    return f"{text}, labelled {', '.join(map(str, wanted.labels))}," if wanted.labels else text
 
 
 _READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -236,6 +277,10 @@ _READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueEr
 def _world_size(spec: Mapping[str, Any]) -> int:
     parallel = spec["parallel"]
     return prod(int(parallel[axis.name]) for axis in MESH_AXES if axis.name in parallel)
+
+
+def _stored_custom(resources: Mapping[str, Any], per_node: int) -> dict[str, float]:
+    return node_amounts(resources.get("custom") or {}, resources.get("accelerator_type"), per_node)
 
 
 def _least_nodes(nodes: Mapping[str, Any] | None, per_node: int) -> int:
@@ -261,10 +306,7 @@ def _free_resources(capacity: Capacity, held: Iterable[Claim]) -> _Resources:
     """The free resources of each node. Jobs that have started but are not placed yet take those of
     the nodes with most free, as a spread placement does. An elastic job that is placed asks for no
     further nodes while another job waits."""
-    free: _Resources = {
-        node.node_id: [node.cpus - node.foreign_cpus, node.gpus - node.foreign_gpus]
-        for node in capacity.nodes
-    }
+    free = _without_other_programs(capacity)
     unplaced: list[tuple[NodeDemand, int, set[str]]] = []
     for claim in held:
         placed = capacity.placed.get(claim.job, ())
@@ -278,17 +320,35 @@ def _free_resources(capacity: Capacity, held: Iterable[Claim]) -> _Resources:
     return free
 
 
+def _without_other_programs(capacity: Capacity) -> _Resources:
+    """What the jobs may use of each node."""
+    return {node.node_id: FreeNode(_left_for_jobs(node), node.labels) for node in capacity.nodes}
+
+
+def _left_for_jobs(node: NodeCapacity) -> dict[str, float]:
+    foreign = node.foreign_custom
+    custom = {name: amount - foreign.get(name, 0.0) for name, amount in node.custom.items()}
+    return {CPU: node.cpus - node.foreign_cpus, GPU: node.gpus - node.foreign_gpus, **custom}
+
+
 def _take(free: _Resources, nodes: Iterable[str], demand: NodeDemand) -> None:
     for node in nodes:
-        free[node][0] -= demand.cpus
-        free[node][1] -= demand.gpus
+        left = free[node].amounts
+        for name, amount in demand.amounts.items():
+            left[name] = left.get(name, 0.0) - amount
 
 
-def _fitting(free: Mapping[str, _Free], demand: NodeDemand) -> list[str]:
+def _fitting(free: Mapping[str, FreeNode], demand: NodeDemand) -> list[str]:
     """The nodes that have room for a bundle, those with most free first."""
+    amounts = demand.amounts
     fitting = [
-        node
-        for node, (cpus, gpus) in free.items()
-        if cpus + _SLACK >= demand.cpus and gpus + _SLACK >= demand.gpus
+        name
+        for name, node in free.items()
+        if has_amounts(node.amounts, amounts)
+        and all(rule.allows(node.labels) for rule in demand.labels)
     ]
-    return sorted(fitting, key=lambda node: (*(-amount for amount in free[node]), node))
+    return sorted(fitting, key=lambda node: _freest_first(free, node))
+
+
+def _freest_first(free: Mapping[str, FreeNode], node: str) -> tuple[float, float, str]:
+    return -free[node].amounts[CPU], -free[node].amounts[GPU], node

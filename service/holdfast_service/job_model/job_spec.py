@@ -23,7 +23,6 @@ from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText, 
 from holdfast_service.job_model.model_memory import memory_faults, mesh_limits
 from holdfast_service.job_model.node_range import (
     AutoSizes,
-    NodeRange,
     order_in,
     range_faults,
     resolve,
@@ -32,8 +31,10 @@ from holdfast_service.job_model.node_range import (
     shapes_in,
     without_auto,
 )
+from holdfast_service.job_model.resources_spec import ResourcesSpec, node_request_faults
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
 from holdfast_service.job_model.supervisor_protocol import Capacity
+from holdfast_service.job_model.timeouts_spec import TimeoutsSpec
 from holdfast_service.placement.mesh_choice import MeshLimits, MeshOrder
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers import spec as training_spec
@@ -43,7 +44,6 @@ from holdfast_workers.protocol.messages import InitPart
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
     NonNegative,
-    Positive,
     RemoteTierSpec,
     Section,
     SpecFault,
@@ -56,32 +56,6 @@ MAX_SPEC_BYTES = 2**16
 _REGION = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _HOST = re.compile(r"((?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.?")
 _MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
-class ResourcesSpec(Section):
-    """The resources that the job's workers reserve on the cluster."""
-
-    cpus_per_worker: Annotated[float, Field(gt=0)] = Field(
-        default=0.5, description="CPUs that each worker reserves."
-    )
-    gpus_per_worker: Annotated[float, Field(ge=0)] = Field(
-        default=0, description="GPUs that each worker reserves, a whole number."
-    )
-    workers_per_node: Positive = Field(default=1, description="Ranks that run on each node.")
-    standby_nodes: NonNegative = Field(
-        default=0, description="Additional nodes with warm workers, which replace failed nodes."
-    )
-    nodes: NodeRange | None = Field(
-        default=None,
-        description="The range of nodes of an elastic job: it trains on fewer while nodes are "
-        "missing, and grows again. null: the mesh never changes.",
-    )
-    memory_per_worker_bytes: Positive | None = Field(
-        default=None,
-        description="Most memory that a rank may need for parameters, gradients, moments and "
-        "activations, as modelled from the spec; a mesh that needs more is refused. null: not "
-        "checked.",
-    )
 
 
 class RecoverySpec(Section):
@@ -206,6 +180,7 @@ class JobSpec(TrainingSpec):
     )
     resources: ResourcesSpec = ResourcesSpec()
     recovery: RecoverySpec = RecoverySpec()
+    timeouts: TimeoutsSpec = TimeoutsSpec()
 
     def training(self) -> TrainingSpec:
         """The part of the spec that the workers need."""
@@ -460,7 +435,6 @@ def _size_faults(spec: JobSpec) -> list[SpecFault]:
 def _resource_faults(spec: JobSpec) -> list[SpecFault]:
     found: list[SpecFault] = []
     world, per_node = spec.parallel.world_size, spec.resources.workers_per_node
-    gpus = spec.resources.gpus_per_worker
     if per_node > world:
         found.append(
             SpecFault(
@@ -477,14 +451,7 @@ def _resource_faults(spec: JobSpec) -> list[SpecFault]:
                 f"workers_per_node {per_node}",
             )
         )
-    if not float(gpus).is_integer():
-        found.append(
-            SpecFault(
-                path="resources.gpus_per_worker",
-                message=f"gpus_per_worker {_g(gpus)} is not a whole number: ranks share no device",
-            )
-        )
-    return found
+    return [*found, *node_request_faults(spec.resources)]
 
 
 def _range_faults(spec: JobSpec) -> list[SpecFault]:

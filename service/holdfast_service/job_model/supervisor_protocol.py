@@ -151,6 +151,9 @@ class NodeCapacity:
     gpus: float
     foreign_cpus: float = 0.0  # in use by other programs on the cluster
     foreign_gpus: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)  # Ray's custom resources
+    foreign_custom: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class CandidateNode:
 
     agent: str
     domain: str
+    """Ranks on nodes of one domain exchange fastest. "": not known."""
     capacity: int
     ready: bool
     idle: tuple[IdleWorker, ...] = ()
@@ -73,18 +74,22 @@ class Shortage:
 
 
 def assign(
-    groups: Sequence[Sequence[int]], homes: Mapping[int, GroupHome], nodes: Sequence[CandidateNode]
+    groups: Sequence[Sequence[int]],
+    homes: Mapping[int, GroupHome],
+    nodes: Sequence[CandidateNode],
+    together: int = 1,
 ) -> Assignment | Shortage:
-    """Assign every group, or return the ranks that have no room.
+    """Assign every group, or return the ranks that have no room. Each `together` consecutive groups
+    exchange most, and lie in one domain where there is room.
 
     Agents of last resort are excluded, one after the other, as long as the others have room.
     """
     kept = list(nodes)
-    found = _assign_to(groups, homes, kept)
+    found = _assign_to(groups, homes, kept, together)
     for node in nodes:
         if isinstance(found, Assignment) and node.last_resort:
             fewer = [other for other in kept if other is not node]
-            without = _assign_to(groups, homes, fewer)
+            without = _assign_to(groups, homes, fewer, together)
             if isinstance(without, Assignment):
                 kept, found = fewer, without
     return found
@@ -104,10 +109,13 @@ def format_ranks(ranks: Sequence[int], max_shown: int = 8) -> str:
 
 
 def _assign_to(
-    groups: Sequence[Sequence[int]], homes: Mapping[int, GroupHome], nodes: Sequence[CandidateNode]
+    groups: Sequence[Sequence[int]],
+    homes: Mapping[int, GroupHome],
+    nodes: Sequence[CandidateNode],
+    together: int,
 ) -> Assignment | Shortage:
     """An unassigned group goes to an agent without groups (a standby): first in the lost agent's
-    failure domain, then with more warm workers; only then to an agent that has ranks and room. A
+    domain, then with more warm workers; only then to an agent that has ranks and room. A
     group that had no agent goes near the one before it: neighbours in rank order exchange most, in
     tensor groups, rings and shards."""
     by_agent = {node.agent: node for node in nodes}
@@ -128,7 +136,10 @@ def _assign_to(
         unassigned, key=lambda index: (index in at_home, -len(groups[index]), index)
     ):
         home, size = homes.get(index), len(groups[index])
-        near = home.domain if home is not None else _domain_for(index, size, seats, by_agent, free)
+        if home is not None:
+            near = home.domain
+        else:
+            near = _domain_for(index, together, seats, by_agent, _room(size, seats, by_agent, free))
         chosen = _choose(size, home, near, by_agent, free, seats)
         if chosen is None:
             short.extend(groups[index])
@@ -150,25 +161,42 @@ def _can_stay(
     return has_room and not nodes[home.agent].avoid
 
 
-def _domain_for(
-    index: int,
+def _room(
     size: int,
     seats: Mapping[int, str],
     nodes: Mapping[str, CandidateNode],
     free: Mapping[str, int],
-) -> str:
-    """The domain of the nearest group before `index`; if it has no room, or there is none, the one
-    with room for most groups. "" if that is one: then no groups can be neighbours."""
+) -> dict[str, int]:
+    """Domain → its agents without groups that have room for one."""
     room: dict[str, int] = {}
     busy = set(seats.values())
     for agent in sorted(nodes, key=name_order):
         node = nodes[agent]
         if node.ready and not node.avoid and agent not in busy and free[agent] >= size:
             room[node.domain] = room.get(node.domain, 0) + 1
-    before = max((other for other in seats if other < index), default=None)
-    if before is not None and room.get(domain := nodes[seats[before]].domain, 0):
+    return room
+
+
+def _domain_for(
+    index: int,
+    together: int,
+    seats: Mapping[int, str],
+    nodes: Mapping[str, CandidateNode],
+    room: Mapping[str, int],
+) -> str:
+    """The domain of the groups that should lie with this one, or else of the nearest group before
+    it, as long as it has room for all of them; then the one with room for most groups. "" if that
+    is one: then no groups can be neighbours."""
+    first = index - index % together
+    mates = [seats[other] for other in range(first, first + together) if other in seats]
+    if mates and room.get(domain := nodes[mates[0]].domain, 0):
         return domain
+    before = max((other for other in seats if other < index), default=None)
+    last = nodes[seats[before]].domain if before is not None else None
     best = max(room, key=lambda domain: room[domain], default="")
+    all_of_them = min(together - len(mates), room.get(best, 0))
+    if last is not None and room.get(last, 0) >= max(1, all_of_them):
+        return last
     return best if room.get(best, 0) > 1 else ""
 
 

@@ -59,6 +59,17 @@ class WorldShape:
             for start in range(0, self.world_size, per_node)
         )
 
+    @property
+    def groups_together(self) -> int:
+        """How many consecutive groups have the ranks of the innermost axes that several nodes
+        share: these exchange most."""
+        inner = 1
+        for _, size in reversed(self.axes):
+            inner *= size
+            if inner > self.ranks_per_node:
+                break
+        return max(1, inner // self.ranks_per_node) if inner % self.ranks_per_node == 0 else 1
+
 
 @dataclass(frozen=True)
 class ShapedAssignment:
@@ -87,6 +98,7 @@ def assign_best(
             shape.groups,
             homes if shape.ranks_per_node == present.ranks_per_node else {},
             [_without_bound_workers(node, shape, present) for node in nodes],
+            shape.groups_together,
         )
         if isinstance(found, Assignment):
             return ShapedAssignment(shape, found)

@@ -26,6 +26,7 @@ from holdfast_service.job_model.events.progress import (
 )
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.node_needs import needs_of
 from holdfast_service.job_model.supervisor_protocol import (
     Cluster,
     ClusterUnavailable,
@@ -227,7 +228,7 @@ class JobDriver:
             wanted = NodeDemand.from_stored_spec(spec) or NodeDemand.from_spec(
                 JobSpec.model_validate(spec)
             )
-            avoided_nodes = await nodes.avoided(tx.session, tx.now)
+            avoided_nodes = await self._avoided_by(tx)
             overdue = self._competing_demand.is_overdue(tx.job.waiting, tx.now)
             admission = admit(capacity, avoided_nodes, held, before, wanted, is_overdue=overdue)
             if not admission.may_start:
@@ -287,7 +288,15 @@ class JobDriver:
         if admitted is not None and time.monotonic() - admitted[0] < _AVOIDED_FRESH_S:
             return admitted[1]
         async with self._transaction() as tx:
-            return await nodes.avoided(tx.session, tx.now)
+            return await self._avoided_by(tx)
+
+    async def _avoided_by(self, tx: JobTransaction) -> dict[str, Avoided]:
+        """The nodes that this job avoids: those set aside, and those too small for it."""
+        since = tx.now - self._settings.node_room_fresh_s
+        small = await nodes.too_small(
+            tx.session, lambda: needs_of(JobSpec.model_validate(tx.job.spec)), since
+        )
+        return {**await nodes.avoided(tx.session, tx.now), **small}
 
     # ---- running
 

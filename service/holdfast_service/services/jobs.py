@@ -40,6 +40,7 @@ from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.goodput import History
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.node_needs import needs_of
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.readers.goodput_cache import GoodputCache
@@ -386,7 +387,7 @@ class JobService:
         await self._check_code(spec)
         await self._init_sources.resolve(spec, None)
         order = await asyncio.to_thread(spec.mesh_order, _nodes_asked(document))
-        return valid_spec_view(spec.model_dump(mode="json"), order)
+        return valid_spec_view(spec.model_dump(mode="json"), order, needs_of(spec))
 
     async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
         """Digest of the whole state after each step, of the committed history."""

@@ -6,7 +6,7 @@ event behind the decision.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.exc import IntegrityError
@@ -32,7 +32,8 @@ from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, NodeRow, NodeTrouble
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.codec import as_json
-from holdfast_workers.protocol.findings import messages_of
+from holdfast_workers.protocol.findings import ROOM, messages_of
+from holdfast_workers.protocol.node_needs import NodeNeeds
 
 GONE_AFTER_S = 30.0
 """A node that was not seen for this long has left the cluster."""
@@ -59,6 +60,29 @@ async def avoided(session: AsyncSession, now: float) -> dict[str, Avoided]:
         name: Avoided(standing, f"{standing}: {node.reason}")
         for name, (node, standing) in restricted.items()
         if standing is not NodeStanding.READY
+    }
+
+
+async def too_small(
+    session: AsyncSession, needs: Callable[[], NodeNeeds], since: float
+) -> dict[str, Avoided]:
+    """The nodes that had too little room for a job with these needs when any job measured it last,
+    after `since`. `needs()` is called only if a node was too small for any job."""
+    columns = select(NodeRow.id, NodeRow.findings)
+    reported = [
+        (name, finding)
+        for name, findings in await session.execute(columns)
+        for finding in findings
+        if finding.get("probe") == ROOM and finding.get("at", 0.0) > since
+    ]
+    if not reported:
+        return {}
+    wanted = needs()
+    least = {"shm": wanted.shm_bytes, "memory": wanted.ram_bytes, "tasks": wanted.tasks}
+    return {
+        name: Avoided(NodeStanding.CORDONED, f"too small: {finding['what']}")
+        for name, finding in reported
+        if finding["there"] < least.get(finding["kind"], 0)
     }
 
 
@@ -141,9 +165,9 @@ async def record_health(tx: JobTransaction, event: NodeHealthEvent, rules: Quara
     """Store an agent's health report of its node, and quarantine an unfit node at once."""
     name, host = node_name(text(event.node_id), text(event.host)), text(event.host)
     node = await _get_or_add_node(tx.session, name, host, tx.now)
-    node.findings = [as_json(finding) for finding in event.findings]
+    node.findings = [{**as_json(finding), "at": tx.now} for finding in event.findings]
     node.measured = dict(event.measured)
-    why = messages_of(event.findings)
+    why = messages_of(finding for finding in event.findings if finding.probe != ROOM)
     if why and standing_at(quarantine_of(node), tx.now) is NodeStanding.READY:
         await _quarantine(tx, node, quarantined(quarantine_of(node), why, rules, tx.now), rules)
 

@@ -137,13 +137,19 @@ class StragglerView(View):
 class NodeFindingView(View):
     """A finding of a health probe about a node."""
 
-    probe: str = Field(description="accelerator, host, network, preflight or exchange")
+    probe: str = Field(
+        description="accelerator, host, network, preflight, exchange; or room: the node is too "
+        "small for the job that reported it"
+    )
     kind: str
     level: Level
     what: str
     where: str = Field(description="device, folder or interface")
     code: int | None = Field(description="XID number")
     lost: bool = Field(description="the device or node cannot run anything")
+    needed: int = Field(default=0, description="room: what the job needs, in bytes or as a number")
+    there: int = Field(default=0, description="room: what the node has of it")
+    at: Time | None = Field(default=None, description="when it was reported; null: not known")
 
 
 class UnwellNodeView(View):

@@ -7,7 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from holdfast_service.placement.mesh_choice import MeshOrder
+from holdfast_service.placement.mesh_memory import size_of
 from holdfast_service.views.jobs import View
+from holdfast_workers.protocol.node_needs import NodeNeeds
 
 MAX_LISTED = 200
 """Most meshes, and most refusals, of one answer."""
@@ -41,14 +43,45 @@ class MeshOrderView(View):
     more: int = Field(description="meshes and refusals that are not listed")
 
 
+class NodeNeedsView(View):
+    """The least that each node needs, computed from the spec."""
+
+    shm_bytes: int | None = Field(
+        description="of /dev/shm, for the ranks' checkpoints in memory and copies of other nodes'; "
+        "null: not known"
+    )
+    ram_bytes: int | None = Field(description="memory, with these; null: not known")
+    tasks: int = Field(description="processes and threads")
+    what: str = Field(description="all of it as a sentence")
+
+
 class ValidSpecView(View):
     spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
     meshes: MeshOrderView | None = Field(description="null: the job has one mesh")
+    node_needs: NodeNeedsView
 
 
-def valid_spec_view(spec: dict[str, Any], order: MeshOrder | None) -> ValidSpecView:
+def valid_spec_view(
+    spec: dict[str, Any], order: MeshOrder | None, needs: NodeNeeds
+) -> ValidSpecView:
     """`order`: of the meshes of an elastic job."""
-    return ValidSpecView(spec=spec, meshes=_order_view(order) if order is not None else None)
+    return ValidSpecView(
+        spec=spec,
+        meshes=_order_view(order) if order is not None else None,
+        node_needs=NodeNeedsView(
+            shm_bytes=needs.shm_bytes or None,
+            ram_bytes=needs.ram_bytes or None,
+            tasks=needs.tasks,
+            what=_described(needs),
+        ),
+    )
+
+
+def _described(needs: NodeNeeds) -> str:
+    parts = [f"{size_of(needs.shm_bytes)} of /dev/shm"] if needs.shm_bytes else []
+    parts += [f"{size_of(needs.ram_bytes)} of memory"] if needs.ram_bytes else []
+    listed = f"{', '.join(parts)} and " if parts else ""
+    return f"each node needs at least {listed}{needs.tasks} processes and threads"
 
 
 def _order_view(order: MeshOrder) -> MeshOrderView:

@@ -23,6 +23,7 @@ from holdfast_service.job_model.admission import (
     reason_to_wait,
     usable,
 )
+from holdfast_service.job_model.node_labels import rules_of
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.policy.quarantine import Avoided, NodeStanding
 
@@ -78,6 +79,68 @@ def test_tenths_of_a_cpu_add_up_to_a_whole_node() -> None:
 
 def test_a_cluster_that_can_grow_admits_at_once() -> None:
     assert reason_to_wait(Capacity((), can_grow=True), [], [], ONE_EACH) is None
+
+
+def labelled(*disks: str, fpgas: float = 0.0) -> Capacity:
+    """Nodes of one CPU; the last one has all the fpgas."""
+    last = len(disks) - 1
+    return Capacity(
+        tuple(
+            NodeCapacity(
+                f"n{n}",
+                "h",
+                1.0,
+                0.0,
+                custom={"fpga": fpgas} if fpgas and n == last else {},
+                labels={"disk": disk} if disk else {},
+            )
+            for n, disk in enumerate(disks)
+        ),
+        can_grow=False,
+    )
+
+
+NVME = NodeDemand(nodes=1, cpus=1.0, gpus=0.0, labels=rules_of({"disk": ["nvme"]}))
+
+
+def test_a_job_whose_label_no_node_has_waits_with_what_the_nodes_have_and_others_go_on() -> None:
+    cluster = labelled("hdd", "hdd", "")
+    head = NodeCapacity("head", "h", 0.0, 0.0)
+    admission = admit(replace(cluster, nodes=(*cluster.nodes, head)), {}, [], [], NVME)
+    assert admission.why == (
+        "1 nodes are needed: no node has label disk=nvme; nodes have disk=hdd (2), 1 has no disk"
+    )
+    overdue = [Claim("choosy", NVME, is_overdue=True)]
+    assert admit(cluster, {}, [], overdue, ONE_EACH).may_start
+    assert admit(labelled("hdd", "nvme"), {}, [], [], NVME).may_start
+
+
+def test_a_labelled_node_in_use_is_waited_for_and_reserved_and_others_are_not() -> None:
+    cluster = labelled("hdd", "nvme")
+    busy = replace(cluster, placed={"job0": ("n1",)})
+    held = claims(NodeDemand(1, 1.0, 0.0))
+    admission = admit(busy, {}, held, [], NVME, is_overdue=True)
+    assert admission.why == (
+        "1 nodes with 1 CPUs and 0 GPUs, labelled disk=nvme, free are needed, 0 of 2 nodes have "
+        "them; 1 are reserved for it"
+    )
+    admission = admit(cluster, {}, [], [Claim("nvme", NVME, is_overdue=True)], NodeDemand(1, 1, 0))
+    assert admission.may_start
+
+
+def test_custom_resources_are_counted_like_cpus() -> None:
+    cluster, wanted = labelled("", "", fpgas=2.0), NodeDemand(1, 0.1, 0.0, custom=(("fpga", 1.5),))
+    assert reason_to_wait(cluster, [], [], wanted) is None
+    reason = reason_to_wait(cluster, claims(wanted), [], wanted)
+    assert reason == (
+        "1 nodes with 0.1 CPUs, 0 GPUs and 1.5 fpga free are needed, 0 of 2 nodes have them"
+    )
+    foreign = replace(cluster.nodes[1], foreign_custom={"fpga": 1.0})
+    in_use = replace(cluster, nodes=(cluster.nodes[0], foreign))
+    assert reason_to_wait(in_use, [], [], wanted) == reason
+    assert reason_to_wait(labelled("", fpgas=1.0), [], [], wanted) == (
+        "1 nodes are needed: no node has 1.5 fpga; the most is 1"
+    )
 
 
 def aside(standing: NodeStanding, *names: str) -> dict[str, Avoided]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.errors import InvalidSpec
+from holdfast_service.job_model.admission import NodeDemand
 from holdfast_service.job_model.job_spec import JobSpec, parse
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 
@@ -102,11 +103,57 @@ def test_a_key_in_the_wrong_section_gets_its_correct_path() -> None:
     assert "'train.optimizer.lr'" in found["lr"]
 
 
-@pytest.mark.parametrize("gpus", [0.5, 1.5])
-def test_ranks_get_whole_devices_only(gpus: float) -> None:
+@pytest.mark.parametrize("gpus", [0.5, 1.5, 2, 8])
+def test_a_rank_gets_one_whole_device_or_none(gpus: float) -> None:
     found = faults(f"{{name: x, resources: {{gpus_per_worker: {gpus}}}}}", None)
-    assert "not a whole number" in found["resources.gpus_per_worker"]
-    parse({"name": "x", "resources": {"gpus_per_worker": 2}}, None)
+    assert "neither 0 nor 1" in found["resources.gpus_per_worker"]
+    parse({"name": "x", "resources": {"gpus_per_worker": 1}}, None)
+    stored = {"name": "x", "resources": {"gpus_per_worker": 2}}
+    JobSpec.model_validate(stored)  # of an earlier version
+
+
+@pytest.mark.parametrize(
+    ("resources", "path", "words"),
+    [
+        ("custom: {GPU: 1}", "custom.GPU", "gpus_per_worker"),
+        ("custom: {fpga: 0.00001}", "custom.fpga", "0.0001"),
+        ("custom: {fpga: 0}", "custom.fpga", "greater than 0"),
+        ("custom: {'node:1': 1}", "custom.node:1.[key]", "pattern"),
+        ("node_labels: {ray.io/node-id: a}", "node_labels.ray.io/node-id", "cordon"),
+        ("node_labels: {disk: [a, '!b']}", "node_labels.disk", "cannot be mixed"),
+        ("node_labels: {disk: a b}", "node_labels.disk", "VALUE or !VALUE"),
+        ("node_labels: {disk: []}", "node_labels.disk", "VALUE or !VALUE"),
+        ("accelerator_type: H100", "accelerator_type", "gpus_per_worker"),
+        ("domains: {fast: a b}", "domains.fast", "pattern"),
+        ("threads_per_worker: 0", "threads_per_worker", "greater than or equal to 1"),
+    ],
+)
+def test_what_no_node_can_be_asked_for_is_refused(resources: str, path: str, words: str) -> None:
+    found = faults(f"{{name: x, resources: {{{resources}}}}}", None)
+    assert words in found[f"resources.{path}"]
+
+
+def test_a_job_that_asks_for_labels_and_resources_is_accepted_whatever_the_cluster_has() -> None:
+    resources = {
+        "gpus_per_worker": 1,
+        "workers_per_node": 2,
+        "accelerator_type": "H100",
+        "custom": {"fpga": 0.5},
+        "node_labels": {"disk": "nvme", "zone": ["!a", "!b"]},
+    }
+    spec = parse({"name": "x", "parallel": {"dp_shard": 2}, "resources": resources}, None)
+    assert spec.resources.bundle == {
+        "CPU": 1.0,
+        "GPU": 2.0,
+        "fpga": 1.0,
+        "accelerator_type:H100": 0.001,
+    }
+    assert spec.resources.node_labels == {"disk": ["nvme"], "zone": ["!a", "!b"]}
+    stored = spec.model_dump(mode="json")
+    assert parse(stored, None) == spec
+    assert NodeDemand.from_stored_spec(stored) == NodeDemand.from_spec(spec)
+    large = Capacity((NodeCapacity("n", "h", 4.0, 2.0),), can_grow=False)
+    parse(stored, large)
 
 
 def test_an_invalid_field_causes_no_faults_of_other_fields() -> None:

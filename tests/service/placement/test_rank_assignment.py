@@ -184,3 +184,35 @@ def test_every_rank_is_assigned_once_within_capacity_or_a_shortage_is_named(
         assert len({by_rank[rank].agent for rank in group}) == 1, "a group stays together"
     for placed in result.placed:
         assert placed.worker is None or placed.worker.startswith(f"w{placed.agent[1:]}.")
+
+
+def test_groups_that_exchange_most_are_not_divided_among_domains_that_could_hold_them() -> None:
+    nodes = [node(f"n{i}", domain=f"switch-{i // 3}") for i in range(6)]
+    groups = tuple((2 * index, 2 * index + 1) for index in range(4))
+
+    def domains(together: int) -> list[str]:
+        placed = seats(assign(groups, {}, nodes, together))
+        of_agent = {candidate.agent: candidate.domain for candidate in nodes}
+        return [of_agent[placed[rank][0]] for rank in range(0, 8, 2)]
+
+    assert domains(1) == ["switch-0", "switch-0", "switch-0", "switch-1"]
+    assert domains(2) == ["switch-0", "switch-0", "switch-1", "switch-1"]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 4))
+def test_as_many_tensor_groups_as_possible_lie_within_one_domain_each(
+    rooms: list[int], together: int, units: int
+) -> None:
+    domains = [f"d{index}" for index, room in enumerate(rooms) for _ in range(room)]
+    nodes = [node(f"n{i}", domain=domain) for i, domain in enumerate(domains)]
+    groups = [(2 * index, 2 * index + 1) for index in range(units * together)]
+    result = assign(groups, {}, nodes, together)
+    if len(nodes) < len(groups):
+        assert isinstance(result, Shortage)
+        return
+    agents = [seats(result)[group[0]][0] for group in groups]
+    found = [domains[int(agent[1:])] for agent in agents]
+    whole = sum(
+        len(set(found[first : first + together])) == 1 for first in range(0, len(found), together)
+    )
+    assert whole == min(units, sum(room // together for room in rooms))

@@ -62,7 +62,17 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "patch_size": st.none(),
     "classes": st.none(),
     "memory_per_worker_bytes": st.none(),
-    "gpus_per_worker": st.just(0) | st.integers(1, 8),
+    "gpus_per_worker": st.just(0) | st.just(1),
+    "accelerator_type": st.none(),
+    "custom": st.dictionaries(
+        st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.sampled_from([0.5, 1, 1.25]), max_size=2
+    ),
+    "node_labels": st.dictionaries(
+        st.sampled_from(["disk", "example.com/rack"]),
+        st.sampled_from(["nvme", "!hdd", ["1", "2"], ["!1e5"]]),
+    ),
+    "failure": st.none() | st.just("example.com/rack"),
+    "fast": st.none() | st.just("switch"),
     "recipe": st.just("pretrain") | st.just("my.module:Recipe"),
     "function": st.none(),
     "source": st.just("python-stdlib") | TEXT,

@@ -10,16 +10,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast_service.job_model.admission import (
     Claim,
+    FreeNode,
     NodeDemand,
     admit,
     nodes_to_reserve,
     reason_to_wait,
     usable,
 )
+from holdfast_service.job_model.node_labels import LabelRule
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.policy.quarantine import Avoided, NodeStanding
 
@@ -100,7 +102,14 @@ class QueueHistory:
             f"n{index}": (rng.choice((0.5, 1.0, 2.0)), rng.choice((0.0, 0.0, 1.0)))
             for index in range(rng.randint(1, 4))
         }
+        special = random.Random(f"labels and custom resources {seed}")
+        self.is_special = not nodes and special.random() < 0.3
+        """Whether nodes differ by a label and a custom resource, and jobs ask for them."""
+        self.special = special
+        self.disk = {node: special.choice(("a", "b", "")) for node in self.whole}
+        self.fpgas = {node: float(special.randint(0, 2)) for node in self.whole}
         if nodes:
+            self.disk, self.fpgas = {}, {}
             self.whole = {f"n{index}": (cpus, 0.0) for index, cpus in enumerate(nodes)}
         self.foreign = dict.fromkeys(self.whole, 0.0)
         self.away: set[str] = set()
@@ -160,10 +169,10 @@ class QueueHistory:
 
     def _is_possible(self, demand: NodeDemand) -> bool:
         """Whether the job fits into the whole cluster."""
-        large_enough = sum(
-            cpus >= demand.cpus and gpus >= demand.gpus for cpus, gpus in self.whole.values()
-        )
-        return large_enough >= demand.to_start
+        whole = {
+            node: [cpus, gpus, self._fpgas_of(node)] for node, (cpus, gpus) in self.whole.items()
+        }
+        return len(self._room(whole, demand)) >= demand.to_start
 
     # --- what happens to the cluster ------------------------------------------------------------
 
@@ -177,8 +186,17 @@ class QueueHistory:
             least = rng.randint(1, nodes) if rng.random() < 0.6 else 0
             gpus = 1.0 if rng.random() < 0.1 else 0.0
             demand = NodeDemand(nodes, rng.choice((0.5, 1.0, 2.0)), gpus, least)
+            if self.is_special:
+                demand = self._choosy(demand)
             if self._is_possible(demand) or rng.random() < 0.1:
                 self.submit(demand, rng.randint(1, LONGEST_RUN), rng.choice((0, 0, 0, -1, 1)))
+
+    def _choosy(self, demand: NodeDemand) -> NodeDemand:
+        """The demand with a label, a custom resource, both or none."""
+        rng = self.special
+        rules = ((), (LabelRule("disk", ("a",)),), (LabelRule("disk", ("a", "b"), negated=True),))
+        custom = ((), (("fpga", 1.0),), (("fpga", 2.0),))
+        return replace(demand, labels=rng.choice(rules), custom=rng.choice(custom))
 
     def _disturb(self) -> None:
         """A node is lost or returns, is cordoned or not; another program takes or frees CPUs."""
@@ -266,7 +284,15 @@ class QueueHistory:
     def capacity(self) -> Capacity:
         return Capacity(
             tuple(
-                NodeCapacity(node, node, cpus, gpus, foreign_cpus=self.foreign[node])
+                NodeCapacity(
+                    node,
+                    node,
+                    cpus,
+                    gpus,
+                    foreign_cpus=self.foreign[node],
+                    custom={"fpga": self._fpgas_of(node)} if self.is_special else {},
+                    labels={"disk": self.disk[node]} if self.disk.get(node) else {},
+                )
                 for node, (cpus, gpus) in self.whole.items()
                 if node not in self.away
             ),
@@ -305,7 +331,7 @@ class QueueHistory:
     def free(self) -> dict[str, list[float]]:
         """What no job and no other program uses, on the nodes that may be used."""
         left = {
-            node: [cpus - self.foreign[node], gpus]
+            node: [cpus - self.foreign[node], gpus, self._fpgas_of(node)]
             for node, (cpus, gpus) in self.whole.items()
             if node not in self.away
         }
@@ -313,16 +339,33 @@ class QueueHistory:
             for node in job.nodes:
                 left[node][0] -= job.demand.cpus
                 left[node][1] -= job.demand.gpus
+                left[node][2] -= dict(job.demand.custom).get("fpga", 0.0)
         return {node: room for node, room in left.items() if node not in self.cordoned}
 
     def _room(self, free: dict[str, list[float]], demand: NodeDemand) -> list[str]:
         """The nodes that have room for a bundle, those with most free first."""
         found = [
             node
-            for node, (cpus, gpus) in free.items()
+            for node, (cpus, gpus, fpgas) in free.items()
             if cpus + _SLACK >= demand.cpus and gpus + _SLACK >= demand.gpus
+            if fpgas >= dict(demand.custom).get("fpga", 0.0)
+            if self._has_disk(node, demand)
         ]
         return sorted(found, key=lambda node: (-free[node][0], -free[node][1], node))
+
+    def _has_disk(self, node: str, demand: NodeDemand) -> bool:
+        disk = self.disk.get(node)
+        return all((disk in rule.values) != rule.negated for rule in demand.labels)
+
+    def _as_free_nodes(self, free: dict[str, list[float]]) -> dict[str, FreeNode]:
+        labels = {node.node_id: node.labels for node in self.capacity().nodes}
+        return {
+            node: FreeNode(dict(zip(("CPU", "GPU", "fpga"), left, strict=True)), labels[node])
+            for node, left in free.items()
+        }
+
+    def _fpgas_of(self, node: str) -> float:
+        return self.fpgas[node] if self.is_special else 0.0
 
     def _take(self, job: SimulatedJob, size: int) -> None:
         taken = {*job.nodes, *job.reserved}
@@ -347,7 +390,7 @@ class QueueHistory:
             if len(idle) >= job.demand.to_start:
                 raise self._broken(f"job {job.number} waits, although {idle} are free")
             if self._is_overdue(job) and not reserved:
-                reserved = set(nodes_to_reserve(capacity, free, job.demand))
+                reserved = set(nodes_to_reserve(capacity, self._as_free_nodes(free), job.demand))
                 if len(reserved) > job.demand.to_start:
                     raise self._broken(f"{reserved} are reserved for {job.number}")
                 self.counts["reserved"] += bool(reserved)

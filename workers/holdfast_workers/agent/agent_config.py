@@ -12,6 +12,7 @@ from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.checkpoint.storage import local_folder
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
+from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.processes import StorageOptions, StorageZygoteConfig, ZygoteConfig
 
 
@@ -47,8 +48,14 @@ class AgentConfig:
     spares: int = 2
     """The number of this node's ranks for which a spare worker is kept that has built the model
     ahead. None where ranks have devices: a spare worker would need a device of its own."""
+    threads: int = 1
+    """With which torch computes in each worker."""
     domain: str = ""
+    """The failure domain of the node."""
+    fast_domain: str = ""
+    """The nodes with the same name are connected fastest; "": those of the failure domain."""
     reform: Reform = Reform.IN_PLACE
+    """`in_place`: survivors keep their processes; `fork`: every rank is forked anew."""
     abort_grace_s: float = 1.5
     """For a worker that computes; a sleeping worker gets `asleep_limit_s`."""
     asleep_limit_s: float = 0.2
@@ -65,6 +72,8 @@ class AgentConfig:
     slowest_save_bytes_per_s: float = 1e7
     load_timeout_s: float = 3600.0
     """For a rank's load from a bucket, all of its bytes."""
+    load_bound_s: float = 0.0
+    """How long a rank that loads its state may show no sign of life; 0: as learned."""
     tidy_timeout_s: float = 3600.0
     """For retention, which may read the whole newest checkpoint. Nothing waits for it."""
     heartbeat_s: float = 0.25
@@ -78,6 +87,10 @@ class AgentConfig:
     """The longest time between two readings of the ranks' beacons."""
     inspect_timeout_s: float = 1.0
     """For collecting the stacks of all ranks."""
+    needs: NodeNeeds = field(default_factory=NodeNeeds)
+    """What the job needs of this node."""
+    worker_device: str = ""
+    """The device of workers with devices, for tests; "": the first that they see."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables that all processes of this node need."""
     job_env: dict[str, str] = field(default_factory=dict)
@@ -101,7 +114,9 @@ class AgentConfig:
             replication_patience_s=self.replication_patience_s,
             replication_share=self.replication_share,
             load_timeout_s=self.load_timeout_s,
+            load_bound_s=self.load_bound_s,
             env={**self.job_env, **self.env},
+            threads=self.threads,
         )
 
     @property
@@ -139,6 +154,8 @@ class AgentConfig:
     @property
     def device(self) -> str:
         """The device of a worker, as the worker itself names it."""
+        if self.gpus_per_worker and self.worker_device:
+            return self.worker_device
         return device_of(self.gpus_per_worker)
 
     @property

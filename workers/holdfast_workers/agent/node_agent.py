@@ -215,6 +215,7 @@ class NodeAgent:
             self._signals,
             lambda: self._authority.attempt,
             lambda: len(self._worker_pool.reports()),
+            lambda: any(worker.rank is not None for worker in self._worker_pool.reports()),
         )
         self._fault_orders = FaultOrders(
             self._root,
@@ -483,6 +484,7 @@ class NodeAgent:
             shards=self._saves.shards,
             saving=saving,
             domain=config.domain,
+            fast_domain=config.fast_domain,
             failure=self._failure or self._store_failure(),
             health=health,
             process=linux_processes.identify(os.getpid(), config.node_id),

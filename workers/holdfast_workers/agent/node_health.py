@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
+from holdfast_workers.agent import node_room
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.health_watch import HealthProbes, HealthWatch
 from holdfast_workers.agent.signal_sender import SignalSender
@@ -37,11 +39,14 @@ class NodeHealth:
         signals: SignalSender,
         attempt: Callable[[], int],
         workers: Callable[[], int],
+        runs_ranks: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`runs_ranks()`: whether any rank of the job is on this node."""
         self._config = config
         self._child_processes = child_processes
         self._signals = signals
         self._attempt = attempt
+        self._runs_ranks = runs_ranks
         self._watch = HealthWatch(
             lambda: HealthProbes.of(config), config.health_interval_s, workers, self._on_findings
         )
@@ -53,6 +58,7 @@ class NodeHealth:
         self._number = 0
         self._watch_findings: tuple[HealthFinding, ...] = ()
         self._preflight = PreflightResult((), {})
+        self._shortages: tuple[HealthFinding, ...] = ()
 
     def start(self) -> None:
         self._watch.start()
@@ -69,13 +75,16 @@ class NodeHealth:
     def report(self) -> HealthReport:
         """The present findings and measurements."""
         with self._lock:
-            found = (*self._preflight.findings, *self._watch_findings)
+            found = (*self._preflight.findings, *self._shortages, *self._watch_findings)
             return HealthReport(self._number, found, self._preflight.measured)
 
     def check(self, io: NodeIO, tries: int = TRIES) -> None:
-        """Check processor and devices; reports contain the findings from then on. A check that
-        cannot be completed is itself a finding, and is repeated later in the background."""
+        """Check room, processor and devices; reports contain the findings from then on. A check
+        that cannot be completed is itself a finding, and is repeated later in the background."""
         unfinished = False
+        folder = self._config.memory_root
+        room = node_room.measure(Path(folder), runs_ranks=self._runs_ranks())
+        shortages = node_room.shortages(self._config.needs, room, folder)
         with self._checking:
             self._checks += 1
             try:
@@ -93,7 +102,7 @@ class NodeHealth:
                 unfinished = True
                 checked = _unfinished(f"failed: {control_channel.shorten_middle(str(error))}")
         with self._lock:
-            self._preflight = checked
+            self._preflight, self._shortages = checked, shortages
         self._send_signal()
         if unfinished and tries > 1 and not self._stopped:
             self._again = threading.Timer(PAUSE_S, self.check, (io, tries - 1))

@@ -259,6 +259,7 @@ def _run(
     match job:
         case WorkerJob(beacon=beacon, env=env, place=place):
             os.environ.update(env)
+            _compute_with(config.threads)
             recipe = _prepare_recipe(config) if recipe is None else recipe
             expected = worker.expected_world(place, config.device)
             return worker.Worker(end, config, recipe, Beacon(Path(beacon)), expected).run()
@@ -268,6 +269,15 @@ def _run(
             return store_host.run(end, job)
         case PreflightJob():
             return preflight.run(end, job)
+
+
+def _compute_with(threads: int) -> None:
+    """In a worker, which forks no more: torch may start threads from now on."""
+    import torch
+
+    torch.set_num_threads(threads)
+    for name in ONE_THREAD:
+        os.environ[name] = str(threads)  # of programs that users' code starts
 
 
 def _run_storage(job: StorageJob, end: socket.socket, config: StorageZygoteConfig) -> int:

@@ -37,7 +37,7 @@ _MARKS = ("HOLDFAST_CLUSTER_ID", "HOLDFAST_NODE_NAME", "HOLDFAST_CHAOS")
 """Marks by which an embedded cluster finds its processes, and the tests' plan of faults."""
 _NODE = (
     *("HOLDFAST_SHM_ROOT", "HOLDFAST_MEMORY_FLOOR_GB_PER_S", "HOLDFAST_NODE_LOGS"),
-    *("HOLDFAST_CACHE_DIR", "HOLDFAST_PORT_RANGE"),
+    *("HOLDFAST_CACHE_DIR", "HOLDFAST_PORT_RANGE", "HOLDFAST_WORKER_DEVICE"),
     *("HOLDFAST_REFORM", "HOLDFAST_CUTTABLE_LINKS", PASSED_ON_VARIABLE),
 )
 """The settings of node agents."""
@@ -49,13 +49,9 @@ STORAGE = (
 
 RESERVED = (
     *("HOLDFAST_*", "RAY_*", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES"),
-    *(
-        "GLOO_SOCKET_IFNAME",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-    ),
+    *("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("OMP_DYNAMIC", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )
 """Variables that Holdfast sets for its processes; a job's own `env` may not."""
 

@@ -96,6 +96,13 @@ class AgentReport:
     """The agent's process; None: not known."""
     build: str = ""
     """The build of Holdfast that the agent and its ranks run; "": of a version before 0.2."""
+    fast_domain: str = ""
+    """Nodes with the same name are connected fastest; "": those of one failure domain are."""
+
+    @property
+    def near(self) -> str:
+        """The domain within which ranks exchange most."""
+        return self.fast_domain or self.domain
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,21 @@ class Level(StrEnum):
     UNFIT = "unfit"  # no rank should run here while another node is available
 
 
+ROOM = "room"
+"""The probe whose findings concern one job: the node is too small for it, and fit for others."""
+
+
 @dataclass(frozen=True)
 class HealthFinding:
-    probe: str  # "accelerator", "host", "network", "preflight", "exchange"
+    probe: str  # "accelerator", "host", "network", "preflight", "exchange", "room"
     kind: str  # one of the probe's closed set of findings
     level: Level
     what: str  # a message with the numbers
     where: str = ""  # device, folder or interface
     code: int | None = None  # XID number
     lost: bool = False  # a resource that ranks need is gone: no rank can continue here
+    needed: int = 0  # of probe "room": bytes, or a number; `there` is what the node has
+    there: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, str, int | None]:

@@ -479,6 +479,10 @@ class ZygoteConfig(StorageZygoteConfig):
     imports_recipe: bool = True
     """Whether the zygote imports and prepares the recipe. Otherwise each process does that needs
     it: the recipe's modules start threads, and a process with threads cannot be forked."""
+    load_bound_s: float = 0.0
+    """How long a rank that loads its state may show no sign of life; 0: as learned."""
+    threads: int = 1
+    """With which torch computes in a worker; the zygote has one."""
 
 
 ZYGOTE_ANSWERS = (ProcessReady, AgentFailure)

@@ -399,7 +399,9 @@ class RankAttempt:
         began = time.monotonic()
         restore = self._join_order.restore
         tier, step = restore.tier, restore.step
-        self._beacon.enter(_RESTORE_PHASES.get(tier, "restore_far"), step)
+        phase = _RESTORE_PHASES.get(tier)
+        bound_s = 0.0 if phase is not None else self._config.load_bound_s
+        self._beacon.enter(phase or "restore_far", step, bound_s=bound_s)
         self._faults.reach("restore")
         self._recipe.guard_memory.set_ledger(Ledger.of(self._join_order.skipped))
         if tier is Tier.INIT:

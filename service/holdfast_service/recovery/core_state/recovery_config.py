@@ -80,6 +80,8 @@ class RecoveryConfig:
     """How long communication errors of survivors wait for the death that caused them."""
     fence_timeout_s: float = 10.0
     form_timeout_s: float = 120.0
+    load_timeout_s: float = 0.0
+    """Added to it where ranks load their state from the remote tier."""
     first_step_timeout_s: float = 900.0
     finish_timeout_s: float = 300.0
     last_tidy_s: float = 30.0

@@ -127,10 +127,10 @@ class Roster:
     def find(self, agent: str) -> AgentRecord | None:
         return self._agents.get(agent)
 
-    def domain_of(self, agent: str) -> str:
-        """The failure domain of the agent's node; "" if unknown."""
+    def near_domain_of(self, agent: str) -> str:
+        """The domain of the agent's node within which ranks exchange most; "" if unknown."""
         record = self._agents.get(agent)
-        return record.report.domain if record is not None else ""
+        return record.report.near if record is not None else ""
 
     def all(self) -> list[AgentRecord]:
         """All known agents, lost agents included."""
@@ -172,7 +172,7 @@ class Roster:
         return [
             CandidateNode(
                 agent=record.agent,
-                domain=record.report.domain,
+                domain=record.report.near,
                 capacity=record.report.capacity,
                 ready=record.report.ready and record.report.failure is None,
                 idle=tuple(

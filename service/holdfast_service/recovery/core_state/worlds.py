@@ -12,9 +12,10 @@ from holdfast_service.job_model.events.attempts import SeatedRank
 from holdfast_service.placement.rank_assignment import GroupHome
 from holdfast_service.placement.replica_placement import Partners, Placement
 from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord, Roster
 from holdfast_workers.protocol.commands import CommandKind
-from holdfast_workers.protocol.messages import Restore
+from holdfast_workers.protocol.messages import Restore, Tier
 
 
 @dataclass
@@ -116,6 +117,12 @@ class AttemptWorld:
     def incarnations(self) -> set[AgentIncarnation]:
         return {(member.agent, member.incarnation) for member in self.members.values()}
 
+    def forming_s(self, config: RecoveryConfig) -> float:
+        """How long its ranks may take to join."""
+        restores = [member.restore for member in self.members.values()]
+        loads = any(r.tier is Tier.REMOTE or (r.tier is Tier.INIT and r.uri) for r in restores)
+        return config.form_timeout_s + (config.load_timeout_s if loads else 0.0)
+
     def record_all_joined(self, now: float) -> None:
         self.joined_at = now
 
@@ -190,7 +197,7 @@ class Worlds:
         self.shapes = {**self.shapes, world.attempt: world.shape}
         leads = {index: world.members[group[0]] for index, group in enumerate(world.shape.groups)}
         self.homes = {
-            index: GroupHome(lead.agent, roster.domain_of(lead.agent), alive=True)
+            index: GroupHome(lead.agent, roster.near_domain_of(lead.agent), alive=True)
             for index, lead in leads.items()
         }
         self.home_incarnations = {index: lead.incarnation for index, lead in leads.items()}

@@ -18,7 +18,7 @@ from holdfast_service.policy.quarantine import NodeStanding, node_name
 from holdfast_service.recovery.core_state.node_records import NodeRecords
 from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_workers.protocol.findings import HealthFinding, Level, messages_of
+from holdfast_workers.protocol.findings import ROOM, HealthFinding, Level, messages_of
 
 
 def findings_of(nodes: NodeRecords, record: AgentRecord) -> tuple[HealthFinding, ...]:
@@ -38,6 +38,15 @@ def has_lost_device(nodes: NodeRecords, record: AgentRecord) -> bool:
     """Whether a device that ranks need is gone from the node."""
     findings = findings_of(nodes, record)
     return any(finding.lost and finding.level is Level.UNFIT for finding in findings)
+
+
+def too_small_nodes(state: CoreState) -> dict[str, str]:
+    """Live agents whose nodes lack room for the job, and what they lack."""
+    return {
+        record.agent: messages_of(small)
+        for record in state.roster.live()
+        if (small := [f for f in findings_of(state.nodes, record) if f.probe == ROOM])
+    }
 
 
 def why_set_aside(nodes: NodeRecords, record: AgentRecord, standing: NodeStanding) -> str:

@@ -38,7 +38,8 @@ def check_start(state: CoreState, now: float) -> None:
     shapes = mesh_preference.wanted_shapes(state)
     found = assign_best(shapes, config.best_shape, {}, nodes)
     if isinstance(found, Shortage):
-        state.timer.wait_for_agents()
+        if not _give_back_if_too_small(state, ready, now):
+            state.timer.wait_for_agents()
     elif found.shape != shapes[0]:
         state.timer.wait_for_standbys(now, config.assemble_wait_s)
     elif len(ready) >= shapes[0].nodes + config.standby_nodes:
@@ -75,10 +76,24 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
     )
     needed = min(shape.nodes for shape in config.shapes)
     has_trained = state.saves.newest(state.progress.line) is not None
-    if (config.requeue and len(live) < needed) or (others and has_trained):
+    is_short = len(live) < needed or bool(node_eligibility.too_small_nodes(state))
+    if (config.requeue and is_short) or (others and has_trained):
         requeue.end(state, now, message)
     else:
         outcome.fail(state, now, "start_timeout", message)
+
+
+def _give_back_if_too_small(state: CoreState, ready: list[AgentRecord], now: float) -> bool:
+    """All agents have come, and the job lacks nodes because some are too small for it: the queue
+    places it elsewhere, or waits."""
+    config = state.config
+    small = node_eligibility.too_small_nodes(state)
+    all_have_come = len(ready) >= config.best_shape.nodes + config.standby_nodes
+    if not (config.requeue and small and all_have_come):
+        return False
+    why = "; ".join(f"{agent} is too small: {why}" for agent, why in small.items())
+    requeue.end(state, now, f"{len(ready) - len(small)} of {len(ready)} nodes can be used; {why}")
+    return True
 
 
 def check_adoption(state: CoreState, now: float) -> tuple[Fault, ...]:
@@ -107,7 +122,7 @@ def form_new_attempt(state: CoreState, now: float) -> tuple[Fault, ...]:
         return ()
     world = _world_from_facts(state, now)
     state.worlds.begin(world, state.roster)
-    state.enter(Stage.FORMING, now, state.config.form_timeout_s)
+    state.enter(Stage.FORMING, now, world.forming_s(state.config))
     return _missing_member_faults(state.roster, world, state.progress.committed, now)
 
 
@@ -218,7 +233,7 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         hang_suspicion.inspect_soon(state, now)
     else:
         state.set_phase(Phase.RECOVERING if state.incidents.current else Phase.STARTING)
-        state.enter(Stage.FORMING, now, state.config.form_timeout_s)
+        state.enter(Stage.FORMING, now, world.forming_s(state.config))
     # The step of a worker that is still joining belongs to the attempt before.
     steps = [
         worker.step for _, worker in active.values() if worker.state is not WorkerState.JOINING

@@ -262,10 +262,10 @@ def _form_world(
     records: list[AgentRecord],
     now: float,
 ) -> None:
-    state.enter(Stage.FORMING, now, state.config.form_timeout_s)
     if point.source in (RestoreSource.MEMORY, RestoreSource.RESHARD):
         state.progress.record_run(point.attempt)
     world = build_world(state, result, point, records, now)
+    state.enter(Stage.FORMING, now, world.forming_s(state.config))
     decision = applied_decision(state.incidents.decision, seating(state, result.assignment, world))
     if state.worlds.last is not None and world.shape != state.worlds.shape:
         state.growth.record_resize(world.shape, now)

@@ -1,0 +1,47 @@
+"""The section `timeouts` of a job spec: deadlines that large models or slow storage need."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from holdfast_workers.spec import Section
+
+Seconds = Annotated[float, Field(ge=5, le=86400)]
+
+
+class TimeoutsSpec(Section):
+    """How long parts of a job may take; a longer one counts as a fault, in seconds."""
+
+    start_s: Seconds = Field(
+        default=120,
+        description="From the placement of the job until its nodes are ready: imports, users' "
+        "code, data, the check of the node.",
+    )
+    form_s: Seconds = Field(
+        default=120,
+        description="From an attempt's order until all ranks have met, built the model and taken "
+        "their state from memory.",
+    )
+    load_s: Seconds | None = Field(
+        default=None,
+        description="For a rank's state from the remote tier, in addition to `form_s`. null: as "
+        "long as `form_s` and the limits of `detection` allow.",
+    )
+    first_step_s: Seconds = Field(
+        default=900,
+        description="From then until the first step, with its compilation.",
+    )
+    save_s: Seconds = Field(
+        default=120,
+        description="For saving a rank's shard to the remote tier, in addition to 0.1 s per MB.",
+    )
+    publish_s: Seconds = Field(
+        default=110,
+        description="For publishing a checkpoint whose shards are saved.",
+    )
+    finish_s: Seconds = Field(
+        default=300,
+        description="From the last step until its checkpoint is in the remote tier.",
+    )

@@ -1,0 +1,113 @@
+"""Whether a node has the room that a job needs of it: shared memory, memory, processes.
+
+Measured when an agent starts, and when its node returns to use. A node without the room is fit for
+other jobs: only this one does not use it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast_workers.ipc import cgroups
+from holdfast_workers.memory.memory_room import MemoryRoom, smallest_room
+from holdfast_workers.protocol.findings import ROOM, HealthFinding, Level
+from holdfast_workers.protocol.node_needs import NodeNeeds
+
+
+@dataclass(frozen=True)
+class TaskRoom:
+    """Processes and threads that one limit still allows."""
+
+    limit: str
+    free: int
+
+
+@dataclass(frozen=True)
+class NodeRoom:
+    """What is free on a node, what the job itself has there included. None: not known."""
+
+    shm_free: int | None = None
+    memory: MemoryRoom | None = None
+    tasks: TaskRoom | None = None
+
+
+def measure(folder: Path, root: Path = Path("/"), *, runs_ranks: bool = False) -> NodeRoom:
+    """`folder`: that of the job's checkpoints in memory, which may not exist yet. `runs_ranks`:
+    memory and processes of the job are in use already, so they are not measured."""
+    own = _held_bytes(folder)
+    free = _free_bytes(folder)
+    room = NodeRoom(shm_free=None if free is None else free + own)
+    if runs_ranks:
+        return room
+    memory = smallest_room(root)
+    if memory is not None:
+        memory = MemoryRoom(memory.limit, memory.free_bytes + own)
+    tasks = min(_task_rooms(root), key=lambda each: each.free, default=None)
+    return NodeRoom(room.shm_free, memory, tasks)
+
+
+def shortages(needs: NodeNeeds, room: NodeRoom, folder: str) -> tuple[HealthFinding, ...]:
+    """Why the job cannot use the node; none: it has the room, or nothing is known. Pure."""
+    found = []
+    if room.shm_free is not None and room.shm_free < needs.shm_bytes:
+        what = f"{folder} has {_size(room.shm_free)} free for checkpoints in memory"
+        found.append(_shortage("shm", what, needs.shm_bytes, room.shm_free, folder))
+    if room.memory is not None and room.memory.free_bytes < needs.ram_bytes:
+        what = f"{room.memory.limit} leaves {_size(room.memory.free_bytes)} free"
+        found.append(_shortage("memory", what, needs.ram_bytes, room.memory.free_bytes))
+    if room.tasks is not None and room.tasks.free < needs.tasks:
+        what = f"{room.tasks.limit} leaves {room.tasks.free} processes and threads"
+        finding = HealthFinding(
+            ROOM,
+            "tasks",
+            Level.UNFIT,
+            f"{what}, the job needs at least {needs.tasks}",
+            needed=needs.tasks,
+            there=room.tasks.free,
+        )
+        found.append(finding)
+    return tuple(found)
+
+
+def _shortage(kind: str, what: str, needed: int, there: int, where: str = "") -> HealthFinding:
+    text = f"{what}, the job needs at least {_size(needed)}"
+    return HealthFinding(ROOM, kind, Level.UNFIT, text, where, needed=needed, there=there)
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Of the file system on which the folder is, or will be."""
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    try:
+        found = os.statvfs(existing)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _held_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def _task_rooms(root: Path) -> Iterator[TaskRoom]:
+    for group in cgroups.groups(root, "pids"):
+        limit = cgroups.read_number(group.folder / "pids.max")
+        used = cgroups.read_number(group.folder / "pids.current")
+        if limit is not None and used is not None:
+            yield TaskRoom(f"the limit of {limit} tasks in {group.folder}", max(0, limit - used))
+
+
+def _size(nbytes: int) -> str:
+    """E.g. "1.2 GB"; decimal units."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,17 @@
+"""What a job needs of each of its nodes, as the service computes it and agents check it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NodeNeeds:
+    """The least that one node needs. 0: not known, and then not checked."""
+
+    shm_bytes: int = 0
+    """Of the file system for checkpoints in memory: those of its ranks, and copies of others."""
+    ram_bytes: int = 0
+    """Memory, that of these checkpoints included."""
+    tasks: int = 0
+    """Processes and threads."""
