@@ -40,6 +40,10 @@ def test_a_folder_of_another_user_is_unusable(tmp_path: Path) -> None:
 def test_the_least_room_for_tasks_counts(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n3:pids:/old\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+        "31 23 0:27 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
+    )
     for group, limit, current in (("a/b", "max", 9), ("a", "500", 100), ("pids/old", "300", 50)):
         folder = tmp_path / "sys/fs/cgroup" / group
         folder.mkdir(parents=True, exist_ok=True)

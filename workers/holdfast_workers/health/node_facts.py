@@ -21,6 +21,7 @@ from pathlib import Path
 
 from holdfast_workers import build
 from holdfast_workers.health.host import read_host
+from holdfast_workers.ipc import cgroups
 
 PACKAGES = ("ray", "torch", "holdfast-train")
 ROOT = Path("/")
@@ -151,23 +152,12 @@ def _tasks(root: Path) -> tuple[int | None, int]:
     of the control group with that limit, or of the whole machine."""
     user = _limit(resource.RLIMIT_NPROC) if os.getuid() else None
     limits = [] if user is None else [(user, _tasks_of_machine(root))]
-    for group in _control_groups(root):
-        with contextlib.suppress(OSError, ValueError):
-            most = int((group / "pids.max").read_text())  # "max": no limit
-            limits.append((most, int((group / "pids.current").read_text())))
+    for group in cgroups.groups(root, "pids"):
+        most = cgroups.read_number(group.folder / "pids.max")
+        used = cgroups.read_number(group.folder / "pids.current")
+        if most is not None and used is not None:
+            limits.append((most, used))
     return min(limits, key=lambda found: found[0] - found[1], default=(None, 0))
-
-
-def _control_groups(root: Path) -> list[Path]:
-    """The control groups of this process that may limit tasks, of either version, upwards."""
-    groups = []
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "pids"):
-                top = root / "sys/fs/cgroup" / controllers
-                groups += [top / part.lstrip("/") for part in (path, *map(str, Path(path).parents))]
-    return groups
 
 
 def _tasks_of_machine(root: Path) -> int:
