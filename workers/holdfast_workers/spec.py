@@ -339,7 +339,7 @@ class RemoteTierSpec(Section):
     uri: Reference | None = Field(
         default=None,
         description="Location of the remote tier: a path, file:///path or s3://bucket/prefix. "
-        "null: in the data directory.",
+        "null: in the server's store.",
     )
     endpoint: Reference | None = Field(
         default=None,

@@ -192,7 +192,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
     }
     floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
     ports, ports_problem = _port_range(os.environ.get(RANGE_VARIABLE, ""))
-    cache, cache_problem = _cache_folder(os.environ)
+    cache, cache_problem = _cache_folder(seat.cache_dir, os.environ)
     device = os.environ.get(DEVICE_VARIABLE) or device_of(seat.gpus_per_worker)
     reform, unknown_reform = _reform(os.environ.get(reforming.VARIABLE, ""), device)
     return AgentConfig(
@@ -208,7 +208,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         memory_base=str(base),
         ports=ports,
         problem="; ".join(filter(None, (problem, ports_problem, cache_problem, unknown_reform))),
-        cache_dir=seat.cache_dir or cache,
+        cache_dir=cache,
         code=code_folder(),
         heartbeat_s=seat.heartbeat_s,
         remote_root=seat.remote_root,
@@ -260,10 +260,10 @@ def _port_range(setting: str) -> tuple[str, str]:
     return setting, ""
 
 
-def _cache_folder(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The folder of this node's caches, and why there is none."""
+def _cache_folder(given: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The folder of this node's caches, unless one is given, and why there is none."""
     try:
-        return str(cache_folder(environ)), ""
+        return given or str(cache_folder(environ)), ""
     except NoCacheFolder as error:
         return "", str(error)
 

@@ -85,6 +85,27 @@ def test_a_port_in_use_is_reported_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cluster_without_a_store_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "serve",
+        "--port",
+        "0",
+        "--data-dir",
+        str(tmp_path),
+        "--ray-address",
+        "127.0.0.1:1",
+    ]
+    assert run(arguments) == ExitCode.SERVER
+    refusal = capsys.readouterr().err
+    assert "--store-uri s3://bucket/prefix" in refusal and "Traceback" not in refusal
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("in the way")
+    assert run([*arguments, "--store-uri", str(tmp_path / "file" / "store")]) == ExitCode.SERVER
+    assert "--store-uri: cannot store checkpoints" in capsys.readouterr().err
+
+
 def test_the_database_of_a_pre_release_is_refused_before_a_cluster_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ import ray
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
 from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.data.cached_file import CACHE_VARIABLE
 from holdfast_workers.ipc.environment import CODE_FOLDER
+from holdfast_workers.ipc.listening import RANGE_VARIABLE
 from holdfast_workers.protocol.processes import StorageOptions
 
 SEAT = AgentSeat("job", "n0", {}, {"dp_shard": 1}, 1, 0, b"s", "/remote", StorageOptions(), 1)
@@ -48,6 +51,43 @@ def test_a_node_with_a_wrong_setting_and_no_interface_is_reported_and_not_raised
     made = config()
     assert MEMORY_FLOOR_VARIABLE in made.problem
     assert "GLOO_SOCKET_IFNAME" not in made.env
+
+
+def test_caches_are_in_a_folder_of_the_node(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", "/home/of-the-node")
+    assert config().cache_dir == "/home/of-the-node/.cache/holdfast"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert config().cache_dir == "/caches/holdfast"
+    monkeypatch.setenv(CACHE_VARIABLE, "/fast-disk")
+    assert config().cache_dir == "/fast-disk"
+    of_former_supervisor = replace(SEAT, cache_dir="/shared/cache")
+    assert agent_actor._config(of_former_supervisor, "node").cache_dir == "/shared/cache"
+
+
+def test_a_node_without_a_folder_for_caches_says_which_variable_to_set(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for variable in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert f"set {CACHE_VARIABLE}" in config().problem
+    assert not agent_actor._config(replace(SEAT, cache_dir="/shared/cache"), "node").problem
+
+
+def test_the_range_of_ports_is_the_nodes_and_a_wrong_one_is_reported(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RANGE_VARIABLE, "20000-20999")
+    assert (config().ports, config().problem) == ("20000-20999", "")
+    monkeypatch.setenv(RANGE_VARIABLE, "20000")
+    assert config().ports == "" and "write 20000-20999" in config().problem
 
 
 def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(

@@ -1,0 +1,57 @@
+"""An agent and its processes listen within the node's range of ports only."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from tests.support.nodes.local_agents import LocalAgents
+from tests.support.nodes.port_ranges import free_range, listening_ports
+from tests.support.nodes.supervised import small_training
+from tests.support.waiting import eventually
+
+from holdfast_workers.ipc.listening import PortRange
+from holdfast_workers.spec import ParallelSpec
+
+WAIT_S = 60.0
+
+
+def agents_with(ports: PortRange, seats: int, folder: Path) -> LocalAgents:
+    training = small_training(20, parallel=ParallelSpec())
+    dump = training.model_dump(mode="json")
+    mesh = training.parallel.mesh
+    return LocalAgents(seats, dump, mesh, 1, folder / "checkpoints", ports=str(ports))
+
+
+def test_two_agents_of_a_machine_share_a_range_that_just_suffices(tmp_path: Path) -> None:
+    ports = free_range(4)
+    agents = agents_with(ports, 2, tmp_path)
+    try:
+        agents.ensure()
+        eventually(lambda: all(agents.report(seat).ready for seat in agents.seats), WAIT_S)
+        reports = [agents.report(seat) for seat in agents.seats]
+        found = [listening_ports(report.pid) for report in reports]
+        assert found == [sorted((report.data_port, report.store_port)) for report in reports]
+        assert sorted(port for each in found for port in each) == [*ports.from_offset(0)]
+    finally:
+        agents.close()
+
+
+def test_an_agent_whose_store_finds_no_port_says_so_until_it_finds_one(tmp_path: Path) -> None:
+    ports = free_range(2)
+    taken = socket.create_server(("127.0.0.1", ports.last))
+    agents = agents_with(ports, 1, tmp_path)
+    try:
+        agents.ensure()
+        eventually(lambda: agents.report("n0").failure is not None, WAIT_S)
+        report = agents.report("n0")
+        assert report.failure is not None and not report.ready
+        assert f"HOLDFAST_PORT_RANGE={ports} are in use" in report.failure.message
+        assert "set a wider range" in report.failure.message
+        taken.close()
+        eventually(lambda: agents.report("n0").ready, WAIT_S)
+        report = agents.report("n0")
+        assert report.failure is None and report.store_port == ports.last
+    finally:
+        taken.close()
+        agents.close()
