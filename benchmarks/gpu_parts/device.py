@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from benchmarks.gpu_parts.figures import CommunicatorFigures, ProbeFigures, Setting
+from holdfast_workers.agent import reforming
+from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.health.nvml import Accelerators
 from holdfast_workers.parallelize import process_groups
 
@@ -21,6 +24,7 @@ WAIT = timedelta(seconds=30)
 
 def communicator(setting: Setting) -> CommunicatorFigures:
     """Raises ValueError if a collective of a formed world gives a wrong sum."""
+    os.environ.update(reforming.communicator_variables(Reform.IN_PLACE, setting.device))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=WAIT)
     with _formed(store, 1, setting) as form_s:
         began = time.monotonic()

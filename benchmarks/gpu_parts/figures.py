@@ -45,14 +45,16 @@ class TrainingFigures:
 
 @dataclass(frozen=True)
 class ForkFigures:
-    """Processes forked by the product's zygote that compute on the device. `zygote_device_files`:
-    device files that the zygote holds open; a context would hold some."""
+    """Processes forked by the product's zygote that compute on the device: they could not if the
+    zygote had a context of its own."""
 
     zygote_start_s: float
     fork_s: float
     checked_s: float
     """From the request to the answer: context, known products, speed of memory."""
+    zygote_loaded_driver: bool
     zygote_device_files: int
+    """Files of devices that it holds open; NVML may hold some."""
     memory_gb_per_s: dict[str, float]
 
 
@@ -67,7 +69,7 @@ class KillFigures:
     """Until the new worker holds the state."""
     first_step_s: float
     steps_lost: int
-    """In all faults together: 1 each, at most, is the step under way."""
+    """In all faults together: applied, and not in memory yet."""
     state_bytes: int
 
 

@@ -18,6 +18,7 @@ from tests.support.nodes.history_proof import (
 from tests.support.nodes.supervised import small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.data.corpus import open_corpus
 from holdfast_workers.data.sample_order import samples_at, samples_digest
 from holdfast_workers.protocol.messages import StepRow
@@ -53,9 +54,9 @@ def with_remote(every_steps: int) -> CheckpointSpec:
     )
 
 
-@pytest.mark.parametrize("reform", ["in_place", "fork"])
+@pytest.mark.parametrize("reform", Reform)
 def test_a_rank_may_die_in_any_phase_of_a_step(
-    tmp_path: Path, undisturbed: Undisturbed, reform: str
+    tmp_path: Path, undisturbed: Undisturbed, reform: Reform
 ) -> None:
     plan = IN_EVERY_PHASE_OF_A_STEP
     training = small_training(STEPS, checkpoint=with_remote(10))

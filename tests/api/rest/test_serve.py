@@ -29,6 +29,8 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.installation import check_key
 
 START_S = 90.0
+GPUS = ("GPU-a", "GPU-b")
+"""Only named: with GPUs, one node has them all, and nothing here touches them."""
 
 
 @pytest.fixture
@@ -41,7 +43,8 @@ def started(data_dir: Path) -> subprocess.Popen[str]:
     command = (sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0")
     with (data_dir / "server.log").open("a") as log:
         return subprocess.Popen(
-            [*command, "--data-dir", str(data_dir), "--local-nodes", "1"],
+            [*command, "--data-dir", str(data_dir)],
+            env={**os.environ, "HOLDFAST_LOCAL_GPUS": ",".join(GPUS)},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -169,6 +172,8 @@ def test_a_killed_server_leaves_the_cluster_and_the_next_adopts_it(data_dir: Pat
     second = started(data_dir)
     with Client(address(second)) as client:
         assert client.ready().checks == {"database": "ok", "cluster": "ok", "reconciler": "ok"}
+        eventually(lambda: client.cluster().capacity.gpus == len(GPUS), START_S)
+        assert [node.gpus for node in client.nodes() if node.cpus] == [len(GPUS)]
     adopted = local_cluster.find(data_dir)
     assert adopted == cluster
 

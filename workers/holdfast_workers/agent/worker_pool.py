@@ -249,7 +249,7 @@ class WorkerPool:
         for slot in slots.values():
             if slot.name in condemned:
                 slot.child.kill("it held up the other ranks")
-            elif self._config.reform is Reform.FORK and slot.state is not WorkerState.WARM:
+            elif self._config.reform == Reform.FORK and slot.state is not WorkerState.WARM:
                 slot.child.kill()
             else:
                 slot.child.send(LeaveAttempts(attempt))
