@@ -54,8 +54,8 @@ def serving(data_dir: Path, cluster: ExternalCluster, bucket: str, s3: S3Server)
     ]
     with (data_dir / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log)
+    assert server.stdout is not None
     try:
-        assert server.stdout is not None
         line = server.stdout.readline()
         assert line, (data_dir / "server.log").read_text()
         yield str(json.loads(line)["address"])

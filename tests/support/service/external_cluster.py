@@ -21,7 +21,7 @@ import psutil
 import ray
 from tests.support.waiting import eventually
 
-from holdfast_service.embedded_cluster.keeper import CLUSTER_SETTINGS
+from holdfast_service.embedded_cluster.ray_settings import CLUSTER_SETTINGS
 
 STARTED = "Ray runtime started."
 START_S = 60.0
