@@ -10,19 +10,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
+from tests.support.nodes.port_ranges import free_range
 from tests.support.service.external_cluster import ExternalCluster, can_hide, external_cluster
 
 from holdfast import Client, InvalidSpec
-from holdfast_workers.ipc.listening import RANGE_VARIABLE, PortRange
+from holdfast_workers.ipc.listening import RANGE_VARIABLE
 
 STEPS = 12
-PORTS = PortRange(21000, 21019)
 JOB = {
     "name": "apart",
     "model": {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 1, "sequence_length": 32},
@@ -34,8 +34,10 @@ JOB = {
 
 
 @contextmanager
-def serving(data_dir: Path, cluster: ExternalCluster, bucket: str, s3: S3Server) -> Iterator[str]:
-    """The address of a server of that cluster, whose store is the bucket."""
+def serving(
+    data_dir: Path, cluster: ExternalCluster, bucket: str, s3: S3Server
+) -> Iterator[Callable[[], str]]:
+    """A server of that cluster, whose store is the bucket. Yields a wait for its address."""
     secret = {**CREDENTIALS, "bucket": bucket, "endpoint": s3.endpoint}
     (data_dir / "secrets").mkdir(mode=0o700)
     file = data_dir / "secrets" / "store.json"
@@ -55,14 +57,19 @@ def serving(data_dir: Path, cluster: ExternalCluster, bucket: str, s3: S3Server)
     with (data_dir / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log)
     assert server.stdout is not None
-    try:
-        line = server.stdout.readline()
+    answer = server.stdout
+
+    def address() -> str:
+        line = answer.readline()
         assert line, (data_dir / "server.log").read_text()
-        yield str(json.loads(line)["address"])
+        return str(json.loads(line)["address"])
+
+    try:
+        yield address
     finally:
         server.terminate()
         server.wait(30)
-        server.stdout.close()
+        answer.close()
 
 
 @pytest.mark.cluster
@@ -74,10 +81,13 @@ def test_a_job_runs_on_nodes_that_do_not_see_the_servers_folder(
     bucket, data_dir = s3_server.new_bucket(), tmp_path / "server"
     data_dir.mkdir()
     (data_dir / "text.txt").write_text("seen by the server only")
-    with external_cluster(data_dir, {RANGE_VARIABLE: str(PORTS)}) as cluster:
-        for _ in range(2):
+    with (
+        external_cluster(data_dir, {RANGE_VARIABLE: str(free_range(20))}) as cluster,
+        serving(data_dir, cluster, bucket, s3_server) as address,
+    ):
+        for _ in range(2):  # meanwhile the server starts
             cluster.add_node(cpus=1)
-        with serving(data_dir, cluster, bucket, s3_server) as address, Client(address) as client:
+        with Client(address()) as client:
             if can_hide():
                 with pytest.raises(InvalidSpec, match="does not exist on the node"):
                     client.submit({**JOB, "data": {"source": str(data_dir / "text.txt")}})
@@ -94,7 +104,7 @@ def test_a_job_runs_on_nodes_that_do_not_see_the_servers_folder(
             saved = client.checkpoints(job.id).items
             assert [checkpoint.step for checkpoint in saved] == [STEPS, 6]
             *_, verified = client.verify_checkpoint(job.id, STEPS)
-            assert verified.state == "succeeded" and verified.bad is None
+            assert verified.state == "SUCCEEDED" and verified.bad is None
             assert client.export_checkpoint(job.id, STEPS, tmp_path / "m.safetensors")
             assert list(client.all_logs(job.id))
             for node in cluster.nodes[1:]:
