@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import ray
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
 from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.protocol.processes import StorageOptions
 
@@ -29,8 +31,8 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config() -> AgentConfig:
-    return agent_actor._config(SEAT, "node")
+def config(seat: AgentSeat = SEAT) -> AgentConfig:
+    return agent_actor._config(seat, "node")
 
 
 def test_only_the_zygote_with_users_code_gets_the_folder_of_the_code(working_folder: Path) -> None:
@@ -48,6 +50,19 @@ def test_a_node_with_a_wrong_setting_and_no_interface_is_reported_and_not_raised
     made = config()
     assert MEMORY_FLOOR_VARIABLE in made.problem
     assert "GLOO_SOCKET_IFNAME" not in made.env
+
+
+def test_ranks_with_devices_are_forked_anew_unless_the_operator_asks_otherwise(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_devices = replace(SEAT, gpus_per_worker=1)
+    assert (config().reform, config(on_devices).reform) == (Reform.IN_PLACE, Reform.FORK)
+    monkeypatch.setenv("HOLDFAST_REFORM", "in_place")
+    made = config(on_devices)
+    assert made.reform is Reform.IN_PLACE and made.problem == ""
+    assert made.zygote_config.env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    monkeypatch.setenv("HOLDFAST_REFORM", "in-place")
+    assert "in_place or fork" in config().problem
 
 
 def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(
