@@ -98,6 +98,19 @@ def test_describe_shows_guard_trips_and_skipped_data() -> None:
     assert list(guard_lines(GuardsView())) == []
 
 
+def test_describe_says_where_bits_do_not_repeat(
+    tmp_path: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for mode in ("strict", "fast"):
+        path = tmp_path / f"{mode}.yaml"
+        path.write_text(f"{{name: {mode}, train: {{deterministic: {mode}}}}}")
+        assert run(["describe", submitted(str(path), capsys)]) == ExitCode.OK
+        shown[mode] = capsys.readouterr().out
+    assert "Bits" in shown["fast"] and "deterministic is fast" in shown["fast"]
+    assert "Bits" not in shown["strict"]
+
+
 def test_submit_list_describe(
     spec_file: str, server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import ray
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
 from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.data.cached_file import CACHE_VARIABLE
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.ipc.listening import RANGE_VARIABLE
@@ -32,8 +33,8 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config() -> AgentConfig:
-    return agent_actor._config(SEAT, "node")
+def config(seat: AgentSeat = SEAT) -> AgentConfig:
+    return agent_actor._config(seat, "node")
 
 
 def test_only_the_zygote_with_users_code_gets_the_folder_of_the_code(working_folder: Path) -> None:
@@ -88,6 +89,19 @@ def test_the_range_of_ports_is_the_nodes_and_a_wrong_one_is_reported(
     assert (config().ports, config().problem) == ("20000-20999", "")
     monkeypatch.setenv(RANGE_VARIABLE, "20000")
     assert config().ports == "" and "write 20000-20999" in config().problem
+
+
+def test_ranks_with_devices_are_forked_anew_unless_the_operator_asks_otherwise(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_devices = replace(SEAT, gpus_per_worker=1)
+    assert (config().reform, config(on_devices).reform) == (Reform.IN_PLACE, Reform.FORK)
+    monkeypatch.setenv("HOLDFAST_REFORM", "in_place")
+    made = config(on_devices)
+    assert made.reform is Reform.IN_PLACE and made.problem == ""
+    assert made.zygote_config.env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    monkeypatch.setenv("HOLDFAST_REFORM", "in-place")
+    assert "in_place or fork" in config().problem
 
 
 def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(

@@ -96,6 +96,20 @@ async def test_a_recomputed_step_with_different_bits_is_reported(
     assert mismatch == {"step": 3, "stored": "d3", "seen": "other", "attempt": 0}
 
 
+async def test_other_bits_of_a_recomputed_step_are_no_event_where_bits_do_not_repeat(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster, train={"deterministic": "fast"})
+        supervisor.run(1, 1, 3)
+        await until(lambda: _has_digests(jobs, supervisor.launch.job_id, 3))
+        supervisor.run(2, 3, 3)
+        supervisor.digests[3] = "other"
+        supervisor.end()
+        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    assert "digest.mismatch" not in await kinds(jobs, supervisor.launch.job_id)
+
+
 async def test_a_step_that_is_computed_again_on_another_mesh_has_the_digest_of_that_mesh(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:

@@ -107,8 +107,10 @@ def test_a_real_limit_of_processes_is_found(tmp_path: Path) -> None:
     try:
         (group / "pids.max").write_text("30")
         program = (
-            "import sys; from pathlib import Path; Path(sys.argv[1], 'cgroup.procs').write_text('0')"
-            "; from holdfast_workers.agent.node_room import measure; print(measure(Path('/x')).tasks)"
+            "import sys; from pathlib import Path; "
+            "from holdfast_workers.agent.node_room import measure; "
+            "Path(sys.argv[1], 'cgroup.procs').write_text('0'); "
+            "print(measure(Path('/x')).tasks)"
         )
         ran = subprocess.run(
             ["python", "-c", program, str(group)], capture_output=True, text=True, check=True

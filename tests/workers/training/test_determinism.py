@@ -15,7 +15,7 @@ import yaml
 from tests.support.nodes.agent_config import agent_config
 
 from holdfast_workers.ipc.children import ChildProcesses, ZygoteFailed
-from holdfast_workers.training.determinism import KernelChoice, kernel_choice
+from holdfast_workers.training.determinism import KernelChoice, advice, kernel_choice
 
 WAIT_S = 60.0
 STEPS = 4
@@ -56,6 +56,18 @@ def test_ranks_get_it_from_their_zygote_before_users_code_runs(
             processes.start()
     finally:
         processes.stop()
+
+
+def test_an_operation_that_strict_refuses_is_answered_with_advice() -> None:
+    pooled, indices = torch.nn.functional.max_pool2d(torch.rand(1, 1, 4, 4), 2, return_indices=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError) as refused:
+            torch.nn.functional.max_unpool2d(pooled, indices, [2, 2])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "train.deterministic: fast" in advice(refused.value)
+    assert advice(RuntimeError("CUDA out of memory")) == ""
 
 
 def test_on_the_cpu_strict_and_fast_give_the_same_bits(tmp_path: Path) -> None:

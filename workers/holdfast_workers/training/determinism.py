@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 
 from holdfast_workers.spec import Determinism
 
+_NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"
+"""As torch words it."""
+
 
 @dataclass(frozen=True)
 class KernelChoice:
@@ -41,6 +44,13 @@ def kernel_choice(mode: Determinism, device: str) -> KernelChoice:
     return KernelChoice(
         algorithms=True, cudnn=True, variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     )
+
+
+def advice(error: BaseException) -> str:
+    """What to do about an operation that `strict` does not allow; "" for every other error."""
+    if _NO_DETERMINISTIC_KERNEL not in str(error):
+        return ""
+    return "; use another operation, or train.deterministic: fast, which promises no equal bits"
 
 
 def choose_kernels(

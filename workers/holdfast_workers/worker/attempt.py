@@ -55,6 +55,7 @@ from holdfast_workers.protocol.signals import (
     WorkerLeft,
 )
 from holdfast_workers.state.replicas import CorruptionFound
+from holdfast_workers.training.determinism import advice
 from holdfast_workers.training.guard_memory import LedgerMismatch
 from holdfast_workers.training.guards import GuardAction
 from holdfast_workers.training.rank_log import RankLog
@@ -201,7 +202,7 @@ class RankAttempt:
         report = ErrorReport(
             kind=_kind(error),
             type=type(error).__name__,
-            message=control_channel.shorten_middle(str(error)),
+            message=control_channel.shorten_middle(f"{error}{advice(error)}"),
             traceback=control_channel.shorten_middle("".join(traceback.format_exception(error))),
             step=self._step,
         )
