@@ -124,13 +124,9 @@ def test_a_replaced_head_continues_the_cluster_of_its_redis(room: TrainingRoom) 
 
     up()
     room.join("a")
-    a, token = room.room["a"], room.head.read(TOKEN)
-    arguments = "".join(
-        Path(f"/proc/{pid}/cmdline").read_text(errors="replace") for pid in room.head.pids()
-    )
-    assert PASSWORD not in arguments
+    token = room.head.read(TOKEN)
     room.room.power_off("head")
     room.room.boot("head").write(f"{HOME}/token", token)
     up("--token-file token")
     eventually(lambda: alive(room.head) == {"head", "a"}, SEEN_S)
-    assert status(a)["running"]
+    assert status(room.room["a"])["running"]

@@ -6,14 +6,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.machine_room.host import HOME
+from tests.support.machine_room.paced import PACE, RECIPE
 from tests.support.machine_room.training_room import JOIN, TrainingRoom, training_room
 from tests.support.waiting import eventually
 
+from holdfast_service.job_model.supervisor_protocol import EventKind
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 STEPS = 120
+LONG_STEPS = 400
 JOB_S = 120.0
 
 
@@ -102,11 +108,58 @@ def test_a_host_loses_power_and_the_job_goes_on_with_the_same_bits(room: Trainin
     assert after[1] not in before.values()
     (incident,) = client.incidents(job.id)
     assert incident.resolution, incident
-    spec = room.spec(STEPS)
+    print("recovery, in seconds:", incident.phases_s)
+    check_bits(room, job.id, room.spec(STEPS))
+    assert any(job.id in key for key in room.services.objects())
+
+
+def check_bits(room: TrainingRoom, job_id: str, spec: dict[str, Any]) -> None:
+    """The same job on two nodes, undisturbed, has the same digest at each step."""
     spec["resources"]["standby_nodes"] = 0
-    undisturbed = client.submit(spec)
-    assert client.wait(undisturbed.id, JOB_S).state == "SUCCEEDED"
-    digests = client.digests(job.id)
-    assert set(digests) >= set(range(1, STEPS + 1))
-    assert digests == client.digests(undisturbed.id)
-    assert any(f"/step-{STEPS:08}" in key or "manifest" in key for key in room.services.objects())
+    undisturbed = room.client.submit(spec)
+    assert room.client.wait(undisturbed.id, JOB_S).state == "SUCCEEDED"
+    digests = room.client.digests(job_id)
+    assert set(digests) >= set(range(1, spec["train"]["steps"] + 1))
+    assert digests == room.client.digests(undisturbed.id)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(500)
+def test_a_host_is_cut_off_another_is_added_and_a_third_dies(tmp_path: Path) -> None:
+    with training_room(tmp_path, ["a", "b", "c", "d"]) as room:
+        room.up()
+        room.join("a", "b", "c")
+        client = room.serve()
+        spec = room.spec(LONG_STEPS, recipe=RECIPE)
+        job = client.submit({**spec, "env": {PACE: "0.1"}})
+        eventually(lambda: client.get(job.id).progress.step >= 5, JOB_S)
+
+        cut = room.hosts_of(job.id)[1]
+        room.room.link(cut, up=False)
+        eventually(lambda: cut not in room.hosts_of(job.id).values(), JOB_S)
+        seen = newest_event(room, job.id)
+        room.join("d")  # a new machine takes the standby's seat, which is free
+        room.room.link(cut, up=True)
+        # The head has declared the node dead, and Ray ends it once it learns of that.
+        status = "holdfast cluster status"
+        eventually(lambda: room.room[cut].run(status, check=False).returncode == 8, JOB_S)
+
+        lost = room.hosts_of(job.id)[0]
+        eventually(lambda: is_standby_ready(room, job.id, seen), JOB_S)
+        room.room.power_off(lost)
+        eventually(lambda: lost not in room.hosts_of(job.id).values(), JOB_S)
+        assert "d" in room.hosts_of(job.id).values()
+        assert client.wait(job.id, JOB_S).state == "SUCCEEDED"
+        for incident in client.incidents(job.id):
+            print("recovery, in seconds:", incident.phases_s)
+        room.join(cut)
+        check_bits(room, job.id, spec)
+
+
+def newest_event(room: TrainingRoom, job_id: str) -> int:
+    return max(event.seq for event in room.client.all_events(job_id))
+
+
+def is_standby_ready(room: TrainingRoom, job_id: str, since: int) -> bool:
+    said = [e for e in room.client.all_events(job_id, since) if e.kind is EventKind.STANDBY]
+    return any(event.data["state"] == "ready" for event in said)

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,13 +127,15 @@ def up(
     password = "" if redis_password_file is None else tokens.read_token(redis_password_file)
     with files.changing():
         nodes.refuse_second_node(files)
-        options = _options(machine, None, gcs_port, redis_address)
+        options = replace(
+            _options(machine, None, gcs_port), redis=redis_address, redis_password=password
+        )
         nodes.refuse_used_ports(options)
         if token_file is not None:
             tokens.keep_token(files.token, tokens.read_token(token_file))
         tokens.read_or_make_token(files.token)
         starter = nodes.Starter(files, options, nodes.Deadlines(), block=machine.block)
-        starter.start(password)
+        starter.start()
     _print_up(starter.node, json)
     return _hold(starter) if machine.block else ExitCode.OK
 
@@ -164,7 +166,7 @@ def join(
         nodes.refuse_second_node(files)
         endpoint = nodes.resolved(parse_endpoint(address, GCS_PORT))
         token = tokens.read_token(token_file)
-        options = _options(machine, endpoint, endpoint.port, None)
+        options = _options(machine, endpoint, endpoint.port)
         answer = ask_head(endpoint, token_file, deadlines.answer_s)
         nodes.refuse_other_versions(answer, endpoint)
         nodes.refuse_used_ports(options)
@@ -225,9 +227,7 @@ def _folder(data_dir: Path | None) -> Path:
     return data_dir or (Path(named) if named else Path.home() / ".holdfast")
 
 
-def _options(
-    machine: MachineOptions, head: Endpoint | None, gcs_port: int, redis: str | None
-) -> NodeOptions:
+def _options(machine: MachineOptions, head: Endpoint | None, gcs_port: int) -> NodeOptions:
     from holdfast_service.host_cluster import node as nodes
     from holdfast_service.host_cluster import ray_command as ray
 
@@ -247,7 +247,6 @@ def _options(
         gpus=0 if machine.no_training else machine.gpus,
         labels=ray.parse_labels(machine.label or []),
         resources=ray.parse_resources(machine.resource or []),
-        redis=redis,
         health_period_s=machine.health_period_s,
         health_failures=machine.health_failures,
     )
@@ -282,7 +281,8 @@ def _end(data_dir: Path | None, *, head: bool) -> ExitCode:
         if head:
             try:
                 answer = ask_head(nodes.head_of(node), files.token, deadlines.answer_s)
-                others = [each.name for each in answer.nodes if each.alive and not each.head]
+                found = {each.name for each in answer.nodes if each.alive and not each.head}
+                others = sorted(found)
             except HostClusterError as error:
                 output.progress(f"the other nodes are not known: {error}")
         nodes.end(files, node, deadlines.end_s)

@@ -150,9 +150,9 @@ class Starter:
             holder=os.getpid() if block else 0,
             started_at=time.time(),
         )
-        self._program: subprocess.Popen[str]
+        self._program: subprocess.Popen[bytes]
 
-    def start(self, redis_password: str = "") -> HeadAnswer:
+    def start(self) -> HeadAnswer:
         """Returns the head's answer once the node is in the cluster. Raises HostClusterError; then
         nothing is left."""
         node = self.node
@@ -160,7 +160,7 @@ class Starter:
         try:
             for made in node.places.made:
                 made.mkdir(mode=0o700)
-            self._run_ray_start(redis_password)
+            self._run_ray_start()
             return self._await_member()
         except BaseException:
             end_processes(node, 0.0)
@@ -184,22 +184,18 @@ class Starter:
         lines = self._files.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES:])
 
-    def _run_ray_start(self, redis_password: str) -> None:
+    def _run_ray_start(self) -> None:
         places = self.node.places
-        program = [sys.executable, "-m", "holdfast_service.host_cluster.start_program"]
+        program = [sys.executable, "-m", "ray.scripts.scripts", "start"]
         with self._files.log.open("w") as log:
             self._program = subprocess.Popen(
                 [*program, *arguments(self._options, places, block=self._block)],
                 env={**environment.for_nodes(os.environ), **variables(self._options, places)},
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                text=True,
                 start_new_session=True,  # Ctrl-C in this terminal must not reach the node
             )
-        assert self._program.stdin is not None
-        with self._program.stdin as password:
-            password.write(redis_password)
 
     def _await_member(self) -> HeadAnswer:
         deadline = time.monotonic() + self._deadlines.start_s

@@ -63,6 +63,7 @@ class NodeOptions:
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
     redis: str | None = None
+    redis_password: str = field(default="", repr=False)
     health_period_s: float = 1.0
     health_failures: int = 5
 
@@ -92,7 +93,8 @@ class NodePlaces:
 
 
 def arguments(options: NodeOptions, places: NodePlaces, *, block: bool) -> list[str]:
-    """Of `ray start`. A password of Redis is not among them: any user can list arguments."""
+    """Of `ray start`. Ray gives the password of Redis to its own processes on the head in the same
+    way, where every user of that machine can list it."""
     ports = options.ports
     named = {
         "node-ip-address": options.address,
@@ -108,6 +110,8 @@ def arguments(options: NodeOptions, places: NodePlaces, *, block: bool) -> list[
     }
     if options.head is None:
         named |= {"port": ports.gcs, "include-dashboard": "false"}
+        if options.redis_password:
+            named["redis-password"] = options.redis_password
     else:
         named["address"] = options.head
     if options.cpus is not None:
