@@ -64,7 +64,8 @@ def test_the_printed_commands_are_the_right_ones(room: TrainingRoom) -> None:
     a.run(made["join"], timeout_s=COMMAND_S)
     assert alive(a) == {"head", "a"}
     assert made["serve"] == (
-        f"holdfast serve --ray-address {room.head.address}:6379 --ray-token-file {TOKEN}"
+        f"holdfast serve --ray-address {room.head.address}:6379 --ray-token-file {TOKEN} "
+        "--store-uri s3://BUCKET/PREFIX"
     )
 
     # A node that leaves ends what it started, and says good-bye.

@@ -49,13 +49,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRoom]:
 
         with ThreadPoolExecutor(len(plans)) as pool:
             list(pool.map(join, plans))
-        it.serve(
-            "--store-uri s3://checkpoints/jobs",
-            HOLDFAST_STORE_ENDPOINT=it.services.endpoint,
-            HOLDFAST_STORE_SECRET="bucket",
-            HOLDFAST_STORAGE_PROBE_S="8",
-            HOLDFAST_CLUSTER_CHECK_S="100",
-        )
+        it.serve(HOLDFAST_STORAGE_PROBE_S="8", HOLDFAST_CLUSTER_CHECK_S="100")
         for unreachable in ("d", SERVICES):
             it.room["c"].run(f"ip route add blackhole {it.room.address(unreachable)}/32")
         yield it

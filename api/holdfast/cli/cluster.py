@@ -65,6 +65,9 @@ class MachineOptions:
     node_manager_port: Annotated[int, Parameter(help="Of Ray's node manager.")] = 6380
     object_manager_port: Annotated[int, Parameter(help="Of Ray's object manager.")] = 6381
     worker_ports: Annotated[str, Parameter(help="FIRST-LAST, for Ray's workers.")] = "10002-19999"
+    agent_ports: Annotated[
+        str | None, Parameter(help="FIRST-LAST, for Holdfast's own connections; default: any.")
+    ] = None
     health_period_s: Annotated[
         float, Parameter(help="Interval and deadline of the head's checks of a node.")
     ] = 1.0
@@ -236,6 +239,7 @@ def _options(machine: MachineOptions, head: Endpoint | None, gcs_port: int) -> N
         node_manager=machine.node_manager_port,
         object_manager=machine.object_manager_port,
         workers=ray.parse_port_range(machine.worker_ports),
+        agents=ray.parse_port_range(machine.agent_ports) if machine.agent_ports else None,
     )
     ray.check_ports(ports)
     return ray.NodeOptions(
@@ -311,7 +315,10 @@ def _hold(starter: Any) -> ExitCode:
 
 def _print_up(node: HostNode, json: bool) -> None:
     join_command = f"holdfast cluster join {node.gcs} --token-file {Path(node.token).name}"
-    serve_command = f"holdfast serve --ray-address {node.gcs} --ray-token-file {node.token}"
+    serve_command = (
+        f"holdfast serve --ray-address {node.gcs} --ray-token-file {node.token} "
+        "--store-uri s3://BUCKET/PREFIX"
+    )
     if json:
         output.print_json(
             {

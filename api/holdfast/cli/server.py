@@ -36,6 +36,12 @@ def serve(
         str | None,
         Parameter(help="Where checkpoints go by default: s3://bucket/prefix, or a shared path."),
     ] = None,
+    store_endpoint: Annotated[
+        str | None, Parameter(help="URL of the S3 service of that bucket; default: AWS.")
+    ] = None,
+    store_secret: Annotated[
+        str | None, Parameter(help="Name of the secret of that bucket; default: AWS_*.")
+    ] = None,
     ray_token_file: Annotated[
         Path | None, Parameter(help="That cluster's token, as `holdfast cluster up` made it.")
     ] = None,
@@ -72,6 +78,8 @@ def serve(
         database_url=database_url,
         ray_address=ray_address,
         store_uri=store_uri,
+        store_endpoint=store_endpoint,
+        store_secret=store_secret,
         ray_token_file=ray_token_file,
         local_nodes=local_nodes,
         allowed_host=allowed_host,

@@ -20,6 +20,7 @@ from holdfast_service.embedded_cluster.ray_settings import (
 )
 from holdfast_service.host_cluster.endpoint import LARGEST_PORT, Endpoint
 from holdfast_service.host_cluster.errors import HostClusterError
+from holdfast_workers.ipc.listening import RANGE_VARIABLE
 from holdfast_workers.memory.node_folder import BASE_VARIABLE
 
 GCS_PORT = 6379
@@ -38,12 +39,14 @@ _RAYS_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports on which a machine is connected to; `workers`: the first and the last."""
+    """Ports on which a machine is connected to; `workers`, `agents`: the first and the last; for
+    agents None: any free port."""
 
     gcs: int = GCS_PORT
     node_manager: int = 6380
     object_manager: int = 6381
     workers: tuple[int, int] = (10002, 19999)
+    agents: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,13 @@ def variables(options: NodeOptions, places: NodePlaces) -> dict[str, str]:
             "RAY_REDIS_ADDRESS": options.redis,
             "RAY_external_storage_namespace": STORAGE_NAMESPACE,
         }
+    agents = options.ports.agents
     return {
         **CLUSTER_SETTINGS,
         **node_health(options.health_period_s, options.health_failures),
         **token_variables(places.token),
         **redis,
+        **({} if agents is None else {RANGE_VARIABLE: f"{agents[0]}-{agents[1]}"}),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEAD_MAY_BE_AWAY_S),
         "RAY_USAGE_STATS_ENABLED": "0",
         "TMPDIR": f"{places.temp_dir}/tmp",
@@ -194,10 +199,15 @@ def parse_port_range(text: str) -> tuple[int, int]:
 def check_ports(ports: Ports) -> None:
     """Raises HostClusterError if two purposes share a port."""
     single = [ports.gcs, ports.node_manager, ports.object_manager]
-    first, last = ports.workers
-    shared = {port for port in single if single.count(port) > 1 or first <= port <= last}
+    ranges = [each for each in (ports.workers, ports.agents) if each is not None]
+    shared = {port for port in single if single.count(port) > 1}
+    shared |= {port for port in single for first, last in ranges if first <= port <= last}
+    if ports.agents is not None:
+        first, last = max(ports.workers[0], ports.agents[0]), min(ports.workers[1], ports.agents[1])
+        shared |= {first} if first <= last else set()
     if shared:
         raise HostClusterError(
             f"port {min(shared)} has two purposes: --gcs-port, --node-manager-port and "
-            "--object-manager-port must differ and lie outside --worker-ports"
+            "--object-manager-port must differ and lie outside --worker-ports and --agent-ports, "
+            "and these two must not overlap"
         )

@@ -152,13 +152,18 @@ def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
     assert parse_port_range("20000-20100") == (20000, 20100)
 
 
-@given(PORT, PORT, PORT, PORT, st.integers(0, 50))
+@given(
+    st.tuples(PORT, PORT, PORT),
+    st.tuples(PORT, st.integers(0, 50)),
+    st.none() | st.tuples(PORT, st.integers(0, 50)),
+)
 def test_no_port_has_two_purposes(
-    gcs: int, nodes: int, objects: int, first: int, more: int
+    single: tuple[int, int, int], workers: tuple[int, int], agents: tuple[int, int] | None
 ) -> None:
-    ports = Ports(gcs, nodes, objects, (first, first + more))
-    distinct = len({gcs, nodes, objects, *range(first, first + more + 1)}) == 3 + more + 1
-    if distinct:
+    ranges = [(first, first + more) for first, more in (workers, agents or (0, -1))]
+    ports = Ports(*single, ranges[0], ranges[1] if agents else None)
+    used = [*single, *(port for first, last in ranges for port in range(first, last + 1))]
+    if len(used) == len(set(used)):
         check_ports(ports)
     else:
         with pytest.raises(HostClusterError, match="two purposes"):

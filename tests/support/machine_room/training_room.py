@@ -22,6 +22,7 @@ from holdfast import Client
 COMMAND_S = 150.0
 READY_S = 60.0
 PORT = 8642
+STORE = "s3://checkpoints/jobs"
 TOKEN = f"{HOME}/.holdfast/node/token"
 JOIN = "holdfast cluster join head --token-file token"
 HEAD, SERVICES = "head", "services"
@@ -74,7 +75,8 @@ class TrainingRoom:
             f"exec holdfast serve --ray-address {self.head.address}:6379 "
             f"--ray-token-file {TOKEN} --database-url {self.services.database_url} "
             f"--host {self.head.address} --port {PORT} --expose-without-authentication "
-            f"--json {options}",
+            f"--store-uri {STORE} --store-endpoint {self.services.endpoint} "
+            f"--store-secret bucket --json {options}",
             **variables,
         )
         eventually(
@@ -86,7 +88,7 @@ class TrainingRoom:
         return self.client
 
     def spec(self, steps: int = 120, **changes: Any) -> dict[str, Any]:
-        """A job of two ranks on two nodes with a standby, and its checkpoints in the bucket."""
+        """A job of two ranks on two nodes with a standby."""
         return {
             "name": "room-lm",
             "model": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "sequence_length": 64},
@@ -95,13 +97,7 @@ class TrainingRoom:
             "resources": {"cpus_per_worker": 1, "workers_per_node": 1, "standby_nodes": 1},
             "checkpoint": {
                 "memory": {"every_steps": 1},
-                "remote": {
-                    "every_steps": 50,
-                    "keep": 2,
-                    "uri": "s3://checkpoints/jobs",
-                    "endpoint": self.services.endpoint,
-                    "secret": "bucket",
-                },
+                "remote": {"every_steps": 50, "keep": 2},
             },
             "recovery": {"wait_for_replacement_s": 60},
             **changes,
