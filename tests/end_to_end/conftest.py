@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.service.ray_processes import RayProcesses
 from tests.support.waiting import eventually
 
 from holdfast import Client
@@ -57,7 +58,10 @@ class Product:
     """A server that tests can kill and restart, and its jobs' resources on this machine."""
 
     def __init__(
-        self, data_dir: Path, beside: local_cluster.LocalCluster | None = None, **env: str
+        self,
+        data_dir: Path,
+        beside: local_cluster.LocalCluster | RayProcesses | None = None,
+        **env: str,
     ) -> None:
         """`beside`: the server uses this cluster of another server. `env`: its settings."""
         self.data_dir = data_dir

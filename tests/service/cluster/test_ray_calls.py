@@ -25,6 +25,9 @@ async def test_blocked_threads_of_the_server_delay_no_call_of_ray(
 ) -> None:
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray_cluster, "draining_nodes", set)
+    # Ray would start a cluster for these.
+    monkeypatch.setattr(ray_cluster, "available_resources_per_node", dict)
+    monkeypatch.setattr(ray_cluster, "_placed_bundles", lambda _: [])
     over = threading.Event()
     loop = asyncio.get_running_loop()
     blocked = [loop.run_in_executor(None, over.wait, 60) for _ in range(64)]
