@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.connection import (
-    Connection,
+    ClusterAccess,
     ConnectionTimes,
     RayConnection,
     Unwatched,
@@ -80,7 +80,7 @@ class RayCluster:
         key: bytes,
         secrets_dir: Path,
         can_grow: bool,
-        connection: Connection | None = None,
+        connection: ClusterAccess | None = None,
     ) -> None:
         """`connection`: None: this process has connected to Ray by itself."""
         self._installation = installation
