@@ -126,7 +126,7 @@ async def serve(
                 broken = _Broken(stopping)
                 connect = await _connection(settings, store, broken)
                 await _test_store(settings)
-                async with _cluster(settings, connect, stopping) as cluster:
+                async with _cluster(settings, connect, stopping, broken) as cluster:
                     _install_signal_handlers(stopping)  # Ray has replaced the handlers
                     await _run(settings, store, cluster, listener, stopping, exposed, on_ready)
                     broken.check()
@@ -158,17 +158,18 @@ class _Broken:
     """Ends the server, from any thread, because its Ray client cannot be used any more."""
 
     def __init__(self, stopping: asyncio.Event) -> None:
-        self._loop, self._stopping, self._why = asyncio.get_running_loop(), stopping, ""
+        self._loop, self._stopping = asyncio.get_running_loop(), stopping
+        self.why = ""
 
     def end(self, why: str) -> None:
-        self._why = why
+        self.why = why
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     def check(self) -> None:
         """Raises ServeError if it was called."""
-        if self._why:
+        if self.why:
             raise ServeError(
-                f"the connection to Ray is lost: {self._why}; the jobs train on. Start the server "
+                f"the connection to Ray is lost: {self.why}; the jobs train on. Start the server "
                 "again (a service manager does it), when Ray's head and this host's raylet answer"
             )
 
@@ -303,9 +304,10 @@ async def _await_reconciler(reconciling: asyncio.Task[None], deadline_s: float) 
 
 @contextlib.asynccontextmanager
 async def _cluster(
-    settings: Settings, connect: Connect, stopping: asyncio.Event
+    settings: Settings, connect: Connect, stopping: asyncio.Event, broken: _Broken
 ) -> AsyncIterator[Cluster]:
-    """The Ray cluster of the settings; an embedded cluster is started or adopted, and ended."""
+    """The Ray cluster of the settings; an embedded cluster is started or adopted, and ended, unless
+    only this server's client is broken."""
     if (address := settings.ray_address) is not None:
         _use_token(settings)
         for name, value in local_cluster.HEAD_MAY_BE_AWAY.items():
@@ -322,7 +324,7 @@ async def _cluster(
             async with _connected(connect, lambda: again().address) as cluster:
                 yield cluster
     finally:
-        if not local_cluster.server_attached(settings.data_dir):
+        if not broken.why and not local_cluster.server_attached(settings.data_dir):
             await asyncio.to_thread(local_cluster.stop, settings.data_dir)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -56,6 +56,9 @@ PLACEMENT_TIMEOUT_S = 3.0
 SEAT_RELEASE_S = 5.0
 SEAT_PASS_S = 0.25
 """Pause between two looks at the seats of an elastic job."""
+
+HEAD_PAUSE_S = 1.0
+"""Pause before a control service that is away is asked again."""
 
 HEARTBEAT_FRACTION = 1 / 8
 """Heartbeat interval of an agent, as a fraction of the timeout that makes it count as lost."""
@@ -113,7 +116,12 @@ class RayAgents:
         return [f"n{index}" for index in range(self._spec.nodes)]
 
     def ensure(self) -> None:
-        """Create the placement group and the agents, or adopt those with the same names."""
+        """Create the placement group and the agents, or adopt those with the same names. Waits
+        while Ray's head is away: nothing can be known then."""
+        self._once_head_answers(self._ensure)
+
+    def _ensure(self) -> None:
+        require_control_service()
         if self._spec.resources.nodes is not None:
             self._keep_seats()
             return
@@ -175,11 +183,23 @@ class RayAgents:
         return accepted(ray.get(reference, timeout=timeout_s), answer)
 
     def _restart(self, seat: str, process: ProcessIdentity) -> None:
-        try:
+        def restart() -> None:
             if runs(self._handles[seat], process):
                 ray.kill(self._handles[seat], no_restart=False)
+
+        try:
+            self._once_head_answers(restart)
         except Exception:  # Ray cannot be asked, or the actor is already gone
             _log.exception("cannot restart an agent", agent=seat)
+
+    def _once_head_answers(self, action: Callable[[], None]) -> None:
+        """Repeat the action until Ray's control service answers it, or these agents are closed."""
+        while not self._closing.is_set():
+            try:
+                action()
+                return
+            except ControlServiceAway:
+                self._closing.wait(HEAD_PAUSE_S)
 
     def _keep_seats(self) -> None:
         """Place the seats of an elastic job, now and as nodes come and go."""

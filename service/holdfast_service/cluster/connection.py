@@ -22,7 +22,7 @@ import structlog
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
 
 from holdfast_service.cluster import ray_state
-from holdfast_service.cluster.connection_health import Health, Link, Patience, Sight, judge
+from holdfast_service.cluster.connection_health import Link, LinkHealth, Patience, Sight, judge
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 
@@ -44,7 +44,7 @@ class ConnectionTimes:
     """Deadline of `ray.shutdown` and `ray.init`; the same."""
 
 
-class Connection(Protocol):
+class ClusterAccess(Protocol):
     """See `RayConnection`."""
 
     def in_use(self, *, control: bool) -> contextlib.AbstractContextManager[None]: ...
@@ -85,7 +85,7 @@ class RayConnection:
         self._has_ended = has_ended
         self._address = ""
         self._cluster_id = ""
-        self._health = Health()
+        self._health = LinkHealth()
         self._changed = threading.Condition()
         self._calls = 0
         self._is_open = False
@@ -203,14 +203,14 @@ class RayConnection:
                 )
                 return
             except Exception as error:  # of Ray's client, or of the search for the address
-                self._health = Health(Link.LOST, f"{why}; no new connection: {error}")
+                self._health = LinkHealth(Link.LOST, f"{why}; no new connection: {error}")
                 _log.warning("ray_connection", state=Link.LOST, why=self._health.why)
             self._closing.wait(self._times.look_s)
         else:
             return
         self._on_renewed()
         with self._changed:
-            self._health = Health()
+            self._health = LinkHealth()
             self._is_open = True
         _log.warning("ray_connection", state="renewed", took_s=time.monotonic() - began, why=why)
 

@@ -52,7 +52,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Health:
+class LinkHealth:
     """What the looks so far say."""
 
     link: Link = Link.READY
@@ -63,14 +63,16 @@ class Health:
     away_since: float | None = None
 
 
-def judge(health: Health, sight: Sight, patience: Patience) -> Health:
+def judge(health: LinkHealth, sight: Sight, patience: Patience) -> LinkHealth:
     """The health after a further look. LOST is final until a new connection is made."""
     if health.link is Link.LOST:
         return health
     if sight.head and not sight.same_cluster:
-        return Health(Link.LOST, "another Ray cluster answers at the address: the old one is gone")
+        return LinkHealth(
+            Link.LOST, "another Ray cluster answers at the address: the old one is gone"
+        )
     if sight.ended:
-        return Health(Link.LOST, "the Ray cluster has ended")
+        return LinkHealth(Link.LOST, "the Ray cluster has ended")
     if sight.answers:
         return _answered(health, sight, patience)
     if sight.head:
@@ -80,20 +82,22 @@ def judge(health: Health, sight: Sight, patience: Patience) -> Health:
         f"the GCS, Ray's control service, has not answered for {sight.at - since:.0f} s; "
         "running jobs train on"
     )
-    return Health(Link.HEAD_AWAY, why, away_since=since)
+    return LinkHealth(Link.HEAD_AWAY, why, away_since=since)
 
 
-def _answered(health: Health, sight: Sight, patience: Patience) -> Health:
+def _answered(health: LinkHealth, sight: Sight, patience: Patience) -> LinkHealth:
     if sight.raylet:
-        return Health()
+        return LinkHealth()
     if sight.raylet is False:
-        return Health(Link.LOST, "the raylet that this server was attached to has died")
+        return LinkHealth(Link.LOST, "the raylet that this server was attached to has died")
     return _failed(health, sight, patience, "the GCS does not know this server's raylet")
 
 
-def _failed(health: Health, sight: Sight, patience: Patience, why: str) -> Health:
+def _failed(health: LinkHealth, sight: Sight, patience: Patience, why: str) -> LinkHealth:
     since = sight.at if health.failing_since is None else health.failing_since
-    failing = replace(Health(Link.DOUBTFUL, why), failing_since=since, failures=health.failures + 1)
+    failing = replace(
+        LinkHealth(Link.DOUBTFUL, why), failing_since=since, failures=health.failures + 1
+    )
     lasted = sight.at - since >= patience.lost_after_s
     if lasted and failing.failures >= patience.lost_after_looks:
         return replace(failing, link=Link.LOST)

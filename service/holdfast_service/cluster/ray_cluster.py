@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import actor_names, node_paths
 from holdfast_service.cluster.connection import (
-    Connection,
+    ClusterAccess,
     ConnectionTimes,
     RayConnection,
     Unwatched,
@@ -86,7 +86,7 @@ class RayCluster:
         key: bytes,
         secrets_dir: Path,
         can_grow: bool,
-        connection: Connection | None = None,
+        connection: ClusterAccess | None = None,
     ) -> None:
         """`connection`: None: this process has connected to Ray by itself."""
         self._installation = installation

@@ -10,17 +10,20 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.service.fake_cluster import FakeCluster
 from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
+from holdfast.rest import serve
 from holdfast.rest.serve import is_loopback
 from holdfast.schemas import SERVER_FILE
 from holdfast_service.embedded_cluster import local_cluster, processes
@@ -202,3 +205,24 @@ def test_a_server_stopped_during_its_start_leaves_nothing(data_dir: Path) -> Non
     assert processes.of_cluster(cluster.cluster_id) == []
     assert not Path(cluster.temp_dir).exists()
     assert not Path(cluster.shm_root).exists()
+
+
+class _ClosableCluster(FakeCluster):
+    def close(self) -> None:
+        """Nothing is connected."""
+
+
+async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connection(_settings: Settings, _store: Store, broken: serve._Broken) -> object:
+        def connect(_find_address: object) -> FakeCluster:
+            threading.Timer(0.5, broken.end, ["its raylet has died"]).start()
+            return _ClosableCluster()
+
+        return connect
+
+    monkeypatch.setattr(serve, "_connection", connection)
+    settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379")
+    with pytest.raises(serve.ServeError, match=r"its raylet has died; .* Start the server again"):
+        await asyncio.wait_for(serve.serve(settings, on_ready=lambda _: None), 30.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.cluster.connection_health import Health, Link, Patience, Sight, judge
+from holdfast_service.cluster.connection_health import Link, LinkHealth, Patience, Sight, judge
 
 PATIENCE = Patience(lost_after_s=6.0, lost_after_looks=3)
 WELL = Sight(0.0, answers=True, raylet=True, head=True)
@@ -23,8 +23,8 @@ sights = st.one_of(
 pauses = st.floats(0.5, 5.0)
 
 
-def after(*looks: tuple[float, Sight]) -> list[Health]:
-    found, at = [Health()], 0.0
+def after(*looks: tuple[float, Sight]) -> list[LinkHealth]:
+    found, at = [LinkHealth()], 0.0
     for pause, sight in looks:
         at += pause
         found.append(judge(found[-1], replace(sight, at=at), PATIENCE))
@@ -44,7 +44,7 @@ def test_an_answer_to_this_connection_makes_it_ready_unless_it_is_lost(
 ) -> None:
     *_, last = after(*looks)
     again = judge(last, replace(WELL, at=1e6), PATIENCE)
-    assert again == (last if last.link is Link.LOST else Health())
+    assert again == (last if last.link is Link.LOST else LinkHealth())
 
 
 @given(st.lists(st.tuples(pauses, sights), max_size=60))

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import ray
+from tests.support.waiting import eventually
 
 from holdfast_service.cluster import agents, ray_cluster
 from holdfast_service.cluster.agents import RayAgents
 from holdfast_service.cluster.ray_cluster import RayCluster
+from holdfast_service.cluster.ray_state import ControlServiceAway
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_workers.protocol.answers import Done
@@ -25,6 +27,9 @@ async def test_blocked_threads_of_the_server_delay_no_call_of_ray(
 ) -> None:
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray_cluster, "draining_nodes", set)
+    # Ray would start a cluster for these.
+    monkeypatch.setattr(ray_cluster, "available_resources_per_node", dict)
+    monkeypatch.setattr(ray_cluster, "_placed_bundles", lambda _: [])
     over = threading.Event()
     loop = asyncio.get_running_loop()
     blocked = [loop.run_in_executor(None, over.wait, 60) for _ in range(64)]
@@ -68,4 +73,44 @@ def test_restarts_that_wait_for_the_control_service_delay_no_command(
         assert answer.result(5.0) == Done()
     finally:
         over.set()
+        job.close()
+
+
+def test_what_ray_must_do_is_done_once_its_head_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    away, asked = [True], [0]
+    done: list[object] = []
+
+    def require() -> None:
+        asked[0] += 1
+        if away[0]:
+            raise ControlServiceAway
+
+    def runs(*_: object) -> bool:
+        require()
+        return True
+
+    monkeypatch.setattr(agents, "HEAD_PAUSE_S", 0.01)
+    monkeypatch.setattr(agents, "require_control_service", require)
+    monkeypatch.setattr(agents, "runs", runs)
+    monkeypatch.setattr(ray, "kill", lambda actor, **_: done.append(actor))
+    monkeypatch.setattr(RayAgents, "_placement_group", lambda _: None)
+    monkeypatch.setattr(RayAgents, "_create", lambda *call: f"agent {call[2]}")
+    job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions(), "")
+    job._handles["n0"] = "the agent"
+    try:
+        job.restart("n0", ProcessIdentity("", 1, 0))
+        eventually(lambda: asked[0] > 5)
+        assert done == []
+        away[0] = False
+        eventually(lambda: done == ["the agent"])
+        away[0] = True
+        ensuring = threading.Thread(target=job.ensure)
+        ensuring.start()
+        eventually(lambda: asked[0] > 20)
+        assert ensuring.is_alive()
+        away[0] = False
+        ensuring.join(10)
+        assert job._handles["n0"] == "agent 0"
+    finally:
+        away[0] = False
         job.close()
