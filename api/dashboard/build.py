@@ -25,7 +25,7 @@ API_SOURCES = (
     "api/holdfast/rest/*.py",
     "api/holdfast/schemas.py",
     "service/holdfast_service/views/*.py",
-    "service/holdfast_service/job_model/job_spec.py",
+    "service/holdfast_service/job_model/*_spec.py",
     "service/holdfast_service/job_model/lifecycle.py",
     "workers/holdfast_workers/fault_injection/kinds.py",
     "workers/holdfast_workers/spec.py",

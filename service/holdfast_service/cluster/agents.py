@@ -298,8 +298,12 @@ class RayAgents:
             ),
             **with_code(self._spec.code),
         )
+        return actor.remote(codec.encode(self.seat_of(seat)))
+
+    def seat_of(self, seat: str) -> AgentSeat:
+        """The arguments of a seat's agent."""
         resources = self._spec.resources
-        arguments = AgentSeat(
+        return AgentSeat(
             job_id=self._job_id,
             seat=seat,
             training=self._spec.training().model_dump(mode="json"),
@@ -318,4 +322,3 @@ class RayAgents:
             timeouts=agent_deadlines(self._spec.timeouts),
             needs=needs_of(self._spec),
         )
-        return actor.remote(codec.encode(arguments))

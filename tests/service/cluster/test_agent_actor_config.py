@@ -13,6 +13,11 @@ import ray
 
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
+from holdfast_service.cluster.agents import RayAgents
+from holdfast_service.cluster.supervisor_actor import recovery_config
+from holdfast_service.job_model.job_spec import parse
+from holdfast_service.job_model.node_needs import needs_of
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.data.cached_file import CACHE_VARIABLE
@@ -102,6 +107,42 @@ def test_ranks_with_devices_are_forked_anew_unless_the_operator_asks_otherwise(
     assert made.zygote_config.env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     monkeypatch.setenv("HOLDFAST_REFORM", "in-place")
     assert "in_place or fork" in config().problem
+
+
+def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"example.com/rack": "r7", "switch": "s1", "holdfast.io/fast-domain": "s2"}
+    context = SimpleNamespace(get_node_labels=lambda: labels)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    resources = {
+        "threads_per_worker": 4,
+        "domains": {"failure": "example.com/rack", "fast": "switch"},
+    }
+    timeouts = {"start_s": 500, "form_s": 300, "load_s": 7200, "save_s": 600, "publish_s": 200}
+    spec = parse({"name": "x", "resources": resources, "timeouts": timeouts}, None)
+    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions(), "/c")
+    made = agent_actor._config(agents.seat_of("n0"), "node")
+    assert (made.threads, made.zygote_config.threads) == (4, 4)
+    assert made.env["OMP_NUM_THREADS"] == "1", "of the zygote, which must not have threads"
+    assert (made.domain, made.fast_domain) == ("r7", "s1")
+    assert made.needs == needs_of(spec) and made.needs.shm_bytes > 0
+    assert (made.zygote_start_timeout_s, made.form_timeout_s) == (500, 150)
+    assert (made.load_timeout_s, made.zygote_config.load_bound_s) == (7200, 7200)
+    assert (made.save_timeout_s, made.finalize_timeout_s) == (600, 200)
+    core = recovery_config(spec, None)
+    assert (core.start_timeout_s, core.form_timeout_s, core.load_timeout_s) == (500, 300, 7200)
+
+
+def test_a_job_without_deadlines_has_those_of_agent_and_core(working_folder: Path) -> None:
+    spec = parse({"name": "x"}, None)
+    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions(), "/c")
+    made, usual = agent_actor._config(agents.seat_of("n0"), "node"), config()
+    for name in agent_actor.JOB_DEADLINES:
+        assert getattr(made, name) == getattr(usual, name), name
+    core, default = recovery_config(spec, None), RecoveryConfig((), 0, 1)
+    for name in ("start", "form", "load", "first_step", "finish"):
+        assert getattr(core, f"{name}_timeout_s") == getattr(default, f"{name}_timeout_s"), name
 
 
 def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(

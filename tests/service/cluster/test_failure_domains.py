@@ -46,6 +46,8 @@ def test_holdfasts_own_label_comes_before_the_zone_and_none_means_unknown() -> N
     assert domain_of(zone) == "z"
     assert domain_of({**zone, "holdfast.io/domain": "rack"}) == "rack"
     assert domain_of({**zone, "holdfast.io/domain": ""}) == "z"
+    assert domain_of({**zone, "rack": "7"}, "rack") == "7"
+    assert domain_of(zone, "rack") == "", "the job named another label"
 
 
 def test_an_agent_reads_the_label_of_its_own_node() -> None:

@@ -184,6 +184,61 @@ async def test_a_job_that_needs_a_quarantined_node_starts_and_may_use_it(
     assert cordoned_only(launch.avoid) == {}
 
 
+def too_small(node_id: str, there: int) -> dict[str, Any]:
+    """The health of a node that allows only so many more processes and threads."""
+    what = f"a limit leaves {there} processes and threads, the job needs at least 26"
+    found = HealthFinding("room", "tasks", Level.UNFIT, what, needed=26, there=there)
+    return {"agent": "n", "node_id": node_id, "host": "127.0.0.1", "findings": [asdict(found)]}
+
+
+async def test_a_node_too_small_for_a_job_is_no_worse_for_others_and_that_job_goes_elsewhere(
+    jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive
+) -> None:
+    async with drive():
+        await until_seen(service)
+        supervisor = await submitted(jobs, cluster, **NO_STANDBY)
+        job = supervisor.launch.job_id
+        supervisor.emit(EventKind.NODE_HEALTH, **too_small("node1", 20))
+        supervisor.end("PAUSED", "no_nodes", message="1 of 2 nodes can be used")
+        await until(lambda: cluster.starts[job] == 2)
+        avoided = cluster.supervisors[job].launch.avoid["node1"]
+        smaller = {"resources": {"workers_per_node": 1}, "parallel": {"dp_shard": 1}}
+        other, _ = await jobs.submit({**JOB, **smaller, "name": "small"})
+        await until(lambda: other.id in cluster.supervisors)
+    assert avoided.standing is NodeStanding.CORDONED
+    assert avoided.reason.startswith("too small: a limit leaves 20 processes")
+    node = await service.get("node1")
+    assert node.state is NodeStanding.READY
+    (finding,) = node.findings
+    assert (finding.there, finding.needed) == (20, 26) and finding.at is not None
+    assert cluster.supervisors[other.id].launch.avoid == {}
+
+
+async def test_a_job_for_which_too_few_nodes_are_large_enough_waits_with_the_figures(
+    jobs: JobService, store: Store, cluster: FakeCluster, settings: Settings, service: NodeService
+) -> None:
+    quick = settings.model_copy(update={"node_room_fresh_s": 1.0})
+    async with reconciling(store, cluster, quick):
+        await until_seen(service)
+        supervisor = await submitted(jobs, cluster)  # with its standby it needs all three
+        job = supervisor.launch.job_id
+        supervisor.emit(EventKind.NODE_HEALTH, **too_small("node1", 20))
+        supervisor.end("PAUSED", "no_nodes", message="2 of 3 nodes can be used")
+        reasons: list[str] = []
+
+        async def waits() -> bool:
+            waiting = (await jobs.get(job)).waiting
+            reasons.extend([waiting.reason] if waiting is not None else [])
+            return any("too small" in reason for reason in reasons)
+
+        await until(waits)
+        assert reasons[-1].endswith(
+            "2 of 2 nodes have them; 1 more are set aside: node1 (too small: a limit leaves 20 "
+            "processes and threads, the job needs at least 26)"
+        )
+        await until(lambda: cluster.starts[job] == 2)  # another look, as the node may have changed
+
+
 async def test_a_node_without_resources_does_not_count_for_the_quarantine_share(
     service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
 ) -> None:

@@ -209,9 +209,10 @@ def registers_foreign_parameters(ctx: Context) -> None:
 
 
 def shows_environment(ctx: Context) -> None:
-    """Prints the environment of its process, before the first step."""
+    """Prints the environment of its process and its threads, before the first step."""
     for name, value in sorted(os.environ.items()):
         print(f"variable {name}={value}")
+    print(f"torch computes with {torch.get_num_threads()} threads")
     plain(ctx)
 
 

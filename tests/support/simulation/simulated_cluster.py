@@ -28,6 +28,9 @@ REPEAT_S = 4.0
 """Between two comparisons of the orders: longer than the greatest delay of an order."""
 
 
+FULL_DISK = HealthFinding("host", "disk", Level.UNFIT, "no space")
+
+
 class SimulatedCluster(SimulatedStalls):
     """Schedule faults with `at(...)`, then `run()` until the job has ended."""
 
@@ -153,7 +156,7 @@ class SimulatedCluster(SimulatedStalls):
         self._send_order(inputs.NodesAvoided({named: Avoided(standing, "for a while")}))
         self.at(for_s, lambda: self._send_order(inputs.NodesAvoided({})))
 
-    def fall_ill(self, name: str, for_s: float) -> None:
+    def fall_ill(self, name: str, for_s: float, finding: HealthFinding = FULL_DISK) -> None:
         """The agent finds its node unfit, and fit again after a while."""
         agent = self.agents[name]
         life = agent.incarnation
@@ -164,7 +167,7 @@ class SimulatedCluster(SimulatedStalls):
                 health = HealthReport(agent.health, findings)
                 self.signal(agent, NodeUnwell(health), agent.known_attempt)
 
-        report(HealthFinding("host", "disk", Level.UNFIT, "no space"))
+        report(finding)
         self.at(for_s, report)
 
     def lose_link(self, name: str, for_s: float) -> None:

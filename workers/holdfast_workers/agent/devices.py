@@ -1,17 +1,42 @@
 """The devices of a node, each of which belongs to one worker at a time, whole.
 
-Ray reserves devices for the agent and names them in `CUDA_VISIBLE_DEVICES`. A worker keeps its
-devices until its process has ended: until then their memory is in use. Not thread-safe.
+Ray reserves devices for the agent and names them in a variable of the agent's environment, by
+numbers, UUIDs or names of MIG slices: they are passed on as they are. A worker keeps its devices
+until its process has ended: until then their memory is in use. Not thread-safe.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import KeysView
+from collections.abc import KeysView, Mapping
+from dataclasses import dataclass
 
 from holdfast_workers.errors import WorkersError
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Ray sets the one of the node's vendor; the first that names devices counts."""
+
+
+@dataclass(frozen=True)
+class VisibleDevices:
+    """`names` of devices, in the form in which `variable` names them."""
+
+    variable: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> VisibleDevices:
+        """Those of a process with this environment. Pure."""
+        for variable in VARIABLES:
+            listed = (name.strip() for name in environment.get(variable, "").split(","))
+            names = tuple(name for name in listed if name)
+            if names:
+                return cls(variable, names)
+        return cls(VARIABLES[0], ())
+
+    def environment_of(self, names: list[str]) -> dict[str, str]:
+        """The variables of a worker that has only these devices."""
+        return {self.variable: ",".join(names)}
 
 
 class NoDeviceFree(WorkersError):
@@ -23,7 +48,7 @@ class Devices:
 
     def __init__(self, per_worker: float) -> None:
         self._per_worker = int(per_worker)
-        self._visible = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+        self._visible = VisibleDevices.of(os.environ)
         self._assigned: dict[str, list[str]] = {}
 
     @property
@@ -41,11 +66,11 @@ class Devices:
         free = self._free()
         if len(free) < self._per_worker:
             raise NoDeviceFree(
-                f"a worker needs {self._per_worker} devices, and of the {len(self._visible)} in "
-                f"{VARIABLE} {len(free)} are free"
+                f"a worker needs {self._per_worker} devices, and of the {len(self._visible.names)} "
+                f"in {self._visible.variable} {len(free)} are free"
             )
         self._assigned[worker] = free[: self._per_worker]
-        return {VARIABLE: ",".join(self._assigned[worker])}
+        return self._visible.environment_of(self._assigned[worker])
 
     def free(self, worker: str) -> None:
         """The worker's process has ended, or was never started."""
@@ -53,4 +78,4 @@ class Devices:
 
     def _free(self) -> list[str]:
         taken = {name for names in self._assigned.values() for name in names}
-        return [name for name in self._visible if name not in taken]
+        return [name for name in self._visible.names if name not in taken]

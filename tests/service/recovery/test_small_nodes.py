@@ -1,0 +1,71 @@
+"""Nodes that are too small for a job: the job is given back, or uses others, with the figures."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.simulation.core_states import running_state
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import cluster, forming, members, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_workers.protocol.findings import HealthFinding, Level
+from holdfast_workers.protocol.messages import Restore, Tier
+
+SMALL = HealthFinding("room", "shm", Level.UNFIT, "it has 1 MB, needs 3 MB", needed=3, there=1)
+
+
+def with_a_small_node(job: SimulatedCluster, *agents: str) -> SimulatedCluster:
+    for agent in agents:
+        job.agents[agent].health, job.agents[agent].findings = 1, (SMALL,)
+    return job
+
+
+def test_a_job_with_a_standby_starts_beside_the_small_node() -> None:
+    job = with_a_small_node(cluster(standbys=1), "n1")
+    assert job.run().outcome == "SUCCEEDED"
+    assert {agent for agent, _ in members(forming(job)[0]).values()} == {"n0", "n2"}
+
+
+def test_a_job_without_a_standby_is_given_back_as_soon_as_all_nodes_have_come() -> None:
+    job = with_a_small_node(cluster(standbys=0, requeue=True, start_timeout_s=900.0), "n1")
+    began = job.now
+    end = job.run()
+    assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
+    assert "1 of 2 nodes can be used; n1 is too small: it has 1 MB, needs 3 MB" in end.message
+    assert job.now - began < 60.0
+
+
+def test_a_job_that_is_not_to_be_queued_again_fails_with_the_reason() -> None:
+    job = with_a_small_node(cluster(standbys=0, requeue=False, start_timeout_s=9.0), "n1")
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "start_timeout")
+    assert "n1 is not used: it has 1 MB, needs 3 MB" in end.message
+
+
+def test_a_replacement_that_is_too_small_is_named_when_the_wait_is_over() -> None:
+    job = running(cluster(standbys=1, requeue=True, wait_for_replacement_s=5.0))
+    job.kill_node("n2", back_after_s=None)
+    job.kill_node("n1", back_after_s=2.0)
+    job.at(2.5, lambda: job.fall_ill("n1", for_s=600.0, finding=SMALL))
+    end = job.run()
+    assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
+    assert "n1 is too small: it has 1 MB, needs 3 MB" in end.message
+    assert len(job.emitted(EventKind.ATTEMPT_FORMING)) == 1
+
+
+@pytest.mark.parametrize(
+    ("restore", "expected"),
+    [
+        (Restore(Tier.REMOTE, 9, uri="s3://bucket/9"), 70.0),
+        (Restore(Tier.INIT, 0, uri="s3://bucket/other"), 70.0),
+        (Restore(Tier.INIT, 0), 20.0),
+        (Restore(Tier.PARTNER_RAM, 9), 20.0),
+    ],
+)
+def test_ranks_that_load_from_the_remote_tier_get_the_time_for_it(
+    restore: Restore, expected: float
+) -> None:
+    state = running_state(restores={2: restore}, form_timeout_s=20.0, load_timeout_s=50.0)
+    world = state.worlds.present
+    assert world is not None
+    assert world.forming_s(state.config) == expected
