@@ -121,7 +121,7 @@ def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
     }
     timeouts = {"start_s": 500, "form_s": 300, "load_s": 7200, "save_s": 600, "publish_s": 200}
     spec = parse({"name": "x", "resources": resources, "timeouts": timeouts}, None)
-    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions(), "/c")
+    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions())
     made = agent_actor._config(agents.seat_of("n0"), "node")
     assert (made.threads, made.zygote_config.threads) == (4, 4)
     assert made.env["OMP_NUM_THREADS"] == "1", "of the zygote, which must not have threads"
@@ -136,7 +136,7 @@ def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
 
 def test_a_job_without_deadlines_has_those_of_agent_and_core(working_folder: Path) -> None:
     spec = parse({"name": "x"}, None)
-    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions(), "/c")
+    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions())
     made, usual = agent_actor._config(agents.seat_of("n0"), "node"), config()
     for name in agent_actor.JOB_DEADLINES:
         assert getattr(made, name) == getattr(usual, name), name
