@@ -19,7 +19,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 STEPS = 120
-LONG_STEPS = 400
+LONG_STEPS = 100_000
 JOB_S = 120.0
 
 
@@ -114,13 +114,19 @@ def test_a_host_loses_power_and_the_job_goes_on_with_the_same_bits(room: Trainin
 
 
 def check_bits(room: TrainingRoom, job_id: str, spec: dict[str, Any]) -> None:
-    """The same job on two nodes, undisturbed, has the same digest at each step."""
+    """The same job on two nodes, undisturbed, has the same digest at each step that was made."""
+    digests = room.client.digests(job_id)
+    reached = max(digests)
+    assert set(digests) >= set(range(1, reached + 1))
     spec["resources"]["standby_nodes"] = 0
     undisturbed = room.client.submit(spec)
-    assert room.client.wait(undisturbed.id, JOB_S).state == "SUCCEEDED"
-    digests = room.client.digests(job_id)
-    assert set(digests) >= set(range(1, spec["train"]["steps"] + 1))
-    assert digests == room.client.digests(undisturbed.id)
+
+    def made() -> dict[int, str]:
+        return room.client.digests(undisturbed.id)
+
+    eventually(lambda: reached in made(), JOB_S)
+    room.client.cancel(undisturbed.id)
+    assert digests.items() <= made().items()
 
 
 @pytest.mark.soak
@@ -149,7 +155,10 @@ def test_a_host_is_cut_off_another_is_added_and_a_third_dies(tmp_path: Path) -> 
         room.room.power_off(lost)
         eventually(lambda: lost not in room.hosts_of(job.id).values(), JOB_S)
         assert "d" in room.hosts_of(job.id).values()
-        assert client.wait(job.id, JOB_S).state == "SUCCEEDED"
+        step = client.get(job.id).progress.step
+        eventually(lambda: client.get(job.id).progress.step > step, JOB_S)
+        client.cancel(job.id)
+        assert client.wait(job.id, JOB_S).state == "CANCELLED"
         for incident in client.incidents(job.id):
             print("recovery, in seconds:", incident.phases_s)
         room.join(cut)
