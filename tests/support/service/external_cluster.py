@@ -58,9 +58,9 @@ class ExternalCluster:
     def address(self) -> str:
         return f"{ray.util.get_node_ip_address()}:{self._port}"
 
-    def start_head(self) -> None:
+    def start_head(self, cpus: int) -> None:
         port = str(self._port)
-        self._start_node(["--head", "--port", port, "--include-dashboard=false"], cpus=0)
+        self._start_node(["--head", "--port", port, "--include-dashboard=false"], cpus)
 
     def add_node(self, cpus: int) -> None:
         """One at a time: Ray cannot start two at once on one machine."""
@@ -119,11 +119,13 @@ def can_hide() -> bool:
 
 
 @contextlib.contextmanager
-def external_cluster(hidden: Path, environ: Mapping[str, str]) -> Iterator[ExternalCluster]:
-    """With a head, and no node yet."""
+def external_cluster(
+    hidden: Path, environ: Mapping[str, str], head_cpus: int
+) -> Iterator[ExternalCluster]:
+    """With a head, and no other node yet."""
     cluster = ExternalCluster(hidden, environ)
     try:
-        cluster.start_head()
+        cluster.start_head(head_cpus)
         yield cluster
     finally:
         cluster.close()
