@@ -69,8 +69,8 @@ devices = [device for ranks in shown.values() for device in ranks.values()]
 assert sorted(devices) == sorted(names.split(",")), shown
 assert threads == {("2", ""), ("", "2 threads")}, threads
 placed = ours._capacity()
-claims = [Claim(job, demand) for job in placed.placed]
-assert "0 of 2 nodes have them" in (reason_to_wait(placed, claims, (), demand) or "")
+held = [Claim(job, demand) for job in placed.placed]
+assert "0 of 2 nodes have them" in (reason_to_wait(placed, held, (), demand) or "")
 for job in jobs:
     while not ours._release(job):
         time.sleep(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,13 +108,13 @@ def test_a_real_limit_of_processes_is_found(tmp_path: Path) -> None:
     try:
         (group / "pids.max").write_text("30")
         program = (
-            "import sys; from pathlib import Path; "
-            "from holdfast_workers.agent.node_room import measure; "
-            "Path(sys.argv[1], 'cgroup.procs').write_text('0'); "
+            "import sys; from pathlib import Path\n"
+            "from holdfast_workers.agent.node_room import measure\n"
+            "Path(sys.argv[1], 'cgroup.procs').write_text('0')\n"
             "print(measure(Path('/x')).tasks)"
         )
         ran = subprocess.run(
-            ["python", "-c", program, str(group)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", program, str(group)], capture_output=True, text=True, check=True
         )
         assert "the limit of 30 tasks" in ran.stdout and "free=29" in ran.stdout, ran.stdout
     finally:
