@@ -73,9 +73,9 @@ def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothi
 
 def test_every_node_is_inspected(product: Product) -> None:
     checked = product.client.check_cluster()
-    grades = {(found.node, found.grade) for found in checked.items if found.what == "node"}
+    grades = {(found.node, found.grade) for found in checked.findings if found.what == "node"}
     assert checked.nodes == len(product.cluster.nodes) == len(grades)
-    assert {grade for _, grade in grades} == {Grade.GOOD}, checked.items
+    assert {grade for _, grade in grades} == {Grade.GOOD}, checked.findings
 
 
 def test_a_vision_job_that_loses_a_rank_succeeds(product: Product, tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def run_cluster(options: Options) -> Iterator[CheckResult]:
     except HoldfastError as error:
         yield CheckResult("cluster", Grade.BAD, str(error), "holdfast doctor: is the server ready?")
         return
-    if not checked.items:
+    if not checked.findings:
         yield CheckResult("cluster", Grade.BAD, "it has no node", "holdfast cluster join")
-    for found in checked.items:
+    for found in checked.findings:
         what = found.host if found.what == "node" else f"{found.host} {found.what}"
         yield CheckResult(what, found.grade, found.seen, found.advice)
 

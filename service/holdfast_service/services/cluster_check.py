@@ -52,7 +52,7 @@ class ClusterCheck:
         server = await asyncio.wrap_future(facts)
         found = [*own, *findings(nodes, server)]
         return ClusterCheckView(
-            items=tuple(NodeCheckView.from_attributes(each) for each in found),
+            findings=tuple(NodeCheckView.from_attributes(each) for each in found),
             nodes=len(nodes),
             took_s=time.monotonic() - began,
         )

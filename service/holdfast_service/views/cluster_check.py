@@ -22,6 +22,6 @@ class NodeCheckView(View):
 class ClusterCheckView(View):
     """The results of all checks, node by node; a node without a bad result has a good one."""
 
-    items: tuple[NodeCheckView, ...]
+    findings: tuple[NodeCheckView, ...]
     nodes: int = Field(description="nodes of the cluster")
     took_s: float

@@ -87,8 +87,15 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
 
 def documents() -> st.SearchStrategy[dict[str, Any]]:
     """Documents with a name and any other keys; some of elastic jobs."""
-    fixed = st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
+    drawn = st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
+    fixed = drawn.map(_combinable)
     return fixed | fixed.map(_elastic) | fixed.map(_listed)
+
+
+def _combinable(document: dict[str, Any]) -> dict[str, Any]:
+    if not document.get("parallel", {}).get("sequence_parallel"):
+        return document
+    return {**document, "model": {**document.get("model", {}), "compile": False}}
 
 
 def _elastic(document: dict[str, Any]) -> dict[str, Any]:
