@@ -115,8 +115,8 @@ class Settings(BaseSettings):
     )
     ray_connect_s: Seconds = Field(
         default=60.0,
-        description="Deadline of a new connection to Ray, the start of an embedded cluster "
-        "included; after it the server ends with an error.",
+        description="Deadline of a new connection to Ray, once its GCS answers; after it the "
+        "server ends with an error.",
     )
     check_data_paths: bool = Field(
         default=True,

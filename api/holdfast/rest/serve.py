@@ -315,15 +315,17 @@ async def _cluster(
         async with _connected(connect, lambda: address) as cluster:
             yield cluster
         return
+    ending = threading.Event()
     try:
         with local_cluster.attached(settings.data_dir):
             embedded = await _embedded(settings, stopping)
             process_priority.lower_session_priority()
             os.environ |= embedded.environment()  # before the import of Ray, which reads it once
-            again = functools.partial(_ensure_cluster, settings)
+            again = functools.partial(_ensure_cluster, settings, ending.is_set)
             async with _connected(connect, lambda: again().address) as cluster:
                 yield cluster
     finally:
+        ending.set()
         if not broken.why and not local_cluster.server_attached(settings.data_dir):
             await asyncio.to_thread(local_cluster.stop, settings.data_dir)
 

@@ -75,6 +75,7 @@ class RayConnection:
     ) -> None:
         """`find_address()`: where the cluster is now; asked for each new connection, and may start
         a cluster. `on_stuck(why)`: the process must end; called once, from a thread.
+        It has a deadline of its own, which raises another error than TimeoutError.
         `has_ended(address)`: whether that cluster is known to have ended for good."""
         self._find_address = find_address
         self._namespace = namespace
@@ -193,8 +194,9 @@ class RayConnection:
                 self._on_stuck(f"{why}; {self._calls} calls of the old connection do not end")
                 return
         while not self._closing.is_set():
-            attempt = DaemonThreads(1, "ray-init").submit(self._reconnect)
             try:
+                address = self._answering_address()
+                attempt = DaemonThreads(1, "ray-init").submit(self._reconnect, address)
                 attempt.result(self._times.renew_s)
                 break
             except TimeoutError:
@@ -214,12 +216,15 @@ class RayConnection:
             self._is_open = True
         _log.warning("ray_connection", state="renewed", took_s=time.monotonic() - began, why=why)
 
-    def _reconnect(self) -> None:
-        """Raises ClusterUnavailable without a change to the client unless the GCS answers: it would
-        wait for it without limit."""
+    def _answering_address(self) -> str:
+        """Raises ClusterUnavailable unless the GCS answers: Ray's client would wait for it without
+        limit. A cluster that has to be started first has deadlines of its own."""
         address = self._find_address()
         AuthenticationTokenLoader.instance().reset_cache()  # a new cluster has a new token
         _cluster_at(address, self._times.answer_s)
+        return address
+
+    def _reconnect(self, address: str) -> None:
         ray.shutdown()
         self._connect(address)
 
