@@ -32,6 +32,9 @@ from benchmarks.gpu_parts.figures import GpuResult, Setting
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+SHARED_MEMORY = Path("/dev/shm")
+ROOM_BYTES = 2 << 30
+"""Free shared memory without which memory checkpoints lie among the temporary files."""
 BUDGET_S = 570.0
 """For all parts together."""
 NAME_S = 20.0
@@ -67,12 +70,15 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # before torch is imported: no thread pool to fork
     _import_torch()
+    shared = SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free > ROOM_BYTES else None
     folder = Path(tempfile.mkdtemp(prefix="holdfast-gpu-"))
+    memory = Path(tempfile.mkdtemp(prefix="holdfast-test-gpu-", dir=shared))
     try:
-        setting = Setting(options.device, options.small, folder)
+        setting = Setting(options.device, options.small, folder, memory)
         result = measure(setting, options.parts, options.budget_s)
-    finally:
+    finally:  # a part that was killed has removed nothing
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
     for name, error in result.errors.items():
         print(f"{name} failed: {error}", file=sys.stderr)
     if options.json:

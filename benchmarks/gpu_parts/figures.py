@@ -9,11 +9,12 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Setting:
     """`device`: "cpu" or "cuda:0". `small`: sizes that take seconds on a processor. `folder`: for
-    files of this run."""
+    files of this run. `memory`: for memory checkpoints."""
 
     device: str
     small: bool
     folder: Path
+    memory: Path
 
     @property
     def on_device(self) -> bool:

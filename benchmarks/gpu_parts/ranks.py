@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import select
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,9 +42,6 @@ STEPS_BEFORE = 4
 WAIT_S = 60.0
 POLL_S = 0.005
 ENDLESS = 1_000_000
-SHARED_MEMORY = Path("/dev/shm")
-ROOM_BYTES = 2 << 30
-"""Free shared memory without which the segments lie in the folder for temporary files."""
 MODEL = {"dim": 512, "layers": 8, "heads": 8, "sequence_length": 256}
 SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "sequence_length": 64}
 Expected = TypeVar("Expected")
@@ -59,19 +54,18 @@ class PromiseBroken(Exception):
 def fork(setting: Setting) -> ForkFigures:
     """Raises PromiseBroken if a process cannot use the device, or its arithmetic is wrong."""
     linux_processes.become_subreaper()
-    with _memory_root() as root:
-        config = _agent_config(setting, root)
-        processes = ChildProcesses(
-            config.zygote_config, config.zygote_start_timeout_s, config.fork_timeout_s
-        )
-        began = time.monotonic()
-        processes.start()
-        started_s = time.monotonic() - began
-        try:
-            checks = [_check(processes, setting) for _ in range(FORKS)]
-            loaded, files = _driver_loaded(processes.pid or 0), _device_files(processes.pid or 0)
-        finally:
-            processes.stop()
+    config = _agent_config(setting, "fork")
+    processes = ChildProcesses(
+        config.zygote_config, config.zygote_start_timeout_s, config.fork_timeout_s
+    )
+    began = time.monotonic()
+    processes.start()
+    started_s = time.monotonic() - began
+    try:
+        checks = [_check(processes, setting) for _ in range(FORKS)]
+        loaded, files = _driver_loaded(processes.pid or 0), _device_files(processes.pid or 0)
+    finally:
+        processes.stop()
     return ForkFigures(
         zygote_start_s=round(started_s, 3),
         fork_s=round(median(forked for forked, _, _ in checks), 4),
@@ -85,7 +79,7 @@ def fork(setting: Setting) -> ForkFigures:
 def kill(setting: Setting) -> KillFigures:
     """Raises PromiseBroken if a recovery does not end, or goes on from another step than that in
     memory."""
-    with _memory_root() as root, _agent(setting, root) as agent:
+    with _agent(setting) as agent:
         agent.start()
         agent.form(1, Restore(Tier.INIT, 0))
         recoveries = [agent.kill_and_recover(attempt) for attempt in range(2, 2 + FAULTS)]
@@ -207,26 +201,15 @@ class SingleAgent:
 
 
 @contextmanager
-def _agent(setting: Setting, root: Path) -> Iterator[SingleAgent]:
-    agent = SingleAgent(_agent_config(setting, root))
+def _agent(setting: Setting) -> Iterator[SingleAgent]:
+    agent = SingleAgent(_agent_config(setting, "kill"))
     try:
         yield agent
     finally:
         agent.release()
 
 
-@contextmanager
-def _memory_root() -> Iterator[Path]:
-    """A folder for memory checkpoints, removed in the end."""
-    there = SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free > ROOM_BYTES else None
-    root = Path(tempfile.mkdtemp(prefix="holdfast-test-gpu-", dir=there))
-    try:
-        yield root
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _agent_config(setting: Setting, root: Path) -> AgentConfig:
+def _agent_config(setting: Setting, part: str) -> AgentConfig:
     if setting.on_device:
         os.environ.setdefault(VISIBLE, "0")
     model = SMALL_MODEL if setting.small else MODEL
@@ -241,7 +224,7 @@ def _agent_config(setting: Setting, root: Path) -> AgentConfig:
         mesh=spec.parallel.mesh,
         capacity=1,
         secret=os.urandom(32),
-        memory_root=str(root / "n0"),
+        memory_root=str(setting.memory / part),
         cache_dir=str(setting.folder / "corpus"),
         remote_root=str(setting.folder / "remote"),
         gpus_per_worker=1 if setting.on_device else 0,

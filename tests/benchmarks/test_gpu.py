@@ -64,7 +64,9 @@ def test_the_other_parts_go_on_and_what_was_left_out_is_named(
 ) -> None:
     kill = gpu.Part("ranks:no_such_function", int, PATIENCE_S)
     monkeypatch.setattr(gpu, "PARTS", {**gpu.PARTS, "kill": kill})
-    result = gpu.measure(Setting("cpu", True, tmp_path), ["kill", "communicator", "nvml"], 60.0)
+    result = gpu.measure(
+        Setting("cpu", True, tmp_path, tmp_path), ["kill", "communicator", "nvml"], 60.0
+    )
     assert result.communicator is not None and result.kill is None
     assert set(result.errors) == {"kill"} and "no_such_function" in result.errors["kill"]
     assert set(result.left_out) == set(gpu.PARTS) - {"kill", "communicator"}
@@ -79,7 +81,9 @@ def test_every_part_has_its_figures_and_all_fit_into_ten_minutes() -> None:
 
 
 def test_the_measured_model_has_a_billion_parameters(tmp_path: Path) -> None:
-    spec = training.training_spec(Setting("cuda:0", False, tmp_path), training.LARGE, 1, 3)
+    spec = training.training_spec(
+        Setting("cuda:0", False, tmp_path, tmp_path), training.LARGE, 1, 3
+    )
     shapes = parameter_shapes(spec.model, VOCABULARIES[spec.data.tokenizer])
     count = sum(prod(shape) for shape in shapes.values())
     assert count > training.LEAST_PARAMETERS
