@@ -41,7 +41,6 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRoom]:
             "d": f"HOLDFAST_CACHE_DIR=/proc/none {JOIN} --gpus 1",
         }
         _install_other_versions(it)
-        it.room["d"].run("mkdir /dev/shm/holdfast-0; chown 12345 /dev/shm/holdfast-0")
 
         def join(name: str) -> None:
             it.copy_token(name)
@@ -50,6 +49,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRoom]:
         with ThreadPoolExecutor(len(plans)) as pool:
             list(pool.map(join, plans))
         it.serve(HOLDFAST_STORAGE_PROBE_S="8", HOLDFAST_CLUSTER_CHECK_S="100")
+        it.room["d"].run("chown 12345 /dev/shm/holdfast-*")
         for unreachable in ("d", SERVICES):
             it.room["c"].run(f"ip route add blackhole {it.room.address(unreachable)}/32")
         yield it
@@ -57,7 +57,9 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRoom]:
 
 def _clock() -> str:
     assert FAKETIME is not None, "install the package faketime"
-    return f"LD_PRELOAD={FAKETIME} FAKETIME=+{AHEAD_S}s FAKETIME_DONT_FAKE_MONOTONIC=1"
+    on_workers = "RAY_LD_PRELOAD_ON_WORKERS"  # Ray takes it from them otherwise
+    passed_on = f"HOLDFAST_WORKER_ENV=FAKETIME,{on_workers}"
+    return f"LD_PRELOAD={FAKETIME} FAKETIME=+{AHEAD_S}s {on_workers}=1 {passed_on}"
 
 
 def _install_other_versions(room: TrainingRoom) -> None:
