@@ -140,7 +140,8 @@ def real_servers(
 
         def command(port: int) -> list[str]:
             serve = [sys.executable, "-m", "holdfast", "serve", "--port", str(port)]
-            return [*serve, "--data-dir", str(tmp_path / "data"), "--ray-address", cluster.address]
+            places = ("--data-dir", str(tmp_path / "data"), "--store-uri", str(tmp_path / "store"))
+            return [*serve, *places, "--ray-address", cluster.address]
 
         with replicas(command, tmp_path / "servers.log") as servers:
             yield servers

@@ -78,6 +78,7 @@ class Product:
                     *(sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0"),
                     *("--data-dir", str(self.data_dir), "--local-nodes", "3"),
                     *(("--ray-address", self._beside.address) if self._beside else ()),
+                    *(("--store-uri", str(self.data_dir / "store")) if self._beside else ()),
                     "--allow-fault-injection",
                 ],
                 stdin=subprocess.DEVNULL,
