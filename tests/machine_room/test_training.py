@@ -170,5 +170,5 @@ def newest_event(room: TrainingRoom, job_id: str) -> int:
 
 
 def is_standby_ready(room: TrainingRoom, job_id: str, since: int) -> bool:
-    said = [e for e in room.client.all_events(job_id, since) if e.kind is EventKind.STANDBY]
+    said = [e for e in room.client.all_events(job_id, since) if e.kind == EventKind.STANDBY]
     return any(event.data["state"] == "ready" for event in said)
