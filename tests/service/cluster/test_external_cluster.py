@@ -72,6 +72,7 @@ def serving(
         answer.close()
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 @pytest.mark.chaos
 @pytest.mark.timeout(180)
