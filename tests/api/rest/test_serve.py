@@ -223,6 +223,7 @@ async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reaso
         return connect
 
     monkeypatch.setattr(serve, "_connection", connection)
-    settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379")
+    monkeypatch.setattr(serve, "_test_store", lambda _: asyncio.sleep(0))
+    settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379", store_uri="/store")
     with pytest.raises(serve.ServeError, match=r"its raylet has died; .* Start the server again"):
         await asyncio.wait_for(serve.serve(settings, on_ready=lambda _: None), 30.0)

@@ -152,6 +152,17 @@ def test_an_adopted_wait_lasts_until_the_former_leases_have_ended() -> None:
     assert cluster.run().outcome == "SUCCEEDED", cluster.ended
 
 
+def test_a_lease_that_a_former_supervisor_missed_is_counted_from_the_next_ones_hello() -> None:
+    faults = [
+        (1.5, "supervisor", 0, 0),
+        (3.65625, "supervisor", 0, 0),
+        (3.640625, "reset", 0, 3),
+        (0.375, "partition", 0, 0),
+    ]
+    end = play(ONE_NODE, faults, 0.3, 4).ended
+    assert end is not None and end.outcome == "SUCCEEDED", end
+
+
 @given(
     layout=st.sampled_from((NO_STANDBY, 3, ONE_NODE)),
     faults=st.lists(

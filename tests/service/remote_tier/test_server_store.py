@@ -140,7 +140,8 @@ async def test_a_store_that_is_away_is_reported_and_ends_no_server(
         hasty = settings.model_copy(update={"storage_probe_s": 1.0})
         place = {"store_uri": "s3://bucket/x", "store_endpoint": endpoint, "store_secret": "lab"}
         await tested(hasty, **place)
-    assert "new jobs are refused" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "new jobs are refused" in printed.out + printed.err
 
 
 def keep(settings: Settings, bucket: str, endpoint: str) -> None:

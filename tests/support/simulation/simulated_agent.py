@@ -39,6 +39,10 @@ class SimAgent:
     reachable: bool = True
     beats: bool = True
     """Whether its lifeline is connected: nothing is granted to it otherwise."""
+    silences: int = 0
+    """How often its lifeline was reset."""
+    counts_as_lost: bool = False
+    """Whether the supervisor has given it up since its lifeline ended."""
     ready: bool = False
     copies_unreadable: bool = False
     loses_next_worker: bool = False

@@ -210,23 +210,16 @@ class SimulatedCluster(SimulatedStalls):
             return
         self._grant_leases()
         agent.beats = False
-        life, connected, lost = agent.incarnation, False, False
-
-        def notice() -> None:
-            nonlocal lost
-            if not connected and agent.alive and agent.incarnation == life:
-                lost = True
-                silent = inputs.AgentLost(name, "no heartbeat", incarnation=life, certain=False)
-                self.feed(silent)
-                self._send_lease_end(name, life, 0.0)
+        agent.silences += 1
+        life = agent.incarnation
 
         def reconnect() -> None:
-            nonlocal connected
-            agent.beats = connected = True
-            if lost and agent.incarnation == life:
+            agent.beats = True
+            if agent.counts_as_lost and agent.incarnation == life:
                 self._announce_agent(agent)
+            agent.counts_as_lost = False
 
-        self.at(noticed_after_s, notice)
+        self._notice_silence(agent, noticed_after_s)
         self.at(for_s + self.random.uniform(0.0, 0.05), reconnect)
         self._deliver_late(agent)
 

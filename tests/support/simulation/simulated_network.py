@@ -186,6 +186,27 @@ class SimulatedNetwork:
             for attempt, until in agent.granted.items():
                 agent.granted[attempt] = min(until, self.now + STEPPING_S)
             self.send(inputs.AgentUp(agent.report()))
+            if not agent.beats:
+                self._notice_silence(agent, MISSED_S)
+
+    def _notice_silence(self, agent: SimAgent, after_s: float) -> None:
+        """The present supervisor misses the agent's heartbeats, if they do not begin before. A
+        later supervisor counts from when it reached the agent."""
+        supervisor, life, silence = self.supervisor, agent.incarnation, agent.silences
+
+        def notice() -> None:
+            same = (supervisor, life, silence) == (
+                self.supervisor,
+                agent.incarnation,
+                agent.silences,
+            )
+            if same and agent.alive and not agent.beats:
+                agent.counts_as_lost = True
+                lost = inputs.AgentLost(agent.name, "no heartbeat", incarnation=life, certain=False)
+                self.feed(lost)
+                self._send_lease_end(agent.name, life, 0.0)
+
+        self.at(after_s, notice)
 
     def _send_lease_end(self, name: str, life: str, in_s: float | None) -> None:
         """Report the end of a lease, like the supervisor's agent watch."""
