@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
@@ -506,6 +507,10 @@ class Supervisor:
         if isinstance(effect.event, EndedEvent):
             self._collect_final_output()
         self._run_buffer.apply(effect.event)  # before the event is reported
+        if isinstance(effect.event, AttemptFormingEvent):
+            # Rows are reported in order: those of the former attempt, before the next one's arrive.
+            self._more_to_collect = True
+            self._inputs.put(inputs.Tick())
         self._events.append(effect.event)
 
     def _collect_final_output(self) -> None:
