@@ -126,7 +126,9 @@ def _packages() -> tuple[tuple[str, str], ...]:
 
 
 def _write_problem(folder: Path) -> str:
-    """Make the folder, private to this user, and write into it: what an agent does."""
+    """Make the folder, private to this user, and write into it: what an agent does. Leaves nothing
+    behind."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     probe = folder / f".check-{uuid.uuid4().hex}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -139,6 +141,10 @@ def _write_problem(folder: Path) -> str:
             probe.unlink(missing_ok=True)
     except OSError as error:
         return f"{error.filename or folder}: {error.strerror}"
+    finally:
+        with contextlib.suppress(OSError):  # an agent uses it by now
+            for made in missing:
+                made.rmdir()
     return ""
 
 
