@@ -31,7 +31,7 @@ from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.embedded_cluster import local_cluster, process_priority
-from holdfast_service.embedded_cluster.ray_settings import token_variables
+from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, token_variables
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.token_file import read_token
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
@@ -310,7 +310,7 @@ async def _cluster(
     only this server's client is broken."""
     if (address := settings.ray_address) is not None:
         _use_token(settings)
-        for name, value in local_cluster.HEAD_MAY_BE_AWAY.items():
+        for name, value in HEAD_MAY_BE_AWAY.items():
             os.environ.setdefault(name, value)
         async with _connected(connect, lambda: address) as cluster:
             yield cluster

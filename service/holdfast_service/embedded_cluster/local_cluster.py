@@ -30,18 +30,13 @@ from typing import Any
 import psutil
 
 from holdfast_service.embedded_cluster import processes
-from holdfast_service.embedded_cluster.ray_settings import token_variables
+from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, token_variables
 from holdfast_service.extras import Extra, install_command
 from holdfast_workers.ipc import environment
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
 The keeper removes the folder, with any leftover, when it ends."""
-
-HEAD_MAY_BE_AWAY = {
-    "RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 86400),
-}
-"""Ray ends every process of the cluster that has missed the GCS for so long, 60 s by default."""
 
 POLL_S = 0.05
 START_S, STOP_S = 180.0, 20.0

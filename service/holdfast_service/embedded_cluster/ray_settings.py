@@ -28,6 +28,8 @@ CLUSTER_SETTINGS = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
+HEAD_MAY_BE_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 86400)}
+"""Ray ends every process of the cluster that has missed the GCS for so long, 60 s by default."""
 
 
 def token_variables(token_path: Path) -> dict[str, str]:

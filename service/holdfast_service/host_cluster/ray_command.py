@@ -1,6 +1,6 @@
 """The arguments and the environment of `ray start` for one machine. Pure.
 
-Every port that another machine connects to is fixed, so that a firewall can be told.
+Every port that another machine connects to is fixed, so that firewall rules can name it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK, NODE_MARK
 from holdfast_service.embedded_cluster.ray_settings import (
     CLUSTER_SETTINGS,
+    HEAD_MAY_BE_AWAY,
     OBJECT_STORE_BYTES,
     node_health,
     token_variables,
@@ -24,8 +25,6 @@ from holdfast_workers.ipc.listening import RANGE_VARIABLE
 from holdfast_workers.memory.node_folder import BASE_VARIABLE
 
 GCS_PORT = 6379
-HEAD_MAY_BE_AWAY_S = 7 * 86400
-"""Nodes wait so long for a head that does not answer; by default Ray ends them after a minute."""
 STORAGE_NAMESPACE = "holdfast"
 """Under which a head keeps its state in Redis."""
 
@@ -144,7 +143,7 @@ def variables(options: NodeOptions, places: NodePlaces) -> dict[str, str]:
         **token_variables(places.token),
         **redis,
         **({} if agents is None else {RANGE_VARIABLE: f"{agents[0]}-{agents[1]}"}),
-        "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEAD_MAY_BE_AWAY_S),
+        **HEAD_MAY_BE_AWAY,
         "RAY_USAGE_STATS_ENABLED": "0",
         "TMPDIR": f"{places.temp_dir}/tmp",
         BASE_VARIABLE: str(places.shm_root),

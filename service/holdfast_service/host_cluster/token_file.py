@@ -1,4 +1,4 @@
-"""The file with the cluster's token: whoever has it can run any code on every machine."""
+"""The file with the cluster's token. The token lets its holder run any code on every machine."""
 
 from __future__ import annotations
 

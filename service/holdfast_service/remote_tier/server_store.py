@@ -38,11 +38,13 @@ def refuse_wrong_settings(settings: Settings) -> None:
     try:
         store = remote_tier_of(settings)
     except ValidationError as error:
-        problems = (f"--store-{one['loc'][0]}: {one['msg']}" for one in error.errors())
+        problems = (f"--store-{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
         raise StoreUnusable("; ".join(problems)) from error
     faults = remote_tier_faults(store)
     if faults:
-        raise StoreUnusable("; ".join(f"{_option(one.path)}: {one.message}" for one in faults))
+        raise StoreUnusable(
+            "; ".join(f"{_option(fault.path)}: {fault.message}" for fault in faults)
+        )
 
 
 async def refuse_unusable(settings: Settings, threads: Executor) -> None:

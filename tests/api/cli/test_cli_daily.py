@@ -158,8 +158,8 @@ def test_dry_run_creates_no_job_and_submit_suggests_next_commands(
         out, err = capsys.readouterr()
         return out, err
 
-    resolved, told = given("-f", "-", "--dry-run", "--set", "train.steps=9")
-    assert re.search(r"each node needs at least .+ of /dev/shm, .+ of memory and \d+ proc", told)
+    resolved, printed = given("-f", "-", "--dry-run", "--set", "train.steps=9")
+    assert re.search(r"each node needs at least .+ of /dev/shm, .+ of memory and \d+ proc", printed)
     assert yaml.safe_load(resolved)["train"]["steps"] == 9
     assert "parallel.tp" in given("-", "--dry-run", "--set", "parallel.tp=3", code=2)[1]
     assert list(client.list()) == []

@@ -56,9 +56,9 @@ def test_every_port_that_another_machine_uses_is_fixed() -> None:
     assert (given["min-worker-port"], given["max-worker-port"]) == ("7100", "7200")
 
 
-def test_a_machine_offers_all_it_has_unless_told_otherwise() -> None:
+def test_a_machine_offers_all_it_has_unless_options_say_otherwise() -> None:
     assert not {"num-cpus", "num-gpus", "labels", "resources"} & named(NODE).keys()
-    told = NodeOptions(
+    limited = NodeOptions(
         "a",
         "10.0.0.2",
         NODE.head,
@@ -67,9 +67,9 @@ def test_a_machine_offers_all_it_has_unless_told_otherwise() -> None:
         labels={"holdfast.io/domain": "rack-1", "zone": "b"},
         resources={"fast_disk": 1.0},
     )
-    assert (named(told)["num-cpus"], named(told)["num-gpus"]) == ("0", "2")
-    assert named(told)["labels"] == "holdfast.io/domain=rack-1,zone=b"
-    assert json.loads(named(told)["resources"]) == {"fast_disk": 1.0}
+    assert (named(limited)["num-cpus"], named(limited)["num-gpus"]) == ("0", "2")
+    assert named(limited)["labels"] == "holdfast.io/domain=rack-1,zone=b"
+    assert json.loads(named(limited)["resources"]) == {"fast_disk": 1.0}
 
 
 def test_ray_stays_in_the_foreground_only_when_asked() -> None:

@@ -22,8 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast_service.embedded_cluster.local_cluster import HEAD_MAY_BE_AWAY
-from holdfast_service.embedded_cluster.ray_settings import CLUSTER_SETTINGS, node_health
+from holdfast_service.embedded_cluster.ray_settings import (
+    CLUSTER_SETTINGS,
+    HEAD_MAY_BE_AWAY,
+    node_health,
+    token_variables,
+)
 
 LOOPBACK = "127.0.0.1"
 ANSWER_S = 90.0
@@ -59,8 +63,7 @@ class RayProcesses:
     def environment(self) -> dict[str, str]:
         """For a process that connects to the cluster."""
         return {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
+            **token_variables(self.folder / "token"),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "OMP_NUM_THREADS": "1",
