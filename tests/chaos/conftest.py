@@ -12,6 +12,8 @@ from tests.support.nodes.supervised import small_training, supervised
 from holdfast_workers.protocol.messages import StepRow
 
 STEPS = 60
+ENDS_WHEN_TOLD = "tests.support.ranks.recipes:EndsWhenTold"
+"""The recipe of a job that ends only after `wait_end` is called, with the same bits."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.conftest import STEPS, Undisturbed
+from tests.chaos.conftest import ENDS_WHEN_TOLD, STEPS, Undisturbed
 from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.chaos
 def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
         run.wait_step(15)
         lost = run.seat_of(0)
         run.agents.kill_node(lost)
@@ -50,7 +50,7 @@ def test_with_two_copies_two_nodes_may_be_lost_at_once(
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1, copies=2), remote=RemoteTierSpec(every_steps=0)
     )
-    training = small_training(STEPS, checkpoint=checkpoint)
+    training = small_training(STEPS, checkpoint=checkpoint, recipe=ENDS_WHEN_TOLD)
     config = {"free_after_s": 0.5}
     with supervised(tmp_path, training, standbys=2, workers_per_node=1, config=config) as run:
         run.wait_step(15)
@@ -73,7 +73,7 @@ def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """The next supervisor knows the seats only from the events, and moves no living rank."""
-    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
         run.wait_step(20)
         lost, kept = run.seat_of(0), run.seat_of(2)
         pids = {rank: pid for rank, pid in run.pids().items() if rank in (2, 3)}
@@ -100,7 +100,9 @@ def test_all_agents_and_the_supervisor_end_at_once_and_no_row_is_lost(
 ) -> None:
     """The rows since the last poll are in shared memory, beside the state that is restored."""
     times = SupervisorTimes(poll_s=1.0)
-    with supervised(tmp_path, small_training(STEPS), standbys=0, times=times) as run:
+    with supervised(
+        tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0, times=times
+    ) as run:
         run.wait_step(10)
         time.sleep(0.4)  # some steps whose rows nobody has fetched
         run.supervisor.halt()
@@ -119,7 +121,7 @@ def test_both_nodes_die_one_after_the_other_and_the_first_comes_back(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """Agents die, nodes live: the agent that came back replaces the second lost agent."""
-    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
         run.wait_step(10)
         run.agents.kill(run.seat_of(0))
         run.wait_step(25)
@@ -128,13 +130,13 @@ def test_both_nodes_die_one_after_the_other_and_the_first_comes_back(
         run.agents.kill(run.seat_of(1))
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
-        assert len(incidents(run)) == 3
+        assert len(incidents(run)) == 3, run.story()
 
 
 def test_an_agent_without_standby_comes_back_and_uses_its_own_segments(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0) as run:
         run.wait_step(15)
         run.agents.kill("n1")
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
@@ -144,7 +146,7 @@ def test_an_agent_without_standby_comes_back_and_uses_its_own_segments(
 def test_losing_standby_and_zygotes_costs_training_nothing(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
         run.wait_step(10)
         training = {run.seat_of(0), run.seat_of(2)}
         (standby,) = set(run.agents.seats) - training
@@ -161,7 +163,7 @@ def test_losing_standby_and_zygotes_costs_training_nothing(
 
 
 def test_the_rendezvous_stores_may_die(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0) as run:
         run.wait_step(10)
         for agent in run.agents.agents.values():
             for pid in children_named(agent.process.pid, "hf-store"):  # type: ignore[union-attr]
@@ -175,7 +177,7 @@ def test_the_rendezvous_stores_may_die(tmp_path: Path, undisturbed: Undisturbed)
 def test_losing_the_supervisor_costs_no_step_and_no_event(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
         run.wait_step(15)
         before = run.pids()
         run.lose_supervisor()
@@ -193,7 +195,7 @@ def test_losing_the_supervisor_costs_no_step_and_no_event(
 def test_the_successor_of_a_supervisor_that_dies_with_a_rank_finds_the_lost_rank(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
+    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0) as run:
         run.wait_step(15)
         pids = run.pids()
         run.lose_supervisor()
@@ -208,7 +210,7 @@ def test_training_restores_from_the_remote_tier_when_all_memory_is_lost(
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=10, keep=2)
     )
-    training = small_training(STEPS, checkpoint=checkpoint)
+    training = small_training(STEPS, checkpoint=checkpoint, recipe=ENDS_WHEN_TOLD)
     with supervised(tmp_path, training, standbys=2) as run:
         run.wait(lambda: len(run.of(EventKind.CHECKPOINT_SAVED)) >= 2)
         for seat in {run.seat_of(0), run.seat_of(2)}:
@@ -233,7 +235,7 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=10), remote=RemoteTierSpec(every_steps=20, keep=5)
     )
-    training = small_training(STEPS, checkpoint=checkpoint)
+    training = small_training(STEPS, checkpoint=checkpoint, recipe=ENDS_WHEN_TOLD)
     with supervised(tmp_path, training, standbys=1, chaos=plan) as run:
         run.wait(lambda: not not_fired(run, plan) and kept_for_others(run, 20) >= {0, 1})
         run.agents.kill_node(run.seat_of(0))

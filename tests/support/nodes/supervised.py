@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.nodes.local_agents import LocalAgents
+from tests.support.ranks import may_end
 
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
@@ -122,6 +123,7 @@ class SupervisedRun:
         plan.write_text(json.dumps(chaos or []))
         os.environ["HOLDFAST_CHAOS"] = str(plan)
         os.environ[PASSED_ON_VARIABLE] = "HOLDFAST_TEST_*,HOLDFAST_BENCH_*"
+        may_end.forbid(folder / "may-end")
         self._times = times or SupervisorTimes(poll_s=0.1)
         self.agents = agents(
             self._config.best_shape.nodes + standbys,
@@ -187,7 +189,7 @@ class SupervisedRun:
             supervisor.halt()
 
     def close(self) -> None:
-        for name in ("HOLDFAST_CHAOS", PASSED_ON_VARIABLE):
+        for name in ("HOLDFAST_CHAOS", PASSED_ON_VARIABLE, may_end.VARIABLE):
             os.environ.pop(name, None)
         self.supervisor.halt()
         self.agents.close()
@@ -239,6 +241,7 @@ class SupervisedRun:
 
     def wait_end(self, timeout_s: float = 120.0) -> dict[str, Any]:
         """The data of the ENDED event, and all rows and digests gathered."""
+        may_end.allow()
         self.wait(lambda: bool(self.of(EventKind.ENDED)), timeout_s)
         for _ in range(3):
             self.poll()
@@ -289,8 +292,14 @@ class SupervisedRun:
     def pids(self) -> dict[int, int]:
         return {rank: worker.pid for rank, (_, worker) in self.workers().items()}
 
+    def member(self, rank: int) -> dict[str, Any]:
+        """The rank of the newest attempt that ran. Asks no agent: one that starts answers late."""
+        self.poll()
+        members = self.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
+        return next(member for member in members if member["rank"] == rank)
+
     def seat_of(self, rank: int) -> str:
-        return self.workers()[rank][0]
+        return str(self.member(rank)["agent"])
 
     def story(self) -> str:
         lines = [f"{e.seq} {e.at:.3f} {e.kind} {json.dumps(e.data)[:1500]}" for e in self.events]
@@ -299,9 +308,8 @@ class SupervisedRun:
     # --- faults -----------------------------------------------------------------------------------
 
     def kill(self, *ranks: int) -> None:
-        pids = self.pids()
-        for rank in ranks:
-            os.kill(pids[rank], signal.SIGKILL)
+        for pid in [self.member(rank)["pid"] for rank in ranks]:
+            os.kill(pid, signal.SIGKILL)
 
     def inject(self, kind: str, **options: Any) -> int:
         """Inject a fault as the reconciler does; returns the fault's number."""

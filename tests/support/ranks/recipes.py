@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+from tests.support.ranks import may_end
 from torch import Tensor, nn
 
 from holdfast_workers.progress import beacon
@@ -31,6 +32,16 @@ class PacedSteps(PretrainRecipe):
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         time.sleep(self.takes_s)
+        return super().train_step(step, agree, gate, phase)
+
+
+class EndsWhenTold(PretrainRecipe):
+    """Its last step waits for the test (`SupervisedRun.wait_end`): the job cannot end before the
+    test has caused all its faults, however late a busy machine lets it see a step."""
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
+        if step == self.spec.train.steps:
+            may_end.wait()
         return super().train_step(step, agree, gate, phase)
 
 
