@@ -18,7 +18,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     JobLaunch,
     NodeCapacity,
+    PackagesAnswer,
     PathAnswer,
     Phase,
     SizeOrder,
@@ -183,6 +184,11 @@ class SimulatedCluster:
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         return PathAnswer("10.0.0.1", True)
+
+    async def install_packages(
+        self, requirements: Sequence[str], timeout_s: float
+    ) -> PackagesAnswer:
+        return PackagesAnswer("10.0.0.1", tuple(requirements))
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         if launch.job_id in self._supervisors:

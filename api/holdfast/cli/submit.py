@@ -17,7 +17,7 @@ from holdfast.cli.jobs import print_outcome
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code
-from holdfast.formats import documents
+from holdfast.formats import documents, requirements_file
 from holdfast_service.views.jobs import JobView
 from holdfast_service.views.meshes import MeshOrderView
 
@@ -97,6 +97,10 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
         folder = code.folder_of_spec(document)
         if folder is not None and source != "-":  # a path in a file is relative to the file
             document["code"] = str(Path(source).parent / folder)
+        file = requirements_file.file_of_spec(document)
+        if file is not None and source != "-":
+            given = requirements_file.read(Path(source).parent / file)
+            document = requirements_file.with_requirements(document, given)
     except (OSError, documents.DocumentError) as error:
         shown = "standard input" if source == "-" else source
         message = error.strerror if isinstance(error, OSError) else str(error)

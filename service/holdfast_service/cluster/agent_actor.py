@@ -59,7 +59,7 @@ DOMAIN_LABELS = ("holdfast.io/domain", "topology.kubernetes.io/zone")
 """Ray node labels that name a node's failure domain; the first that is set counts."""
 JOB_DEADLINES = (
     *("zygote_start_timeout_s", "form_timeout_s", "load_timeout_s", "load_bound_s"),
-    *("save_timeout_s", "finalize_timeout_s"),
+    *("save_timeout_s", "finalize_timeout_s", "install_timeout_s"),
 )
 """The fields of `AgentConfig` that a seat's `timeouts` may set."""
 FAST_DOMAIN_LABELS = ("holdfast.io/fast-domain",)
@@ -97,6 +97,8 @@ class AgentSeat:
     timeouts: dict[str, float] = field(default_factory=dict)
     """Fields of `AgentConfig` with the deadlines of the job."""
     needs: NodeNeeds = field(default_factory=NodeNeeds)
+    packages: tuple[str, ...] = ()
+    """The exact requirements of the job's own Python packages."""
 
 
 class AgentActor:
@@ -210,6 +212,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         problem="; ".join(filter(None, (problem, ports_problem, cache_problem, unknown_reform))),
         cache_dir=cache,
         code=code_folder(),
+        packages=seat.packages,
         heartbeat_s=seat.heartbeat_s,
         remote_root=seat.remote_root,
         storage=seat.storage,

@@ -72,6 +72,7 @@ def agent_deadlines(timeouts: TimeoutsSpec) -> dict[str, float]:
         # The steps of an attempt's formation come one after another.
         "form_timeout_s": timeouts.form_s / 2,
         **({"load_timeout_s": load_s, "load_bound_s": load_s} if load_s is not None else {}),
+        "install_timeout_s": timeouts.install_s,
         "save_timeout_s": timeouts.save_s,
         "finalize_timeout_s": timeouts.publish_s,
     }
@@ -90,10 +91,12 @@ class RayAgents:
         storage: StorageOptions,
         avoid: Mapping[str, Avoided] | None = None,
         reserved: Sequence[str] = (),
+        packages: Sequence[str] = (),
     ) -> None:
         """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none is placed
         on a node in quarantine if there is room elsewhere. `reserved`:
-        ids of nodes that are kept for another job; the agents are placed elsewhere at first."""
+        ids of nodes that are kept for another job; the agents are placed elsewhere at first.
+        `packages`: exact requirements that each node installs."""
         self._installation = installation
         self._job_id = job_id
         self._spec = spec
@@ -101,6 +104,7 @@ class RayAgents:
         self._remote_root = remote_root
         self._storage = storage
         self._avoid = avoid or {}
+        self._packages = tuple(packages)
         self._handles: dict[str, Any] = {}
         self._closing = threading.Event()
         self._nodes: dict[str, RayNode] = {}
@@ -321,4 +325,5 @@ class RayAgents:
             fast_label=resources.domains.fast or "",
             timeouts=agent_deadlines(self._spec.timeouts),
             needs=needs_of(self._spec),
+            packages=self._packages,
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -15,21 +18,19 @@ class NoNode(ConnectionError):
 def look(source: str, folder: bool, timeout_s: float) -> tuple[str, bool, str]:
     """The node's host; whether it has the path; why that cannot be read. Blocks. Raises errors of
     Ray (GetTimeoutError after `timeout_s`) and NoNode."""
-    node = _node_with_most_cpus()
-    task = (
-        ray.remote(_look_here)
-        .options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(source, folder)
-    )
+    task = on_a_node(_look_here).remote(source, folder)
     try:
         host, exists, why = ray.get(task, timeout=timeout_s)
     finally:
         ray.cancel(task, force=True)  # a file system that hangs holds no process for ever
     return str(host), bool(exists), str(why)
+
+
+def on_a_node(function: Callable[..., Any]) -> Any:
+    """The function as a task of Ray on a node that runs jobs; it takes none of its resources.
+    Raises errors of Ray and NoNode."""
+    here = NodeAffinitySchedulingStrategy(_node_with_most_cpus(), soft=False)
+    return ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
 
 
 def _node_with_most_cpus() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from holdfast_service.cluster import actor_names, node_paths
+from holdfast_service.cluster import actor_names, node_packages, node_paths
 from holdfast_service.cluster.connection import (
     ClusterAccess,
     ConnectionTimes,
@@ -54,6 +54,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     FaultOrder,
     JobLaunch,
     NodeCapacity,
+    PackagesAnswer,
     PathAnswer,
     SizeOrder,
     StopOrder,
@@ -71,6 +72,8 @@ Result = TypeVar("Result")
 CALL_S = 10.0
 CALL_THREADS = 16
 POLL_S = 5.0
+INSTALL_MARGIN_S = 60.0
+"""For the start of the task that installs packages."""
 
 
 HEAD_RESOURCE = "node:__internal_head__"
@@ -155,6 +158,19 @@ class RayCluster:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
         return PathAnswer(host, exists, why)
 
+    async def install_packages(
+        self, requirements: Sequence[str], timeout_s: float
+    ) -> PackagesAnswer:
+        task = await self._call(lambda: node_packages.begin(requirements, timeout_s))
+        try:
+            host, packages, why = await self._answer(task, timeout_s + INSTALL_MARGIN_S)
+        except (RayError, ConnectionError, TimeoutError) as error:
+            raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
+        finally:
+            # Also if the caller is cancelled: pip ends with the task.
+            self._threads.submit(lambda: ray.cancel(task, force=True))
+        return PackagesAnswer(host, tuple(packages), why)
+
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         return await self._call(lambda: self._ensure_supervisor(launch))
 
@@ -176,16 +192,22 @@ class RayCluster:
         waiting = await self._call_supervisor(job_id, call)
         if waiting is None:
             return False
-        answer = waiting.future()  # no thread waits meanwhile
-        self._awaited.add(answer)
         try:
-            return bool(await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s + POLL_S))
+            return bool(await self._answer(waiting, timeout_s + POLL_S))
         except (RayError, ConnectionError, TimeoutError) as error:
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
+
+    async def _answer(self, reference: Any, timeout_s: float) -> Any:
+        """The result of a call of Ray; no thread waits for it. Raises ConnectionError if the
+        connection is made anew meanwhile."""
+        answer = reference.future()
+        self._awaited.add(answer)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
         except asyncio.CancelledError:
             if answer in self._awaited:
                 raise  # the caller has been cancelled
-            raise SupervisorUnavailable("the connection to Ray was made anew") from None
+            raise ConnectionError("the connection to Ray was made anew") from None
         finally:
             self._awaited.discard(answer)
 

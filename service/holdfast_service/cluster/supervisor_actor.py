@@ -66,6 +66,7 @@ class SupervisorActor:
             storage,
             launch.avoid,
             launch.reserved,
+            launch.packages,
         )
         self._supervisor = Supervisor(
             launch,
@@ -146,7 +147,8 @@ def recovery_config(
         meshes_are_listed=bool(spec.resources.nodes and spec.resources.nodes.preferred),
         assemble_wait_s=spec.recovery.assemble_wait_s,
         lease_s=spec.recovery.lease_s,
-        start_timeout_s=spec.timeouts.start_s,
+        start_timeout_s=spec.timeouts.start_s
+        + (spec.timeouts.install_s if spec.runtime_env.pip else 0.0),
         form_timeout_s=spec.timeouts.form_s,
         load_timeout_s=spec.timeouts.load_s or 0.0,
         first_step_timeout_s=spec.timeouts.first_step_s,

@@ -32,6 +32,7 @@ from holdfast_service.job_model.node_range import (
     without_auto,
 )
 from holdfast_service.job_model.resources_spec import ResourcesSpec, node_request_faults
+from holdfast_service.job_model.runtime_env_spec import RuntimeEnvSpec
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
 from holdfast_service.job_model.supervisor_protocol import Capacity
 from holdfast_service.job_model.timeouts_spec import TimeoutsSpec
@@ -178,6 +179,7 @@ class JobSpec(TrainingSpec):
         description="Environment variables of the ranks' processes. Not for secrets: everybody who "
         "can read the job can read them.",
     )
+    runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
     resources: ResourcesSpec = ResourcesSpec()
     recovery: RecoverySpec = RecoverySpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()

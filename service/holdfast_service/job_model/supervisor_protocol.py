@@ -198,6 +198,7 @@ class JobLaunch:
     installation: str = ""  # the installation's id; the cluster sets it
     remote_root: str = ""  # URI below which its remote checkpoints are; "": in `data_dir`
     former: FormerNumbers = field(default_factory=FormerNumbers)
+    packages: tuple[str, ...] = ()  # the exact requirements that each node installs
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,15 @@ class PathAnswer:
     host: str
     exists: bool
     error: str = ""  # why it cannot be read
+
+
+@dataclass(frozen=True)
+class PackagesAnswer:
+    """What became of a job's packages on a node."""
+
+    host: str
+    packages: tuple[str, ...] = ()  # the exact requirements, without what the node has already
+    error: str = ""  # why they cannot be installed
 
 
 class ClusterUnavailable(Exception):
@@ -225,6 +235,13 @@ class Cluster(Protocol):
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         """Whether a node that runs jobs has this path or pattern of its own; `folder`: as a folder.
         Raises ClusterUnavailable if no node has answered in time."""
+        ...
+
+    async def install_packages(
+        self, requirements: Sequence[str], timeout_s: float
+    ) -> PackagesAnswer:
+        """Install the packages on a node that runs jobs, without taking its resources. Raises
+        ClusterUnavailable if no node has answered in time."""
         ...
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:

@@ -14,6 +14,11 @@ Seconds = Annotated[float, Field(ge=5, le=86400)]
 class TimeoutsSpec(Section):
     """How long parts of a job may take; a longer one counts as a fault, in seconds."""
 
+    install_s: Seconds = Field(
+        default=600,
+        description="For installing the packages of `runtime_env` on a node, in addition to "
+        "`start_s`.",
+    )
     start_s: Seconds = Field(
         default=120,
         description="From the placement of the job until its nodes are ready: imports, users' "

@@ -21,6 +21,7 @@ from holdfast_service.errors import StorageUnavailable
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.events.progress import (
     JobReleasedEvent,
+    PackagesInstalledEvent,
     ReleaseOverdueEvent,
     SupervisorStartedEvent,
 )
@@ -43,6 +44,10 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile import restored_job
 from holdfast_service.reconcile.cluster_demand import CompetingDemand
 from holdfast_service.reconcile.news_watch import NewsWatch
+from holdfast_service.reconcile.package_installation import (
+    PACKAGES_LOOK_S,
+    PackageInstallation,
+)
 from holdfast_service.reconcile.restored_job import RestoredJobs, Verdict
 from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.services.code_packages import CodeService
@@ -124,6 +129,7 @@ class JobDriver:
         """Monotonic time of the first ENDED report; rows may follow it."""
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
         self._reserved: tuple[str, ...] = ()
+        self._packages: PackageInstallation | None = None
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
 
@@ -145,6 +151,8 @@ class JobDriver:
         """Release what the driver holds; no step may follow."""
         await self._news.close()
         await self._hold.close()
+        if self._packages is not None:
+            await self._packages.close()
 
     def invalidate(self) -> None:
         """Read the job from the store in the next step, because another writer changed it."""
@@ -157,7 +165,7 @@ class JobDriver:
         if Effect.RESTORED in intents:
             return await self._settle_restored(job)
         if state is State.QUEUED:
-            return await self._admit(intents)
+            return await self._install_packages(job) or await self._admit(intents)
         if state is State.PAUSED:
             return NextStep(self._settings.paused_look_s, keep_lease=False)
         next_step = None
@@ -206,6 +214,37 @@ class JobDriver:
         return NextStep(0.0)
 
     # ---- starting
+
+    async def _install_packages(self, job: JobRecord) -> NextStep | None:
+        """QUEUED: None once a node has installed the job's packages, and so found the versions that
+        all its nodes will have."""
+        wanted = job.spec.get("runtime_env", {}).get("pip")
+        if not wanted or job.packages is not None:
+            return None
+        installation = self._packages
+        if installation is None:
+            timeout_s = job.spec["timeouts"]["install_s"]
+            self._packages = PackageInstallation(self._cluster, wanted, timeout_s)
+            async with self._transaction() as tx:
+                tx.wait_for("packages", "a node installs its packages before the job takes nodes")
+            return NextStep(PACKAGES_LOOK_S)
+        if not installation.is_done:
+            return NextStep(PACKAGES_LOOK_S)
+        self._packages = None
+        answer = installation.answer()
+        async with self._transaction() as tx:
+            if tx.state is not State.QUEUED:
+                return NextStep(0.0)
+            if answer.error:
+                tx.end(State.FAILED, "packages_failed", f"on {answer.host}: {answer.error}")
+            else:
+                tx.job.packages = list(answer.packages)
+                tx.emit(
+                    PackagesInstalledEvent(
+                        host=answer.host, packages=answer.packages, took_s=installation.took_s
+                    )
+                )
+        return NextStep(0.0)
 
     async def _admit(self, intents: dict[str, Intent]) -> NextStep:
         """QUEUED: start the job if it fits, or record what it waits for."""
@@ -270,6 +309,7 @@ class JobDriver:
                 package=package,
                 remote_root=remote_uri(named, folder),
                 former=former,
+                packages=tuple(job.packages or ()),
             )
         )
         await self._crash_hook(CrashPoint.START_DONE)

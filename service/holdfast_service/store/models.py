@@ -98,6 +98,7 @@ class JobRecord(Base):
     priority: Mapped[int] = mapped_column(default=0)  # as in the spec, for the order of the queue
     generation: Mapped[int] = mapped_column(default=1)  # counts the changes by users
     build: Mapped[str | None] = mapped_column(String(64))  # of Holdfast, that its ranks run
+    packages: Mapped[list[Any] | None]  # exact requirements; None: not known yet
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
     faults_injected: Mapped[int] = mapped_column(
         default=0

@@ -190,6 +190,11 @@ class JobView(View):
     build: str | None = Field(
         description="the build of Holdfast that its ranks run, as in `/version`; null: not known"
     )
+    packages: tuple[str, ...] | None = Field(
+        default=None,
+        description="the exact versions of the packages that `runtime_env` adds to its nodes; "
+        "null: not known yet",
+    )
     generation: int = Field(
         description="number of the changes by users (labels, priority, size, commands), from 1; "
         "the `ETag`"

@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,6 +26,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
     JobLaunch,
+    PackagesAnswer,
     PathAnswer,
     Phase,
     SizeOrder,
@@ -53,6 +55,11 @@ class DurableCluster:
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         return PathAnswer("10.0.0.1", True)
+
+    async def install_packages(
+        self, requirements: Sequence[str], timeout_s: float
+    ) -> PackagesAnswer:
+        return PackagesAnswer("10.0.0.1", tuple(requirements))
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -18,6 +18,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     JobLaunch,
     NodeCapacity,
+    PackagesAnswer,
     PathAnswer,
     Phase,
     SizeOrder,
@@ -195,6 +196,8 @@ class FakeCluster:
         self.releases: Counter[str] = Counter()
         self.unreachable = False
         self.paths: set[str] = set()  # of files that the nodes have
+        self.packages: PackagesAnswer | None = None  # None: no node answers
+        self.installations = 0
         self.tells = False  # whether supervisors tell news
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
@@ -208,6 +211,16 @@ class FakeCluster:
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         self._reach()
         return PathAnswer("10.0.0.1", source in self.paths)
+
+    async def install_packages(
+        self, requirements: Sequence[str], timeout_s: float
+    ) -> PackagesAnswer:
+        self._reach()
+        self.installations += 1
+        if self.packages is None:
+            await asyncio.sleep(timeout_s)
+            raise ClusterUnavailable("the node does not answer")
+        return self.packages
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         self._reach()

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.checkpoint.storage import local_folder
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
+from holdfast_workers.packages.installation import packages_folder
 from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
 from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.processes import StorageOptions, StorageZygoteConfig, ZygoteConfig
@@ -38,6 +39,10 @@ class AgentConfig:
     storage: StorageOptions = field(default_factory=StorageOptions)
     code: str = ""
     """The folder of the job's code package; "": there is none."""
+    packages: tuple[str, ...] = ()
+    """The exact requirements of the job's own Python packages."""
+    install_timeout_s: float = 600.0
+    """For installing them."""
     memory_base: str = ""
     """The private folder of all jobs of this user, two levels above `memory_root`; "": none."""
     ports: str = ""
@@ -108,6 +113,7 @@ class AgentConfig:
             device=self.device,
             cache_dir=self.cache_dir,
             code=self.code,
+            packages=str(packages_folder(self.packages, self.cache_dir)) if self.packages else "",
             remote_root=self.remote_root,
             storage=StorageOptions(),
             storage_fault_file=self._storage_fault_file,

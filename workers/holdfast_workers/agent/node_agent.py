@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -53,6 +54,7 @@ from holdfast_workers.ipc.orphans import Orphans
 from holdfast_workers.memory.link_probe import exchange
 from holdfast_workers.memory.node_folder import NodeFolder
 from holdfast_workers.memory.segment_store import NothingHeld
+from holdfast_workers.packages.installation import PackagesFailed, install
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import (
     AgentFailure,
@@ -255,6 +257,7 @@ class NodeAgent:
             if self._closing.wait(REOPEN_S):
                 return
             self._usable = self._open()
+        self._install_packages()  # before this process reaps its children
         linux_processes.become_subreaper()
         codec.prepare(*WORKER_ORDERS, *WorkerJob.answers)
         self._io.start()
@@ -512,6 +515,20 @@ class NodeAgent:
             return False
         self._failure = None
         return True
+
+    def _install_packages(self) -> None:
+        """Raises PackagesFailed."""
+        config = self._config
+        if not config.packages:
+            return
+        began = time.monotonic()
+        cache = Path(config.cache_dir)
+        try:
+            install(config.packages, cache, config.install_timeout_s, self._closing)
+        except (PackagesFailed, OSError) as error:
+            self._record_failure(error)
+            raise
+        self._log.info("packages_installed", took_s=time.monotonic() - began)
 
     def _take_seat(self, order: FormOrder, seat: Seat) -> None:
         self._memory.set_partners(seat.rank, seat.partners, order.attempt)

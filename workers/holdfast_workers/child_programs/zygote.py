@@ -42,6 +42,7 @@ import structlog
 from holdfast_workers import build, log_setup
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.thread_origins import ThreadOrigins
+from holdfast_workers.packages.installation import enter as enter_packages
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import AgentFailure
 from holdfast_workers.protocol.processes import (
@@ -88,6 +89,7 @@ def main() -> None:
             if isinstance(config, ZygoteConfig):
                 _import_for_training()
                 _choose_kernels(config)
+                enter_packages(config.packages)
                 _enter_code(config.code)
             else:
                 _import_for_storage()

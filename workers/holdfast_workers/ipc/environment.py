@@ -41,10 +41,13 @@ _NODE = (
     *("HOLDFAST_REFORM", "HOLDFAST_CUTTABLE_LINKS", PASSED_ON_VARIABLE),
 )
 """The settings of node agents."""
-STORAGE = (
-    *("AWS_*", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+PROXIES = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "no_proxy"),
 )
+PACKAGES = ("PIP_*", "NETRC", *PROXIES)
+"""Where packages come from. Only their installation gets it."""
+STORAGE = ("AWS_*", *PROXIES)
 """Access to a bucket without a named secret. Users' code does not get it."""
 
 RESERVED = (
@@ -63,8 +66,14 @@ def for_users_code(node: Mapping[str, str]) -> dict[str, str]:
 
 def for_nodes(server: Mapping[str, str]) -> dict[str, str]:
     """The part of the server's environment that the nodes of its embedded cluster get."""
-    names = (*_PROGRAM, *_TRAINING, *_MARKS, *_NODE, *STORAGE, *passed_on(server))
+    names = (*_PROGRAM, *_TRAINING, *_MARKS, *_NODE, *STORAGE, *PACKAGES, *passed_on(server))
     return _selected(server, names)
+
+
+def for_packages(node: Mapping[str, str]) -> dict[str, str]:
+    """The part of a node's environment that the installation of a job's packages gets, which may
+    run programs of these."""
+    return _selected(node, (*_PROGRAM, *_TRAINING, *_MARKS, *passed_on(node), *PACKAGES))
 
 
 def for_storage(node: Mapping[str, str], code: str) -> dict[str, str]:

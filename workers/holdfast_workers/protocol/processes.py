@@ -476,6 +476,8 @@ class ZygoteConfig(StorageZygoteConfig):
     """For a rank's load from a bucket, all of its bytes."""
     code: str = ""
     """The folder of users' code; "": there is none."""
+    packages: str = ""
+    """The folder of the modules of the job's own packages; "": it has none."""
     imports_recipe: bool = True
     """Whether the zygote imports and prepares the recipe. Otherwise each process does that needs
     it: the recipe's modules start threads, and a process with threads cannot be forked."""

@@ -32,7 +32,7 @@ from holdfast.client.calls import (
 from holdfast.client.synchronous.transport import Transport
 from holdfast.client.waiting import off_loop, sleep
 from holdfast.errors import WaitTimeout
-from holdfast.formats import code_archive
+from holdfast.formats import code_archive, requirements_file
 from holdfast.schemas import Readiness, Version
 from holdfast_service.job_model.times import rfc3339
 from holdfast_service.views.cluster_check import ClusterCheckView
@@ -110,8 +110,9 @@ class RequestMethods:
 
     def submit(self, spec: Document, *, idempotency_key: str | None = None) -> JobView:
         """Submit a job; the folder in its `code` is sent first. Raises InvalidSpec with every
-        fault; Conflict if the key was used for another document; CodeUnusable."""
-        spec = self._with_code(spec)
+        fault; Conflict if the key was used for another document; CodeUnusable;
+        RequirementsUnusable."""
+        spec = self._with_files(spec)
         headers = _key(idempotency_key)
         return self._send("POST", JOBS, JobView, body=plain(spec), headers=headers)
 
@@ -122,7 +123,7 @@ class RequestMethods:
     def validated(self, spec: Document) -> ValidSpecView:
         """The resolved spec, and the meshes of an elastic job in order, with the reason for each
         place and refusal; creates no job. Raises InvalidSpec."""
-        body = plain(self._with_code(spec))
+        body = plain(self._with_files(spec))
         return self._send("POST", f"{JOBS}/validate", ValidSpecView, body=body)
 
     def send_code(self, folder: Path) -> CodeView:
@@ -132,7 +133,12 @@ class RequestMethods:
         path = "/api/v1/code"
         return self._send("POST", path, CodeView, headers=headers, content=package)
 
-    def _with_code(self, spec: Document) -> Document:
+    def _with_files(self, spec: Document) -> Document:
+        """The spec with what it names on this machine: requirements, and code, which is sent."""
+        file = requirements_file.file_of_spec(spec)
+        if file is not None:
+            assert isinstance(spec, Mapping)
+            spec = requirements_file.with_requirements(spec, off_loop(requirements_file.read, file))
         folder = code_archive.folder_of_spec(spec)
         if folder is None:
             return spec

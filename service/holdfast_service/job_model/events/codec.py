@@ -33,6 +33,7 @@ EVENT_TYPES: Mapping[str, type[JobEvent]] = {
         progress.JobReleasedEvent,
         progress.WaitingEvent,
         progress.ReleaseOverdueEvent,
+        progress.PackagesInstalledEvent,
         progress.SupervisorStartedEvent,
         progress.PhaseEvent,
         progress.JobStoppingEvent,

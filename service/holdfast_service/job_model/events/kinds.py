@@ -48,6 +48,7 @@ class EventKind(StrEnum):
     RESUME_REQUESTED = "job.resume_requested"
     JOB_RELEASED = "job.released"
     RELEASE_OVERDUE = "release.overdue"
+    PACKAGES_INSTALLED = "packages.installed"
     SUPERVISOR_STARTED = "supervisor.started"
     CHECKPOINT_VERIFIED = "checkpoint.verified"
     CHECKPOINT_PINNED = "checkpoint.pinned"

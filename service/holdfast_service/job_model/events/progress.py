@@ -99,6 +99,16 @@ class ReleaseOverdueEvent(WaitEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackagesInstalledEvent(JobEvent):
+    """A node has installed the packages of `runtime_env`; every node of the job installs these."""
+
+    kind = EventKind.PACKAGES_INSTALLED
+    host: str
+    packages: tuple[str, ...]
+    took_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SupervisorStartedEvent(JobEvent):
     """The reconciler started the job's supervisor, or adopted the one that it found."""
 

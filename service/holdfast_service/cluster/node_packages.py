@@ -1,0 +1,33 @@
+"""Installs a job's packages on a node, in a task that takes none of its resources."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from holdfast_service.cluster.node_paths import on_a_node
+from holdfast_workers.data.cached_file import NoCacheFolder, cache_folder
+from holdfast_workers.packages.installation import PackagesFailed, install, resolve
+
+
+def begin(requirements: Sequence[str], timeout_s: float) -> Any:
+    """The reference of the answer: (the node's host, the exact requirements, why they cannot be
+    installed). Raises errors of Ray and NoNode."""
+    return on_a_node(_install_here).remote(list(requirements), timeout_s)
+
+
+def _install_here(requirements: list[str], timeout_s: float) -> tuple[str, list[str], str]:
+    host = ray.util.get_node_ip_address()
+    stop = threading.Event()
+    try:
+        cache: Path = cache_folder(os.environ)
+        pins = resolve(requirements, cache, timeout_s, stop)
+        install(pins, cache, timeout_s, stop)
+    except (PackagesFailed, NoCacheFolder, OSError) as error:
+        return host, [], str(error)
+    return host, list(pins), ""

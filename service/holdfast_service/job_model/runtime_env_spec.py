@@ -1,0 +1,33 @@
+"""The section `runtime_env` of a job spec: the Python packages that a job adds to its nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from holdfast_workers.packages.requirements import fault_of
+from holdfast_workers.spec import Section
+
+
+def _valid(requirement: str) -> str:
+    if (fault := fault_of(requirement)) is not None:
+        raise PydanticCustomError("requirement", "{fault}", {"fault": fault})
+    return requirement
+
+
+PipRequirement = Annotated[str, Field(max_length=500), AfterValidator(_valid)]
+
+
+class RuntimeEnvSpec(Section):
+    """What the job's ranks need beside what every node has. Its files: see `code`."""
+
+    pip: list[PipRequirement] = Field(
+        default_factory=list,
+        max_length=200,
+        description="Python packages, such as `einops>=0.8`. Before the job takes nodes, one of "
+        "them finds the exact versions and installs them; each node of the job then installs the "
+        "same, once. What Holdfast, torch and Ray need stays as it is: a requirement against that "
+        "fails. The command line and the Python client accept a local requirements file here.",
+    )

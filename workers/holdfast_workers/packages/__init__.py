@@ -1,0 +1,1 @@
+"""The Python packages that a job adds to those of its nodes."""

@@ -1,0 +1,178 @@
+"""Installs a job's packages into a folder of a node's cache, with pip.
+
+The folder is a virtual environment that sees the packages of the node's Python. pip installs there
+only what these do not satisfy; the zygote puts the folder on the module path of the ranks. It is
+complete once its marker exists; one process builds it, and others wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.ipc import environment
+from holdfast_workers.packages.requirements import cause_of, fixed_versions, folder_name, pins_of
+
+FOLDER = "packages"
+"""Of the node's cache, for the packages of all jobs."""
+COMPLETE = "complete"
+LOOK_S = 0.1
+OUTPUT_BYTES = 64 * 1024
+
+
+class PackagesFailed(WorkersError):
+    """The packages cannot be installed here."""
+
+
+def resolve(
+    requirements: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event
+) -> tuple[str, ...]:
+    """The exact versions that the requirements lead to on this node, without what it has already.
+    Raises PackagesFailed."""
+    (cache / FOLDER).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="resolve-", dir=cache / FOLDER) as name:
+        folder = Path(name)
+        _create(folder / "env")
+        report = folder / "report.json"
+        arguments = ["install", "--dry-run", "--report", str(report)]
+        _pip(folder / "env", arguments, requirements, timeout_s, stop)
+        return pins_of(json.loads(report.read_text()))
+
+
+def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event) -> Path:
+    """The folder of modules with exactly these packages, installed if they are not there yet.
+    Raises PackagesFailed."""
+    deadline = time.monotonic() + timeout_s
+    folder = _environment(pins, cache)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _build_lock(folder, deadline, stop):
+        if not (folder / COMPLETE).exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            _create(folder)
+            if pins:
+                left = deadline - time.monotonic()
+                _pip(folder, ["install", "--no-deps"], pins, left, stop)
+            (folder / COMPLETE).touch()
+    return packages_folder(pins, cache)
+
+
+def packages_folder(pins: Sequence[str], cache: str | Path) -> Path:
+    """Where the modules of these packages are on a node, once they are installed."""
+    return _modules_of(_environment(pins, Path(cache)))
+
+
+def _environment(pins: Sequence[str], cache: Path) -> Path:
+    return cache / FOLDER / folder_name(pins)
+
+
+def _modules_of(folder: Path) -> Path:
+    """Where the modules are in a virtual environment."""
+    base = str(folder)
+    return Path(sysconfig.get_path("purelib", "venv", vars={"base": base, "platbase": base}))
+
+
+def enter(modules: str) -> None:
+    """Make the packages importable, before those of the node, here and in the programs that this
+    process starts."""
+    if not modules:
+        return
+    before = list(sys.path)
+    site.addsitedir(modules)
+    added = [path for path in sys.path if path not in before]
+    sys.path[:] = [*added, *before]
+    paths = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (modules, paths)))
+    programs = Path(modules).parents[2] / "bin"
+    os.environ["PATH"] = os.pathsep.join(filter(None, (str(programs), os.environ.get("PATH"))))
+
+
+def _create(folder: Path) -> None:
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+    ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    lines = [f"import site; site.addsitedir({path!r})" for path in ours]
+    (_modules_of(folder) / "node.pth").write_text("\n".join(lines))
+
+
+def _pip(
+    folder: Path,
+    arguments: Sequence[str],
+    requirements: Sequence[str],
+    timeout_s: float,
+    stop: threading.Event,
+) -> None:
+    """Run pip for the environment in `folder`. Raises PackagesFailed."""
+    if importlib.util.find_spec("pip") is None:
+        raise PackagesFailed(f"{sys.executable} has no pip: install it there, or drop runtime_env")
+    wanted, fixed = folder / "requirements.txt", folder / "fixed.txt"
+    wanted.write_text("\n".join(requirements))
+    versions = fixed_versions(metadata.distributions())
+    fixed.write_text("\n".join(f"{name}=={version}" for name, version in versions.items()))
+    command = [sys.executable, "-m", "holdfast_workers.packages.pip_process", str(os.getpid())]
+    command += ["--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
+    command += ["--no-input", *arguments, "--progress-bar", "off"]
+    command += ["--requirement", str(wanted), "--constraint", str(fixed)]
+    with tempfile.TemporaryFile() as output:
+        problem = _run(command, output.fileno(), timeout_s, stop)
+        if problem is None:
+            return
+        output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+        said = cause_of(output.read().decode(errors="replace"))
+    raise PackagesFailed("\n".join(filter(None, (f"pip {problem}", said))))
+
+
+def _run(command: list[str], output: int, timeout_s: float, stop: threading.Event) -> str | None:
+    """What went wrong; None: nothing."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment.for_packages(os.environ),
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + timeout_s
+    try:
+        while process.poll() is None:
+            if stop.wait(LOOK_S):
+                return "was stopped"
+            if time.monotonic() > deadline:
+                return f"did not finish within {timeout_s:.0f} s: see timeouts.install_s"
+        return f"failed with exit code {process.returncode}" if process.returncode else None
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def _build_lock(folder: Path, deadline: float, stop: threading.Event) -> Iterator[None]:
+    """Held while the folder is built; the kernel releases it at the end of the process."""
+    with folder.with_suffix(".lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if stop.wait(LOOK_S) or time.monotonic() > deadline:
+                    raise PackagesFailed(
+                        "another process of this node has not finished installing the same "
+                        "packages: see timeouts.install_s"
+                    ) from None
+        yield
