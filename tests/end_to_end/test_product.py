@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.end_to_end.conftest import (
     spec,
 )
 from tests.support.ranks.toy_images import write_images
+from tests.support.wheels import make_wheel
 
 from holdfast_service.diagnosis.grades import Grade
 from holdfast_service.embedded_cluster import local_cluster, processes
@@ -275,10 +277,18 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     assert "lm_head.weight" in load_file(target)
 
 
-def test_a_user_function_is_sent_with_its_job_and_recovers(product: Product) -> None:
-    """The example with its folder: a rank and an agent die; their replacements have the code."""
-    folder = REPOSITORY / "examples" / "spirals"
+def test_a_user_function_is_sent_with_its_job_and_recovers(
+    product: Product, tmp_path: Path
+) -> None:
+    """The example with its folder and a package of its own: a rank and an agent die; their
+    replacements have both."""
+    folder = tmp_path / "code"
+    shutil.copytree(REPOSITORY / "examples" / "spirals", folder)
+    (folder / "packaged.py").write_text("import hf_extra\nfrom train import main as main\n")
+    wheel = make_wheel(tmp_path, "hf_extra", "1.0")
     document = yaml.safe_load((folder / "job.yaml").read_text())
+    document["function"] = "packaged:main"
+    document["runtime_env"] = {"pip": [f"hf-extra @ {wheel.as_uri()}"]}
     # The steps take long enough for two faults: the server polls every two seconds.
     train = {**document["train"], "steps": FUNCTION_STEPS, "global_batch": 2048}
     document |= {"code": str(folder), "train": train, "config": {"width": 512}}
@@ -296,6 +306,7 @@ def test_a_user_function_is_sent_with_its_job_and_recovers(product: Product) -> 
         ended = product.finish(job.id)
         assert ended.state == "SUCCEEDED", ended.outcome
         assert ended.progress.incidents == (2 if break_it else 0)
+        assert ended.packages == (f"hf_extra @ {wheel.as_uri()}",)
         lines = client.logs(job.id, limit=1000).items
         assert any("points classified correctly" in line.text for line in lines)
         accuracies = client.metrics(job.id, ["accuracy"])

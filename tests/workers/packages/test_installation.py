@@ -140,8 +140,13 @@ def test_an_installation_that_takes_too_long_or_is_not_wanted_ends_with_its_prog
 ) -> None:
     slow, marker, stop = make_slow(wheels, tmp_path / "pid"), tmp_path / "pid", threading.Event()
     limit_s = 5.0 if how == "deadline" else LIMIT_S
+
+    def stop_it() -> None:
+        eventually(marker.exists, LIMIT_S)
+        stop.set()
+
     if how == "stop":
-        threading.Thread(target=lambda: (eventually(marker.exists, LIMIT_S), stop.set())).start()
+        threading.Thread(target=stop_it).start()
     expected = "did not finish within 5 s: see timeouts.install_s" if how == "deadline" else "stop"
     with pytest.raises(PackagesFailed, match=expected):
         resolve([slow], cache, limit_s, stop)
