@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.ipc import cgroups
 from holdfast_workers.memory import shared_room
 from holdfast_workers.memory.memory_room import MemoryRoom, smallest_room
@@ -72,12 +73,12 @@ def shortages(needs: NodeNeeds, room: NodeRoom, folder: str) -> tuple[HealthFind
     found = []
     if room.shm_free is not None and room.shm_free - room.shm_promised < needs.shm_bytes:
         left = max(0, room.shm_free - room.shm_promised)
-        what = f"{folder} has {_size(left)} free for checkpoints in memory"
+        what = f"{folder} has {size_of(left)} free for checkpoints in memory"
         if room.shm_promised:
-            what += f" (beside {_size(room.shm_promised)} for nodes of the job that share it)"
+            what += f" (beside {size_of(room.shm_promised)} for nodes of the job that share it)"
         found.append(_shortage("shm", what, needs.shm_bytes, left, folder))
     if room.memory is not None and room.memory.free_bytes < needs.ram_bytes:
-        what = f"{room.memory.limit} leaves {_size(room.memory.free_bytes)} free"
+        what = f"{room.memory.limit} leaves {size_of(room.memory.free_bytes)} free"
         found.append(_shortage("memory", what, needs.ram_bytes, room.memory.free_bytes))
     if room.tasks is not None and room.tasks.free < needs.tasks:
         what = f"{room.tasks.limit} leaves {room.tasks.free} processes and threads"
@@ -94,7 +95,7 @@ def shortages(needs: NodeNeeds, room: NodeRoom, folder: str) -> tuple[HealthFind
 
 
 def _shortage(kind: str, what: str, needed: int, there: int, where: str = "") -> HealthFinding:
-    text = f"{what}, the job needs at least {_size(needed)}"
+    text = f"{what}, the job needs at least {size_of(needed)}"
     return HealthFinding(ROOM, kind, Level.UNFIT, text, where, needed=needed, there=there)
 
 
@@ -114,11 +115,3 @@ def _task_rooms(root: Path) -> Iterator[TaskRoom]:
         used = cgroups.read_number(group.folder / "pids.current")
         if limit is not None and used is not None:
             yield TaskRoom(f"the limit of {limit} tasks in {group.folder}", max(0, limit - used))
-
-
-def _size(nbytes: int) -> str:
-    """E.g. "1.2 GB"; decimal units."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes} bytes"
