@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast_workers.agent.node_room import check
 from holdfast_workers.memory.node_folder import NodeFolder
-from holdfast_workers.memory.shared_room import Reservation, promised
+from holdfast_workers.memory.shared_room import RoomReservation, promised
 from holdfast_workers.protocol.node_needs import NodeNeeds
 
 MIB = 1 << 20
@@ -71,11 +71,11 @@ def test_the_agents_that_fit_fit_together_in_worlds_of_every_choice_of_them(
     size: int, nodes: int, arrivals: list[tuple[int, float]]
 ) -> None:
     """They arrive one by one; each soon holds a share of its need."""
-    inside: list[Reservation] = []
+    inside: list[RoomReservation] = []
     for needed, share in arrivals:
         free = size - sum(each.held for each in inside)
         if free - promised(inside, nodes) >= needed:
-            inside.append(Reservation(needed, int(needed * share)))
+            inside.append(RoomReservation(needed, int(needed * share)))
     for world in combinations(inside, min(nodes, len(inside))):
         assert sum(each.needed for each in world) <= size
     assert promised(inside, 1) == 0, "a job of one node shares nothing"

@@ -27,14 +27,14 @@ LOCK_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
-class Reservation:
+class RoomReservation:
     """Of another agent, in bytes. `held`: what it holds already."""
 
     needed: int
     held: int
 
 
-def promised(others: Sequence[Reservation], nodes: int) -> int:
+def promised(others: Sequence[RoomReservation], nodes: int) -> int:
     """The bytes that look free and belong to others, beside which an agent of a world of `nodes`
     nodes may have to run. Pure."""
     outstanding = sorted((max(0, each.needed - each.held) for each in others), reverse=True)
@@ -58,7 +58,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def reservations(folder: Path) -> list[Reservation]:
+def reservations(folder: Path) -> list[RoomReservation]:
     """Those of the job's other agents in the file system of `folder`."""
     found = []
     for path in folder.parent.glob(f"*/{RESERVED_FILE}"):
@@ -66,7 +66,7 @@ def reservations(folder: Path) -> list[Reservation]:
             other = path.parent
             is_beside = other.stat().st_dev == folder.stat().st_dev
             if other != folder and is_beside and node_folder.is_owned(other):
-                found.append(Reservation(int(path.read_text()), held_bytes(other)))
+                found.append(RoomReservation(int(path.read_text()), held_bytes(other)))
     return found
 
 
