@@ -37,16 +37,28 @@ class AgentsOnASmallNode(LocalAgents):
         agent.config = replace(agent.config, memory_root=str(self.folder / "job" / SMALL))
 
 
+class AgentsOnOneMachine(LocalAgents):
+    """All nodes share a file system, which is large enough for each of them alone."""
+
+    folder: Path
+
+    def __init__(self, *given: Any, **config: Any) -> None:
+        super().__init__(*given, **config)
+        for name, agent in self.agents.items():
+            agent.config = replace(agent.config, memory_root=str(self.folder / "job" / name))
+
+
 @pytest.fixture(autouse=True)
 def small_shm(tmp_path: Path) -> Iterator[None]:
     folder = tmp_path / "small-shm"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], check=True)
-    AgentsOnASmallNode.folder = folder
+    AgentsOnASmallNode.folder = AgentsOnOneMachine.folder = folder
     try:
         yield
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # Lazily: the last children of killed agents may still be about to end.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def options() -> dict[str, Any]:
@@ -83,3 +95,19 @@ def test_without_another_node_the_job_goes_back_to_the_queue_at_once(tmp_path: P
         assert "1 of 2 nodes can be used; n1 is too small:" in end["message"]
         assert "2.1 MB free" in end["message"] and "2.89 MB" in end["message"]
         assert run.of(EventKind.ATTEMPT_FORMING) == []
+
+
+def test_nodes_that_share_their_memory_are_used_only_if_both_fit_and_looked_at_again(
+    tmp_path: Path,
+) -> None:
+    folder = AgentsOnOneMachine.folder
+    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True)
+    given = {**options(), "agents": AgentsOnOneMachine}
+    with supervised(tmp_path, small_training(20), standbys=0, **given) as run:
+        run.wait(lambda: any(event["findings"] for event in run.of(EventKind.NODE_HEALTH)), 30.0)
+        (finding,) = run.of(EventKind.NODE_HEALTH)[-1]["findings"]
+        assert "MB for nodes of the job that share it)" in finding["what"], finding
+        assert 1_000_000 < finding["there"] < finding["needed"] == given["needs"].shm_bytes
+        assert run.of(EventKind.ATTEMPT_FORMING) == []
+        subprocess.run(["mount", "-o", "remount,size=32m", str(folder)], check=True)
+        assert run.wait_end(60.0)["outcome"] == "SUCCEEDED", run.story()

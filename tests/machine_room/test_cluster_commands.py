@@ -24,6 +24,8 @@ from tests.support.machine_room.training_room import (
 )
 from tests.support.waiting import eventually
 
+from holdfast_workers import build
+
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(400)]
 SEEN_S = 20.0
 
@@ -61,8 +63,10 @@ def test_the_printed_commands_are_the_right_ones(room: TrainingRoom) -> None:
     assert made["token_file"] == TOKEN
     a = room.room["a"]
     room.copy_token("a")
-    a.run(made["join"], timeout_s=COMMAND_S)
+    joined = a.run(made["join"], timeout_s=COMMAND_S)
     assert alive(a) == {"head", "a"}
+    assert {node["build"] for node in status(a)["nodes"]} == {build.LOADED}
+    assert "warning" not in joined.stdout
     assert made["serve"] == (
         f"holdfast serve --ray-address {room.head.address}:6379 --ray-token-file {TOKEN} "
         "--store-uri s3://BUCKET/PREFIX"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,3 +28,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / f"part{index}.txt").write_text(" ".join(map(str, range(4000))))
     monkeypatch.setenv("HOLDFAST_TEST_CORPUS", str(folder))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def small_file_system(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -24,6 +24,7 @@ from holdfast.client import address, config
 from holdfast.errors import HoldfastError, ServerError, ServerUnreachable
 from holdfast_service import extras
 from holdfast_service.diagnosis.grades import Grade
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.memory.node_folder import OrphanFolder, find_orphans, memory_bases
 
 GIB = 1 << 30
@@ -98,7 +99,7 @@ def _machine() -> Iterator[CheckResult]:
     available = _meminfo("MemAvailable")
     grade = Grade.GOOD if available >= MEMORY_LOW_GIB * GIB else Grade.ODD
     advice = "" if grade is Grade.GOOD else SMALL_MODELS
-    yield CheckResult("memory", grade, f"{available / GIB:.1f} GiB available", advice)
+    yield CheckResult("memory", grade, f"{size_of(available)} available", advice)
 
 
 def _python() -> Iterator[CheckResult]:
@@ -138,25 +139,25 @@ def _disk(folder: Path) -> Iterator[CheckResult]:
         advice = "set another one with --data-dir or HOLDFAST_DATA_DIR"
         yield CheckResult("disk", Grade.BAD, f"{existing} is not writable", advice)
         return
-    free = shutil.disk_usage(existing).free / GIB
+    free = shutil.disk_usage(existing).free
     grade = Grade.GOOD
-    if free < DISK_LOW_GIB:
-        grade = Grade.BAD if free < DISK_BAD_GIB else Grade.ODD
+    if free < DISK_LOW_GIB * GIB:
+        grade = Grade.BAD if free < DISK_BAD_GIB * GIB else Grade.ODD
     advice = "" if grade is Grade.GOOD else "free space, or put --data-dir on another disk"
-    yield CheckResult("disk", grade, f"{free:.1f} GiB free for {folder}", advice)
+    yield CheckResult("disk", grade, f"{size_of(free)} free for {folder}", advice)
 
 
 def _shared_memory() -> Iterator[CheckResult]:
     if platform.system() != "Linux":
         return
-    free = shutil.disk_usage("/dev/shm").free / GIB
-    grade = Grade.GOOD if free >= SHM_LOW_GIB else Grade.ODD
+    free = shutil.disk_usage("/dev/shm").free
+    grade = Grade.GOOD if free >= SHM_LOW_GIB * GIB else Grade.ODD
     advice = "" if grade is Grade.GOOD else LARGER_SHM
-    yield CheckResult("shm", grade, f"{free:.1f} GiB free in /dev/shm", advice)
+    yield CheckResult("shm", grade, f"{size_of(free)} free in /dev/shm", advice)
     orphans = orphan_memory()
     if orphans:
-        size = sum(orphan.nbytes() for orphan in orphans) / GIB
-        seen = f"{size:.1f} GiB in {len(orphans)} folders of nodes that are gone"
+        size = sum(orphan.nbytes() for orphan in orphans)
+        seen = f"{size_of(size)} in {len(orphans)} folders of nodes that are gone"
         yield CheckResult("shm", Grade.ODD, seen, "free it: holdfast doctor --clean")
 
 

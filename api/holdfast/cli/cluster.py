@@ -172,6 +172,8 @@ def join(
         options = _options(machine, endpoint, endpoint.port)
         answer = ask_head(endpoint, token_file, deadlines.answer_s)
         nodes.refuse_other_versions(answer, endpoint)
+        if warning := nodes.other_build(answer, endpoint):
+            output.stderr().print(f"warning (cluster): {warning}", markup=False)
         nodes.refuse_used_ports(options)
         tokens.keep_token(files.token, token)
         starter = nodes.Starter(files, options, deadlines, block=machine.block)
@@ -233,6 +235,8 @@ def _folder(data_dir: Path | None) -> Path:
 def _options(machine: MachineOptions, head: Endpoint | None, gcs_port: int) -> NodeOptions:
     from holdfast_service.host_cluster import node as nodes
     from holdfast_service.host_cluster import ray_command as ray
+    from holdfast_service.host_cluster.head_probe import BUILD_LABEL
+    from holdfast_workers import build
 
     ports = ray.Ports(
         gcs=gcs_port,
@@ -249,7 +253,7 @@ def _options(machine: MachineOptions, head: Endpoint | None, gcs_port: int) -> N
         ports=ports,
         cpus=0 if machine.no_training else machine.cpus,
         gpus=0 if machine.no_training else machine.gpus,
-        labels=ray.parse_labels(machine.label or []),
+        labels={**ray.parse_labels(machine.label or []), BUILD_LABEL: build.LOADED},
         resources=ray.parse_resources(machine.resource or []),
         health_period_s=machine.health_period_s,
         health_failures=machine.health_failures,

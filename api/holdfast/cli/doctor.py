@@ -12,6 +12,7 @@ from holdfast.cli import checks, output
 from holdfast.cli.common import OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast_service.diagnosis.grades import Grade
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.memory.node_folder import free
 
 MARKS = {
@@ -59,7 +60,7 @@ def _clean() -> None:
     for orphan in checks.orphan_memory():
         size = orphan.nbytes()
         if free(orphan):
-            output.progress(f"freed {orphan.path} ({size / checks.GIB:.1f} GiB)")
+            output.progress(f"freed {orphan.path} ({size_of(size)})")
 
 
 def _print(result: checks.CheckResult, width: int) -> None:

@@ -20,6 +20,7 @@ from holdfast.formats import code_archive as code
 from holdfast.formats import documents, requirements_file
 from holdfast_service.views.jobs import JobView
 from holdfast_service.views.meshes import MeshOrderView
+from holdfast_workers.byte_sizes import size_of
 
 
 class UnreadableSpec(HoldfastError):
@@ -143,7 +144,7 @@ def _mesh_lines(meshes: MeshOrderView | None) -> list[Text]:
 def _memory(nbytes: int | None) -> str:
     if nbytes is None:
         return "memory per rank not measured"
-    return f"{nbytes / 1e9:.3g} GB per rank (modelled)"
+    return f"{size_of(nbytes)} per rank (modelled)"
 
 
 def _suggestions(job: JobView) -> list[Text]:

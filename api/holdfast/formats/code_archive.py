@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from holdfast.errors import HoldfastError
+from holdfast_workers.byte_sizes import size_of
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -129,9 +130,9 @@ def _below(folder: Path, rules: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Pa
 def _too_large(folder: Path, files: list[Path], max_bytes: int, when: str) -> CodeUnusable:
     largest = sorted(files, key=lambda path: -path.stat().st_size)[:_LISTED_FILES]
     listed = ", ".join(
-        f"{path.relative_to(folder)} ({path.stat().st_size / 2**20:.1f} MiB)" for path in largest
+        f"{path.relative_to(folder)} ({size_of(path.stat().st_size)})" for path in largest
     )
     return CodeUnusable(
-        f"code: {folder} is larger than {max_bytes / 2**20:.0f} MiB {when}. Exclude what "
+        f"code: {folder} is larger than {size_of(max_bytes)} {when}. Exclude what "
         f"training does not need with a .holdfastignore file; the largest are {listed}"
     )

@@ -33,7 +33,12 @@ from holdfast_workers.agent import reforming
 from holdfast_workers.agent.agent_config import AgentConfig, device_of
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.agent.reforming import Reform
-from holdfast_workers.data.cached_file import NoCacheFolder, cache_folder
+from holdfast_workers.data.cached_file import (
+    InvalidCacheLimit,
+    NoCacheFolder,
+    cache_folder,
+    cache_limit_bytes,
+)
 from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.ipc.listening import RANGE_VARIABLE, InvalidPortRange, PortRange
@@ -266,8 +271,9 @@ def _port_range(setting: str) -> tuple[str, str]:
 def _cache_folder(given: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """The folder of this node's caches, unless one is given, and why there is none."""
     try:
+        cache_limit_bytes(environ)
         return given or str(cache_folder(environ)), ""
-    except NoCacheFolder as error:
+    except (InvalidCacheLimit, NoCacheFolder) as error:
         return "", str(error)
 
 

@@ -47,12 +47,16 @@ class ConnectionTimes:
 class ClusterAccess(Protocol):
     """See `RayConnection`."""
 
+    @property
+    def is_lost(self) -> bool: ...
     def in_use(self, *, control: bool) -> contextlib.AbstractContextManager[None]: ...
     def close(self) -> None: ...
 
 
 class Unwatched:
     """The connection of a process that has connected to Ray by itself."""
+
+    is_lost = False
 
     def in_use(self, *, control: bool) -> contextlib.AbstractContextManager[None]:
         del control
@@ -115,6 +119,12 @@ class RayConnection:
     def problem(self) -> str:
         """Why the cluster's control service cannot be used now; "": it can, as far as is known."""
         return "" if self._health.link in (Link.READY, Link.DOUBTFUL) else self._health.why
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is being made anew, which waits for the calls of the old one: a
+        call of more than `drain_s` must look here, and end."""
+        return not self._is_open
 
     @contextlib.contextmanager
     def in_use(self, *, control: bool) -> Iterator[None]:

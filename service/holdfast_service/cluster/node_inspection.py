@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_service.remote_tier.location import probe
 from holdfast_workers.checkpoint.storage import StorageError
 from holdfast_workers.data.cached_file import cache_folder
@@ -31,6 +32,10 @@ from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol.processes import StorageOptions
 
 CONNECT_S = 3.0
+LOOK_S = 0.5
+"""Between two looks at the connection while nodes are awaited."""
+ANSWERED_S = 0.01
+"""For fetching an answer that is there."""
 BACKLOG = 1024
 UNKNOWN_CLOCK = (0.0, 0.0)
 MOST_CONNECTIONS = 16
@@ -79,26 +84,37 @@ def _accept(listener: socket.socket) -> None:
 
 
 def inspect_nodes(
-    store: tuple[str, StorageOptions] | None, deadline_s: float
+    store: tuple[str, StorageOptions] | None,
+    deadline_s: float,
+    is_lost: Callable[[], bool] = lambda: False,
 ) -> list[InspectedNode]:
-    """One result per living node, within about `deadline_s`. Blocks; raises errors of Ray."""
+    """One result per living node, within about `deadline_s`. Blocks; raises errors of Ray, and
+    ClusterUnavailable as soon as the connection `is_lost()`."""
     end = time.monotonic() + deadline_s
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     probes = {node: _probe(node) for node in nodes}
     try:
-        return _Inspection(nodes, probes, end).result(store)
+        return _Inspection(nodes, probes, end, is_lost).result(store)
     finally:
-        for probe in probes.values():
-            ray.kill(probe)
+        if not is_lost():  # probes end with the connection, too
+            for probe in probes.values():
+                ray.kill(probe)
 
 
 class _Inspection:
     """`end`: until when (monotonic) the nodes may answer."""
 
-    def __init__(self, nodes: dict[str, Any], probes: dict[str, Any], end: float) -> None:
+    def __init__(
+        self,
+        nodes: dict[str, Any],
+        probes: dict[str, Any],
+        end: float,
+        is_lost: Callable[[], bool],
+    ) -> None:
         self._nodes = nodes
         self._probes = probes
         self._end = end
+        self._is_lost = is_lost
         self._problems: dict[str, str] = {}
 
     def result(self, store: tuple[str, StorageOptions] | None) -> list[InspectedNode]:
@@ -139,22 +155,30 @@ class _Inspection:
         time left that they have."""
         calls = {node: call(node) for node in self._nodes if node not in self._problems}
         limit = max(0.1, (self._end - time.monotonic()) * share)
-        if calls:
-            ray.wait([*calls.values()], num_returns=len(calls), timeout=limit)
+        self._wait([*calls.values()], limit)
         answers = {}
         for node, reference in calls.items():
             try:
-                answers[node] = ray.get(reference, timeout=0.01)
+                answers[node] = ray.get(reference, timeout=ANSWERED_S)
             except GetTimeoutError:
                 self._problems[node] = f"it did not answer within {limit:.0f} s"
             except RayError as error:
                 self._problems[node] = _shortened(error)
         return answers
 
+    def _wait(self, calls: list[Any], limit_s: float) -> None:
+        """Wait for all of the calls, at most for `limit_s`."""
+        end = time.monotonic() + limit_s
+        while calls and (left := end - time.monotonic()) > 0:
+            if self._is_lost():
+                raise ClusterUnavailable("the connection to Ray was lost during the check")
+            calls = ray.wait(calls, num_returns=len(calls), timeout=min(left, LOOK_S))[1]
+
     def _clock(self, node: str) -> tuple[float, float]:
         def there() -> float:
-            limit = max(0.1, self._end - time.monotonic())
-            return float(ray.get(self._probes[node].now.remote(), timeout=limit))
+            call = self._probes[node].now.remote()
+            self._wait([call], max(0.1, self._end - time.monotonic()))
+            return float(ray.get(call, timeout=ANSWERED_S))
 
         try:
             return clock_offset_s(there)

@@ -232,7 +232,10 @@ class RayCluster:
     async def inspect(
         self, store: tuple[str, StorageOptions] | None, deadline_s: float
     ) -> list[InspectedNode]:
-        return await self._call(lambda: inspect_nodes(store, deadline_s), deadline_s + CALL_S)
+        def call() -> list[InspectedNode]:
+            return inspect_nodes(store, deadline_s, lambda: self._connection.is_lost)
+
+        return await self._call(call, deadline_s + CALL_S)
 
     async def _order(
         self, job_id: str, order: StopOrder | FaultOrder | AvoidOrder | SizeOrder

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast_service.diagnosis.grades import Grade
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.health.node_facts import NodeFacts
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -142,15 +143,15 @@ def _memory(facts: NodeFacts) -> Iterator[_Fault]:
     total, free = facts.shared_total, facts.shared_free
     larger = "mount /dev/shm with size=50%; in a container: --shm-size, or an emptyDir of Memory"
     if total is not None and total < SHARED_LEAST:
-        yield "shm", Grade.BAD, f"/dev/shm has only {_size(total)}", larger
+        yield "shm", Grade.BAD, f"/dev/shm has only {size_of(total)}", larger
     elif free is not None and free < SHARED_LOW:
-        yield "shm", Grade.ODD, f"{_size(free)} free in /dev/shm", larger
+        yield "shm", Grade.ODD, f"{size_of(free)} free in /dev/shm", larger
     if facts.cache_problem:
         advice = "set HOLDFAST_CACHE_DIR of the node to a folder that Ray's user may write"
         yield "cache", Grade.BAD, facts.cache_problem, advice
     elif facts.cache_free is not None and facts.cache_free < CACHE_LOW:
         grade = Grade.BAD if facts.cache_free < CACHE_LEAST else Grade.ODD
-        seen = f"{_size(facts.cache_free)} free for caches of data and code"
+        seen = f"{size_of(facts.cache_free)} free for caches of data and code"
         yield "cache", grade, seen, "free space, or set HOLDFAST_CACHE_DIR to another disk"
 
 
@@ -167,7 +168,7 @@ def _limits(facts: NodeFacts, has_gpus: bool) -> Iterator[_Fault]:
         advice = f"raise LimitNOFILE of the service, or ulimit -n {FILES_LOW}"
         yield "files", grade, f"{facts.open_files} open files at most", advice
     if has_gpus and facts.locked_bytes is not None:
-        seen = f"{_size(facts.locked_bytes)} of memory may be locked"
+        seen = f"{size_of(facts.locked_bytes)} of memory may be locked"
         advice = "LimitMEMLOCK=infinity (ulimit -l unlimited): InfiniBand needs locked memory"
         yield "memlock", Grade.ODD, seen, advice
 
@@ -204,14 +205,10 @@ def _summary(facts: NodeFacts) -> str:
     parts = [
         f"{facts.hostname}: {facts.cpus} cores",
         *(f"{count} x {name}" for name, count in gpus.items()),
-        *([f"{_size(facts.memory_available)} memory free"] if facts.memory_available else []),
-        *([f"{_size(facts.shared_free)} free in /dev/shm"] if facts.shared_free else []),
+        *([f"{size_of(facts.memory_available)} memory free"] if facts.memory_available else []),
+        *([f"{size_of(facts.shared_free)} free in /dev/shm"] if facts.shared_free else []),
     ]
     return ", ".join(parts)
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"
 
 
 def _minor(version: str) -> str:

@@ -19,6 +19,8 @@ from holdfast_service.embedded_cluster.ray_settings import token_variables
 from holdfast_service.host_cluster.endpoint import Endpoint
 from holdfast_service.host_cluster.errors import HostClusterError
 
+BUILD_LABEL = "holdfast.io/build"
+"""The label of a node that names the build of Holdfast that started it."""
 WRONG_TOKEN = "AuthenticationError"
 _CALL_S = 5.0
 
@@ -32,6 +34,8 @@ class ClusterNode:
     cpus: float
     gpus: float
     labels: dict[str, str]
+    build: str = ""
+    """The build of Holdfast that started it; "": of a version that did not say so, or of none."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,16 @@ def _ask(address: str) -> HeadAnswer:
                 head=node.is_head_node,
                 cpus=node.resources_total.get("CPU", 0.0),
                 gpus=node.resources_total.get("GPU", 0.0),
-                labels={k: v for k, v in node.labels.items() if not k.startswith("ray.io/")},
+                labels={k: v for k, v in node.labels.items() if not _is_own(k)},
+                build=node.labels.get(BUILD_LABEL, ""),
             )
             for node in nodes.values()
         ),
     )
+
+
+def _is_own(label: str) -> bool:
+    return label.startswith("ray.io/") or label == BUILD_LABEL
 
 
 if __name__ == "__main__":

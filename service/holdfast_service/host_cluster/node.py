@@ -29,6 +29,7 @@ from holdfast_service.host_cluster.ray_command import (
     arguments,
     variables,
 )
+from holdfast_workers import build
 from holdfast_workers.ipc import environment
 
 ASIDE = "192.0.2.1"  # an address of no machine (RFC 5737); nothing is sent to it
@@ -124,6 +125,18 @@ def refuse_other_versions(answer: HeadAnswer, head: Endpoint) -> None:
                 f"the head at {head} has {program} {theirs}, this machine has {ours}: install "
                 f"{program} {theirs} here, or the same version on all machines"
             )
+
+
+def other_build(answer: HeadAnswer, head: Endpoint) -> str:
+    """A warning if the head was started by another build of Holdfast; "" if not, or unknown."""
+    theirs = next((node.build for node in answer.nodes if node.alive and node.head), "")
+    if theirs in ("", build.LOADED):
+        return ""
+    return (
+        f"the head at {head} was started by build {theirs} of Holdfast, this machine has "
+        f"{build.LOADED}: no job uses machines of different builds. Install the version of the "
+        "machine that runs `holdfast serve` on all machines, then leave and join again"
+    )
 
 
 class Starter:

@@ -28,12 +28,13 @@ def needs_of(spec: JobSpec) -> NodeNeeds:
     resources = spec.resources
     ranks = resources.workers_per_node
     tasks = NODE_TASKS + ranks * (WORKER_TASKS + resources.threads_per_worker)
+    nodes = min(shape.nodes for shape in spec.shapes)
     rank = _largest_rank(spec)
     if rank is None:
-        return NodeNeeds(tasks=tasks)
+        return NodeNeeds(tasks=tasks, nodes=nodes)
     shm = shm_bytes(spec, rank)
     on_host = 0 if resources.gpus_per_worker else rank.parameters + rank.gradients + rank.moments
-    return NodeNeeds(shm, shm + ranks * (on_host + WORKER_BYTES), tasks)
+    return NodeNeeds(shm, shm + ranks * (on_host + WORKER_BYTES), tasks, nodes)
 
 
 def shm_bytes(spec: JobSpec, rank: RankMemory) -> int:

@@ -20,9 +20,10 @@ from holdfast_service.placement.mesh_axes import (
     pipeline_ranks,
     without_optional,
 )
-from holdfast_service.placement.mesh_memory import MemoryModel, size_of
+from holdfast_service.placement.mesh_memory import MemoryModel
 from holdfast_service.placement.mesh_throughput import modelled_speed
 from holdfast_service.placement.world_shape import WorldShape
+from holdfast_workers.byte_sizes import size_of
 
 MAX_NEAREST = 2
 NEAR_NODES = 64

@@ -24,6 +24,7 @@ from holdfast_service.placement.mesh_axes import (
     sequence_parts,
     state_shards,
 )
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.spec import Schedule, Zero
 
 STORED_BYTES = 4
@@ -132,11 +133,3 @@ class MemoryModel:
             return 1
         most = {"gpipe": micro_batches, "1f1b": stages}.get(self.schedule, 2 * stages)
         return min(micro_batches, most)
-
-
-def size_of(nbytes: int) -> str:
-    """E.g. "1.2 GB"; decimal units, as limits are written."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes} bytes"

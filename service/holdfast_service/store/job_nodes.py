@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,6 +13,7 @@ from holdfast_service.policy.quarantine import node_name
 from holdfast_service.store.models import AttemptMember, AttemptRow, JobRecord, NodeRow
 from holdfast_service.store.statement import Statement
 from holdfast_service.views.jobs import NodeFindingView, UnwellNodeView
+from holdfast_workers.protocol.findings import ROOM
 
 _UNWELL = Statement(
     select(NodeRow.id, NodeRow.findings).where(func.json_array_length(NodeRow.findings) > 0)
@@ -28,22 +30,28 @@ async def unwell_nodes(
     on_cluster = [job.id for job in jobs if job.state in ON_CLUSTER]
     if not on_cluster:
         return {}
-    found = {
-        node_id: tuple(NodeFindingView(**finding) for finding in findings)
-        for node_id, findings in await _UNWELL.all(session)
-    }
+    found = dict(await _UNWELL.all(session))
     if not found:
         return {}  # the common case: avoids reading thousands of ranks
     seats = await _ranks_by_node(session, on_cluster)
     views = {
         job: tuple(
-            UnwellNodeView(node=name, ranks=tuple(sorted(ranks)), findings=found[name])
+            UnwellNodeView(node=name, ranks=tuple(sorted(ranks)), findings=shown)
             for name, ranks in sorted(of_job.items())
-            if name in found
+            if (shown := _findings_for(job, found.get(name, [])))
         )
         for job, of_job in seats.items()
     }
     return {job: nodes for job, nodes in views.items() if nodes}
+
+
+def _findings_for(job: str, findings: list[dict[str, Any]]) -> tuple[NodeFindingView, ...]:
+    """Without those of other jobs for which the node is too small."""
+    return tuple(
+        NodeFindingView(**finding)
+        for finding in findings
+        if finding.get("probe") != ROOM or finding.get("job", job) == job
+    )
 
 
 async def _ranks_by_node(session: AsyncSession, jobs: Collection[str]) -> RanksByNode:

@@ -6,7 +6,8 @@ event behind the decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.exc import IntegrityError
@@ -37,6 +38,8 @@ from holdfast_workers.protocol.node_needs import NodeNeeds
 
 GONE_AFTER_S = 30.0
 """A node that was not seen for this long has left the cluster."""
+ROOM_KEPT_S, ROOMS_KEPT = 3600.0, 16
+"""How long, and how many, findings of rooms that were too small stay beside those of others."""
 
 
 def quarantine_of(node: NodeRow) -> NodeDecision:
@@ -66,8 +69,8 @@ async def avoided(session: AsyncSession, now: float) -> dict[str, Avoided]:
 async def too_small(
     session: AsyncSession, needs: Callable[[], NodeNeeds], since: float
 ) -> dict[str, Avoided]:
-    """The nodes that had too little room for a job with these needs when any job measured it last,
-    after `since`. `needs()` is called only if a node was too small for any job."""
+    """The nodes that had too little room for a job with these needs when a job measured it after
+    `since`. `needs()` is called only if a node was too small for any job."""
     columns = select(NodeRow.id, NodeRow.findings)
     reported = [
         (name, finding)
@@ -165,11 +168,26 @@ async def record_health(tx: JobTransaction, event: NodeHealthEvent, rules: Quara
     """Store an agent's health report of its node, and quarantine an unfit node at once."""
     name, host = node_name(text(event.node_id), text(event.host)), text(event.host)
     node = await _get_or_add_node(tx.session, name, host, tx.now)
-    node.findings = [{**as_json(finding), "at": tx.now} for finding in event.findings]
+    about = {"job": tx.job.id, "agent": text(event.agent), "at": tx.now}
+    found = [{**as_json(finding), **about} for finding in event.findings]
+    node.findings = [*found, *_rooms_of_others(node, about)]
     node.measured = dict(event.measured)
     why = messages_of(finding for finding in event.findings if finding.probe != ROOM)
     if why and standing_at(quarantine_of(node), tx.now) is NodeStanding.READY:
         await _quarantine(tx, node, quarantined(quarantine_of(node), why, rules, tx.now), rules)
+
+
+def _rooms_of_others(node: NodeRow, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What other agents, and those of other jobs, found too small: a report of one with smaller
+    needs does not answer them."""
+    kept = [
+        finding
+        for finding in node.findings
+        if finding.get("probe") == ROOM
+        and (finding.get("job"), finding.get("agent")) != (about["job"], about["agent"])
+        and finding.get("at", 0.0) > about["at"] - ROOM_KEPT_S
+    ]
+    return kept[:ROOMS_KEPT]
 
 
 async def troubles(session: AsyncSession, name: str) -> list[NodeIncident]:

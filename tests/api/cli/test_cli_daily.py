@@ -191,7 +191,7 @@ def test_dry_run_lists_the_meshes_of_an_elastic_job_and_what_was_refused(
         "; place 1 by throughput: 1 pass per step (2 micro-batches dealt to 2), 100% of the "
         "fastest; modelled, not measured"
     )
-    assert "GB per rank (modelled)" in shown[2]
+    assert "MB per rank (modelled)" in shown[2]
     assert "not on 3 nodes: 3 ranks share only 2 micro-batches" in shown
     validated = client.validated(elastic)
     assert validated.spec == client.validate(elastic)

@@ -160,6 +160,16 @@ def test_a_client_is_not_shut_down_under_a_call(fake: FakeRay, opened: Opened) -
     assert len(fake.connected_to) == 1
 
 
+def test_a_long_call_learns_that_it_must_end(fake: FakeRay, opened: Opened) -> None:
+    assert not opened.connection.is_lost
+    with opened.connection.in_use(control=False):
+        fake.own_raylet = False
+        eventually(lambda: opened.connection.is_lost)
+    eventually(lambda: opened.renewed == 1)
+    eventually(lambda: not opened.connection.is_lost)
+    assert opened.stuck == []
+
+
 def test_a_client_that_never_connects_ends_the_process(fake: FakeRay, opened: Opened) -> None:
     fake.hangs.clear()
     fake.own_raylet = False

@@ -82,7 +82,7 @@ def test_a_fault_is_named_with_its_node_and_what_to_do(name: str) -> None:
 def test_sound_nodes_have_one_good_finding_each() -> None:
     found = findings(SOUND, SERVER)
     assert [(each.node, each.grade) for each in found] == [(n.node, Grade.GOOD) for n in SOUND]
-    assert "8 cores" in found[0].seen and "32.0 GiB free in /dev/shm" in found[0].seen
+    assert "8 cores" in found[0].seen and "34.4 GB free in /dev/shm" in found[0].seen
 
 
 def test_the_link_names_the_address_of_the_other_end() -> None:

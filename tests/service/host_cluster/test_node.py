@@ -20,9 +20,10 @@ from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
 from holdfast_service.host_cluster import node as nodes
 from holdfast_service.host_cluster.endpoint import Endpoint
 from holdfast_service.host_cluster.errors import HostClusterError
-from holdfast_service.host_cluster.head_probe import HeadAnswer
+from holdfast_service.host_cluster.head_probe import ClusterNode, HeadAnswer
 from holdfast_service.host_cluster.node_record import HostNode, NodeFiles, node_files
 from holdfast_service.host_cluster.ray_command import NodeOptions, Ports
+from holdfast_workers import build
 
 MARK = f"{os.getpid():08x}"
 
@@ -135,6 +136,19 @@ def test_another_version_is_refused(ray: str | None, python: str | None) -> None
     other = HeadAnswer(ray or same.ray, python or same.python, ())
     with pytest.raises(HostClusterError, match=f"{ray or python}, this machine has"):
         nodes.refuse_other_versions(other, head)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "warned"), [("0123456789ab", True), (build.LOADED, False), ("", False)]
+)
+def test_another_build_of_the_head_is_a_warning(theirs: str, warned: bool) -> None:
+    head = ClusterNode("h", "10.0.0.1", True, True, 1.0, 0.0, {}, theirs)
+    other = ClusterNode("n", "10.0.0.2", True, False, 1.0, 0.0, {}, "of another node")
+    answer = HeadAnswer(version("ray"), platform.python_version(), (other, head))
+    warning = nodes.other_build(answer, Endpoint("h", 1))
+    assert bool(warning) == warned
+    if warned:
+        assert theirs in warning and build.LOADED in warning and "Install" in warning
 
 
 def test_a_machine_without_a_way_to_others_must_name_its_address() -> None:

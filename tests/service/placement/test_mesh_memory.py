@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.placement.mesh_memory import BUCKET_BYTES, MemoryModel, size_of
+from holdfast_service.placement.mesh_memory import BUCKET_BYTES, MemoryModel
 from holdfast_workers.parallelize import replicate
 from holdfast_workers.spec import Zero
 
@@ -86,12 +86,3 @@ def test_more_shards_never_need_more_memory_and_replicas_change_nothing_of_the_s
     few = MODEL.of({"dp_shard": 1 + shards, "tp": tp}, 10**6)
     many = MODEL.of({"dp_replicate": replicas, "dp_shard": shards + more + 1, "tp": tp}, 10**6)
     assert many.total <= few.total
-
-
-def test_sizes_are_shown_in_decimal_units() -> None:
-    assert [size_of(n) for n in (7, 1500, 2_000_000, 3 * 10**9)] == [
-        "7 bytes",
-        "1.5 kB",
-        "2 MB",
-        "3 GB",
-    ]

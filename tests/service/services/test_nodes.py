@@ -184,11 +184,11 @@ async def test_a_job_that_needs_a_quarantined_node_starts_and_may_use_it(
     assert cordoned_only(launch.avoid) == {}
 
 
-def too_small(node_id: str, there: int) -> dict[str, Any]:
+def too_small(node_id: str, there: int, agent: str = "n") -> dict[str, Any]:
     """The health of a node that allows only so many more processes and threads."""
     what = f"a limit leaves {there} processes and threads, the job needs at least 26"
     found = HealthFinding("room", "tasks", Level.UNFIT, what, needed=26, there=there)
-    return {"agent": "n", "node_id": node_id, "host": "127.0.0.1", "findings": [asdict(found)]}
+    return {"agent": agent, "node_id": node_id, "host": "127.0.0.1", "findings": [asdict(found)]}
 
 
 async def test_a_node_too_small_for_a_job_is_no_worse_for_others_and_that_job_goes_elsewhere(
@@ -212,6 +212,48 @@ async def test_a_node_too_small_for_a_job_is_no_worse_for_others_and_that_job_go
     (finding,) = node.findings
     assert (finding.there, finding.needed) == (20, 26) and finding.at is not None
     assert cluster.supervisors[other.id].launch.avoid == {}
+
+
+async def test_reports_of_other_agents_and_jobs_do_not_hide_that_a_node_is_too_small(
+    jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive
+) -> None:
+    healthy = {**too_small("node1", 0), "findings": []}
+    small = {"resources": {"workers_per_node": 1}, "parallel": {"dp_shard": 1}}
+    async with drive():
+        await until_seen(service)
+        supervisor = await submitted(jobs, cluster, **NO_STANDBY)
+        job = supervisor.launch.job_id
+        supervisor.emit(EventKind.NODE_HEALTH, **too_small("node1", 20))
+        await until_node(service, "node1", lambda view: view.findings)
+        other, _ = await jobs.submit({**JOB, **small, "name": "small"})
+        await until(lambda: other.id in cluster.supervisors)
+        neighbour = cluster.supervisors[other.id]
+        for reporter in (neighbour, supervisor):
+            reporter.emit(EventKind.NODE_HEALTH, **{**healthy, "agent": "m"})
+            reporter.emit(
+                EventKind.NODE_HEALTH, **too_small("node2", 40, agent=reporter.launch.job_id)
+            )
+        await until_node(service, "node2", lambda view: len(view.findings) == 2)
+        assert [finding.there for finding in (await service.get("node1")).findings] == [20]
+        neighbour.end()
+        supervisor.end("PAUSED", "no_nodes", message="1 of 2 nodes can be used")
+        await until(lambda: cluster.starts[job] == 2)
+        assert list(cluster.supervisors[job].launch.avoid) == ["node1"]
+        cluster.supervisors[job].emit(EventKind.NODE_HEALTH, **healthy)
+        await until_node(service, "node1", lambda view: not view.findings)
+
+
+async def test_a_job_is_not_shown_that_its_nodes_are_too_small_for_others(
+    jobs: JobService, service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        first = await start(**NO_STANDBY)
+        second, _ = await jobs.submit({**JOB, **NO_STANDBY, "name": "second"})
+        first.emit(EventKind.NODE_HEALTH, **too_small("node0", 20))
+        await until_node(service, "node0", lambda view: view.findings)
+        shown = (await jobs.get(first.launch.job_id)).unwell_nodes
+        assert [node.node for node in shown] == ["node0"]
+        assert (await jobs.get(second.id)).unwell_nodes == ()
 
 
 async def test_a_job_for_which_too_few_nodes_are_large_enough_waits_with_the_figures(

@@ -58,8 +58,7 @@ class LocalAgent:
         self.process = nursery.start_agent(theirs.fileno())
         theirs.close()
         ours.send(self.config)
-        self._connection = ours
-        threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+        self._attend(ours)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
         future: Future[Any] = Future()
@@ -73,6 +72,10 @@ class LocalAgent:
                 del self._waiting[number]
                 future.set_exception(ConnectionError(str(error)))
         return future
+
+    def _attend(self, connection: Connection) -> None:
+        self._connection = connection
+        threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
 
     def _listen(self, connection: Connection) -> None:
         while True:

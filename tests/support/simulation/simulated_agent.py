@@ -12,6 +12,7 @@ from holdfast_workers.protocol.answers import AgentFailure, AgentReport, WorkerR
 from holdfast_workers.protocol.commands import FreeMemory, SaveShard, SetPartners
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport
 from holdfast_workers.protocol.messages import Held, Origin, Place, Restore, Seat, WorkerState
+from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import FailedShard, ShardRecord, Signal, WorkerFailed
 
 
@@ -35,6 +36,7 @@ class SimAgent:
     name: str
     config: RecoveryConfig
     domain: str = ""
+    machine: str = ""
     alive: bool = True
     reachable: bool = True
     beats: bool = True
@@ -125,6 +127,7 @@ class SimAgent:
             health=HealthReport(self.health, self.findings),
             failure=self.failure,
             build=self.build,
+            process=ProcessIdentity(f"{self.machine} pid:[1]", 1, 0) if self.machine else None,
         )
 
     def become_ready(self) -> None:

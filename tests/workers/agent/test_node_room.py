@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,20 +18,6 @@ from holdfast_workers.protocol.node_needs import NodeNeeds
 MIB = 1 << 20
 AMOUNTS = st.integers(0, 2**40)
 KNOWN = st.none() | AMOUNTS
-
-
-@pytest.fixture
-def small_file_system(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB in memory."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @given(AMOUNTS, AMOUNTS, AMOUNTS, KNOWN, KNOWN, KNOWN)

@@ -32,8 +32,8 @@ def test_a_kill_counted_by_the_control_group_is_attributed_to_memory_once(tmp_pa
     group_counts(tmp_path, 3)
     reason = shortage.explains_kill()
     assert "memory.events of its control group" in reason
-    assert "8192 MiB of 16384 MiB available" in reason
-    assert "900 of 1024 MiB used in its control group" in reason
+    assert "8.59 GB of 17.2 GB available" in reason
+    assert "944 MB of 1.07 GB used in its control group" in reason
     assert shortage.explains_kill() == ""
 
 

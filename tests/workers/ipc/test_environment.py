@@ -34,7 +34,8 @@ NEEDED = {
 
 
 def test_users_code_gets_what_programs_need_and_no_secret() -> None:
-    assert environment.for_users_code(NEEDED | SECRETS) == NEEDED
+    limit = {"HOLDFAST_CACHE_LIMIT_GB": "20"}
+    assert environment.for_users_code(NEEDED | SECRETS | limit) == NEEDED | limit
 
 
 def test_users_code_gets_what_the_operator_names() -> None:

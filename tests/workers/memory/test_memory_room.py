@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.memory.memory_room import MemoryRoom, smallest_room
 
 GIB = 1 << 30
@@ -133,5 +134,5 @@ def test_a_checkpoint_beyond_a_containers_limit_is_refused_and_no_process_is_kil
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f"the memory limit of {LIMIT} bytes" in done.stdout
+    assert f"the memory limit of {size_of(LIMIT)}" in done.stdout
     assert list(shm.iterdir()) == []

@@ -25,7 +25,7 @@ from holdfast_workers.protocol.signals import NodeUnwell
 TRIES = 4
 PAUSE_S = 10.0
 """How often a check that was not completed is tried, and the pause between tries: the failure may
-have been chance."""
+have been chance. After the same pause the room of a node that is too small is looked up again."""
 
 
 class NodeHealth:
@@ -82,10 +82,8 @@ class NodeHealth:
         """Check room, processor and devices; reports contain the findings from then on. A check
         that cannot be completed is itself a finding, and is repeated later in the background."""
         unfinished = False
-        folder = self._config.memory_root
-        room = node_room.measure(Path(folder), runs_ranks=self._runs_ranks())
-        shortages = node_room.shortages(self._config.needs, room, folder)
         with self._checking:
+            shortages = self._find_shortages()
             self._checks += 1
             try:
                 job = PreflightJob(
@@ -104,10 +102,35 @@ class NodeHealth:
         with self._lock:
             self._preflight, self._shortages = checked, shortages
         self._send_signal()
-        if unfinished and tries > 1 and not self._stopped:
-            self._again = threading.Timer(PAUSE_S, self.check, (io, tries - 1))
-            self._again.daemon = True
-            self._again.start()
+        if unfinished and tries > 1:
+            self._later(self.check, io, tries - 1)
+        elif shortages:
+            self._later(self._check_room)
+
+    def _check_room(self) -> None:
+        """Look again at a room that was too small: others may have left it."""
+        with self._checking:
+            shortages = self._find_shortages()
+        with self._lock:
+            has_changed = bool(shortages) != bool(self._shortages)
+            self._shortages = shortages
+        if has_changed:
+            self._send_signal()
+        if shortages:
+            self._later(self._check_room)
+
+    def _find_shortages(self) -> tuple[HealthFinding, ...]:
+        folder, needs = Path(self._config.memory_root), self._config.needs
+        return node_room.check(folder, needs, runs_ranks=self._runs_ranks())
+
+    def _later(self, check: Callable[..., None], *arguments: object) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        if self._stopped:
+            return
+        self._again = threading.Timer(PAUSE_S, check, arguments)
+        self._again.daemon = True
+        self._again.start()
 
     def _on_findings(self, findings: tuple[HealthFinding, ...]) -> None:
         with self._lock:

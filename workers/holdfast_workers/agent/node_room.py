@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.ipc import cgroups
+from holdfast_workers.memory import shared_room
 from holdfast_workers.memory.memory_room import MemoryRoom, smallest_room
 from holdfast_workers.protocol.findings import ROOM, HealthFinding, Level
 from holdfast_workers.protocol.node_needs import NodeNeeds
@@ -32,12 +34,29 @@ class NodeRoom:
     shm_free: int | None = None
     memory: MemoryRoom | None = None
     tasks: TaskRoom | None = None
+    shm_promised: int = 0
+    """The part of `shm_free` that other agents of the job on this machine have reserved."""
+
+
+def check(
+    folder: Path, needs: NodeNeeds, root: Path = Path("/"), *, runs_ranks: bool = False
+) -> tuple[HealthFinding, ...]:
+    """Measure, and reserve the shared memory that the job needs if it is there. Returns the
+    shortages. `folder` exists; see `measure`."""
+    with shared_room.one_at_a_time(folder):
+        others = shared_room.reservations(folder) if needs.shm_bytes else []
+        promised = shared_room.promised(others, needs.nodes)
+        room = measure(folder, root, runs_ranks=runs_ranks)
+        found = shortages(needs, replace(room, shm_promised=promised), str(folder))
+        is_short = any(finding.kind == "shm" for finding in found)
+        shared_room.reserve(folder, 0 if is_short else needs.shm_bytes)
+    return found
 
 
 def measure(folder: Path, root: Path = Path("/"), *, runs_ranks: bool = False) -> NodeRoom:
     """`folder`: that of the job's checkpoints in memory, which may not exist yet. `runs_ranks`:
     memory and processes of the job are in use already, so they are not measured."""
-    own = _held_bytes(folder)
+    own = shared_room.held_bytes(folder)
     free = _free_bytes(folder)
     room = NodeRoom(shm_free=None if free is None else free + own)
     if runs_ranks:
@@ -52,11 +71,14 @@ def measure(folder: Path, root: Path = Path("/"), *, runs_ranks: bool = False) -
 def shortages(needs: NodeNeeds, room: NodeRoom, folder: str) -> tuple[HealthFinding, ...]:
     """Why the job cannot use the node; none: it has the room, or nothing is known. Pure."""
     found = []
-    if room.shm_free is not None and room.shm_free < needs.shm_bytes:
-        what = f"{folder} has {_size(room.shm_free)} free for checkpoints in memory"
-        found.append(_shortage("shm", what, needs.shm_bytes, room.shm_free, folder))
+    if room.shm_free is not None and room.shm_free - room.shm_promised < needs.shm_bytes:
+        left = max(0, room.shm_free - room.shm_promised)
+        what = f"{folder} has {size_of(left)} free for checkpoints in memory"
+        if room.shm_promised:
+            what += f" (beside {size_of(room.shm_promised)} for nodes of the job that share it)"
+        found.append(_shortage("shm", what, needs.shm_bytes, left, folder))
     if room.memory is not None and room.memory.free_bytes < needs.ram_bytes:
-        what = f"{room.memory.limit} leaves {_size(room.memory.free_bytes)} free"
+        what = f"{room.memory.limit} leaves {size_of(room.memory.free_bytes)} free"
         found.append(_shortage("memory", what, needs.ram_bytes, room.memory.free_bytes))
     if room.tasks is not None and room.tasks.free < needs.tasks:
         what = f"{room.tasks.limit} leaves {room.tasks.free} processes and threads"
@@ -73,7 +95,7 @@ def shortages(needs: NodeNeeds, room: NodeRoom, folder: str) -> tuple[HealthFind
 
 
 def _shortage(kind: str, what: str, needed: int, there: int, where: str = "") -> HealthFinding:
-    text = f"{what}, the job needs at least {_size(needed)}"
+    text = f"{what}, the job needs at least {size_of(needed)}"
     return HealthFinding(ROOM, kind, Level.UNFIT, text, where, needed=needed, there=there)
 
 
@@ -87,27 +109,9 @@ def _free_bytes(folder: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def _held_bytes(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_blocks * 512
-        except FileNotFoundError:
-            continue
-    return total
-
-
 def _task_rooms(root: Path) -> Iterator[TaskRoom]:
     for group in cgroups.groups(root, "pids"):
         limit = cgroups.read_number(group.folder / "pids.max")
         used = cgroups.read_number(group.folder / "pids.current")
         if limit is not None and used is not None:
             yield TaskRoom(f"the limit of {limit} tasks in {group.folder}", max(0, limit - used))
-
-
-def _size(nbytes: int) -> str:
-    """E.g. "1.2 GB"; decimal units."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes} bytes"

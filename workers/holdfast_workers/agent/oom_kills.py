@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from holdfast_workers.byte_sizes import size_of
+
 SHORT_SHARE = 0.02
 """Share of all memory: with less than this available, a kill is attributed to the shortage."""
 
@@ -34,7 +36,8 @@ class MemoryShortage:
             ]
         memory = _fields(self._root / "proc/meminfo")
         total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
-        figures = f"{available >> 10} MiB of {total >> 10} MiB available now{self._group_figures()}"
+        machine = f"{size_of(available << 10)} of {size_of(total << 10)} available now"
+        figures = machine + self._group_figures()
         if risen:
             counters = " and ".join(risen)
             return f"the kernel killed for lack of memory, according to {counters}; {figures}"
@@ -58,7 +61,7 @@ class MemoryShortage:
         used, limit = (_number_in(self._group / f"memory.{name}") for name in ("current", "max"))
         if used is None or limit is None:
             return ""
-        return f", {used >> 20} of {limit >> 20} MiB used in its control group"
+        return f", {size_of(used)} of {size_of(limit)} used in its control group"
 
 
 def _own_group(root: Path) -> Path | None:

@@ -3,13 +3,20 @@
 A build is atomic (temporary file, then rename) and done by one process per node; other processes
 wait. An index file of the source's key leads to the fingerprint, so that nothing is built again
 while the source is unchanged.
+
+A process holds a shared lock on each file that it uses, and so do the processes that it forks.
+After each build, the files that were used least recently are removed until the rest has the size
+that the node's setting allows; files in use stay.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +28,23 @@ from holdfast_workers.errors import WorkersError
 
 CACHE_VARIABLE = "HOLDFAST_CACHE_DIR"
 """Environment variable of a node: the folder of its caches."""
+LIMIT_VARIABLE = "HOLDFAST_CACHE_LIMIT_GB"
+"""Environment variable of a node: the most that its caches keep, in units of 10^9 bytes."""
+DEFAULT_LIMIT_GB = 100.0
 
 
 class NoCacheFolder(WorkersError):
     """The environment of the node names no folder."""
 
 
+class InvalidCacheLimit(WorkersError):
+    """The environment of the node names no size."""
+
+
 @dataclass(frozen=True)
 class CachedFile:
+    """In use by this process until it ends: nothing removes the file."""
+
     path: Path
     fingerprint: str
 
@@ -48,14 +64,33 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
         ) from error
 
 
+def cache_limit_bytes(environ: Mapping[str, str]) -> int:
+    """Raises InvalidCacheLimit."""
+    setting = environ.get(LIMIT_VARIABLE) or str(DEFAULT_LIMIT_GB)
+    try:
+        limit = float(setting)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < math.inf:
+        raise InvalidCacheLimit(f"{LIMIT_VARIABLE}={setting!r} is not a number of GB")
+    return int(limit * 1e9)
+
+
 def cached_file(cache_dir: Path, name: str, key: str, parts: Iterable[bytes]) -> CachedFile:
     """The file of the source with `key`. If it does not exist yet, it is built of `parts`, which
-    are read only then. `name`: of the kind of file."""
+    are read only then. `name`: of the kind of file. Raises InvalidCacheLimit."""
+    limit = cache_limit_bytes(os.environ)
     cache_dir.mkdir(parents=True, exist_ok=True)
     index = cache_dir / f"source-{key}.json"
     with _build_lock(cache_dir):
         found = _cached(index, cache_dir, name)
-        return found or _built(parts, cache_dir, name, index)
+        if found is not None:
+            _use(found.path)
+            return found
+        built = _built(parts, cache_dir, name, index)
+        _use(built.path)
+        _shrink(cache_dir, limit)
+        return built
 
 
 def source_key(what: str, files: Iterable[tuple[str, Path]]) -> str:
@@ -100,6 +135,40 @@ def _built(parts: Iterable[bytes], cache_dir: Path, name: str, index: Path) -> C
     entry.write_text(json.dumps({"fingerprint": fingerprint, "bytes": nbytes}))
     entry.replace(index)
     return CachedFile(path, fingerprint)
+
+
+def _use(path: Path) -> None:
+    """The descriptor, and with it the lock, is this process's until its end, and its children's."""
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
+    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # many mounts keep no access times
+
+
+def _shrink(cache_dir: Path, limit_bytes: int) -> None:
+    """Remove files without users, those of the earliest use first, down to the limit."""
+    files = [(path.stat(), path) for path in cache_dir.glob("*.bin")]
+    total = sum(status.st_size for status, _ in files)
+    removed = set()
+    for status, path in sorted(files, key=lambda file: (file[0].st_atime_ns, file[1])):
+        if total <= limit_bytes:
+            break
+        if not _is_in_use(path):
+            path.unlink()
+            removed.add(path.stem.rpartition("-")[2])
+            total -= status.st_size
+    for index in cache_dir.glob("source-*.json") if removed else ():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if json.loads(index.read_text())["fingerprint"] in removed:
+                index.unlink()
+
+
+def _is_in_use(path: Path) -> bool:
+    """By any process. Nobody begins to use it meanwhile: that needs the build lock."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @contextmanager

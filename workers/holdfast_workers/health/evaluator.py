@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.health.findings import (
     DeviceReading,
     HealthSnapshot,
@@ -111,8 +112,8 @@ def _of_device(
     # A container may hide processes: while workers live, an empty list proves nothing.
     alone = now.processes == 0 and before.processes == 0 and workers == 0
     if alone and min(before.memory_used or 0, now.memory_used or 0) >= limits.leaked_bytes:
-        used = (now.memory_used or 0) // MIB
-        yield found("leak", Level.SUSPECT, f"{used} MiB in use, and no process uses it")
+        used = size_of(now.memory_used or 0)
+        yield found("leak", Level.SUSPECT, f"{used} in use, and no process uses it")
 
 
 def _of_clocks(now: DeviceReading) -> Iterator[HealthFinding]:
@@ -143,11 +144,11 @@ def _of_host(
     if now.memory_available is not None and now.memory_total:
         share_left = now.memory_available / now.memory_total
         if share_left < limits.memory_available_share:
-            left = f"{now.memory_available // MIB} MiB of memory are left ({share_left:.1%})"
+            left = f"{size_of(now.memory_available)} of memory are left ({share_left:.1%})"
             yield found("memory", Level.SUSPECT, left)
     for disk in now.disks:
         if disk.free < min(limits.disk_free_share * disk.total, limits.disk_free_bytes):
-            left = f"{disk.free // MIB} MiB are left in {disk.folder}"
+            left = f"{size_of(disk.free)} are left in {disk.folder}"
             yield found("disk", Level.SUSPECT, left, disk.folder)
     if now.handles is not None and now.handles[0] >= limits.handles_share * now.handles[1]:
         yield found("handles", Level.SUSPECT, f"{now.handles[0]} of {now.handles[1]} open files")

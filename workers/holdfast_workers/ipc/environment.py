@@ -35,6 +35,8 @@ _TRAINING = (
 """The settings of numerical libraries, devices and networks."""
 _MARKS = ("HOLDFAST_CLUSTER_ID", "HOLDFAST_NODE_NAME", "HOLDFAST_CHAOS")
 """Marks by which an embedded cluster finds its processes, and the tests' plan of faults."""
+_CACHES = ("HOLDFAST_CACHE_LIMIT_GB",)
+"""The limit of the caches, which processes with users' code fill."""
 _NODE = (
     *("HOLDFAST_SHM_ROOT", "HOLDFAST_MEMORY_FLOOR_GB_PER_S", "HOLDFAST_NODE_LOGS"),
     *("HOLDFAST_CACHE_DIR", "HOLDFAST_PORT_RANGE", "HOLDFAST_WORKER_DEVICE"),
@@ -61,13 +63,13 @@ RESERVED = (
 
 def for_users_code(node: Mapping[str, str]) -> dict[str, str]:
     """The part of a node's environment that processes with users' code get."""
-    return _selected(node, (*_PROGRAM, *_TRAINING, *_MARKS, *passed_on(node)))
+    return _selected(node, (*_PROGRAM, *_TRAINING, *_MARKS, *_CACHES, *passed_on(node)))
 
 
 def for_nodes(server: Mapping[str, str]) -> dict[str, str]:
     """The part of the server's environment that the nodes of its embedded cluster get."""
-    names = (*_PROGRAM, *_TRAINING, *_MARKS, *_NODE, *STORAGE, *PACKAGES, *passed_on(server))
-    return _selected(server, names)
+    names = (*_PROGRAM, *_TRAINING, *_MARKS, *_CACHES, *_NODE, *STORAGE, *PACKAGES)
+    return _selected(server, (*names, *passed_on(server)))
 
 
 def for_packages(node: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.ipc import cgroups
 
 MARGIN_BYTES = 128 << 20
@@ -69,4 +70,4 @@ def _room_of(group: cgroups.Group) -> MemoryRoom | None:
     statistics = (line.partition(" ") for line in cgroups.read_lines(folder / "memory.stat"))
     reclaimable = sum(int(value) for name, _, value in statistics if name == files.reclaimable)
     free = max(0, limit - used + reclaimable)
-    return MemoryRoom(f"the memory limit of {limit} bytes in {folder}", free)
+    return MemoryRoom(f"the memory limit of {size_of(limit)} in {folder}", free)

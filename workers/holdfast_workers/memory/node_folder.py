@@ -139,6 +139,12 @@ def free(orphan: OrphanFolder) -> bool:
     return False
 
 
+def is_owned(folder: Path) -> bool:
+    """Whether an agent holds the folder, or its node lives, so that another agent will."""
+    with _holding(folder) as free_to_take:
+        return not free_to_take or _is_gone((folder / OWNER_FILE).read_text()) is False
+
+
 def _make_private(folder: Path) -> None:
     """The folder's name can be guessed, and every user may write to /dev/shm."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -15,3 +15,5 @@ class NodeNeeds:
     """Memory, that of these checkpoints included."""
     tasks: int = 0
     """Processes and threads."""
+    nodes: int = 1
+    """With how many nodes the job can do: so many of one machine may share its memory."""

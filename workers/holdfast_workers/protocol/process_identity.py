@@ -14,9 +14,14 @@ class ProcessIdentity:
     """A process of one kernel. Process ids are reused; start times are not."""
 
     kernel: str
-    """The kernel's boot and the namespace that `pid` belongs to."""
+    """The kernel's boot and the namespace that `pid` belongs to, separated by a space."""
     pid: int
     started: int
     """When the process started, in clock ticks since the boot."""
     node_id: str = ""
     """Ray's id of its node."""
+
+    @property
+    def machine(self) -> str:
+        """The machine's present boot; all containers of a machine share it."""
+        return self.kernel.partition(" ")[0]

@@ -198,8 +198,19 @@ def _idle(worker: WorkerReport, ranks: Mapping[str, int]) -> IdleWorker:
 
 
 def sites(records: list[AgentRecord]) -> list[Site]:
-    """The agents as sites for memory checkpoints."""
-    return [Site(record.agent, record.report.node_id, record.report.domain) for record in records]
+    """The agents as sites for memory checkpoints. Where no label names a failure domain, the
+    machine is the domain of all nodes on it, unless every agent is on this one machine."""
+    machines: dict[str, list[str]] = {}
+    for record in sorted(records, key=lambda record: name_order(record.agent)):
+        machines.setdefault(_machine(record), []).append(record.agent)
+
+    def domain(record: AgentRecord) -> str:
+        machine = _machine(record)
+        agents = machines[machine]
+        distinguishes = machine and 1 < len(agents) < len(records)
+        return record.report.domain or (f"machine of {agents[0]}" if distinguishes else "")
+
+    return [Site(record.agent, record.report.node_id, domain(record)) for record in records]
 
 
 def copies(records: list[AgentRecord]) -> list[HeldCopy]:
@@ -211,3 +222,9 @@ def copies(records: list[AgentRecord]) -> list[HeldCopy]:
         for record in records
         for held in record.report.held
     ]
+
+
+def _machine(record: AgentRecord) -> str:
+    """The machine that runs the agent; "" if unknown."""
+    process = record.report.process
+    return process.machine if process is not None else ""
