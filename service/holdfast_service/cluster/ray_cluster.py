@@ -36,7 +36,8 @@ from holdfast_service.cluster.job_remains import (
 )
 from holdfast_service.cluster.node_inspection import inspect_nodes
 from holdfast_service.cluster.ray_state import draining_nodes
-from holdfast_service.cluster.runtime_env import publish
+from holdfast_service.cluster.refused_seat import requirement_of
+from holdfast_service.cluster.runtime_env import OwnCode, publish
 from holdfast_service.cluster.supervisor_actor import (
     CALLS,
     CONCURRENCY_GROUPS,
@@ -45,6 +46,7 @@ from holdfast_service.cluster.supervisor_actor import (
 )
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.diagnosis.unfit_software import NOT_LOADED, import_fault
 from holdfast_service.job_model.node_labels import ACCELERATOR_PREFIX
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
@@ -87,14 +89,17 @@ class RayCluster:
         secrets_dir: Path,
         can_grow: bool,
         connection: ClusterAccess | None = None,
+        code: OwnCode | None = None,
     ) -> None:
-        """`connection`: None: this process has connected to Ray by itself."""
+        """`connection`: None: this process has connected to Ray by itself. `code`: see `OwnCode`;
+        None: nothing is sent."""
         self._installation = installation
         self._namespace = actor_names.namespace(installation)
         self._key = key
         self._secrets = secrets_dir
         self._can_grow = can_grow
         self._connection = connection or Unwatched()
+        self._code = code or OwnCode()
         self._supervisors: dict[str, Any] = {}
         self._sweeps: dict[str, dict[str, Any]] = {}
         self._awaited: set[Any] = set()
@@ -112,6 +117,7 @@ class RayCluster:
         times: ConnectionTimes | None = None,
         has_ended: Callable[[str], bool] = lambda _: False,
         can_grow: bool = False,
+        code: OwnCode | None = None,
     ) -> RayCluster:
         """Connect this process as a driver, and again whenever that is lost. Authentication comes
         from the environment.
@@ -127,7 +133,7 @@ class RayCluster:
             on_stuck,
             has_ended,
         )
-        cluster = cls(installation, key, secrets_dir, can_grow, connection)
+        cluster = cls(installation, key, secrets_dir, can_grow, connection, code)
         connection.open(cluster.forget_connection)
         return cluster
 
@@ -139,6 +145,7 @@ class RayCluster:
         """Drop everything that belongs to a former connection. Called from any thread."""
         self._supervisors = {}
         self._sweeps = {}
+        self._code.forget_connection()
         awaited, self._awaited = self._awaited, set()
         for call in awaited:
             call.cancel()
@@ -149,7 +156,10 @@ class RayCluster:
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         try:
             host, exists, why = await asyncio.wait_for(
-                self._in_thread(lambda: node_paths.look(source, folder, timeout_s)), timeout_s
+                self._in_thread(
+                    lambda: node_paths.look(source, folder, timeout_s, self._code.options())
+                ),
+                timeout_s,
             )
         except (RayError, ConnectionError, TimeoutError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
@@ -210,7 +220,9 @@ class RayCluster:
     async def inspect(
         self, store: tuple[str, StorageOptions] | None, deadline_s: float
     ) -> list[InspectedNode]:
-        return await self._call(lambda: inspect_nodes(store, deadline_s), deadline_s + CALL_S)
+        return await self._call(
+            lambda: inspect_nodes(store, deadline_s, self._code), deadline_s + CALL_S
+        )
 
     async def _order(
         self, job_id: str, order: StopOrder | FaultOrder | AvoidOrder | SizeOrder
@@ -255,6 +267,7 @@ class RayCluster:
             max_concurrency=CALLS,
             num_cpus=0,
             resources=_head_resource(),
+            **self._code.options(),
         )
         self._supervisors[launch.job_id] = actor.remote(
             codec.encode(launch), self._job_secret(launch.job_id), self._credentials(launch)
@@ -330,6 +343,7 @@ class RayCluster:
                     num_cpus=0,
                     max_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                    **self._code.options(),
                 )
                 .remote(folders)
             )
@@ -340,8 +354,9 @@ class RayCluster:
                 continue
             try:
                 ray.get(call)
-            except RayError:
-                del sweeps[node]  # a node that has died is not swept again
+            except RayError as error:
+                if NOT_LOADED not in str(error):  # else it has no Holdfast, and nothing to sweep
+                    del sweeps[node]  # a node that has died is not swept again
         if late or sweeps.keys() != alive:
             self._sweeps[job_id] = sweeps
             return False
@@ -377,7 +392,11 @@ class RayCluster:
             return await asyncio.wait_for(self._in_thread(call), CALL_S)
         except (RayError, ConnectionError, TimeoutError, codec.UnreadableDocument) as error:
             self._supervisors.pop(job_id, None)
-            raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
+            fault = import_fault(
+                str(error), sends_code=self._code.is_sent, requirement_of=requirement_of
+            )
+            why = f"on its node, {fault}" if fault else f"{type(error).__name__}: {error}"
+            raise SupervisorUnavailable(why) from error
 
 
 @dataclass(frozen=True)
