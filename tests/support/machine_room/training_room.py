@@ -67,13 +67,15 @@ class TrainingRoom:
         with ThreadPoolExecutor(len(names)) as pool:
             list(pool.map(join, names))
 
-    def serve(self, options: str = "", **variables: str) -> Client:
-        """Start a server on the head, with the database and the bucket of the services."""
+    def serve(self, options: str = "", *, has_token: bool = True, **variables: str) -> Client:
+        """Start a server on the head, with the database and the bucket of the services.
+        `has_token`: whether the cluster has a token."""
+        token = f"--ray-token-file {TOKEN}" if has_token else ""
         secret = json.dumps(self.services.secret())
         self.head.write(f"{HOME}/.holdfast/secrets/bucket.json", secret)
         self.server = self.head.start(
             f"exec holdfast serve --ray-address {self.head.address}:6379 "
-            f"--ray-token-file {TOKEN} --database-url {self.services.database_url} "
+            f"{token} --database-url {self.services.database_url} "
             f"--host {self.head.address} --port {PORT} --expose-without-authentication "
             f"--store-uri {STORE} --store-endpoint {self.services.endpoint} "
             f"--store-secret bucket --json {options}",
