@@ -80,7 +80,7 @@ class Settings(BaseSettings):
         description="File with the token of the cluster at `ray_address`, mode 0600, as "
         "`holdfast cluster up` made it; null: RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH apply.",
     )
-    send_code: bool = Field(
+    send_own_code: bool = Field(
         default=False,
         description="Whether this server sends its own Holdfast to the nodes of the cluster at "
         "`ray_address`, which then run it in place of an installed one.",

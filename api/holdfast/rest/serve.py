@@ -111,8 +111,10 @@ async def serve(
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
         )
     trusted_addresses(settings, exposed)
-    if settings.send_code and settings.ray_address is None:
-        raise ServeError("--send-code is for the nodes of a cluster: give its --ray-address too")
+    if settings.send_own_code and settings.ray_address is None:
+        raise ServeError(
+            "--send-own-code is for the nodes of a cluster: give its --ray-address too"
+        )
     try:
         database_url(settings.resolved_database_url())
     except UnsupportedDatabase as error:  # fail before a folder is made
@@ -218,7 +220,7 @@ async def _connection(settings: Settings, store: Store, broken: _Broken) -> Conn
                 renew_s=settings.ray_connect_s,
             ),
             lambda address: settings.ray_address is None and _has_ended(settings, address),
-            code=OwnCode(own_code() if settings.send_code else None),
+            code=OwnCode(own_code() if settings.send_own_code else None),
         )
 
     return connect

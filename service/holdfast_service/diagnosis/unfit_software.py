@@ -47,7 +47,7 @@ def import_fault(
     if module in OWN_PACKAGES and not sends_code:
         advice = (
             "pip install 'holdfast-train[server]' there, in the server's version, or start the "
-            "server with --send-code"
+            "server with --send-own-code"
         )
         return SoftwareFault("holdfast", f"Holdfast is not installed (no module {module})", advice)
     if top in OWN_PACKAGES or any(name in reason for name in OWN_PACKAGES):
