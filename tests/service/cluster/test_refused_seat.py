@@ -52,7 +52,7 @@ def test_a_fence_is_answered_for_its_attempt_because_nothing_runs_there() -> Non
     assert answer(commands.Fence("n1", 3)).attempt == 3
 
 
-@pytest.mark.parametrize("command", [commands.WarmUp("n1", 3), commands.Poll((0, 0), (0, 0))])
+@pytest.mark.parametrize("command", [commands.WarmUp("n1", 3), commands.Poll()])
 def test_work_is_refused_with_the_reason(command: Any) -> None:
     with pytest.raises(RequestRefused, match=r"10\.0\.0\.7 .* not installed"):
         answer(command)
