@@ -336,6 +336,7 @@ class RayCluster:
             node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
         }
         folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
+        code = self._code.options()
         for node in alive - sweeps.keys():
             sweeps[node] = (
                 ray.remote(sweep_this_node)
@@ -343,7 +344,7 @@ class RayCluster:
                     num_cpus=0,
                     max_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                    **self._code.options(),
+                    **code,
                 )
                 .remote(folders)
             )
