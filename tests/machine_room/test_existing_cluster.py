@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,16 @@ CODE = Path(existing_cluster.__file__).with_name("users_folder")
 BARE, OTHER = "a", "b"
 
 
+@dataclass(frozen=True)
+class ExistingCluster:
+    """`covered`: the folders of Holdfast that host `a` does not see."""
+
+    room: TrainingRoom
+    covered: list[str]
+
+
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRoom]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExistingCluster]:
     """Host `a` has no Holdfast, host `b` another build of it; both have all that it needs."""
     require_room()
     with (
@@ -44,11 +53,11 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRoom]:
         made = TrainingRoom(hosts)
         storage = pool.submit(made.services.start_s3)
         existing_cluster.start_head(made)
-        existing_cluster.hide_holdfast(hosts[BARE], "holdfast_service", "holdfast_workers")
+        covered = existing_cluster.hide_holdfast(hosts[BARE])
         existing_cluster.install_another_build(hosts[OTHER])
         existing_cluster.start_nodes(made, BARE, OTHER)
         storage.result()
-        yield made
+        yield ExistingCluster(made, covered)
 
 
 def doctor(room: TrainingRoom) -> list[dict[str, Any]]:
@@ -67,8 +76,9 @@ def spec(room: TrainingRoom) -> dict[str, Any]:
 
 
 def test_sent_code_trains_on_nodes_without_holdfast_and_with_another_build(
-    room: TrainingRoom,
+    cluster: ExistingCluster,
 ) -> None:
+    room = cluster.room
     client = room.serve_any(SEND)
     job = client.submit(spec(room))
     assert doctor(room) == []
@@ -81,8 +91,9 @@ def test_sent_code_trains_on_nodes_without_holdfast_and_with_another_build(
 
 @pytest.mark.soak
 def test_sent_code_reaches_restarted_agents_and_the_processes_that_ranks_spawn(
-    room: TrainingRoom,
+    cluster: ExistingCluster,
 ) -> None:
+    room = cluster.room
     client = room.serve_any(SEND)
     without_model = {key: value for key, value in spec(room).items() if key != "model"}
     function = {"function": "spawning:train", "code": str(CODE)}
@@ -110,8 +121,16 @@ def kill_agent(host: Host) -> None:
 
 
 @pytest.mark.soak
-def test_without_sent_code_the_nodes_are_named_and_the_job_waits(room: TrainingRoom) -> None:
-    client = room.serve_any("")
+def test_without_sent_code_nodes_are_named_until_they_have_holdfast_and_the_bits_are_the_same(
+    cluster: ExistingCluster,
+) -> None:
+    room = cluster.room
+    client = room.serve_any(SEND)
+    sent = client.submit(spec(room))
+    assert client.wait(sent.id, JOB_S).state == "SUCCEEDED"
+    room.server.end()
+
+    client = room.serve_any("", HOLDFAST_NODE_ROOM_FRESH_S="5")
     found = {result["what"]: result for result in doctor(room)}
     bare, other = (f"{room.room.address(name)} holdfast" for name in (BARE, OTHER))
     assert set(found) == {bare, other}
@@ -119,15 +138,14 @@ def test_without_sent_code_the_nodes_are_named_and_the_job_waits(room: TrainingR
     assert "--send-own-code" in found[bare]["advice"]
     job = client.submit(spec(room))
 
-    def waiting() -> str:
+    def reason() -> str:
         now = client.get(job.id)
         return now.waiting.reason if now.state == "QUEUED" and now.waiting else ""
 
-    try:
-        eventually(lambda: room.room.address(BARE) in waiting(), JOB_S)
-    finally:
-        print(client.get(job.id), [*client.all_events(job.id)])
-        print(room.server.output()[-3000:])
-    client.cancel(job.id)
-    client.wait(job.id, JOB_S)
+    eventually(lambda: f"{room.room.address(BARE)} (cannot be used" in reason(), JOB_S)
+    existing_cluster.install(room.room[BARE], cluster.covered, room.room[OTHER])
+    ended = client.wait(job.id, JOB_S)
+    assert ended.state == "SUCCEEDED", ended
+    assert set(room.hosts_of(job.id).values()) == {BARE, OTHER}
+    assert client.digests(job.id) == client.digests(sent.id)
     room.server.end()

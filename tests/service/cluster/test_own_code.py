@@ -17,8 +17,8 @@ from ray._private.runtime_env import packaging
 from holdfast_service.cluster import runtime_env
 from holdfast_service.cluster.sent_code import SentCode, packed
 
-runtime_env.PINNED_S = 1
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False,
+runtime_env.PINNED_S = 2  # longer than Ray takes to note a detached actor
+ray.init(num_cpus=2, namespace="own", include_dashboard=False, log_to_driver=False,
          object_store_memory=80 << 20, _temp_dir=FOLDER)
 probe = packed({"sent_probe.py": b"PLACE = __file__"})
 code = SentCode("gcs://_ray_pkg_holdfast_test_1.zip", probe)
@@ -60,11 +60,13 @@ def is_stored():
 
 
 assert not is_stored()
-parent = ray.remote(Parent).options(num_cpus=0, **ours.options()).remote()
+parent = ray.remote(Parent).options(num_cpus=0, name="parent", lifetime="detached",
+                                    **ours.options()).remote()
 places = ray.get(parent.places.remote(), timeout=60)
 assert len(set(places)) == 1 and "py_modules_files" in places[0], places
+time.sleep(1.5 * runtime_env.PINNED_S)
 ray.kill(parent)
-time.sleep(3 * runtime_env.PINNED_S)  # only the detached actor can keep it now
+time.sleep(1.0)  # only the child can keep it now
 assert is_stored(), "a detached actor needs it"
 child = ray.get_actor("child")
 ray.kill(child, no_restart=False)
@@ -79,6 +81,7 @@ ray.shutdown()
 
 
 @pytest.mark.cluster
+@pytest.mark.soak
 @pytest.mark.timeout(150)
 def test_the_code_is_kept_for_detached_actors_and_passed_on_by_them() -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-own-", dir="/tmp") as folder:

@@ -36,11 +36,15 @@ def start_nodes(room: TrainingRoom, *names: str, cpus: int = 1) -> None:
         )
 
 
-def hide_holdfast(host: Host, *packages: str) -> None:
-    """Cover the folders in which this host's Python finds these packages, and nothing else."""
-    for package in packages:
+def hide_holdfast(host: Host) -> list[str]:
+    """Cover the folders in which this host's Python finds Holdfast, and nothing else; returns
+    them."""
+    covered = []
+    for package in ("holdfast_service", "holdfast_workers"):
         while folder := host.run(["python", "-c", _FIND, package]).stdout.strip():
-            host.run(f"mount -t tmpfs -o size=1m hidden {shlex.quote(folder.rpartition('/')[0])}")
+            covered.append(folder.rpartition("/")[0])
+            host.run(["mount", "-t", "tmpfs", "-o", "size=1m", "hidden", covered[-1]])
+    return covered
 
 
 def install_another_build(host: Host) -> None:
@@ -48,6 +52,13 @@ def install_another_build(host: Host) -> None:
     there, name = host.outside(OTHER_CODE), "holdfast_workers"
     shutil.copytree(ROOT / "workers" / name, there / name)
     (there / name / "changed.py").write_text("")
+
+
+def install(bare: Host, covered: list[str], other: Host) -> None:
+    """Both hosts have the common Holdfast from now on."""
+    for folder in covered:
+        bare.run(["umount", folder])
+    shutil.rmtree(other.outside(OTHER_CODE))
 
 
 def _ray_start(host: Host, arguments: list[str], cpus: int) -> None:
