@@ -80,6 +80,11 @@ class Settings(BaseSettings):
         description="File with the token of the cluster at `ray_address`, mode 0600, as "
         "`holdfast cluster up` made it; null: RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH apply.",
     )
+    send_own_code: bool = Field(
+        default=False,
+        description="Whether this server sends its own Holdfast to the nodes of the cluster at "
+        "`ray_address`, which then run it in place of an installed one.",
+    )
     local_nodes: Annotated[int | None, Field(ge=1)] = Field(
         default=None,
         description="Nodes of the embedded cluster, which divide the machine's CPUs and GPUs; "
@@ -279,7 +284,7 @@ class Settings(BaseSettings):
     node_room_fresh_s: Seconds = Field(
         default=600.0,
         description="A node that was too small for a job (shared memory, memory, processes) is not "
-        "tried again by such jobs for so many seconds.",
+        "tried again by such jobs for so many seconds; nor by any job, one that lacks software.",
     )
     webhook_url: str | None = Field(
         default=None,

@@ -127,7 +127,7 @@ class Product:
         return found
 
     def actor_pids(self, kind: str) -> list[int]:
-        """Process ids of an actor class: `SupervisorActor` or `AgentActor`."""
+        """Process ids of an actor class: `SupervisorActor` or `StartedAgent`."""
         return self.pids_of(f"ray::{kind}")
 
     def pids_of(self, program: str) -> list[int]:
@@ -138,7 +138,7 @@ class Product:
     def agent_of(self, job_id: str, rank: int) -> int:
         """The process of the node agent that runs the rank."""
         worker = self.members(job_id)[rank].pid
-        agents = self.actor_pids("AgentActor")
+        agents = self.actor_pids("StartedAgent")
         (found,) = [
             pid
             for pid in agents
@@ -173,7 +173,7 @@ class Product:
     def left_of(self, job_id: str) -> list[str]:
         """The remaining segments and worker processes of a job."""
         segments = [str(path) for path in Path(self.cluster.shm_root).glob(f"*{job_id}")]
-        workers = [str(pid) for pid in self.actor_pids("AgentActor")]
+        workers = [str(pid) for pid in self.actor_pids("StartedAgent")]
         return [*segments, *workers, *map(str, self.actor_pids("SupervisorActor"))]
 
 

@@ -422,7 +422,7 @@ def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
     product.wait(lambda: sizes() == [6, 4, 6], 90)
     client.resize(job.id, 2)
     product.wait(lambda: sizes() == [6, 4, 6, 4])
-    product.wait(lambda: len(product.actor_pids("AgentActor")) == 2)  # a seat is given back
+    product.wait(lambda: len(product.actor_pids("StartedAgent")) == 2)  # a seat is given back
     client.resize(job.id, None)
     product.wait(lambda: sizes() == [6, 4, 6, 4, 6], 90)
     product.wait_step(job.id, client.get(job.id).progress.step + 10)

@@ -45,6 +45,9 @@ def serve(
     ray_token_file: Annotated[
         Path | None, Parameter(help="That cluster's token, as `holdfast cluster up` made it.")
     ] = None,
+    send_own_code: Annotated[
+        bool, Parameter(negative="", help="Send this Holdfast to the nodes of that cluster.")
+    ] = False,
     local_nodes: Annotated[
         int | None, Parameter(help="Nodes of the embedded cluster; default 1 with GPUs, else 3.")
     ] = None,
@@ -81,6 +84,7 @@ def serve(
         store_endpoint=store_endpoint,
         store_secret=store_secret,
         ray_token_file=ray_token_file,
+        send_own_code=send_own_code or None,
         local_nodes=local_nodes,
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,

@@ -111,6 +111,10 @@ async def serve(
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
         )
     trusted_addresses(settings, exposed)
+    if settings.send_own_code and settings.ray_address is None:
+        raise ServeError(
+            "--send-own-code is for the nodes of a cluster: give its --ray-address too"
+        )
     try:
         database_url(settings.resolved_database_url())
     except UnsupportedDatabase as error:  # fail before a folder is made
@@ -200,6 +204,8 @@ async def _connection(settings: Settings, store: Store, broken: _Broken) -> Conn
         # Late: Ray reads its settings from the environment on import.
         from holdfast_service.cluster.connection import ConnectionTimes
         from holdfast_service.cluster.ray_cluster import RayCluster
+        from holdfast_service.cluster.runtime_env import OwnCode
+        from holdfast_service.cluster.sent_code import own_code
 
         return RayCluster.connect(
             find_address,
@@ -214,6 +220,7 @@ async def _connection(settings: Settings, store: Store, broken: _Broken) -> Conn
                 renew_s=settings.ray_connect_s,
             ),
             lambda address: settings.ray_address is None and _has_ended(settings, address),
+            code=OwnCode(own_code() if settings.send_own_code else None),
         )
 
     return connect

@@ -21,7 +21,8 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from holdfast_service.cluster import actor_names as names
-from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
+from holdfast_service.cluster import agent_start, refused_seat
+from holdfast_service.cluster.agent_actor import AgentSeat
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import (
     ControlServiceAway,
@@ -32,7 +33,7 @@ from holdfast_service.cluster.ray_state import (
     runs,
 )
 from holdfast_service.cluster.ray_state import nodes as ray_nodes
-from holdfast_service.cluster.runtime_env import with_code
+from holdfast_service.cluster.runtime_env import sent_modules, with_code
 from holdfast_service.cluster.seat_groups import SeatGroups
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import selector_of
@@ -184,7 +185,12 @@ class RayAgents:
         self, seat: str, request: Request, answer: type[Expected], timeout_s: float
     ) -> Expected:
         reference = self._handles[seat].execute.remote(codec.encode(request))
-        return accepted(ray.get(reference, timeout=timeout_s), answer)
+        found = ray.get(reference, timeout=timeout_s)
+        if isinstance(found, dict):
+            sends_code = bool(sent_modules())
+            report = refused_seat.answer_of(seat, request, found, sends_code=sends_code)
+            found = codec.encode(report)
+        return accepted(found, answer)
 
     def _restart(self, seat: str, process: ProcessIdentity) -> None:
         def restart() -> None:
@@ -287,7 +293,8 @@ class RayAgents:
 
     def _create(self, group: Any, index: int, seat: str, name: str) -> Any:
         bundle = self._bundle()
-        actor = ray.remote(AgentActor).options(
+        ray.cloudpickle.register_pickle_by_value(agent_start)  # also for nodes without Holdfast
+        actor = ray.remote(agent_start.StartedAgent).options(
             name=name,
             namespace=names.namespace(self._installation),
             lifetime="detached",
@@ -302,7 +309,7 @@ class RayAgents:
             ),
             **with_code(self._spec.code),
         )
-        return actor.remote(codec.encode(self.seat_of(seat)))
+        return actor.remote(codec.encode(self.seat_of(seat)), refused_seat.own_versions())
 
     def seat_of(self, seat: str) -> AgentSeat:
         """The arguments of a seat's agent."""

@@ -20,7 +20,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from holdfast_service.cluster.refused_seat import requirement_of
+from holdfast_service.cluster.runtime_env import OwnCode
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.diagnosis.unfit_software import SoftwareFault, import_fault
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_service.remote_tier.location import probe
 from holdfast_workers.checkpoint.storage import StorageError
@@ -86,15 +89,17 @@ def _accept(listener: socket.socket) -> None:
 def inspect_nodes(
     store: tuple[str, StorageOptions] | None,
     deadline_s: float,
+    code: OwnCode,
     is_lost: Callable[[], bool] = lambda: False,
 ) -> list[InspectedNode]:
-    """One result per living node, within about `deadline_s`. Blocks; raises errors of Ray, and
-    ClusterUnavailable as soon as the connection `is_lost()`."""
+    """One result per living node, within about `deadline_s`. `code`: what the nodes are to run.
+    Blocks; raises errors of Ray, and ClusterUnavailable as soon as the connection `is_lost()`."""
     end = time.monotonic() + deadline_s
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-    probes = {node: _probe(node) for node in nodes}
+    options = code.options()
+    probes = {node: _probe(node, options) for node in nodes}
     try:
-        return _Inspection(nodes, probes, end, is_lost).result(store)
+        return _Inspection(nodes, probes, end, is_lost, sends_code=code.is_sent).result(store)
     finally:
         if not is_lost():  # probes end with the connection, too
             for probe in probes.values():
@@ -110,11 +115,15 @@ class _Inspection:
         probes: dict[str, Any],
         end: float,
         is_lost: Callable[[], bool],
+        *,
+        sends_code: bool,
     ) -> None:
         self._nodes = nodes
         self._probes = probes
         self._end = end
         self._is_lost = is_lost
+        self._sends_code = sends_code
+        self._software: dict[str, SoftwareFault] = {}
         self._problems: dict[str, str] = {}
 
     def result(self, store: tuple[str, StorageOptions] | None) -> list[InspectedNode]:
@@ -137,6 +146,7 @@ class _Inspection:
                 host=self._host(node),
                 facts=None if node in self._problems else _read(facts[node]),
                 problem=self._problems.get(node, ""),
+                software=self._software.get(node),
                 ray_gpus=float(self._nodes[node]["Resources"].get("GPU", 0.0)),
                 clock_ahead_s=clocks.get(node, UNKNOWN_CLOCK)[0],
                 clock_error_s=clocks.get(node, UNKNOWN_CLOCK)[1],
@@ -163,7 +173,7 @@ class _Inspection:
             except GetTimeoutError:
                 self._problems[node] = f"it did not answer within {limit:.0f} s"
             except RayError as error:
-                self._problems[node] = _shortened(error)
+                self._record(node, error)
         return answers
 
     def _wait(self, calls: list[Any], limit_s: float) -> None:
@@ -174,6 +184,12 @@ class _Inspection:
                 raise ClusterUnavailable("the connection to Ray was lost during the check")
             calls = ray.wait(calls, num_returns=len(calls), timeout=min(left, LOOK_S))[1]
 
+    def _record(self, node: str, error: RayError) -> None:
+        self._problems[node] = _shortened(error)
+        fault = import_fault(str(error), sends_code=self._sends_code, requirement_of=requirement_of)
+        if fault is not None:
+            self._software[node] = fault
+
     def _clock(self, node: str) -> tuple[float, float]:
         def there() -> float:
             call = self._probes[node].now.remote()
@@ -183,14 +199,14 @@ class _Inspection:
         try:
             return clock_offset_s(there)
         except RayError as error:
-            self._problems[node] = _shortened(error)
+            self._record(node, error)
             return UNKNOWN_CLOCK
 
 
-def _probe(node: str) -> Any:
+def _probe(node: str, code: dict[str, Any]) -> Any:
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": here}
-    return ray.remote(NodeProbe).options(**options).remote()
+    return ray.remote(NodeProbe).options(**options, **code).remote()
 
 
 def _read(document: dict[str, Any]) -> NodeFacts:

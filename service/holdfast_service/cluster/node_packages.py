@@ -10,15 +10,15 @@ from typing import Any
 
 import ray
 
-from holdfast_service.cluster.node_paths import on_a_node
+from holdfast_service.cluster.node_paths import task_on
 from holdfast_workers.data.cached_file import NoCacheFolder, cache_folder
 from holdfast_workers.packages.installation import PackagesFailed, install, resolve
 
 
-def begin(requirements: Sequence[str], timeout_s: float) -> Any:
+def begin(node: str, requirements: Sequence[str], timeout_s: float, code: dict[str, Any]) -> Any:
     """The reference of the answer: (the node's host, the exact requirements, why they cannot be
-    installed). Raises errors of Ray and NoNode."""
-    return on_a_node(_install_here).remote(list(requirements), timeout_s)
+    installed). `code`: the options of what runs Holdfast's code. Raises errors of Ray."""
+    return task_on(node, _install_here, code).remote(list(requirements), timeout_s)
 
 
 def _install_here(requirements: list[str], timeout_s: float) -> tuple[str, list[str], str]:

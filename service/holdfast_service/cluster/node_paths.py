@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from holdfast_service.diagnosis.unfit_software import NOT_LOADED
 from holdfast_workers.data.source_search import is_folder, may_exist
 
 
@@ -15,26 +18,42 @@ class NoNode(ConnectionError):
     """The cluster has no node that runs jobs."""
 
 
-def look(source: str, folder: bool, timeout_s: float) -> tuple[str, bool, str]:
-    """The node's host; whether it has the path; why that cannot be read. Blocks. Raises errors of
-    Ray (GetTimeoutError after `timeout_s`) and NoNode."""
-    task = on_a_node(_look_here).remote(source, folder)
+def look(
+    source: str, folder: bool, timeout_s: float, code: dict[str, Any]
+) -> tuple[str, bool, str]:
+    """The node's host; whether it has the path; why that cannot be read. `code`: the options of
+    what runs Holdfast's code. Nodes without Holdfast are passed over. Blocks. Raises errors of Ray
+    (GetTimeoutError after `timeout_s`) and NoNode."""
+    end, nodes = time.monotonic() + timeout_s, nodes_by_cpus()
+    for node in nodes[:-1]:
+        try:
+            return _look_on(node, source, folder, end - time.monotonic(), code)
+        except RayTaskError as error:
+            if NOT_LOADED not in str(error):
+                raise
+    return _look_on(nodes[-1], source, folder, end - time.monotonic(), code)
+
+
+def task_on(node: str, function: Callable[..., Any], code: dict[str, Any]) -> Any:
+    """The function as a task of Ray that takes none of the node's resources."""
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": here, **code}
+    return ray.remote(function).options(**options)
+
+
+def _look_on(
+    node: str, source: str, folder: bool, timeout_s: float, code: dict[str, Any]
+) -> tuple[str, bool, str]:
+    task = task_on(node, _look_here, code).remote(source, folder)
     try:
-        host, exists, why = ray.get(task, timeout=timeout_s)
+        host, exists, why = ray.get(task, timeout=max(0.0, timeout_s))
     finally:
         ray.cancel(task, force=True)  # a file system that hangs holds no process for ever
     return str(host), bool(exists), str(why)
 
 
-def on_a_node(function: Callable[..., Any]) -> Any:
-    """The function as a task of Ray on a node that runs jobs; it takes none of its resources.
-    Raises errors of Ray and NoNode."""
-    here = NodeAffinitySchedulingStrategy(_node_with_most_cpus(), soft=False)
-    return ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
-
-
-def _node_with_most_cpus() -> str:
-    """Of the living nodes; its id. Raises NoNode."""
+def nodes_by_cpus() -> list[str]:
+    """The ids of the living nodes with CPUs, the largest first. Raises NoNode."""
     cpus = {
         node["NodeID"]: float(node["Resources"].get("CPU", 0.0))
         for node in ray.nodes()
@@ -42,7 +61,7 @@ def _node_with_most_cpus() -> str:
     }
     if not any(cpus.values()):
         raise NoNode("the cluster has no node with CPUs")
-    return str(max(sorted(cpus), key=lambda node: cpus[node]))
+    return sorted(filter(cpus.get, cpus), key=lambda node: (-cpus[node], node))
 
 
 def _look_here(source: str, folder: bool) -> tuple[str, bool, str]:

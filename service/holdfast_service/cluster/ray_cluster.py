@@ -36,7 +36,8 @@ from holdfast_service.cluster.job_remains import (
 )
 from holdfast_service.cluster.node_inspection import inspect_nodes
 from holdfast_service.cluster.ray_state import draining_nodes
-from holdfast_service.cluster.runtime_env import publish
+from holdfast_service.cluster.refused_seat import requirement_of
+from holdfast_service.cluster.runtime_env import OwnCode, publish
 from holdfast_service.cluster.supervisor_actor import (
     CALLS,
     CONCURRENCY_GROUPS,
@@ -90,14 +91,17 @@ class RayCluster:
         secrets_dir: Path,
         can_grow: bool,
         connection: ClusterAccess | None = None,
+        code: OwnCode | None = None,
     ) -> None:
-        """`connection`: None: this process has connected to Ray by itself."""
+        """`connection`: None: this process has connected to Ray by itself. `code`: see `OwnCode`;
+        None: nothing is sent."""
         self._installation = installation
         self._namespace = actor_names.namespace(installation)
         self._key = key
         self._secrets = secrets_dir
         self._can_grow = can_grow
         self._connection = connection or Unwatched()
+        self._code = code or OwnCode()
         self._supervisors: dict[str, Any] = {}
         self._sweeps: dict[str, dict[str, Any]] = {}
         self._awaited: set[Any] = set()
@@ -115,6 +119,7 @@ class RayCluster:
         times: ConnectionTimes | None = None,
         has_ended: Callable[[str], bool] = lambda _: False,
         can_grow: bool = False,
+        code: OwnCode | None = None,
     ) -> RayCluster:
         """Connect this process as a driver, and again whenever that is lost. Authentication comes
         from the environment.
@@ -130,7 +135,7 @@ class RayCluster:
             on_stuck,
             has_ended,
         )
-        cluster = cls(installation, key, secrets_dir, can_grow, connection)
+        cluster = cls(installation, key, secrets_dir, can_grow, connection, code)
         connection.open(cluster.forget_connection)
         return cluster
 
@@ -142,6 +147,7 @@ class RayCluster:
         """Drop everything that belongs to a former connection. Called from any thread."""
         self._supervisors = {}
         self._sweeps = {}
+        self._code.forget_connection()
         awaited, self._awaited = self._awaited, set()
         for call in awaited:
             call.cancel()
@@ -152,7 +158,10 @@ class RayCluster:
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         try:
             host, exists, why = await asyncio.wait_for(
-                self._in_thread(lambda: node_paths.look(source, folder, timeout_s)), timeout_s
+                self._in_thread(
+                    lambda: node_paths.look(source, folder, timeout_s, self._code.options())
+                ),
+                timeout_s,
             )
         except (RayError, ConnectionError, TimeoutError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
@@ -161,11 +170,26 @@ class RayCluster:
     async def install_packages(
         self, requirements: Sequence[str], timeout_s: float
     ) -> PackagesAnswer:
-        task = await self._call(lambda: node_packages.begin(requirements, timeout_s))
+        """Nodes without Holdfast are passed over."""
+        problem: Exception = ConnectionError("the cluster has no node with CPUs")
+        for node in await self._call(node_paths.nodes_by_cpus):
+            try:
+                return await self._install_on(node, requirements, timeout_s)
+            except (RayError, ConnectionError, TimeoutError) as error:
+                problem = error
+                if NOT_LOADED not in str(error):
+                    break
+        raise ClusterUnavailable(f"{type(problem).__name__}: {problem}") from problem
+
+    async def _install_on(
+        self, node: str, requirements: Sequence[str], timeout_s: float
+    ) -> PackagesAnswer:
+        def begin() -> Any:
+            return node_packages.begin(node, requirements, timeout_s, self._code.options())
+
+        task = await self._call(begin)
         try:
             host, packages, why = await self._answer(task, timeout_s + INSTALL_MARGIN_S)
-        except (RayError, ConnectionError, TimeoutError) as error:
-            raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
         finally:
             # Also if the caller is cancelled: pip ends with the task.
             self._threads.submit(lambda: ray.cancel(task, force=True))
@@ -233,7 +257,7 @@ class RayCluster:
         self, store: tuple[str, StorageOptions] | None, deadline_s: float
     ) -> list[InspectedNode]:
         def call() -> list[InspectedNode]:
-            return inspect_nodes(store, deadline_s, lambda: self._connection.is_lost)
+            return inspect_nodes(store, deadline_s, self._code, lambda: self._connection.is_lost)
 
         return await self._call(call, deadline_s + CALL_S)
 
@@ -280,6 +304,7 @@ class RayCluster:
             max_concurrency=CALLS,
             num_cpus=0,
             resources=_head_resource(),
+            **self._code.options(),
         )
         self._supervisors[launch.job_id] = actor.remote(
             codec.encode(launch), self._job_secret(launch.job_id), self._credentials(launch)
@@ -348,6 +373,7 @@ class RayCluster:
             node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
         }
         folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
+        code = self._code.options()
         for node in alive - sweeps.keys():
             sweeps[node] = (
                 ray.remote(sweep_this_node)
@@ -355,6 +381,7 @@ class RayCluster:
                     num_cpus=0,
                     max_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                    **code,
                 )
                 .remote(folders)
             )
@@ -365,8 +392,9 @@ class RayCluster:
                 continue
             try:
                 ray.get(call)
-            except RayError:
-                del sweeps[node]  # a node that has died is not swept again
+            except RayError as error:
+                if NOT_LOADED not in str(error):  # else it has no Holdfast, and nothing to sweep
+                    del sweeps[node]  # a node that has died is not swept again
         if late or sweeps.keys() != alive:
             self._sweeps[job_id] = sweeps
             return False
@@ -402,7 +430,11 @@ class RayCluster:
             return await asyncio.wait_for(self._in_thread(call), CALL_S)
         except (RayError, ConnectionError, TimeoutError, codec.UnreadableDocument) as error:
             self._supervisors.pop(job_id, None)
-            raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
+            fault = import_fault(
+                str(error), sends_code=self._code.is_sent, requirement_of=requirement_of
+            )
+            why = f"on its node, {fault}" if fault else f"{type(error).__name__}: {error}"
+            raise SupervisorUnavailable(why) from error
 
 
 @dataclass(frozen=True)

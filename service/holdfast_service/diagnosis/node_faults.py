@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast_service.diagnosis.grades import Grade
+from holdfast_service.diagnosis.unfit_software import SoftwareFault
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.health.node_facts import NodeFacts
 
@@ -34,6 +35,8 @@ class InspectedNode:
     """Its address, as Ray knows it."""
     facts: NodeFacts | None = None
     problem: str = ""
+    software: SoftwareFault | None = None
+    """The software that it lacks, if that is the problem."""
     ray_gpus: float = 0.0
     clock_ahead_s: float = 0.0
     """How far its clock is ahead of the server's."""
@@ -82,6 +85,9 @@ _Fault = tuple[str, Grade, str, str]
 def _faults(
     node: InspectedNode, server: NodeFacts, usual_torch: str, hosts: Mapping[str, str]
 ) -> Iterator[_Fault]:
+    if node.software is not None:
+        yield node.software.what, Grade.BAD, node.software.seen, node.software.advice
+        return
     if node.facts is None:
         advice = "look at its raylet and at Ray's logs on that machine"
         yield "node", Grade.BAD, node.problem, advice

@@ -331,12 +331,12 @@ class JobDriver:
             return await self._avoided_by(tx)
 
     async def _avoided_by(self, tx: JobTransaction) -> dict[str, Avoided]:
-        """The nodes that this job avoids: those set aside, and those too small for it."""
+        """The nodes that this job avoids: those set aside, and those that do not suit it."""
         since = tx.now - self._settings.node_room_fresh_s
-        small = await nodes.too_small(
+        unsuitable = await nodes.unsuitable(
             tx.session, lambda: needs_of(JobSpec.model_validate(tx.job.spec)), since
         )
-        return {**await nodes.avoided(tx.session, tx.now), **small}
+        return {**await nodes.avoided(tx.session, tx.now), **unsuitable}
 
     # ---- running
 
@@ -558,24 +558,22 @@ class JobDriver:
                 tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
             return NextStep(self._settings.reconcile_interval_s)
         if intents[Effect.START].times >= self._settings.supervisor_starts:
-            return await self._fail_supervisor_lost(job)
+            return await self._fail_supervisor_lost(job, error)
         async with self._transaction() as tx:
             (await tx.record_intent(Effect.START)).done_at = None
         await self._crash_hook(CrashPoint.START_INTENDED)
         self._silent_since = None
         return NextStep(0.0)
 
-    async def _fail_supervisor_lost(self, job: JobRecord) -> NextStep:
+    async def _fail_supervisor_lost(self, job: JobRecord, error: SupervisorUnavailable) -> NextStep:
         """Fail a job whose supervisor was lost too often, instead of restarting it forever."""
         if not await self._cluster.release(job.id):
             return NextStep(self._settings.release_retry_s)
         async with self._transaction() as tx:
             if not tx.state.terminal:
-                tx.end(
-                    State.FAILED,
-                    "supervisor_lost",
-                    f"the supervisor was lost {self._settings.supervisor_starts} times",
-                )
+                times = self._settings.supervisor_starts
+                why = f"the supervisor was lost {times} times, at last: {error}"
+                tx.end(State.FAILED, "supervisor_lost", why)
         await self._crash_hook(CrashPoint.ENDED)
         return NextStep(0.0)
 

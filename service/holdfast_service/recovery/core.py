@@ -289,11 +289,10 @@ def _handle_tick(state: CoreState, now: float) -> tuple[Fault, ...]:
 
 def _end_after_wait(state: CoreState, now: float) -> None:
     waited_s = round(now - state.timer.since, 1)
-    small = "".join(
-        f"; {agent} is too small: {why}"
-        for agent, why in node_eligibility.too_small_nodes(state).items()
+    others = "".join(
+        f"; {agent} {why}" for agent, why in node_eligibility.unsuitable_nodes(state).items()
     )
-    waited = f"no {state.timer.waiting_for} within {waited_s:g} s{_after_last_fault(state)}{small}"
+    waited = f"no {state.timer.waiting_for} within {waited_s:g} s{_after_last_fault(state)}{others}"
     if graceful_stop.ends_as_requested(state, GiveUp("no_replacement", waited), now):
         return
     if state.ending.giving_back is not None:  # it could not be saved in time

@@ -33,7 +33,7 @@ from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, NodeRow, NodeTrouble
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.codec import as_json
-from holdfast_workers.protocol.findings import ROOM, messages_of
+from holdfast_workers.protocol.findings import ROOM, SOFTWARE, messages_of
 from holdfast_workers.protocol.node_needs import NodeNeeds
 
 GONE_AFTER_S = 30.0
@@ -66,27 +66,35 @@ async def avoided(session: AsyncSession, now: float) -> dict[str, Avoided]:
     }
 
 
-async def too_small(
+async def unsuitable(
     session: AsyncSession, needs: Callable[[], NodeNeeds], since: float
 ) -> dict[str, Avoided]:
     """The nodes that had too little room for a job with these needs when a job measured it after
-    `since`. `needs()` is called only if a node was too small for any job."""
+    `since`, and those on which no agent could run for lack of software. `needs()` is called only if
+    a node was too small for any job."""
     columns = select(NodeRow.id, NodeRow.findings)
     reported = [
         (name, finding)
         for name, findings in await session.execute(columns)
         for finding in findings
-        if finding.get("probe") == ROOM and finding.get("at", 0.0) > since
+        if finding.get("probe") in (ROOM, SOFTWARE) and finding.get("at", 0.0) > since
     ]
+    lacking = {
+        name: Avoided(NodeStanding.CORDONED, f"cannot be used: {finding['what']}")
+        for name, finding in reported
+        if finding["probe"] == SOFTWARE
+    }
+    reported = [(name, finding) for name, finding in reported if name not in lacking]
     if not reported:
-        return {}
+        return lacking
     wanted = needs()
     least = {"shm": wanted.shm_bytes, "memory": wanted.ram_bytes, "tasks": wanted.tasks}
-    return {
+    small = {
         name: Avoided(NodeStanding.CORDONED, f"too small: {finding['what']}")
         for name, finding in reported
         if finding["there"] < least.get(finding["kind"], 0)
     }
+    return {**small, **lacking}
 
 
 async def record_seen(session: AsyncSession, seen: Iterable[NodeCapacity], now: float) -> None:
@@ -172,7 +180,9 @@ async def record_health(tx: JobTransaction, event: NodeHealthEvent, rules: Quara
     found = [{**as_json(finding), **about} for finding in event.findings]
     node.findings = [*found, *_rooms_of_others(node, about)]
     node.measured = dict(event.measured)
-    why = messages_of(finding for finding in event.findings if finding.probe != ROOM)
+    why = messages_of(
+        finding for finding in event.findings if finding.probe not in (ROOM, SOFTWARE)
+    )
     if why and standing_at(quarantine_of(node), tx.now) is NodeStanding.READY:
         await _quarantine(tx, node, quarantined(quarantine_of(node), why, rules, tx.now), rules)
 

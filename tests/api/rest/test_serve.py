@@ -112,6 +112,15 @@ def test_a_cluster_without_a_store_is_refused_before_anything_starts(
     assert "--store-uri: cannot store checkpoints" in capsys.readouterr().err
 
 
+def test_code_is_sent_to_no_embedded_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["serve", "--port", "0", "--send-own-code", "--data-dir", str(tmp_path)]
+    assert run(arguments) == ExitCode.SERVER
+    assert "--ray-address" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_database_of_a_pre_release_is_refused_before_a_cluster_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

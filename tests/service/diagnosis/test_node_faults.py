@@ -18,6 +18,7 @@ from holdfast_service.diagnosis.node_faults import (
     NodeFinding,
     findings,
 )
+from holdfast_service.diagnosis.unfit_software import SoftwareFault
 from holdfast_workers.health.node_facts import NodeFacts
 
 SERVER = NodeFacts(
@@ -36,6 +37,10 @@ SERVER = NodeFacts(
 SOUND = [InspectedNode(f"n{n}", f"10.0.0.{n}", SERVER) for n in range(4)]
 FAULTS = {
     "no answer": (InspectedNode("n1", "10.0.0.1", problem="it did not answer"), "node"),
+    "no holdfast": (
+        InspectedNode("n1", "10.0.0.1", problem="x", software=SoftwareFault("holdfast", "s", "a")),
+        "holdfast",
+    ),
     "python": (replace(SOUND[1], facts=replace(SERVER, python="3.12.1")), "python"),
     "ray": (
         replace(SOUND[1], facts=replace(SERVER, packages=(("ray", "2.50.0"), SERVER.packages[1]))),

@@ -1,4 +1,5 @@
-"""Nodes that are too small for a job: the job is given back, or uses others, with the figures."""
+"""Nodes that are too small for a job, or lack software: the job is given back, or uses others, with
+the reason."""
 
 from __future__ import annotations
 
@@ -12,6 +13,14 @@ from holdfast_workers.protocol.findings import HealthFinding, Level
 from holdfast_workers.protocol.messages import Restore, Tier
 
 SMALL = HealthFinding("room", "shm", Level.UNFIT, "it has 1 MB, needs 3 MB", needed=3, there=1)
+
+LACKING = HealthFinding("software", "holdfast", Level.UNFIT, "10.0.0.2: no Holdfast", lost=True)
+
+
+def without_software(job: SimulatedCluster, agent: str) -> SimulatedCluster:
+    job.agents[agent].never_ready = True
+    job.at(0.1, lambda: job.fall_ill(agent, for_s=10_000.0, finding=LACKING))
+    return job
 
 
 def with_a_small_node(job: SimulatedCluster, *agents: str) -> SimulatedCluster:
@@ -50,6 +59,39 @@ def test_a_replacement_that_is_too_small_is_named_when_the_wait_is_over() -> Non
     end = job.run()
     assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
     assert "n1 is too small: it has 1 MB, needs 3 MB" in end.message
+    assert len(job.emitted(EventKind.ATTEMPT_FORMING)) == 1
+
+
+def test_a_job_with_a_standby_starts_beside_a_node_without_software() -> None:
+    job = without_software(cluster(standbys=1), "n1")
+    assert job.run().outcome == "SUCCEEDED"
+    assert {agent for agent, _ in members(forming(job)[0]).values()} == {"n0", "n2"}
+
+
+def test_a_job_is_given_back_at_once_if_a_node_lacks_software() -> None:
+    job = without_software(cluster(standbys=0, requeue=True, start_timeout_s=900.0), "n1")
+    began = job.now
+    end = job.run()
+    assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
+    assert "1 of 2 nodes can be used; n1 cannot be used: 10.0.0.2: no Holdfast" in end.message
+    assert job.now - began < 60.0
+
+
+def test_a_job_that_is_not_to_be_queued_again_fails_and_names_the_node_without_software() -> None:
+    job = without_software(cluster(standbys=0, requeue=False, start_timeout_s=9.0), "n1")
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "start_timeout")
+    assert "n1 is not used: 10.0.0.2: no Holdfast" in end.message
+
+
+def test_a_replacement_without_software_gets_no_rank_and_is_named() -> None:
+    job = running(cluster(standbys=1, requeue=True, wait_for_replacement_s=5.0))
+    job.kill_node("n2", back_after_s=None)
+    job.kill_node("n1", back_after_s=2.0)
+    job.at(2.5, lambda: job.fall_ill("n1", for_s=600.0, finding=LACKING))
+    end = job.run()
+    assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
+    assert "n1 cannot be used: 10.0.0.2: no Holdfast" in end.message
     assert len(job.emitted(EventKind.ATTEMPT_FORMING)) == 1
 
 

@@ -256,6 +256,32 @@ async def test_a_job_is_not_shown_that_its_nodes_are_too_small_for_others(
         assert (await jobs.get(second.id)).unwell_nodes == ()
 
 
+async def test_a_node_that_lacks_software_is_used_by_no_job_and_not_quarantined(
+    jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive
+) -> None:
+    lacking = HealthFinding("software", "holdfast", Level.UNFIT, "no Holdfast", lost=True)
+    async with drive():
+        await until_seen(service)
+        supervisor = await submitted(jobs, cluster, **NO_STANDBY)
+        job = supervisor.launch.job_id
+        found = {**too_small("node1", 0), "findings": [asdict(lacking)]}
+        supervisor.emit(EventKind.NODE_HEALTH, **found)
+        supervisor.end("PAUSED", "no_nodes", message="1 of 2 nodes can be used")
+        await until(lambda: cluster.starts[job] == 2)
+        smaller = {"resources": {"workers_per_node": 1}, "parallel": {"dp_shard": 1}}
+        other, _ = await jobs.submit({**JOB, **smaller, "name": "small"})
+
+        async def waits() -> bool:
+            waiting = (await jobs.get(other.id)).waiting
+            reason = waiting.reason if waiting is not None else ""
+            return reason.endswith("node1 (cannot be used: no Holdfast)")
+
+        await until(waits)
+    avoided = cluster.supervisors[job].launch.avoid["node1"]
+    assert avoided.standing is NodeStanding.CORDONED
+    assert (await service.get("node1")).state is NodeStanding.READY
+
+
 async def test_a_job_for_which_too_few_nodes_are_large_enough_waits_with_the_figures(
     jobs: JobService, store: Store, cluster: FakeCluster, settings: Settings, service: NodeService
 ) -> None:

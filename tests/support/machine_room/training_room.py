@@ -68,12 +68,16 @@ class TrainingRoom:
             list(pool.map(join, names))
 
     def serve(self, options: str = "", **variables: str) -> Client:
-        """Start a server on the head, with the database and the bucket of the services."""
+        """Start a server of the cluster that `up` made, with the database of the services."""
+        database = f"--database-url {self.services.database_url}"
+        return self.serve_any(f"--ray-token-file {TOKEN} {database} {options}", **variables)
+
+    def serve_any(self, options: str, **variables: str) -> Client:
+        """Start a server on the head, with the bucket of the services, for any Ray cluster."""
         secret = json.dumps(self.services.secret())
         self.head.write(f"{HOME}/.holdfast/secrets/bucket.json", secret)
         self.server = self.head.start(
             f"exec holdfast serve --ray-address {self.head.address}:6379 "
-            f"--ray-token-file {TOKEN} --database-url {self.services.database_url} "
             f"--host {self.head.address} --port {PORT} --expose-without-authentication "
             f"--store-uri {STORE} --store-endpoint {self.services.endpoint} "
             f"--store-secret bucket --json {options}",

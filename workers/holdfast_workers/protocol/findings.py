@@ -21,10 +21,13 @@ class Level(StrEnum):
 ROOM = "room"
 """The probe whose findings concern one job: the node is too small for it, and fit for others."""
 
+SOFTWARE = "software"
+"""The probe whose findings say that no agent can run on the node, for lack of software."""
+
 
 @dataclass(frozen=True)
 class HealthFinding:
-    probe: str  # "accelerator", "host", "network", "preflight", "exchange", "room"
+    probe: str  # "accelerator", "host", "network", "preflight", "exchange", "room", "software"
     kind: str  # one of the probe's closed set of findings
     level: Level
     what: str  # a message with the numbers

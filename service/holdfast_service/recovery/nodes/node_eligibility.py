@@ -18,7 +18,7 @@ from holdfast_service.policy.quarantine import NodeStanding, node_name
 from holdfast_service.recovery.core_state.node_records import NodeRecords
 from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_workers.protocol.findings import ROOM, HealthFinding, Level, messages_of
+from holdfast_workers.protocol.findings import ROOM, SOFTWARE, HealthFinding, Level, messages_of
 
 
 def findings_of(nodes: NodeRecords, record: AgentRecord) -> tuple[HealthFinding, ...]:
@@ -40,13 +40,19 @@ def has_lost_device(nodes: NodeRecords, record: AgentRecord) -> bool:
     return any(finding.lost and finding.level is Level.UNFIT for finding in findings)
 
 
-def too_small_nodes(state: CoreState) -> dict[str, str]:
-    """Live agents whose nodes lack room for the job, and what they lack."""
-    return {
-        record.agent: messages_of(small)
-        for record in state.roster.live()
-        if (small := [f for f in findings_of(state.nodes, record) if f.probe == ROOM])
-    }
+def unsuitable_nodes(state: CoreState) -> dict[str, str]:
+    """Live agents whose nodes lack room for the job or software, and a phrase with what is lacking.
+    Not the job, but only other nodes help."""
+    phrases = {}
+    for record in state.roster.live():
+        findings = findings_of(state.nodes, record)
+        small = messages_of(finding for finding in findings if finding.probe == ROOM)
+        lacking = messages_of(finding for finding in findings if finding.probe == SOFTWARE)
+        if small or lacking:
+            phrases[record.agent] = (
+                f"cannot be used: {lacking}" if lacking else f"is too small: {small}"
+            )
+    return phrases
 
 
 def why_set_aside(nodes: NodeRecords, record: AgentRecord, standing: NodeStanding) -> str:

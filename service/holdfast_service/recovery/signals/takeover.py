@@ -38,7 +38,7 @@ def check_start(state: CoreState, now: float) -> None:
     shapes = mesh_preference.wanted_shapes(state)
     found = assign_best(shapes, config.best_shape, {}, nodes)
     if isinstance(found, Shortage):
-        if not _give_back_if_too_small(state, ready, now):
+        if not _give_back_if_unsuitable(state, now):
             state.timer.wait_for_agents()
     elif found.shape != shapes[0]:
         state.timer.wait_for_standbys(now, config.assemble_wait_s)
@@ -76,23 +76,26 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
     )
     needed = min(shape.nodes for shape in config.shapes)
     has_trained = state.saves.newest(state.progress.line) is not None
-    is_short = len(live) < needed or bool(node_eligibility.too_small_nodes(state))
+    is_short = len(live) < needed or bool(node_eligibility.unsuitable_nodes(state))
     if (config.requeue and is_short) or (others and has_trained):
         requeue.end(state, now, message)
     else:
         outcome.fail(state, now, "start_timeout", message)
 
 
-def _give_back_if_too_small(state: CoreState, ready: list[AgentRecord], now: float) -> bool:
-    """All agents have come, and the job lacks nodes because some are too small for it: the queue
-    places it elsewhere, or waits."""
+def _give_back_if_unsuitable(state: CoreState, now: float) -> bool:
+    """All agents have come, and the job lacks nodes because some are too small for it or lack
+    software: the queue places it elsewhere, or waits."""
     config = state.config
-    small = node_eligibility.too_small_nodes(state)
-    all_have_come = len(ready) >= config.best_shape.nodes + config.standby_nodes
-    if not (config.requeue and small and all_have_come):
+    unsuitable = node_eligibility.unsuitable_nodes(state)
+    known = {record.agent for record in state.roster.live() if record.report.ready}
+    known |= unsuitable.keys()
+    all_have_come = len(known) >= config.best_shape.nodes + config.standby_nodes
+    if not (config.requeue and unsuitable and all_have_come):
         return False
-    why = "; ".join(f"{agent} is too small: {why}" for agent, why in small.items())
-    requeue.end(state, now, f"{len(ready) - len(small)} of {len(ready)} nodes can be used; {why}")
+    why = "; ".join(f"{agent} {why}" for agent, why in unsuitable.items())
+    can = len(known) - len(unsuitable)
+    requeue.end(state, now, f"{can} of {len(known)} nodes can be used; {why}")
     return True
 
 

@@ -1,0 +1,74 @@
+"""The first code of an agent on its node: it starts the agent, or reports why it cannot.
+
+Ray gets this module's class by value, so it runs on nodes without Holdfast: its methods use the
+standard library, Ray, and what they import themselves. An actor whose class cannot be imported
+would be dead for ever, and its seat lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+AGAIN_S = 60.0
+"""How long an agent that could not start waits before Ray starts its process again."""
+
+
+class StartedAgent:
+    """An agent, or the report of its node that none can run there."""
+
+    def __init__(self, document: bytes, versions: dict[str, str]) -> None:
+        """`document`: its `AgentSeat`. `versions`: of Python and Ray, as the node must have them.
+        Never raises: Ray would not start this actor again."""
+        self._agent: Any = None
+        self._refusal: dict[str, Any] = {}
+        there = self._versions()
+        error = ""
+        if there == versions:
+            try:
+                from holdfast_service.cluster.agent_actor import AgentActor
+
+                self._agent = AgentActor(document)
+            except Exception as fault:  # reported by every answer
+                error = f"{type(fault).__name__}: {fault}"
+        if self._agent is None:
+            self._refuse(there, error)
+
+    def execute(self, document: bytes) -> bytes | dict[str, Any]:
+        """See `AgentActor.execute`; a dictionary is the report that there is no agent."""
+        if self._agent is None:
+            return self._refusal
+        answer: bytes = self._agent.execute(document)
+        return answer
+
+    def release(self) -> None:
+        if self._agent is not None:
+            self._agent.release()
+
+    def _refuse(self, there: dict[str, str], error: str) -> None:
+        import os
+        import threading
+        import time
+
+        import ray
+
+        self._refusal = {
+            "error": error,
+            "versions": there,
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "host": ray.util.get_node_ip_address(),
+            "pid": os.getpid(),
+            "incarnation": f"{os.getpid()}-{time.time():.3f}",
+        }
+        again = threading.Timer(AGAIN_S, os._exit, (1,))
+        again.daemon = True
+        again.start()
+
+    def _versions(self) -> dict[str, str]:
+        import sys
+
+        import ray
+
+        return {
+            "python": ".".join(str(number) for number in sys.version_info[:2]),
+            "ray": ray.__version__,
+        }

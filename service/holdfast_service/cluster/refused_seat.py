@@ -1,0 +1,73 @@
+"""Answers for a node that reports that no agent can run there, in place of that agent.
+
+The node takes part without ranks: its health finding keeps them away, and names the node, what is
+missing, and what to do. It runs nothing, so every attempt is over on it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Any
+
+import ray
+
+from holdfast_service.diagnosis.unfit_software import SoftwareFault, import_fault, version_fault
+from holdfast_workers import build
+from holdfast_workers.protocol.answers import AgentReport, Refusal, RequestRefused
+from holdfast_workers.protocol.commands import CheckNode, Describe, Fence, Hello, Request
+from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
+
+
+def own_versions() -> dict[str, str]:
+    """The versions that a node must share with this process."""
+    python = ".".join(str(number) for number in sys.version_info[:2])
+    return {"python": python, "ray": ray.__version__}
+
+
+def requirement_of(module: str) -> str:
+    """The package that this process has for a top-level module, with its version; "": none."""
+    names = importlib.metadata.packages_distributions().get(module, [])
+    return f"{names[0]}=={importlib.metadata.version(names[0])}" if names else ""
+
+
+def answer_of(
+    seat: str, request: Request, refusal: dict[str, Any], *, sends_code: bool
+) -> AgentReport:
+    """The answer to a request that the node of `seat` could not take. Raises RequestRefused for
+    work."""
+    fault = _fault(refusal, sends_code)
+    node, host = str(refusal["node_id"]), str(refusal["host"])
+    what = f"{host} (node {node[:12]}): {fault}"
+    match request.command:
+        case Fence(attempt=number):
+            attempt = number
+        case Hello() | Describe() | CheckNode():
+            attempt = 0
+        case _:
+            raise RequestRefused(Refusal("UnusableNode", what))
+    finding = HealthFinding(SOFTWARE, fault.what, Level.UNFIT, what, lost=True)
+    return AgentReport(
+        agent=seat,
+        incarnation=str(refusal["incarnation"]),
+        node_id=node,
+        host=host,
+        pid=int(refusal["pid"]),
+        data_port=0,
+        store_port=0,
+        capacity=0,
+        epoch=request.epoch,
+        attempt=attempt,
+        ready=False,
+        health=HealthReport(1, (finding,)),
+        build=build.LOADED,
+    )
+
+
+def _fault(refusal: dict[str, Any], sends_code: bool) -> SoftwareFault:
+    error = str(refusal["error"])
+    return (
+        version_fault(own_versions(), refusal["versions"])
+        or import_fault(error, sends_code=sends_code, requirement_of=requirement_of)
+        or SoftwareFault("agent", f"its agent cannot start ({error})", "see Ray's logs there")
+    )

@@ -1,0 +1,97 @@
+"""A node that cannot run an agent answers in its place, and names itself and what it lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_service.cluster import agent_start
+from holdfast_service.cluster.refused_seat import answer_of, own_versions, requirement_of
+from holdfast_workers import build
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.answers import AgentReport, RequestRefused
+from holdfast_workers.protocol.commands import Request
+from holdfast_workers.protocol.findings import Level
+
+MISSING = "ModuleNotFoundError: No module named 'holdfast_service'"
+REFUSAL = {
+    "error": MISSING,
+    "versions": own_versions(),
+    "node_id": "f" * 56,
+    "host": "10.0.0.7",
+    "pid": 12,
+    "incarnation": "12-1.5",
+}
+
+
+def answer(command: Any, **changes: Any) -> AgentReport:
+    return answer_of("n1", Request(command, 4), {**REFUSAL, **changes}, sends_code=False)
+
+
+def test_hello_gets_a_report_without_capacity_whose_finding_keeps_ranks_away() -> None:
+    report = answer(commands.Hello())
+    assert (report.agent, report.host, report.ready, report.capacity) == (
+        "n1",
+        "10.0.0.7",
+        False,
+        0,
+    )
+    assert (report.epoch, report.attempt, report.data_port) == (4, 0, 0)
+    assert report.build == build.LOADED, "an upgrade is not what is wrong"
+    (finding,) = report.health.findings
+    assert (finding.probe, finding.level, finding.lost) == ("software", Level.UNFIT, True)
+    assert "10.0.0.7 (node ffffffffffff): Holdfast is not installed" in finding.what
+    assert "--send-own-code" in finding.what
+
+
+def test_a_fence_is_answered_for_its_attempt_because_nothing_runs_there() -> None:
+    assert answer(commands.Fence("n1", 3)).attempt == 3
+
+
+@pytest.mark.parametrize("command", [commands.WarmUp("n1", 3), commands.Poll()])
+def test_work_is_refused_with_the_reason(command: Any) -> None:
+    with pytest.raises(RequestRefused, match=r"10\.0\.0\.7 .* not installed"):
+        answer(command)
+
+
+def test_another_version_counts_before_what_may_follow_from_it() -> None:
+    other = {**own_versions(), "python": "3.99"}
+    (finding,) = answer(commands.Hello(), versions=other).health.findings
+    assert (finding.kind, "Python 3.99" in finding.what) == ("python", True)
+
+
+def test_an_error_that_is_no_import_is_shown_as_it_is() -> None:
+    (finding,) = answer(commands.Hello(), error="OSError: disk").health.findings
+    assert (finding.kind, "OSError: disk" in finding.what) == ("agent", True)
+
+
+def test_a_module_is_known_by_the_package_that_has_it() -> None:
+    assert requirement_of("structlog").startswith("structlog==")
+    assert requirement_of("no_such_module") == ""
+
+
+def test_the_class_of_an_agent_is_read_without_holdfast() -> None:
+    """Ray reads it by value: its module imports nothing that a node may lack."""
+    source = Path(agent_start.__file__).read_text()
+    program = (
+        "import pickle, sys\n"
+        "made = pickle.load(sys.stdin.buffer)\n"
+        "assert not any(name.startswith('holdfast') for name in sys.modules), 'imported'\n"
+        "print(made.__name__)"
+    )
+    import ray  # late: it takes a second
+
+    ray.cloudpickle.register_pickle_by_value(agent_start)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        input=ray.cloudpickle.dumps(agent_start.StartedAgent),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode() + source
+    assert ran.stdout == b"StartedAgent\n"
