@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class ReconcilerOrigin:
         request = {"settings": settings.model_dump_json(), "folder": str(folder)}
         return ForkedReconciler(self, self.ask(request))
 
-    def ask(self, request: dict[str, object]) -> int:
+    def ask(self, request: Mapping[str, object]) -> int:
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._lock:
             self._process.stdin.write(json.dumps(request) + "\n")
