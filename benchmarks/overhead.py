@@ -90,9 +90,7 @@ def without_checkpoints(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
     return changed
 
 
-def under_holdfast(
-    job: Mapping[str, Any], poll_s: float
-) -> tuple[list[float], dict[str, float]]:
+def under_holdfast(job: Mapping[str, Any], poll_s: float) -> tuple[list[float], dict[str, float]]:
     """Step times in s, and the share of a core used by each kind of other process."""
     with holdfast_side.running(job) as running:
         running.wait_step(1, holdfast_side.START_S)
