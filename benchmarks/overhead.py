@@ -45,7 +45,8 @@ RUN_S = 600.0
 TAIL = 60
 """Steps after the measured ones, so that CPU use is read before the job ends."""
 POLL_S = 10.0
-"""Between two polls of the running job: a job that a user looks at costs more."""
+"""Between two polls of the running job, unless an option says otherwise: a job that a user looks at
+costs more."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     ours, theirs = [], [steady(bare(job), options.skip, options.steps)]
     shares: dict[str, float] = {}
     for number in range(options.rounds):
-        times, shares = under_holdfast(job)
+        times, shares = under_holdfast(job, options.poll_s)
         ours.append(steady(times, options.skip, options.steps))
         theirs.append(steady(bare(job), options.skip, options.steps))
         before, loaded, after = (median(item) * 1e3 for item in (theirs[-2], ours[-1], theirs[-1]))
@@ -89,12 +90,12 @@ def without_checkpoints(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
     return changed
 
 
-def under_holdfast(job: Mapping[str, Any]) -> tuple[list[float], dict[str, float]]:
+def under_holdfast(job: Mapping[str, Any], poll_s: float) -> tuple[list[float], dict[str, float]]:
     """Step times in s, and the share of a core used by each kind of other process."""
     with holdfast_side.running(job) as running:
         running.wait_step(1, holdfast_side.START_S)
         use = CpuUse(Path(running.data_dir))
-        running.wait_step(job["train"]["steps"] - TAIL, RUN_S, POLL_S)
+        running.wait_step(job["train"]["steps"] - TAIL, RUN_S, poll_s)
         shares = use.shares()
         points = running.points()
     times = [point.values["step_time_s"] for point in points]
@@ -126,6 +127,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
     parser.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
     parser.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
+    parser.add_argument(
+        "--poll-s",
+        type=float,
+        default=POLL_S,
+        help=f"between two looks at the running job; default {POLL_S:g}",
+    )
     add_idle_options(parser)
     return parser.parse_args(arguments)
 

@@ -49,7 +49,8 @@ WARM_STEPS = 5
 NO_END = 1_000_000
 BLOCK = 40
 ROWS_S = 3.0
-"""Time until the rows of the last step have arrived."""
+"""Longest time until the rows of the last step have arrived."""
+ROWS_POLL_S = 0.2
 SLACK_S = 120.0
 """Extra time for torchft's side beyond its calm and storms."""
 
@@ -114,9 +115,14 @@ def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Schedul
 
 
 def _committed(running_job: RunningJob, since: float, until: float) -> int:
-    """Steps in the final history between two times; waits for the last rows to arrive."""
-    time.sleep(ROWS_S)
-    return sum(since <= point.at < until for point in running_job.points())
+    """Steps in the final history between two times. Rows arrive in order: the last one before
+    `until` has arrived once there is a later one."""
+    deadline = time.monotonic() + ROWS_S
+    points = running_job.points()
+    while max((point.at for point in points), default=0.0) < until and time.monotonic() < deadline:
+        time.sleep(ROWS_POLL_S)
+        points = running_job.points()
+    return sum(since <= point.at < until for point in points)
 
 
 def _best_torchft(

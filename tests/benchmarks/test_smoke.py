@@ -68,10 +68,10 @@ SMOKES = {
     ),
     "elastic": Smoke(
         "--nodes 3 --ranks-per-node 1 --rounds 1 --settle-steps 2 --settings "
-        "--job {elastic_job} --health-failures 30 --quiet 1000",
+        "--job {elastic_job} --health-failures 10 --quiet 1000",
         ElasticResult,
     ),
-    "overhead": Smoke(f"--rounds 1 --steps 3 --skip 1 {SMALL}", OverheadResult),
+    "overhead": Smoke(f"--rounds 1 --steps 3 --skip 1 --poll-s 0.5 {SMALL}", OverheadResult),
     "recovery": Smoke(f"--faults 1 --after-step 2 {SMALL} --settings", RecoveryResult),
     "storm": Smoke("--step-s 0.3 --calm-steps 2 --storm-s 2 --torchft-s 0", StormResult),
 }

@@ -72,8 +72,13 @@ def test_with_two_copies_two_nodes_may_be_lost_at_once(
 def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """The next supervisor knows the seats only from the events, and moves no living rank."""
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
+    """The next supervisor knows the seats only from the events, and moves no living rank.
+
+    No process of the node can prove its end, so the next attempt waits for the end of the leases
+    of the former supervisor (`RecoveryConfig.lapse_s`): these are shorter here."""
+    training = small_training(STEPS, recipe=ENDS_WHEN_TOLD)
+    leases = {"lease_s": 2.0, "adopt_timeout_s": 5.0}
+    with supervised(tmp_path, training, standbys=1, config=leases) as run:
         run.wait_step(20)
         lost, kept = run.seat_of(0), run.seat_of(2)
         pids = {rank: pid for rank, pid in run.pids().items() if rank in (2, 3)}

@@ -106,7 +106,7 @@ def test_servers_that_are_killed_in_turn_lose_no_job_and_run_none_twice(
         return [sys.executable, "-m", program, own.model_dump_json(), str(tmp_path)]
 
     with replicas(command, tmp_path / "servers.log") as servers:
-        ran = run_jobs(servers, JOB, jobs=20, kills=6, at_once=4, pause_s=1.0)
+        ran = run_jobs(servers, JOB, jobs=16, kills=4, at_once=4, pause_s=1.0)
         print(f"{len(ran.jobs)} jobs, {ran.kills} kills, seed {SEED}")
         check(servers, ran)
         for job in ran.jobs:

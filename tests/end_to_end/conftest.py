@@ -61,11 +61,14 @@ class Product:
         self,
         data_dir: Path,
         beside: local_cluster.LocalCluster | RayProcesses | None = None,
+        nodes: int = 3,
         **env: str,
     ) -> None:
-        """`beside`: the server uses this cluster of another server. `env`: its settings."""
+        """`beside`: the server uses this cluster of another server. `nodes`: of its own cluster;
+        each takes a second to start. `env`: its settings."""
         self.data_dir = data_dir
         self._beside = beside
+        self._nodes = nodes
         self._env = env if beside is None else {**beside.environment(), **env}
         self.log = data_dir / "server.log"
         self.process: subprocess.Popen[str] | None = None
@@ -76,7 +79,7 @@ class Product:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0"),
-                    *("--data-dir", str(self.data_dir), "--local-nodes", "3"),
+                    *("--data-dir", str(self.data_dir), "--local-nodes", str(self._nodes)),
                     *(("--ray-address", self._beside.address) if self._beside else ()),
                     *(("--store-uri", str(self.data_dir / "store")) if self._beside else ()),
                     "--allow-fault-injection",
@@ -107,7 +110,7 @@ class Product:
 
     def with_settings(self, **env: str) -> Product:
         """Another server of the same data and cluster, to run in place of this one."""
-        return Product(self.data_dir, self._beside, **{**self._env, **env})
+        return Product(self.data_dir, self._beside, self._nodes, **{**self._env, **env})
 
     def kill(self) -> None:
         """SIGKILL to the API server, reconciler included."""
@@ -190,9 +193,9 @@ def _program(pid: int) -> str:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Product]:
+def served(folder: Path, nodes: int = 3) -> Iterator[Product]:
     """A started product with its data in `folder`; leaves no process behind."""
-    started = Product(folder)
+    started = Product(folder, nodes=nodes)
     try:
         started.start()
         yield started

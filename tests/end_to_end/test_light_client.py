@@ -7,7 +7,7 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from tests.end_to_end.conftest import ONE_NODE, REPOSITORY, Product, spec
+from tests.end_to_end.conftest import ONE_NODE, REPOSITORY, Product, served, spec
 from tests.support.base_installation import with_dependencies
 
 from holdfast.cli.exit_codes import ExitCode
@@ -56,6 +56,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*PIP, "wheel", *offline, "-w", str(folder), str(REPOSITORY)], check=True)
     (built,) = folder.iterdir()
     return built
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    with served(tmp_path_factory.mktemp("product"), nodes=1) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from tests.end_to_end.conftest import (
     Product,
     spec,
 )
+from tests.support.ranks.recipes import SLOW_WHILE
 from tests.support.ranks.toy_images import write_images
 from tests.support.wheels import make_wheel
 
@@ -394,24 +395,28 @@ def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[i
 
 
 def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
-    product: Product,
+    product: Product, tmp_path: Path
 ) -> None:
     client = product.client
     local_cluster.add_node(product.cluster)  # in place of the lost node
+    slow = tmp_path / "slow"
+    slow.touch()
     job = client.submit(
         spec(
             name="elastic",
+            recipe="tests.support.ranks.recipes:SlowWhile",
+            env={SLOW_WHILE: str(slow)},
             parallel={"dp_shard": "auto", "tp": 2},
             resources={**WITHOUT_STANDBY, "nodes": {"min": 2, "max": 3}},
             train={**spec()["train"], "steps": 5000, "global_batch": 12},
-            recovery={"grow_after_s": 1.0, "grow_min_gain": -1},
+            recovery={"grow_after_s": 0.3, "grow_min_gain": -1},
         )
     )
 
     def sizes() -> list[int]:
         return [attempt.world_size for attempt in client.attempts(job.id)]
 
-    product.wait_step(job.id, 10)
+    product.wait_step(job.id, 5)
     assert sizes() == [6]
     client.inject(job.id, "node_loss", rank=5)
     product.wait(lambda: any(incident.closed_at for incident in client.incidents(job.id)))
@@ -425,11 +430,12 @@ def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
     product.wait(lambda: len(product.actor_pids("StartedAgent")) == 2)  # a seat is given back
     client.resize(job.id, None)
     product.wait(lambda: sizes() == [6, 4, 6, 4, 6], 90)
-    product.wait_step(job.id, client.get(job.id).progress.step + 10)
+    product.wait_step(job.id, client.get(job.id).progress.step + 5)
     client.cancel(job.id)
     last = product.finish(job.id).progress.step
     assert set(product.samples(job.id)) == set(range(1, last + 1))
     product.wait(lambda: not product.left_of(job.id), 60)
+    slow.unlink()
     assert_proven_by_a_replay(product, job.id, meshes=5)
 
 

@@ -54,7 +54,7 @@ def test_a_storm_of_joins_losses_drains_and_faults_has_the_bits_of_its_replay(
         storm = ElasticStorm(run, seed, events)
         storm.cause_all()
         made = len(run.all_rows)
-        run.wait(lambda: len(run.all_rows) >= made + 20, 240.0)
+        run.wait(lambda: len(run.all_rows) >= made + 8, 240.0)
         last = end(run)
         history, plan = meshes(run), scheduled(run, SHAPES)
         sizes = [event["world_size"] for event in run.of(EventKind.ATTEMPT_FORMING)]

@@ -30,7 +30,7 @@ PATIENT = {"max_failures": 100_000, "max_without_progress": 100_000, "standby_wa
 @pytest.mark.parametrize(
     ("seed", "faults", "steps", "end_s"),
     [
-        pytest.param(1, 40, 200, 120.0, id="short"),
+        pytest.param(1, 28, 140, 120.0, id="short"),
         pytest.param(
             2, 320, 1600, 600.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]
         ),

@@ -27,7 +27,7 @@ STEP = "Number(document.querySelector('.verdict-numbers dd').innerText.replace(/
 
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    with served(tmp_path_factory.mktemp("seen")) as started:
+    with served(tmp_path_factory.mktemp("seen"), nodes=2) as started:
         yield started
 
 

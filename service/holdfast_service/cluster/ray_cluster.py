@@ -46,6 +46,7 @@ from holdfast_service.cluster.supervisor_actor import (
 )
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.diagnosis.unfit_software import NOT_LOADED, import_fault
 from holdfast_service.job_model.node_labels import ACCELERATOR_PREFIX
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,

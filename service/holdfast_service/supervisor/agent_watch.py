@@ -154,6 +154,18 @@ class AgentWatch:
                 self._expect_lease_end(seat, "", self._lapse_s)
         self._report_ended_leases()
 
+    @property
+    def some_start(self) -> bool:
+        """Whether an agent answers that still starts its processes."""
+        return any(_starts(report) for report in tuple(self._known.values()))
+
+    def ask_starting(self, epoch: int) -> None:
+        """Send `hello` to the agents that still start their processes: a world waits for them."""
+        for seat, report in tuple(self._known.items()):
+            pending = self._pending.get(seat)
+            if _starts(report) and (pending is None or pending.done()):
+                self._send_hello(seat, epoch)
+
     def update(self, report: AgentReport) -> None:
         """Keep an agent's answer to another command: if it is not ready, its readiness is news."""
         known = self._known.get(report.agent)
@@ -343,6 +355,10 @@ class AgentWatch:
 
 def _readiness(report: AgentReport) -> tuple[str, bool, bool]:
     return (report.incarnation, report.ready, report.failure is not None)
+
+
+def _starts(report: AgentReport) -> bool:
+    return not report.ready and report.failure is None
 
 
 def _lifeline_name(seat: str, incarnation: str) -> str:

@@ -78,6 +78,8 @@ class SupervisorTimes:
     """Deadline of one exchange of bytes between two nodes."""
     refresh_s: float = 0.5
     """Also how often a successor is looked for: much oftener than `lease_margin_s`."""
+    starting_s: float = 0.1
+    """How often an agent that still starts its processes is asked whether they are ready."""
     poll_s: float = 1.0
     """Between two polls of an agent; while the ranks train, twice as long."""
     drains_s: float = 2.0
@@ -158,6 +160,7 @@ class Supervisor:
         self._halted = False
         self._stopping: StopOrder | None = None
         self._next_refresh = 0.0
+        self._next_look_at_starting = 0.0
         self._next_poll = 0.0
         self._next_inventory = 0.0
         self._next_drains = 0.0
@@ -317,6 +320,8 @@ class Supervisor:
         now = time.time()
         deadline = core.next_deadline()
         until = min(self._next_refresh, self._next_poll, deadline or now + 1.0)
+        if self._watch.some_start:
+            until = min(until, self._next_look_at_starting)
         try:
             input_: inputs.Input = self._inputs.get(timeout=max(0.0, until - now))
         except queue.Empty:
@@ -358,6 +363,7 @@ class Supervisor:
         now = time.time()
         if now >= self._next_refresh:
             self._next_refresh = now + self._times.refresh_s
+            self._next_look_at_starting = now + self._times.starting_s  # this looks at all
             if self._successors.found:
                 self._end_as_superseded()
                 return
@@ -365,6 +371,9 @@ class Supervisor:
             self._grant_leases()
             self._watch.refresh(self._commands.epoch)
             self._link_checker.refresh(self._watch.reports, self._commands.epoch)
+        if now >= self._next_look_at_starting:
+            self._next_look_at_starting = now + self._times.starting_s
+            self._watch.ask_starting(self._commands.epoch)
         if now >= self._next_drains:
             self._next_drains = now + self._times.drains_s
             self._drains.refresh()

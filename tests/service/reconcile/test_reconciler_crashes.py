@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.service.durable_cluster import STEPS, DurableCluster
+from tests.support.service.forked_reconcilers import (
+    ForkedReconciler,
+    ReconcilerOrigin,
+    reconciler_origin,
+)
 from tests.support.service.job_drives import (
     JOB,
     all_digests,
@@ -35,20 +40,15 @@ OPERATIONS = {point for point in CrashPoint if point.startswith("operation.")}
 PAUSES = {CrashPoint.PAUSE_INTENDED, CrashPoint.PAUSE_DONE, CrashPoint.PAUSED}
 
 
-async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.support.service.durable_cluster",
-        settings.model_dump_json(),
-        str(folder),
-        stdout=asyncio.subprocess.DEVNULL,
-    )
+@pytest.fixture(scope="module")
+def origin() -> Iterator[ReconcilerOrigin]:
+    with reconciler_origin() as started:
+        yield started
 
 
 async def endless_job(
-    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
-) -> tuple[DurableCluster, JobService, JobView, asyncio.subprocess.Process]:
+    origin: ReconcilerOrigin, settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
+) -> tuple[DurableCluster, JobService, JobView, ForkedReconciler]:
     """A running job, which trains until it is stopped, and its reconciler, which is killed at the
     crash point."""
     folder = tmp_path / "cluster"
@@ -57,7 +57,7 @@ async def endless_job(
     jobs = JobService(store, cluster, settings)
     job, _ = await jobs.submit({**JOB, "name": "endless"})
     fatal = settings.model_copy(update={"crash_at": point.value})
-    process = await reconciler_process(fatal, folder)
+    process = origin.fork(fatal, folder)
     await until_state(jobs, job.id, State.RUNNING)
     return cluster, jobs, job, process
 
@@ -66,7 +66,7 @@ async def endless_job(
     "point", sorted(set(CrashPoint) - PAUSES - OPERATIONS - {CrashPoint.SUBMITTED})
 )
 async def test_a_crash_at_any_crash_point_loses_nothing(
-    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
+    origin: ReconcilerOrigin, settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})
     folder = tmp_path / "cluster"
@@ -77,7 +77,7 @@ async def test_a_crash_at_any_crash_point_loses_nothing(
     job, _ = await jobs.submit({**JOB, "name": name})
 
     fatal = settings.model_copy(update={"crash_at": point.value})
-    process = await reconciler_process(fatal, folder)
+    process = origin.fork(fatal, folder)
     if point in CANCELS:
         await until_state(jobs, job.id, State.RUNNING)
         await jobs.cancel(job.id)
@@ -101,10 +101,10 @@ async def test_a_crash_at_any_crash_point_loses_nothing(
 
 @pytest.mark.parametrize("point", sorted(PAUSES))
 async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
-    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
+    origin: ReconcilerOrigin, settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})
-    cluster, jobs, job, process = await endless_job(settings, store, tmp_path, point)
+    cluster, jobs, job, process = await endless_job(origin, settings, store, tmp_path, point)
     await jobs.pause(job.id)
     assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
 
@@ -129,10 +129,10 @@ async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
 
 @pytest.mark.parametrize("point", sorted(PAUSES - {CrashPoint.PAUSE_INTENDED}))
 async def test_a_crash_in_a_restart_loses_nothing_and_the_job_goes_on_by_itself(
-    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
+    origin: ReconcilerOrigin, settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})
-    cluster, jobs, job, process = await endless_job(settings, store, tmp_path, point)
+    cluster, jobs, job, process = await endless_job(origin, settings, store, tmp_path, point)
     assert (await jobs.restart(job.id)).state is State.PAUSING
     assert (await jobs.restart(job.id)).generation == 2, "a repeated command changes nothing"
     assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
@@ -150,13 +150,13 @@ async def test_a_crash_in_a_restart_loses_nothing_and_the_job_goes_on_by_itself(
 
 
 async def test_two_processes_on_one_database_start_every_job_once(
-    settings: Settings, store: Store, tmp_path: Path
+    origin: ReconcilerOrigin, settings: Settings, store: Store, tmp_path: Path
 ) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()
     cluster = DurableCluster(folder)
     jobs = JobService(store, cluster, settings)
-    processes = [await reconciler_process(settings, folder) for _ in range(2)]
+    processes = [origin.fork(settings, folder) for _ in range(2)]
     try:
         ids = [(await jobs.submit({**JOB, "name": f"j{n}"}))[0].id for n in range(10)]
 

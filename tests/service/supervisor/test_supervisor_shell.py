@@ -24,7 +24,7 @@ from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore
-from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.answers import AgentFailure, AgentReport
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.commands import CommandKind, Request
 from holdfast_workers.protocol.messages import EventCopy, LogLine, StepRow
@@ -211,6 +211,32 @@ def test_an_agent_that_answered_a_fence_without_a_store_is_asked_until_it_is_rea
     watch.update(replace(agents.life, ready=False))
     watch.refresh(1)
     assert received.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
+    watch.close()
+    server.close()
+
+
+def test_only_an_agent_that_still_starts_is_asked_between_the_looks_at_all(shm: Path) -> None:
+    server = DataServer(
+        SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1"
+    )
+    agents = FakeAgents(lambda: True)
+    watch, received = watching(agents)
+    watch.ask_starting(1)
+    assert agents.calls == [], "an agent that never answered may not be there"
+    unusable = AgentFailure("no room in its memory", "OSError", "")
+    for failure, asked in ((unusable, False), (None, True)):
+        agents.life = replace(report("a", server.port), ready=False, failure=failure)
+        watch.refresh(1)
+        assert watch.some_start is asked
+        agents.calls.clear()
+        watch.ask_starting(1)
+        assert agents.calls == [CommandKind.HELLO] * asked
+    agents.life = report("a", server.port)
+    watch.ask_starting(1)
+    assert received.get(timeout=WAIT_S) and not watch.some_start
+    agents.calls.clear()
+    watch.ask_starting(1)
+    assert agents.calls == []
     watch.close()
     server.close()
 

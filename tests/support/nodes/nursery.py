@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import os
 import select
 import signal
@@ -109,6 +110,8 @@ def _shared() -> _Nursery:
 def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
+    gc.collect()
+    gc.freeze()  # as a zygote does: the collections of every agent and zygote would touch it all
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # an ended child is reaped at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(control_channel.ControlClosed):

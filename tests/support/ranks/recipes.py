@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +34,21 @@ class PacedSteps(PretrainRecipe):
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         time.sleep(self.takes_s)
+        return super().train_step(step, agree, gate, phase)
+
+
+SLOW_WHILE = "SLOW_WHILE"
+
+
+class SlowWhile(PretrainRecipe):
+    """Its steps take longer while the file exists that the job's variable `SLOW_WHILE` names: the
+    test makes few of them meanwhile, which a replay without the file repeats quickly."""
+
+    takes_s = 0.3
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
+        if Path(os.environ[SLOW_WHILE]).exists():
+            time.sleep(self.takes_s)
         return super().train_step(step, agree, gate, phase)
 
 

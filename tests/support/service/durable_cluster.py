@@ -4,8 +4,7 @@ A supervisor is a file. Its report depends on the job only: 20 steps and the end
 job named `endless`, 20 steps and no end until the job is cancelled or paused; after a resume, 20
 more steps and the end.
 
-Run as a program, this module is a reconciler that dies at the crash point in its settings:
-`python -m tests.support.service.durable_cluster <settings as JSON> <folder>`.
+`serve` is a reconciler over it; it dies at the crash point in its settings.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -136,10 +134,6 @@ class DurableCluster:
         return name, last_event, last_attempt
 
 
-async def _serve(settings: Settings, folder: Path) -> None:
+async def serve(settings: Settings, folder: Path) -> None:
     store = await Store.open(settings)
     await Reconciler(store, DurableCluster(folder), settings).run(asyncio.Event())
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve(Settings.model_validate_json(sys.argv[1]), Path(sys.argv[2])))

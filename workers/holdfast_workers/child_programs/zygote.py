@@ -86,6 +86,7 @@ def main() -> None:
         try:
             for name in ONE_THREAD:  # before torch is imported: otherwise it starts a thread pool
                 os.environ.setdefault(name, "1")
+            gc.disable()  # imports leave little garbage, and the search for it takes 0.4 s
             if isinstance(config, ZygoteConfig):
                 _import_for_training()
                 _choose_kernels(config)
@@ -93,6 +94,7 @@ def main() -> None:
                 _enter_code(config.code)
             else:
                 _import_for_storage()
+            gc.enable()
             threads = ThreadOrigins()
             if isinstance(config, ZygoteConfig) and config.imports_recipe:
                 recipe = _prepare_recipe(config, threads)
