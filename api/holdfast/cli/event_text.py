@@ -30,6 +30,7 @@ SENTENCES = {
     "job.stopping": "the job is stopping after step {step}[, to {wanted}][: {reason}]",
     "job.stop_undone": "training continues after step {step}: the request to {wanted} was given "
     "up[, because {reason}]",
+    "packages.installed": "{host} installed the job's packages[ in {took_s} s]",
     "supervisor.started": "the supervisor was started[ (start {times})]",
     "phase": "the supervisor entered the phase {phase}",
     "attempt.forming": "attempt {attempt} is forming[ with {world_size} ranks]"
