@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.support.machine_room.host import HOME
 from tests.support.machine_room.paced import PACE, RECIPE
 from tests.support.machine_room.training_room import JOIN, TrainingRoom, training_room
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 STEPS = 120
 LONG_STEPS = 100_000
 JOB_S = 120.0
+EXAMPLE_S = 400.0
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,30 @@ def test_a_host_loses_power_and_the_job_goes_on_with_the_same_bits(room: Trainin
     assert any(job.id in key for key in room.services.objects())
 
 
-def check_bits(room: TrainingRoom, job_id: str, spec: dict[str, Any]) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_example_outlives_the_loss_of_a_host(tmp_path: Path) -> None:
+    """`examples/stdlib-lm.yaml` as it is, on three hosts."""
+    spec = yaml.safe_load((REPOSITORY / "examples" / "stdlib-lm.yaml").read_text())
+    with training_room(tmp_path, ["a", "b", "c"]) as room:
+        room.up()
+        room.join("a", "b", "c")
+        client = room.serve()
+        job = client.submit(spec)
+        eventually(lambda: client.get(job.id).progress.step >= 20, JOB_S)
+        lost = room.hosts_of(job.id)[2]
+        room.room.power_off(lost)
+        ended = client.wait(job.id, EXAMPLE_S)
+        assert ended.state == "SUCCEEDED", ended
+        assert lost not in room.hosts_of(job.id).values()
+        (incident,) = client.incidents(job.id)
+        print("recovery, in seconds:", incident.phases_s, "steps lost:", incident.steps_lost)
+        check_bits(room, job.id, spec, EXAMPLE_S)
+
+
+def check_bits(
+    room: TrainingRoom, job_id: str, spec: dict[str, Any], within_s: float = JOB_S
+) -> None:
     """The same job on two nodes, undisturbed, has the same digest at each step that was made."""
     digests = room.client.digests(job_id)
     reached = max(digests)
@@ -126,7 +152,7 @@ def check_bits(room: TrainingRoom, job_id: str, spec: dict[str, Any]) -> None:
     def made() -> dict[int, str]:
         return room.client.digests(undisturbed.id)
 
-    eventually(lambda: reached in made(), JOB_S)
+    eventually(lambda: reached in made(), within_s)
     with suppress(JobEnded):
         room.client.cancel(undisturbed.id)
     assert digests.items() <= made().items()

@@ -16,6 +16,7 @@ from tests.support.wheels import make_wheel, only_from
 
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.packages.installation import (
+    COMPLETE,
     PackagesFailed,
     install,
     packages_folder,
@@ -194,3 +195,32 @@ def test_pip_gets_no_password_but_those_of_the_index(
 def test_nothing_is_asked_of_an_index_for_what_the_node_has(cache: Path) -> None:
     assert resolve(["numpy"], cache, LIMIT_S, GO_ON) == ()
     assert install((), cache, LIMIT_S, GO_ON).is_dir()
+
+
+def test_packages_that_no_process_has_used_for_long_are_removed(cache: Path) -> None:
+    program = (
+        "import sys, threading; from pathlib import Path\n"
+        "from holdfast_workers.packages.installation import install\n"
+        f"install((sys.argv[1],), Path({str(cache)!r}), 60, threading.Event())\n"
+        "print('installed', flush=True); sys.stdin.read()"
+    )
+    pins = ["hf_first==1.0", "hf_second==1.5"]
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, pin], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for pin in pins
+    ]
+    for user in users:
+        assert user.stdout is not None
+        assert user.stdout.readline() == b"installed\n"
+    unused, used = (packages_folder((pin,), cache) for pin in pins)
+    for modules in (unused, used):
+        os.utime(modules.parents[2] / COMPLETE, (0, 0))
+    users[0].communicate()
+    try:
+        install((), cache, LIMIT_S, GO_ON)
+        assert used.is_dir()
+        assert not unused.exists()
+    finally:
+        users[1].communicate()

@@ -2,11 +2,13 @@
 
 The folder is a virtual environment that sees the packages of the node's Python. pip installs there
 only what these do not satisfy; the zygote puts the folder on the module path of the ranks. It is
-complete once its marker exists; one process builds it, and others wait.
+complete once its marker exists; one process builds it, and others wait. Folders that no process has
+used for `UNUSED_S` are removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import json
@@ -25,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import environment
@@ -34,6 +37,7 @@ FOLDER = "packages"
 """Of the node's cache, for the packages of all jobs."""
 COMPLETE = "complete"
 LOOK_S = 0.1
+UNUSED_S = 30 * 86400.0
 OUTPUT_BYTES = 64 * 1024
 
 
@@ -70,7 +74,37 @@ def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.
                 left = deadline - time.monotonic()
                 _pip(folder, ["install", "--no-deps"], pins, left, stop)
             (folder / COMPLETE).touch()
+        _use(folder)
+    _remove_unused(cache / FOLDER)
     return packages_folder(pins, cache)
+
+
+def _use(folder: Path) -> None:
+    """In use by this process until it ends: nothing removes the folder."""
+    fcntl.flock(os.open(folder / COMPLETE, os.O_RDONLY), fcntl.LOCK_SH)
+    os.utime(folder / COMPLETE)
+
+
+def _remove_unused(folders: Path) -> None:
+    oldest = time.time() - UNUSED_S
+    for mark in folders.glob(f"*/{COMPLETE}"):
+        with contextlib.suppress(OSError), _lock_of(mark.parent).open("w") as build:
+            with mark.open() as users:
+                if mark.stat().st_mtime < oldest and _is_free(build) and _is_free(users):
+                    shutil.rmtree(mark.parent, ignore_errors=True)
+
+
+def _is_free(file: IO[str]) -> bool:
+    """Whether no other process has locked it; it is locked until it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_suffix(".lock")
 
 
 def packages_folder(pins: Sequence[str], cache: str | Path) -> Path:
@@ -164,15 +198,13 @@ def _run(command: list[str], output: int, timeout_s: float, stop: threading.Even
 @contextmanager
 def _build_lock(folder: Path, deadline: float, stop: threading.Event) -> Iterator[None]:
     """Held while the folder is built; the kernel releases it at the end of the process."""
-    with folder.with_suffix(".lock").open("w") as lock:
+    with _lock_of(folder).open("w") as lock:
         while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_free(lock):
                 break
-            except BlockingIOError:
-                if stop.wait(LOOK_S) or time.monotonic() > deadline:
-                    raise PackagesFailed(
-                        "another process of this node has not finished installing the same "
-                        "packages: see timeouts.install_s"
-                    ) from None
+            if stop.wait(LOOK_S) or time.monotonic() > deadline:
+                raise PackagesFailed(
+                    "another process of this node has not finished installing the same "
+                    "packages: see timeouts.install_s"
+                )
         yield
