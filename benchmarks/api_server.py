@@ -18,7 +18,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ class SimulatedCluster:
         return PathAnswer("10.0.0.1", True)
 
     async def install_packages(
-        self, requirements: Sequence[str], timeout_s: float
+        self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
     ) -> PackagesAnswer:
         return PackagesAnswer("10.0.0.1", tuple(requirements))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import ray
 
 from holdfast_service.cluster.node_paths import task_on
-from holdfast_workers.data.cached_file import NoCacheFolder, cache_folder
-from holdfast_workers.packages.installation import PackagesFailed, install, resolve
+from holdfast_workers.data.cached_file import cache_folder
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.packages.installation import install, resolve
 
 
 def begin(node: str, requirements: Sequence[str], timeout_s: float, code: dict[str, Any]) -> Any:
@@ -22,12 +24,13 @@ def begin(node: str, requirements: Sequence[str], timeout_s: float, code: dict[s
 
 
 def _install_here(requirements: list[str], timeout_s: float) -> tuple[str, list[str], str]:
-    host = ray.util.get_node_ip_address()
+    host, end = ray.util.get_node_ip_address(), time.monotonic() + timeout_s
     stop = threading.Event()
     try:
         cache: Path = cache_folder(os.environ)
         pins = resolve(requirements, cache, timeout_s, stop)
-        install(pins, cache, timeout_s, stop)
-    except (PackagesFailed, NoCacheFolder, OSError) as error:
-        return host, [], str(error)
+        install(pins, cache, end - time.monotonic(), stop)
+    except Exception as error:  # an answer, too: otherwise the job would try it for ever
+        known = isinstance(error, WorkersError)
+        return host, [], str(error) if known else f"{type(error).__name__}: {error}"
     return host, list(pins), ""

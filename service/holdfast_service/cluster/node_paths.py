@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.diagnosis.unfit_software import NOT_LOADED
+from holdfast_service.policy.quarantine import node_name
 from holdfast_workers.data.source_search import is_folder, may_exist
 
 
@@ -52,16 +53,21 @@ def _look_on(
     return str(host), bool(exists), str(why)
 
 
-def nodes_by_cpus() -> list[str]:
-    """The ids of the living nodes with CPUs, the largest first. Raises NoNode."""
-    cpus = {
-        node["NodeID"]: float(node["Resources"].get("CPU", 0.0))
+def nodes_by_cpus(avoid: Collection[str] = ()) -> list[str]:
+    """The ids of the living nodes with CPUs, the largest first, and those whose names are in
+    `avoid` last. Raises NoNode."""
+    found = [
+        (
+            node_name(node["NodeID"], node["NodeManagerAddress"]) in avoid,
+            -float(node["Resources"].get("CPU", 0.0)),
+            node["NodeID"],
+        )
         for node in ray.nodes()
-        if node["Alive"]
-    }
-    if not any(cpus.values()):
+        if node["Alive"] and node["Resources"].get("CPU", 0.0)
+    ]
+    if not found:
         raise NoNode("the cluster has no node with CPUs")
-    return sorted(filter(cpus.get, cpus), key=lambda node: (-cpus[node], node))
+    return [node for _, _, node in sorted(found)]
 
 
 def _look_here(source: str, folder: bool) -> tuple[str, bool, str]:

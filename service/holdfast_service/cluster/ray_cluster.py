@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import actor_names, node_packages, node_paths
@@ -169,18 +169,19 @@ class RayCluster:
         return PathAnswer(host, exists, why)
 
     async def install_packages(
-        self, requirements: Sequence[str], timeout_s: float
+        self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
     ) -> PackagesAnswer:
-        """Nodes without Holdfast are passed over."""
-        problem: Exception = ConnectionError("the cluster has no node with CPUs")
-        for node in await self._call(node_paths.nodes_by_cpus):
+        answer = PackagesAnswer("the cluster", error="it has no node with CPUs")
+        for node in await self._call(lambda: node_paths.nodes_by_cpus(avoid)):
             try:
                 return await self._install_on(node, requirements, timeout_s)
-            except (RayError, ConnectionError, TimeoutError) as error:
-                problem = error
+            except (RayTaskError, WorkerCrashedError, OutOfMemoryError, TimeoutError) as error:
+                answer = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {error}")
                 if NOT_LOADED not in str(error):
                     break
-        raise ClusterUnavailable(f"{type(problem).__name__}: {problem}") from problem
+            except (RayError, ConnectionError) as error:
+                raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
+        return answer
 
     async def _install_on(
         self, node: str, requirements: Sequence[str], timeout_s: float
@@ -188,12 +189,18 @@ class RayCluster:
         def begin() -> Any:
             return node_packages.begin(node, requirements, timeout_s, self._code.options())
 
+        def cancel() -> None:
+            with (
+                contextlib.suppress(ClusterUnavailable, RayError),
+                self._connection.in_use(control=False),
+            ):
+                ray.cancel(task, force=True)
+
         task = await self._call(begin)
         try:
             host, packages, why = await self._answer(task, timeout_s + INSTALL_MARGIN_S)
         finally:
-            # Also if the caller is cancelled: pip ends with the task.
-            self._threads.submit(lambda: ray.cancel(task, force=True))
+            self._threads.submit(cancel)  # also if the caller is cancelled: pip ends with the task
         return PackagesAnswer(host, tuple(packages), why)
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:

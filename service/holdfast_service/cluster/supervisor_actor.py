@@ -124,6 +124,7 @@ def recovery_config(
 ) -> RecoveryConfig:
     """The recovery core's configuration from a job's spec, its resolved `init_from` (`origin`) and
     its ledger of skipped windows."""
+    install_s = spec.timeouts.install_s if spec.runtime_env.pip else 0.0
     return RecoveryConfig(
         shapes=spec.shapes,
         standby_nodes=spec.resources.standby_nodes,
@@ -137,7 +138,7 @@ def recovery_config(
         max_preemptions=spec.recovery.max_preemptions,
         max_without_progress=spec.recovery.max_without_progress,
         window_s=spec.recovery.window_s,
-        wait_for_replacement_s=spec.recovery.wait_for_replacement_s,
+        wait_for_replacement_s=spec.recovery.wait_for_replacement_s + install_s,
         build=build.LOADED,
         repeatable=spec.train.deterministic == "strict",
         requeue=spec.recovery.on_shortage == "queue",
@@ -147,8 +148,7 @@ def recovery_config(
         meshes_are_listed=bool(spec.resources.nodes and spec.resources.nodes.preferred),
         assemble_wait_s=spec.recovery.assemble_wait_s,
         lease_s=spec.recovery.lease_s,
-        start_timeout_s=spec.timeouts.start_s
-        + (spec.timeouts.install_s if spec.runtime_env.pip else 0.0),
+        start_timeout_s=spec.timeouts.start_s + install_s,
         form_timeout_s=spec.timeouts.form_s,
         load_timeout_s=spec.timeouts.load_s or 0.0,
         first_step_timeout_s=spec.timeouts.first_step_s,

@@ -43,12 +43,13 @@ def replay_document(
     mark: ReplayMark,
     history: Sequence[MeshSpan],
     origin: Mapping[str, Any] | None,
+    packages: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The document to submit.
 
     `history`: the meshes of the steps that are compared; an elastic job follows it. `origin`: the
     checkpoint from which the replayed job started, as resolved then: a name in `init_from` may mean
-    another one today.
+    another one today. `packages`: the exact versions of its packages, if they are known.
     """
     document = spec.model_dump(mode="json")
     document["name"] = spec.name[: _MAX_NAME - len(_SUFFIX)] + _SUFFIX
@@ -60,6 +61,8 @@ def replay_document(
     }
     if origin is not None:
         document["init_from"] = {"from": origin["uri"], "what": origin["what"]}
+    if packages is not None:
+        document["runtime_env"]["pip"] = list(packages)
     document["resources"]["standby_nodes"] = 0
     document["checkpoint"]["remote"]["every_steps"] = 0
     if spec.resources.nodes is not None:

@@ -25,9 +25,10 @@ class RuntimeEnvSpec(Section):
 
     pip: list[PipRequirement] = Field(
         default_factory=list,
-        max_length=200,
+        max_length=1000,
         description="Python packages, such as `einops>=0.8`. Before the job takes nodes, one of "
         "them finds the exact versions and installs them; each node of the job then installs the "
-        "same, once. What Holdfast, torch and Ray need stays as it is: a requirement against that "
-        "fails. The command line and the Python client accept a local requirements file here.",
+        "same, once. The versions of what Holdfast, torch and Ray need do not change: a "
+        "requirement that excludes them ends the job. The command line and the Python client "
+        "accept a local requirements file here.",
     )

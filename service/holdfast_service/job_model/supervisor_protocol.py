@@ -7,7 +7,7 @@ An event carries everything that the tables need, so a replay from number 0 rebu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -238,10 +238,10 @@ class Cluster(Protocol):
         ...
 
     async def install_packages(
-        self, requirements: Sequence[str], timeout_s: float
+        self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
     ) -> PackagesAnswer:
-        """Install the packages on a node that runs jobs, without taking its resources. Raises
-        ClusterUnavailable if no node has answered in time."""
+        """Install the packages on a node that runs jobs, without taking its resources; on none of
+        the names in `avoid` if there is another. Raises ClusterUnavailable while there is none."""
         ...
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:

@@ -224,9 +224,10 @@ class JobDriver:
         installation = self._packages
         if installation is None:
             timeout_s = job.spec["timeouts"]["install_s"]
-            self._packages = PackageInstallation(self._cluster, wanted, timeout_s)
             async with self._transaction() as tx:
                 tx.wait_for("packages", "a node installs its packages before the job takes nodes")
+                avoided = await self._avoided_by(tx)
+            self._packages = PackageInstallation(self._cluster, wanted, timeout_s, avoided)
             return NextStep(PACKAGES_LOOK_S)
         if not installation.is_done:
             return NextStep(PACKAGES_LOOK_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from holdfast_service.job_model.supervisor_protocol import Cluster, PackagesAnswer
 
@@ -15,11 +15,16 @@ PACKAGES_LOOK_S = 0.5
 class PackageInstallation:
     """Goes on in the background: a job's driver never waits for it."""
 
-    def __init__(self, cluster: Cluster, requirements: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        requirements: Sequence[str],
+        timeout_s: float,
+        avoid: Collection[str],
+    ) -> None:
         self._began = time.monotonic()
-        self._task = asyncio.create_task(
-            cluster.install_packages(requirements, timeout_s), name="packages"
-        )
+        answer = cluster.install_packages(requirements, timeout_s, avoid)
+        self._task = asyncio.create_task(answer, name="packages")
 
     @property
     def is_done(self) -> bool:

@@ -80,7 +80,8 @@ class ReplayService:
                     f"{spec.checkpoint.digest_every_steps} steps"
                 )
             history = until(await _meshes(session, job), last_step)
-            document = replay_document(spec, ReplayMark(job.id, last_step), history, job.origin)
+            mark = ReplayMark(job.id, last_step)
+            document = replay_document(spec, mark, history, job.origin, job.packages)
         return await self._jobs.submit(document, idempotency_key, request=request)
 
     async def compare(

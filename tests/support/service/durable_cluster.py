@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -55,7 +55,7 @@ class DurableCluster:
         return PathAnswer("10.0.0.1", True)
 
     async def install_packages(
-        self, requirements: Sequence[str], timeout_s: float
+        self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
     ) -> PackagesAnswer:
         return PackagesAnswer("10.0.0.1", tuple(requirements))
 

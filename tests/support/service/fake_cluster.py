@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -213,7 +213,7 @@ class FakeCluster:
         return PathAnswer("10.0.0.1", source in self.paths)
 
     async def install_packages(
-        self, requirements: Sequence[str], timeout_s: float
+        self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
     ) -> PackagesAnswer:
         self._reach()
         self.installations += 1

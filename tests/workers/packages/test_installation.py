@@ -53,7 +53,7 @@ def run(modules: Path, program: str) -> str:
 
 def test_versions_are_found_without_what_the_node_has_and_installed_exactly(cache: Path) -> None:
     pins = resolve(["hf-first"], cache, LIMIT_S, GO_ON)
-    assert pins == ("hf_first==2.0", "hf_second==1.5")  # and not numpy
+    assert pins == ("hf_first==2.0", "hf_second==1.5")  # and not numpy, which all nodes have
     modules = install(("hf_first==1.0",), cache, LIMIT_S, GO_ON)
     assert run(modules, "import hf_first; print(hf_first.VERSION)") == "1.0\n"
     other = install(pins, cache, LIMIT_S, GO_ON)
@@ -151,7 +151,8 @@ def test_an_installation_that_takes_too_long_or_is_not_wanted_ends_with_its_prog
     expected = "did not finish within 5 s: see timeouts.install_s" if how == "deadline" else "stop"
     with pytest.raises(PackagesFailed, match=expected):
         resolve([slow], cache, limit_s, stop)
-    eventually(lambda: not linux_processes.is_alive(int(marker.read_text())), 5.0)
+    if marker.exists():  # a busy machine may not have begun the build before the deadline
+        eventually(lambda: not linux_processes.is_alive(int(marker.read_text())), 5.0)
 
 
 def test_pip_ends_with_the_process_that_runs_it(cache: Path, wheels: Path, tmp_path: Path) -> None:
@@ -163,13 +164,14 @@ def test_pip_ends_with_the_process_that_runs_it(cache: Path, wheels: Path, tmp_p
     )
     process = subprocess.Popen([sys.executable, "-c", program])
     eventually(lambda: marker.exists() and marker.read_text(), LIMIT_S)
-    pip = os.getpgid(int(marker.read_text()))  # the leader of its group
+    build = int(marker.read_text())
+    pip = Path(f"/proc/{build}/stat").read_text().rpartition(")")[2].split()[1]  # its parent
     process.send_signal(signal.SIGKILL)
     process.wait()
     try:
-        eventually(lambda: not linux_processes.is_alive(pip), 5.0)
+        eventually(lambda: not linux_processes.is_alive(int(pip)), 5.0)
     finally:
-        os.killpg(pip, signal.SIGKILL)
+        os.killpg(os.getpgid(build), signal.SIGKILL)
 
 
 def test_pip_gets_no_password_but_those_of_the_index(
@@ -194,6 +196,8 @@ def test_pip_gets_no_password_but_those_of_the_index(
 
 def test_nothing_is_asked_of_an_index_for_what_the_node_has(cache: Path) -> None:
     assert resolve(["numpy"], cache, LIMIT_S, GO_ON) == ()
+    pins = resolve(["pytest-timeout"], cache, LIMIT_S, GO_ON)
+    assert f"pytest-timeout=={metadata.version('pytest-timeout')}" in pins  # others may lack it
     assert install((), cache, LIMIT_S, GO_ON).is_dir()
 
 

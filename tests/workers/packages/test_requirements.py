@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from holdfast_workers.packages.requirements import (
     MAX_LINES,
     cause_of,
+    distributions_by_name,
     fault_of,
     fixed_versions,
     folder_name,
@@ -55,7 +56,7 @@ NODE = [
 
 
 def test_what_holdfast_and_torch_need_stays_as_it_is_and_the_rest_may_change() -> None:
-    assert fixed_versions(NODE) == {
+    assert fixed_versions(distributions_by_name(NODE)) == {
         "holdfast-train": "0.2",
         "pydantic": "2.9",
         "pydantic-core": "2.1",
@@ -65,7 +66,7 @@ def test_what_holdfast_and_torch_need_stays_as_it_is_and_the_rest_may_change() -
 
 
 def test_where_holdfast_lies_as_files_everything_stays_as_it_is() -> None:
-    assert set(fixed_versions(NODE[1:])) == {
+    assert set(fixed_versions(distributions_by_name(NODE[1:]))) == {
         *("pydantic", "pydantic-core", "torch", "sympy", "email-validator", "transformers"),
     }
 
@@ -80,26 +81,54 @@ def test_what_is_no_requirement_is_named_with_an_example(bad: str) -> None:
     assert "is not a requirement such as 'einops>=0.8'" in (fault_of(bad) or "")
 
 
-def entry(name: str, version: str, url: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {"metadata": {"name": name, "version": version}, "is_direct": bool(url)}
-    return {**found, "download_info": {"url": url}} if url else found
+def test_what_an_interrupted_pip_left_has_no_name_and_of_two_the_first_counts() -> None:
+    nameless, second = Installed("", "1"), Installed("Torch", "1.0")
+    assert fixed_versions(distributions_by_name([nameless, *NODE, second])) == fixed_versions(
+        distributions_by_name(NODE)
+    )
 
 
-def test_pins_are_exact_and_keep_direct_addresses() -> None:
-    report = {"install": [entry("b", "2"), entry("A", "1.0"), entry("c", "3", "file:///c.whl")]}
-    assert pins_of(report) == ("A==1.0", "b==2", "c @ file:///c.whl")
-    assert pins_of({}) == ()
+def test_a_password_in_an_address_is_refused() -> None:
+    assert "has a password" in (fault_of("x @ https://me:word@example.org/x.whl") or "")
+    assert fault_of("x @ git+ssh://git@example.org/x.git") is None
 
 
-@given(st.dictionaries(st.from_regex(r"[a-zA-Z]{1,8}", fullmatch=True), st.just("1")), st.data())
-def test_the_order_of_a_report_changes_no_folder(
-    found: dict[str, str], data: st.DataObject
-) -> None:
-    entries = [entry(name, version) for name, version in found.items()]
-    other = data.draw(st.permutations(entries))
-    pins = [pins_of({"install": each}) for each in (entries, other)]
-    assert {folder_name(each) for each in pins} == {folder_name(pins[0])}
-    assert folder_name((*pins[0], "more==1")) != folder_name(pins[0])
+def entry(name: str, version: str, *needs: str, **source: Any) -> dict[str, Any]:
+    """Of pip's installation report."""
+    about = {"name": name, "version": version, "requires_dist": list(needs)}
+    return {"metadata": about, "is_direct": bool(source), "download_info": source}
+
+
+def pins(wanted: list[str], *new: dict[str, Any]) -> tuple[str, ...]:
+    return pins_of({"install": list(new)}, wanted, distributions_by_name(NODE))
+
+
+def test_pins_have_what_is_new_and_what_this_node_has_of_it_but_not_what_all_nodes_have() -> None:
+    new = entry("A", "1.0", "transformers", "torch", "b; extra == 'more'", "c; python_version<'3'")
+    assert pins(["a"], new) == ("A==1.0", "transformers==4.40")
+    assert pins(["a[more]"], new, entry("b", "2")) == ("A==1.0", "b==2", "transformers==4.40")
+    assert pins(["transformers"]) == ("transformers==4.40",)
+    assert pins(["torch", "a; sys_platform == 'win32'"]) == ()
+
+
+def test_direct_addresses_are_kept_with_the_commit_that_was_found() -> None:
+    wheel = entry("c", "3", url="file:///c.whl")
+    vcs = {"vcs": "git", "commit_id": "abc", "requested_revision": "main"}
+    git = entry("d", "4", url="https://example.org/d.git", vcs_info=vcs)
+    git["download_info"]["subdirectory"] = "python"
+    assert pins(["c @ file:///c.whl", "d @ git+https://example.org/d.git@main"], wheel, git) == (
+        "c @ file:///c.whl",
+        "d @ git+https://example.org/d.git@abc#subdirectory=python",
+    )
+
+
+@given(st.sets(st.from_regex(r"[a-z]{1,8}", fullmatch=True)), st.data())
+def test_the_order_of_a_report_changes_no_folder(names: set[str], data: st.DataObject) -> None:
+    given = data.draw(st.permutations(sorted(names)))
+    found = pins(given, *(entry(name, "1") for name in reversed(given)))
+    again = pins(sorted(names), *(entry(name, "1") for name in sorted(names)))
+    assert folder_name(found) == folder_name(again)
+    assert folder_name((*found, "more==1")) != folder_name(found)
 
 
 CONFLICT = """Collecting torch==2.9.0

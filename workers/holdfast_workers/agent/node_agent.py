@@ -54,7 +54,7 @@ from holdfast_workers.ipc.orphans import Orphans
 from holdfast_workers.memory.link_probe import exchange
 from holdfast_workers.memory.node_folder import NodeFolder
 from holdfast_workers.memory.segment_store import NothingHeld
-from holdfast_workers.packages.installation import PackagesFailed, install
+from holdfast_workers.packages.installation import install
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import (
     AgentFailure,
@@ -110,6 +110,8 @@ from holdfast_workers.protocol.signals import Signal, StoreLost, ZygoteLost
 RELEASE_WAIT_S = 2.0
 """The time for killed workers to exit before the files that they write are removed."""
 
+INSTALL_TRIES, INSTALL_PAUSE_S = 3, 5.0
+"""For the packages of the job."""
 REOPEN_S = 2.0
 """Between two attempts of an agent to use an unusable node."""
 
@@ -517,17 +519,21 @@ class NodeAgent:
         return True
 
     def _install_packages(self) -> None:
-        """Raises PackagesFailed."""
+        """Another node has installed the same, so a failure may pass. Raises PackagesFailed."""
         config = self._config
         if not config.packages:
             return
         began = time.monotonic()
-        cache = Path(config.cache_dir)
-        try:
-            install(config.packages, cache, config.install_timeout_s, self._closing)
-        except (PackagesFailed, OSError) as error:
-            self._record_failure(error)
-            raise
+        for tries_left in reversed(range(INSTALL_TRIES)):
+            left_s = began + config.install_timeout_s - time.monotonic()
+            try:
+                install(config.packages, Path(config.cache_dir), left_s, self._closing)
+                break
+            except Exception as error:
+                self._log.warning("packages_not_installed", why=str(error))
+                if not tries_left or self._closing.wait(INSTALL_PAUSE_S):
+                    self._record_failure(error)
+                    raise
         self._log.info("packages_installed", took_s=time.monotonic() - began)
 
     def _take_seat(self, order: FormOrder, seat: Seat) -> None:

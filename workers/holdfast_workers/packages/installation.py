@@ -31,13 +31,20 @@ from typing import IO
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import environment
-from holdfast_workers.packages.requirements import cause_of, fixed_versions, folder_name, pins_of
+from holdfast_workers.packages.requirements import (
+    cause_of,
+    distributions_by_name,
+    fixed_versions,
+    folder_name,
+    pins_of,
+)
 
 FOLDER = "packages"
 """Of the node's cache, for the packages of all jobs."""
 COMPLETE = "complete"
 LOOK_S = 0.1
 UNUSED_S = 30 * 86400.0
+LEFT_S = 86400.0
 OUTPUT_BYTES = 64 * 1024
 
 
@@ -48,8 +55,7 @@ class PackagesFailed(WorkersError):
 def resolve(
     requirements: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event
 ) -> tuple[str, ...]:
-    """The exact versions that the requirements lead to on this node, without what it has already.
-    Raises PackagesFailed."""
+    """The exact versions that the requirements lead to on this node. Raises PackagesFailed."""
     (cache / FOLDER).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="resolve-", dir=cache / FOLDER) as name:
         folder = Path(name)
@@ -57,7 +63,8 @@ def resolve(
         report = folder / "report.json"
         arguments = ["install", "--dry-run", "--report", str(report)]
         _pip(folder / "env", arguments, requirements, timeout_s, stop)
-        return pins_of(json.loads(report.read_text()))
+        installed = distributions_by_name(metadata.distributions())
+        return pins_of(json.loads(report.read_text()), requirements, installed)
 
 
 def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event) -> Path:
@@ -87,11 +94,18 @@ def _use(folder: Path) -> None:
 
 def _remove_unused(folders: Path) -> None:
     oldest = time.time() - UNUSED_S
+    for left in folders.glob("resolve-*"):  # of a process that was killed
+        with contextlib.suppress(FileNotFoundError):
+            if left.stat().st_mtime < time.time() - LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
     for mark in folders.glob(f"*/{COMPLETE}"):
-        with contextlib.suppress(OSError), _lock_of(mark.parent).open("w") as build:
-            with mark.open() as users:
-                if mark.stat().st_mtime < oldest and _is_free(build) and _is_free(users):
-                    shutil.rmtree(mark.parent, ignore_errors=True)
+        with (
+            contextlib.suppress(OSError),
+            _lock_of(mark.parent).open("w") as build,
+            mark.open("r+") as users,
+        ):
+            if mark.stat().st_mtime < oldest and _is_free(build) and _is_free(users):
+                shutil.rmtree(mark.parent, ignore_errors=True)
 
 
 def _is_free(file: IO[str]) -> bool:
@@ -127,10 +141,9 @@ def enter(modules: str) -> None:
     process starts."""
     if not modules:
         return
-    before = list(sys.path)
     site.addsitedir(modules)
-    added = [path for path in sys.path if path not in before]
-    sys.path[:] = [*added, *before]
+    sys.path.remove(modules)
+    sys.path.insert(0, modules)
     paths = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (modules, paths)))
     programs = Path(modules).parents[2] / "bin"
@@ -156,10 +169,10 @@ def _pip(
         raise PackagesFailed(f"{sys.executable} has no pip: install it there, or drop runtime_env")
     wanted, fixed = folder / "requirements.txt", folder / "fixed.txt"
     wanted.write_text("\n".join(requirements))
-    versions = fixed_versions(metadata.distributions())
+    versions = fixed_versions(distributions_by_name(metadata.distributions()))
     fixed.write_text("\n".join(f"{name}=={version}" for name, version in versions.items()))
     command = [sys.executable, "-m", "holdfast_workers.packages.pip_process", str(os.getpid())]
-    command += ["--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
+    command += [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     command += ["--no-input", *arguments, "--progress-bar", "off"]
     command += ["--requirement", str(wanted), "--constraint", str(fixed)]
     with tempfile.TemporaryFile() as output:

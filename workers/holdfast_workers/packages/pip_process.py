@@ -1,5 +1,5 @@
-"""Becomes pip, and ends with the process that started it:
-`python -m holdfast_workers.packages.pip_process <pid of that process> <arguments of pip>`.
+"""Becomes another program, which ends with the process that started this one:
+`python -m holdfast_workers.packages.pip_process <pid of that process> <program> <its arguments>`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ PARENT_WAIT_S = 5.0
 
 
 def main() -> None:
-    parent, arguments = int(sys.argv[1]), sys.argv[2:]
+    parent, program = int(sys.argv[1]), sys.argv[2:]
     if die_with_parent(parent, PARENT_WAIT_S):
-        os.execv(sys.executable, [sys.executable, "-m", "pip", *arguments])
+        os.execv(program[0], program)
 
 
 if __name__ == "__main__":
