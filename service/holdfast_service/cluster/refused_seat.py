@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from functools import cache
 from typing import Any
 
 import ray
@@ -25,8 +26,10 @@ def own_versions() -> dict[str, str]:
     return {"python": python, "ray": ray.__version__}
 
 
+@cache
 def requirement_of(module: str) -> str:
-    """The package that this process has for a top-level module, with its version; "": none."""
+    """The package that this process has for a top-level module, with its version; "": none.
+    Looked up once per module: that reads many files."""
     names = importlib.metadata.packages_distributions().get(module, [])
     return f"{names[0]}=={importlib.metadata.version(names[0])}" if names else ""
 

@@ -74,6 +74,18 @@ def test_a_module_is_known_by_the_package_that_has_it() -> None:
     assert requirement_of("no_such_module") == ""
 
 
+def test_what_is_installed_is_not_looked_up_for_every_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up: list[None] = []
+    monkeypatch.setattr(
+        "importlib.metadata.packages_distributions", lambda: looked_up.append(None) or {}
+    )
+    lacking = "ModuleNotFoundError: No module named 'some_module_of_this_test'"
+    first, second = (answer(commands.Hello(), error=lacking) for _ in range(2))
+    assert first == second and len(looked_up) == 1
+
+
 def test_the_class_of_an_agent_is_read_without_holdfast() -> None:
     """Ray reads it by value: its module imports nothing that a node may lack."""
     source = Path(agent_start.__file__).read_text()
