@@ -77,10 +77,13 @@ def test_a_module_is_known_by_the_package_that_has_it() -> None:
 def test_what_is_installed_is_not_looked_up_for_every_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked_up: list[None] = []
-    monkeypatch.setattr(
-        "importlib.metadata.packages_distributions", lambda: looked_up.append(None) or {}
-    )
+    looked_up = []
+
+    def packages() -> dict[str, list[str]]:
+        looked_up.append(True)
+        return {}
+
+    monkeypatch.setattr("importlib.metadata.packages_distributions", packages)
     lacking = "ModuleNotFoundError: No module named 'some_module_of_this_test'"
     first, second = (answer(commands.Hello(), error=lacking) for _ in range(2))
     assert first == second and len(looked_up) == 1
