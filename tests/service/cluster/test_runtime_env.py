@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ray._private.runtime_env import packaging
 
 from holdfast_service.cluster import runtime_env
 from holdfast_service.cluster.sent_code import SentCode
@@ -24,8 +25,8 @@ def test_a_slow_publication_keeps_no_other_thread_waiting_and_pins_only_its_own_
         begun.set()
         assert may_end.wait(WAIT_S)
 
-    monkeypatch.setattr(runtime_env.packaging, "pin_runtime_env_uri", pin)
-    monkeypatch.setattr(runtime_env.packaging, "package_exists", lambda _: True)
+    monkeypatch.setattr(packaging, "pin_runtime_env_uri", pin)
+    monkeypatch.setattr(packaging, "package_exists", lambda _: True)
     code = runtime_env.OwnCode(SentCode("gcs://code.zip", b""))
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(code.options)

@@ -154,7 +154,8 @@ def test_a_room_that_cannot_be_measured_for_a_while_is_looked_up_again(
     folder.mkdir(parents=True)
     config = agent_config(tmp_path, memory_root=str(folder), needs=NodeNeeds(shm_bytes=2**60))
     zygote: Any = FakeZygote(lambda: PreflightResult((), {}))
-    health = NodeHealth(config, zygote, SignalSender("n0", "i", [].append), lambda: 3, lambda: 0)
+    signals = SignalSender("n0", "i", lambda _: None)
+    health = NodeHealth(config, zygote, signals, lambda: 3, lambda: 0)
     health.check(zygote)
     assert [finding.kind for finding in health.report().findings] == ["shm"]
     folder.parent.rename(tmp_path / "away")
