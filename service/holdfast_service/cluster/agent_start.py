@@ -11,9 +11,10 @@ from typing import Any
 
 AGAIN_S = 60.0
 """How long an agent that could not start waits before Ray starts its process again."""
-INSTALLED_AFTER_S = 600.0
-"""The same where software is missing: each new process is looked at by the supervisor, and a person
-has to install something first."""
+INSTALLED_AFTER_S = 300.0
+"""The same where software is missing: each new process costs events of the job, and a person has to
+install something first. Shorter than a node without software is left out of the placement
+(`HOLDFAST_NODE_ROOM_FRESH_S`), so the report stays fresh while the seat is held."""
 
 
 class StartedAgent:
