@@ -48,6 +48,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """The controller of `pytest -n` leaves the collection to its workers: it never finishes one."""
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start or kill real processes go last; otherwise the order stays."""
     items.sort(key=lambda item: sum(mark in item.keywords for mark in SLOW_MARKS))

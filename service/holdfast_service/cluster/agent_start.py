@@ -11,6 +11,10 @@ from typing import Any
 
 AGAIN_S = 60.0
 """How long an agent that could not start waits before Ray starts its process again."""
+INSTALLED_AFTER_S = 300.0
+"""The same where software is missing: each new process costs events of the job, and a person has to
+install something first. Shorter than a node without software is left out of the placement
+(`HOLDFAST_NODE_ROOM_FRESH_S`), so the report stays fresh while the seat is held."""
 
 
 class StartedAgent:
@@ -22,16 +26,18 @@ class StartedAgent:
         self._agent: Any = None
         self._refusal: dict[str, Any] = {}
         there = self._versions()
-        error = ""
+        error, lacks_software = "", True
         if there == versions:
             try:
                 from holdfast_service.cluster.agent_actor import AgentActor
 
+                lacks_software = False
                 self._agent = AgentActor(document)
             except Exception as fault:  # reported by every answer
+                lacks_software = lacks_software or isinstance(fault, ImportError)
                 error = f"{type(fault).__name__}: {fault}"
         if self._agent is None:
-            self._refuse(there, error)
+            self._refuse(there, error, lacks_software)
 
     def execute(self, document: bytes) -> bytes | dict[str, Any]:
         """See `AgentActor.execute`; a dictionary is the report that there is no agent."""
@@ -44,7 +50,7 @@ class StartedAgent:
         if self._agent is not None:
             self._agent.release()
 
-    def _refuse(self, there: dict[str, str], error: str) -> None:
+    def _refuse(self, there: dict[str, str], error: str, lacks_software: bool) -> None:
         import os
         import threading
         import time
@@ -53,13 +59,14 @@ class StartedAgent:
 
         self._refusal = {
             "error": error,
+            "lacks_software": lacks_software,
             "versions": there,
             "node_id": ray.get_runtime_context().get_node_id(),
             "host": ray.util.get_node_ip_address(),
             "pid": os.getpid(),
             "incarnation": f"{os.getpid()}-{time.time():.3f}",
         }
-        again = threading.Timer(AGAIN_S, os._exit, (1,))
+        again = threading.Timer(INSTALLED_AFTER_S if lacks_software else AGAIN_S, os._exit, (1,))
         again.daemon = True
         again.start()
 

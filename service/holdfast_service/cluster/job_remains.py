@@ -1,17 +1,13 @@
-"""What a job has on the cluster: named actors, placement groups, and segments of dead agents."""
+"""What a job has on the cluster: named actors and placement groups."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator
 
 import ray
 from ray._raylet import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
-
-from holdfast_workers.memory.node_folder import memory_base
 
 RELEASE_S = 5.0
 
@@ -40,9 +36,3 @@ def kill_actors(named: list[tuple[str, str]]) -> None:
         ray.wait(freed, num_returns=len(freed), timeout=RELEASE_S)
     for handle in handles.values():
         ray.kill(handle, no_restart=True)
-
-
-def sweep_this_node(folders: list[str]) -> None:
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(memory_base(os.environ) / folder)

@@ -20,7 +20,7 @@ from ray._private.state import available_resources_per_node
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from holdfast_service.cluster import actor_names, node_packages, node_paths
+from holdfast_service.cluster import actor_names, node_packages, node_paths, node_sweep
 from holdfast_service.cluster.connection import (
     ClusterAccess,
     ConnectionTimes,
@@ -32,7 +32,6 @@ from holdfast_service.cluster.job_remains import (
     actors,
     groups,
     kill_actors,
-    sweep_this_node,
 )
 from holdfast_service.cluster.node_inspection import inspect_nodes
 from holdfast_service.cluster.ray_state import draining_nodes
@@ -381,15 +380,14 @@ class RayCluster:
             node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
         }
         folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
-        code = self._code.options()
+        ray.cloudpickle.register_pickle_by_value(node_sweep)  # also for nodes without Holdfast
         for node in alive - sweeps.keys():
             sweeps[node] = (
-                ray.remote(sweep_this_node)
+                ray.remote(node_sweep.sweep_this_node)
                 .options(
                     num_cpus=0,
                     max_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                    **code,
                 )
                 .remote(folders)
             )
@@ -401,7 +399,7 @@ class RayCluster:
             try:
                 ray.get(call)
             except RayError as error:
-                if NOT_LOADED not in str(error):  # else it has no Holdfast, and nothing to sweep
+                if NOT_LOADED not in str(error):  # else its Python is another: no job ran there
                     del sweeps[node]  # a node that has died is not swept again
         if late or sweeps.keys() != alive:
             self._sweeps[job_id] = sweeps

@@ -1,20 +1,22 @@
 """Answers for a node that reports that no agent can run there, in place of that agent.
 
 The node takes part without ranks: its health finding keeps them away, and names the node, what is
-missing, and what to do. It runs nothing, so every attempt is over on it.
+missing, and what to do. An agent that has its software and fails all the same is reported as such:
+its node is not at fault for other jobs. Nothing runs there, so every attempt is over on the node.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
+from functools import cache
 from typing import Any
 
 import ray
 
 from holdfast_service.diagnosis.unfit_software import SoftwareFault, import_fault, version_fault
 from holdfast_workers import build
-from holdfast_workers.protocol.answers import AgentReport, Refusal, RequestRefused
+from holdfast_workers.protocol.answers import AgentFailure, AgentReport, Refusal, RequestRefused
 from holdfast_workers.protocol.commands import CheckNode, Describe, Fence, Hello, Request
 from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
 
@@ -25,8 +27,10 @@ def own_versions() -> dict[str, str]:
     return {"python": python, "ray": ray.__version__}
 
 
+@cache
 def requirement_of(module: str) -> str:
-    """The package that this process has for a top-level module, with its version; "": none."""
+    """The package that this process has for a top-level module, with its version; "": none.
+    Looked up once per module: that reads many files."""
     names = importlib.metadata.packages_distributions().get(module, [])
     return f"{names[0]}=={importlib.metadata.version(names[0])}" if names else ""
 
@@ -46,6 +50,7 @@ def answer_of(
             attempt = 0
         case _:
             raise RequestRefused(Refusal("UnusableNode", what))
+    lacks_software = bool(refusal.get("lacks_software", True))  # agents of older versions: unknown
     finding = HealthFinding(SOFTWARE, fault.what, Level.UNFIT, what, lost=True)
     return AgentReport(
         agent=seat,
@@ -59,7 +64,8 @@ def answer_of(
         epoch=request.epoch,
         attempt=attempt,
         ready=False,
-        health=HealthReport(1, (finding,)),
+        failure=None if lacks_software else AgentFailure(what),
+        health=HealthReport(1, (finding,)) if lacks_software else HealthReport(),
         build=build.LOADED,
     )
 

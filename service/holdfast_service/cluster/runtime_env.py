@@ -65,6 +65,7 @@ class OwnCode:
         self._code = code
         self._lock = threading.Lock()
         self._pinned_at: float | None = None
+        self._connection = 0
 
     @property
     def is_sent(self) -> bool:
@@ -75,23 +76,27 @@ class OwnCode:
         Raises ConnectionError."""
         if self._code is None:
             return {}
-        with self._lock:
-            try:
-                self._publish(self._code)
-            except RuntimeError as error:
-                raise ConnectionError(f"Holdfast's code cannot be sent: {error}") from error
-            return {"runtime_env": {_MODULES: [self._code.uri]}}
+        try:
+            self._publish(self._code)
+        except RuntimeError as error:
+            raise ConnectionError(f"Holdfast's code cannot be sent: {error}") from error
+        return {"runtime_env": {_MODULES: [self._code.uri]}}
 
     def forget_connection(self) -> None:
         """The next cluster may be another one."""
         with self._lock:
             self._pinned_at = None
+            self._connection += 1
 
     def _publish(self, code: SentCode) -> None:
         now = time.monotonic()
-        if self._pinned_at is None or now - self._pinned_at > PIN_AGAIN_S:
+        with self._lock:  # not during the calls below, which wait for the cluster
+            pinned_at, connection = self._pinned_at, self._connection
+        if pinned_at is None or now - pinned_at > PIN_AGAIN_S:
             packaging.pin_runtime_env_uri(code.uri, expiration_s=PINNED_S)
-            self._pinned_at = now
+            with self._lock:
+                if self._connection == connection:
+                    self._pinned_at = now
         if not packaging.package_exists(code.uri):
             packaging.upload_package_to_gcs(code.uri, code.content)
 

@@ -24,6 +24,7 @@ from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.lifeline import Lifelines
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.commands import CheckNode, Hello, Request
+from holdfast_workers.protocol.findings import SOFTWARE
 from holdfast_workers.protocol.lease import Grant, clock_s
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
@@ -85,7 +86,8 @@ class AgentWatch:
     `hello_s`: deadline of `hello`. `probe_s`: how long the node of a lost agent is probed.
     `check_s`: deadline of the check of a node that comes back. `lapse_s`: how long a lease of a
     former supervisor may outlive that supervisor (None: leases are off). A lease that this
-    supervisor grants ends before its agent counts as silent.
+    supervisor grants ends before its agent counts as silent. `starting_for_s`: how long an agent
+    that is not ready counts as starting.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class AgentWatch:
         probe_s: float,
         check_s: float,
         lapse_s: float | None = None,
+        starting_for_s: float = 15.0,
         process: ProcessIdentity | None = None,
     ) -> None:
         """`process`: this supervisor's own, which it introduces to the agents."""
@@ -116,6 +119,8 @@ class AgentWatch:
         self._seats_seen: set[str] = set()
         """Seats whose possible lease of a former supervisor is in `_lease_ends` already."""
         self._known: dict[str, AgentReport] = {}
+        self._starting_for_s = starting_for_s
+        self._starting_until: dict[str, float] = {}
         self._pending: dict[str, Future[AgentReport]] = {}
         self._hello = Hello(process)
         self._processes: dict[str, ProcessIdentity] = {}
@@ -156,21 +161,21 @@ class AgentWatch:
 
     @property
     def some_start(self) -> bool:
-        """Whether an agent answers that still starts its processes."""
-        return any(_starts(report) for report in tuple(self._known.values()))
+        """Whether an agent answers that still starts its processes, and began to not long ago."""
+        return any(self._starts(report) for report in tuple(self._known.values()))
 
     def ask_starting(self, epoch: int) -> None:
         """Send `hello` to the agents that still start their processes: a world waits for them."""
         for seat, report in tuple(self._known.items()):
             pending = self._pending.get(seat)
-            if _starts(report) and (pending is None or pending.done()):
+            if self._starts(report) and (pending is None or pending.done()):
                 self._send_hello(seat, epoch)
 
     def update(self, report: AgentReport) -> None:
         """Keep an agent's answer to another command: if it is not ready, its readiness is news."""
         known = self._known.get(report.agent)
         if known is not None and known.incarnation == report.incarnation:
-            self._known[report.agent] = report
+            self._keep(report)
 
     def grant(self, grant: Grant, for_s: float) -> None:
         """Answer every heartbeat of an agent with this grant for `for_s` seconds; renew in time."""
@@ -198,6 +203,19 @@ class AgentWatch:
         for pool in (self._inquiry_pool, self._probe_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def _keep(self, report: AgentReport) -> None:
+        known = self._known.get(report.agent)
+        if known is None or known.incarnation != report.incarnation or known.ready:
+            self._starting_until[report.agent] = clock_s() + self._starting_for_s
+        self._known[report.agent] = report
+
+    def _starts(self, report: AgentReport) -> bool:
+        if report.ready or report.failure is not None:
+            return False
+        if any(finding.probe == SOFTWARE for finding in report.health.findings):
+            return False  # this incarnation never will be ready
+        return clock_s() < self._starting_until.get(report.agent, 0.0)
+
     def _send_hello(self, seat: str, epoch: int) -> Future[AgentReport]:
         request = Request(self._hello, epoch)
         call = self._agents.call(seat, request, AgentReport, timeout_s=self._hello_s)
@@ -223,7 +241,7 @@ class AgentWatch:
         if known is None or _readiness(known) != _readiness(report):
             self._silent.pop(seat, None)
             self._lease_ends.pop((seat, report.incarnation), None)
-            self._known[seat] = report
+            self._keep(report)
             self._submit_input(inputs.AgentUp(report))
         if former is not None:
             self._stop_watching(seat, former.incarnation)
@@ -355,10 +373,6 @@ class AgentWatch:
 
 def _readiness(report: AgentReport) -> tuple[str, bool, bool]:
     return (report.incarnation, report.ready, report.failure is not None)
-
-
-def _starts(report: AgentReport) -> bool:
-    return not report.ready and report.failure is None
 
 
 def _lifeline_name(seat: str, incarnation: str) -> str:

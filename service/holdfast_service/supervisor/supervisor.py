@@ -80,6 +80,8 @@ class SupervisorTimes:
     """Also how often a successor is looked for: much oftener than `lease_margin_s`."""
     starting_s: float = 0.1
     """How often an agent that still starts its processes is asked whether they are ready."""
+    starting_for_s: float = 15.0
+    """An agent that takes longer, such as for packages, is asked every `refresh_s` from then on."""
     poll_s: float = 1.0
     """Between two polls of an agent; while the ranks train, twice as long."""
     drains_s: float = 2.0
@@ -145,6 +147,7 @@ class Supervisor:
             probe_s=self._times.probe_s,
             lapse_s=config.lapse_s,
             process=process,
+            starting_for_s=self._times.starting_for_s,
         )
         self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
         self._drains = DrainWatch(agents, self._inputs.put)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_service.cluster import agent_start
+from holdfast_service.cluster import agent_actor, agent_start
 from holdfast_service.cluster.refused_seat import answer_of, own_versions, requirement_of
 from holdfast_workers import build
 from holdfast_workers.protocol import commands
@@ -65,13 +65,58 @@ def test_another_version_counts_before_what_may_follow_from_it() -> None:
 
 
 def test_an_error_that_is_no_import_is_shown_as_it_is() -> None:
-    (finding,) = answer(commands.Hello(), error="OSError: disk").health.findings
-    assert (finding.kind, "OSError: disk" in finding.what) == ("agent", True)
+    (finding,) = answer(commands.Hello(), error="OSError: libtorch.so").health.findings
+    assert (finding.kind, "OSError: libtorch.so" in finding.what) == ("agent", True)
+
+
+def test_an_agent_that_fails_with_its_software_there_is_no_fault_of_the_node() -> None:
+    report = answer(commands.Hello(), error="OSError: disk", lacks_software=False)
+    assert report.health.findings == ()
+    assert report.failure is not None
+    assert "10.0.0.7 (node ffffffffffff): its agent cannot start (OSError: disk)" in (
+        report.failure.message
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "lacks_software"),
+    [(OSError("disk"), False), (RuntimeError("no"), False), (ImportError("no"), True)],
+)
+def test_only_what_cannot_be_imported_counts_as_missing_software(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception, lacks_software: bool
+) -> None:
+    def fails(document: bytes) -> None:
+        raise fault
+
+    refusals = []
+    monkeypatch.setattr(agent_actor, "AgentActor", fails)
+    monkeypatch.setattr(
+        agent_start.StartedAgent, "_refuse", lambda _, *refusal: refusals.append(refusal)
+    )
+    agent_start.StartedAgent(b"", own_versions())
+    agent_start.StartedAgent(b"", {**own_versions(), "python": "3.99"})
+    error = f"{type(fault).__name__}: {fault}"
+    assert refusals == [(own_versions(), error, lacks_software), (own_versions(), "", True)]
 
 
 def test_a_module_is_known_by_the_package_that_has_it() -> None:
     assert requirement_of("structlog").startswith("structlog==")
     assert requirement_of("no_such_module") == ""
+
+
+def test_what_is_installed_is_not_looked_up_for_every_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up = []
+
+    def packages() -> dict[str, list[str]]:
+        looked_up.append(True)
+        return {}
+
+    monkeypatch.setattr("importlib.metadata.packages_distributions", packages)
+    lacking = "ModuleNotFoundError: No module named 'some_module_of_this_test'"
+    first, second = (answer(commands.Hello(), error=lacking) for _ in range(2))
+    assert first == second and len(looked_up) == 1
 
 
 def test_the_class_of_an_agent_is_read_without_holdfast() -> None:

@@ -171,3 +171,12 @@ async def test_two_processes_on_one_database_start_every_job_once(
     assert sorted(cluster.starts()) == sorted(ids)
     for job_id in ids:
         assert len(await all_digests(jobs, job_id)) == STEPS
+
+
+def test_a_process_that_does_not_answer_ends_the_wait_for_it() -> None:
+    origin = ReconcilerOrigin(answer_s=0.0)  # it still imports
+    try:
+        with pytest.raises(TimeoutError, match="no answer to"):
+            origin.ask({"wait": 0})
+    finally:
+        origin.end()

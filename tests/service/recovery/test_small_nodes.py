@@ -9,6 +9,7 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import cluster, forming, members, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state.inputs import AgentUp
 from holdfast_workers.protocol.findings import HealthFinding, Level
 from holdfast_workers.protocol.messages import Restore, Tier
 
@@ -66,6 +67,18 @@ def test_a_job_with_a_standby_starts_beside_a_node_without_software() -> None:
     job = without_software(cluster(standbys=1), "n1")
     assert job.run().outcome == "SUCCEEDED"
     assert {agent for agent, _ in members(forming(job)[0]).values()} == {"n0", "n2"}
+
+
+def test_a_node_without_software_that_appears_later_is_no_standby() -> None:
+    job = running(cluster(standbys=1))
+    (spare,) = {"n0", "n1", "n2"} - {agent for agent, _ in members(forming(job)[0]).values()}
+    agent = job.agents[spare]
+    agent.never_ready, agent.health, agent.findings = True, 1, (LACKING,)
+    agent.life += 1
+    before = len(job.emitted(EventKind.STANDBY))
+    job.send(AgentUp(agent.report()))
+    job.run()
+    assert [event["state"] for event in job.emitted(EventKind.STANDBY)[before:]] == []
 
 
 def test_a_job_is_given_back_at_once_if_a_node_lacks_software() -> None:

@@ -27,6 +27,7 @@ from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.protocol.answers import AgentFailure, AgentReport
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.commands import CommandKind, Request
+from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
 from holdfast_workers.protocol.messages import EventCopy, LogLine, StepRow
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
@@ -149,7 +150,10 @@ def report(incarnation: str, port: int) -> AgentReport:
 
 
 def watching(
-    agents: FakeAgents, lapse_s: float | None = None, heartbeat_timeout_s: float = 5.0
+    agents: FakeAgents,
+    lapse_s: float | None = None,
+    heartbeat_timeout_s: float = 5.0,
+    starting_for_s: float = 15.0,
 ) -> tuple[AgentWatch, queue.Queue[inputs.Input]]:
     received: queue.Queue[inputs.Input] = queue.Queue()
     watch = AgentWatch(
@@ -161,6 +165,7 @@ def watching(
         probe_s=0.2,
         check_s=1.0,
         lapse_s=lapse_s,
+        starting_for_s=starting_for_s,
     )
     return watch, received
 
@@ -238,6 +243,33 @@ def test_only_an_agent_that_still_starts_is_asked_between_the_looks_at_all(shm: 
     watch.ask_starting(1)
     assert agents.calls == []
     watch.close()
+    server.close()
+
+
+def test_an_agent_that_takes_long_or_lacks_software_is_asked_less_often(shm: Path) -> None:
+    server = DataServer(
+        SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1"
+    )
+    lacking = HealthFinding(SOFTWARE, "packages", Level.UNFIT, "no structlog", lost=True)
+    starting = replace(report("a", server.port), ready=False)
+    refused = replace(starting, health=HealthReport(1, (lacking,)))
+    for life, for_s, asked in (
+        (starting, 60.0, True),
+        (starting, 0.0, False),
+        (refused, 60.0, False),
+    ):
+        agents = FakeAgents(lambda: True)
+        agents.life = life
+        watch, _ = watching(agents, starting_for_s=for_s)
+        watch.refresh(1)
+        assert watch.some_start is asked
+        agents.calls.clear()
+        watch.ask_starting(1)
+        assert agents.calls == [CommandKind.HELLO] * asked
+        agents.calls.clear()
+        watch.refresh(1)
+        assert agents.calls == [CommandKind.HELLO], "it may become ready at any time"
+        watch.close()
     server.close()
 
 

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from holdfast_service.settings import Settings
 from holdfast_workers.ipc import linux_processes
 
 PARENT_S = 5.0
+ANSWER_S = 120.0
+"""Longer than a test lets a reconciler run."""
 
 
 class ForkedReconciler:
@@ -49,8 +52,9 @@ class ForkedReconciler:
 class ReconcilerOrigin:
     """The process that has imported everything. Thread-safe; a request waits for the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_s: float = ANSWER_S) -> None:
         self._lock = threading.Lock()
+        self._answer_s = answer_s
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.service.forked_reconcilers"],
             stdin=subprocess.PIPE,
@@ -67,6 +71,9 @@ class ReconcilerOrigin:
         with self._lock:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], self._answer_s)[0]:
+                self._process.kill()  # its answer would be taken for that of the next request
+                raise TimeoutError(f"no answer to {request} within {self._answer_s:g} s")
             return int(self._process.stdout.readline())
 
     def end(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.waiting import eventually
@@ -14,6 +17,7 @@ from holdfast_workers.data.cached_file import (
     LIMIT_VARIABLE,
     InvalidCacheLimit,
     cache_limit_bytes,
+    cached_file,
 )
 
 KB = 1000
@@ -92,6 +96,23 @@ def test_processes_that_use_and_remove_files_at_once_each_find_theirs(tmp_path: 
     use(tmp_path, "i")
     assert len(kept(tmp_path)) <= 2
     assert not [*tmp_path.glob("*.part")]
+
+
+def test_a_file_system_that_refuses_the_lock_loses_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does on a file that is open for reading."""
+    lock = fcntl.flock
+
+    def of_nfs(file: Any, operation: int) -> None:
+        if operation & fcntl.LOCK_NB:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(file, operation)
+
+    use(tmp_path, "a", "b")
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    cached_file(tmp_path, "tokens", "c", [b"c" * KB])
+    assert kept(tmp_path) == {"a", "b", "c"}
 
 
 def test_a_limit_that_is_no_size_is_named() -> None:

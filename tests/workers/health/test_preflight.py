@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.nodes.agent_config import agent_config
+from tests.support.waiting import eventually
 
 from holdfast_workers.agent import node_health
 from holdfast_workers.agent.node_health import NodeHealth
@@ -17,6 +18,7 @@ from holdfast_workers.health import preflight
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import ZygoteFailed
 from holdfast_workers.protocol.findings import HealthReport, Level
+from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.processes import PreflightJob, PreflightResult
 from holdfast_workers.protocol.signals import NodeUnwell, Signal
 
@@ -142,6 +144,29 @@ def test_an_unfinished_check_makes_a_node_unfit_until_a_later_check_succeeds(
     assert first == NodeUnwell(HealthReport(1, (finding,)))
     assert second == NodeUnwell(report)
     assert zygote.jobs[0] == PreflightJob(devices=False, memory_floor_gb_per_s=0.0)
+
+
+def test_a_room_that_cannot_be_measured_for_a_while_is_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(node_health, "PAUSE_S", 0.05)
+    folder = tmp_path / "job" / "n0"
+    folder.mkdir(parents=True)
+    config = agent_config(tmp_path, memory_root=str(folder), needs=NodeNeeds(shm_bytes=2**60))
+    zygote: Any = FakeZygote(lambda: PreflightResult((), {}))
+    signals = SignalSender("n0", "i", lambda _: None)
+    health = NodeHealth(config, zygote, signals, lambda: 3, lambda: 0)
+    health.check(zygote)
+    assert [finding.kind for finding in health.report().findings] == ["shm"]
+    folder.parent.rename(tmp_path / "away")
+    failed = health._again
+    assert failed is not None
+    failed.join(10)
+    eventually(lambda: health._again is not failed, 10)
+    (tmp_path / "away").rename(folder.parent)
+    health._config = agent_config(tmp_path, memory_root=str(folder))
+    eventually(lambda: health.report().findings == (), 10)
+    health.stop()
 
 
 @pytest.mark.gpu

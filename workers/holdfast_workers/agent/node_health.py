@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from holdfast_workers.agent import node_room
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.health_watch import HealthProbes, HealthWatch
@@ -21,6 +23,8 @@ from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
 from holdfast_workers.protocol.processes import PreflightJob, PreflightResult
 from holdfast_workers.protocol.signals import NodeUnwell
+
+_log = structlog.get_logger()
 
 TRIES = 4
 PAUSE_S = 10.0
@@ -109,8 +113,13 @@ class NodeHealth:
 
     def _check_room(self) -> None:
         """Look again at a room that was too small: others may have left it."""
-        with self._checking:
-            shortages = self._find_shortages()
+        try:
+            with self._checking:
+                shortages = self._find_shortages()
+        except OSError:
+            _log.exception("the room of the node cannot be measured: it is looked up again")
+            self._later(self._check_room)
+            return
         with self._lock:
             has_changed = bool(shortages) != bool(self._shortages)
             self._shortages = shortages

@@ -166,7 +166,7 @@ def _is_in_use(path: Path) -> bool:
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # locked, or not known: NFS refuses this lock on a file open for reading
             return True
     return False
 

@@ -40,6 +40,11 @@ def has_lost_device(nodes: NodeRecords, record: AgentRecord) -> bool:
     return any(finding.lost and finding.level is Level.UNFIT for finding in findings)
 
 
+def lacks_software(nodes: NodeRecords, record: AgentRecord) -> bool:
+    """Whether no agent can run on the node: only answers of its seat come from there."""
+    return any(finding.probe == SOFTWARE for finding in findings_of(nodes, record))
+
+
 def unsuitable_nodes(state: CoreState) -> dict[str, str]:
     """Live agents whose nodes lack room for the job or software, and a phrase with what is lacking.
     Not the job, but only other nodes help."""

@@ -220,9 +220,12 @@ def admit_agent(state: CoreState, record: AgentRecord) -> None:
 
 
 def warm_up(state: CoreState, record: AgentRecord) -> None:
-    """Make the agent a standby of the present attempt; no older worker may run on it."""
+    """Make the agent a standby of the present attempt; no older worker may run on it. A node
+    that lacks software becomes none."""
     if record.fenced != state.worlds.attempt and record.report.attempt <= state.worlds.attempt:
         state.request(Fence(record.agent, state.worlds.attempt, record.incarnation))
+    if node_eligibility.lacks_software(state.nodes, record):
+        return
     state.request(WarmUp(record.agent, state.worlds.attempt, record.incarnation))
     ready = record.report.ready
     state.emit(StandbyEvent(agent=record.agent, state="ready" if ready else "warming"))
