@@ -11,6 +11,7 @@ CUT_SHORT = """
 import threading, time
 import ray
 from holdfast_service.cluster import node_inspection
+from holdfast_service.cluster.runtime_env import OwnCode
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 
 class Silent(node_inspection.NodeProbe):
@@ -19,14 +20,15 @@ class Silent(node_inspection.NodeProbe):
 
 ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
 lost = threading.Event()
-assert [node.problem for node in node_inspection.inspect_nodes(None, 30, lost.is_set)] == [""]
+(node,) = node_inspection.inspect_nodes(None, 30, OwnCode(), lost.is_set)
+assert node.problem == ""
 node_inspection.NodeProbe = Silent
-(node,) = node_inspection.inspect_nodes(None, 2, lost.is_set)
+(node,) = node_inspection.inspect_nodes(None, 2, OwnCode(), lost.is_set)
 assert "did not answer within" in node.problem
 threading.Timer(1.0, lost.set).start()
 began = time.monotonic()
 try:
-    node_inspection.inspect_nodes(None, 60, lost.is_set)
+    node_inspection.inspect_nodes(None, 60, OwnCode(), lost.is_set)
 except ClusterUnavailable as error:
     assert "the connection to Ray was lost" in str(error)
 else:
