@@ -284,7 +284,8 @@ class Settings(BaseSettings):
     node_room_fresh_s: Seconds = Field(
         default=600.0,
         description="A node that was too small for a job (shared memory, memory, processes) is not "
-        "tried again by such jobs for so many seconds; nor by any job, one that lacks software.",
+        "tried again by such jobs for so many seconds; one that lacks software is not tried again "
+        "by any job.",
     )
     webhook_url: str | None = Field(
         default=None,

@@ -1,7 +1,7 @@
 """The first code of an agent on its node: it starts the agent, or reports why it cannot.
 
-Ray gets this module's class by value, so it runs on nodes without Holdfast: its methods use the
-standard library, Ray, and what they import themselves. An actor whose class cannot be imported
+Ray gets this module by value, so it runs on nodes without Holdfast: its code uses the
+standard library, Ray, and what it imports itself. An actor whose class cannot be imported
 would be dead for ever, and its seat lost.
 """
 
@@ -17,6 +17,18 @@ install something first. Shorter than a node without software is left out of the
 (`HOLDFAST_NODE_ROOM_FRESH_S`), so the report stays fresh while the seat is held."""
 
 
+def own_versions() -> dict[str, str]:
+    """The versions of this process that supervisor and agents must share."""
+    import sys
+
+    import ray
+
+    return {
+        "python": ".".join(str(number) for number in sys.version_info[:2]),
+        "ray": ray.__version__,
+    }
+
+
 class StartedAgent:
     """An agent, or the report of its node that none can run there."""
 
@@ -25,7 +37,7 @@ class StartedAgent:
         Never raises: Ray would not start this actor again."""
         self._agent: Any = None
         self._refusal: dict[str, Any] = {}
-        there = self._versions()
+        there = own_versions()
         error, lacks_software = "", True
         if there == versions:
             try:
@@ -69,13 +81,3 @@ class StartedAgent:
         again = threading.Timer(INSTALLED_AFTER_S if lacks_software else AGAIN_S, os._exit, (1,))
         again.daemon = True
         again.start()
-
-    def _versions(self) -> dict[str, str]:
-        import sys
-
-        import ray
-
-        return {
-            "python": ".".join(str(number) for number in sys.version_info[:2]),
-            "ray": ray.__version__,
-        }

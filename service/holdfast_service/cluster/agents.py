@@ -309,7 +309,7 @@ class RayAgents:
             ),
             **with_code(self._spec.code),
         )
-        return actor.remote(codec.encode(self.seat_of(seat)), refused_seat.own_versions())
+        return actor.remote(codec.encode(self.seat_of(seat)), agent_start.own_versions())
 
     def seat_of(self, seat: str) -> AgentSeat:
         """The arguments of a seat's agent."""

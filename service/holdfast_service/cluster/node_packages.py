@@ -6,12 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from holdfast_service.cluster.node_paths import task_on
+from holdfast_service.cluster.node_tasks import task_on
 from holdfast_workers.data.cached_file import cache_folder
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.packages.installation import install, resolve
@@ -27,7 +26,7 @@ def _install_here(requirements: list[str], timeout_s: float) -> tuple[str, list[
     host, end = ray.util.get_node_ip_address(), time.monotonic() + timeout_s
     stop = threading.Event()
     try:
-        cache: Path = cache_folder(os.environ)
+        cache = cache_folder(os.environ)
         pins = resolve(requirements, cache, timeout_s, stop)
         install(pins, cache, end - time.monotonic(), stop)
     except Exception as error:  # an answer, too: otherwise the job would try it for ever

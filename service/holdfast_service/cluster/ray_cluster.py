@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 import ray
 from ray._private.state import available_resources_per_node
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from holdfast_service.cluster import actor_names, node_packages, node_paths, node_sweep
+from holdfast_service.cluster import actor_names, node_packages, node_paths, node_sweep, node_tasks
 from holdfast_service.cluster.connection import (
     ClusterAccess,
     ConnectionTimes,
@@ -170,17 +169,16 @@ class RayCluster:
     async def install_packages(
         self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
     ) -> PackagesAnswer:
-        answer = PackagesAnswer("the cluster", error="it has no node with CPUs")
-        for node in await self._call(lambda: node_paths.nodes_by_cpus(avoid)):
+        for node in await self._call(lambda: node_tasks.nodes_by_cpus(avoid)):
             try:
                 return await self._install_on(node, requirements, timeout_s)
             except (RayTaskError, WorkerCrashedError, OutOfMemoryError, TimeoutError) as error:
-                answer = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {error}")
+                failed = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {error}")
                 if NOT_LOADED not in str(error):
                     break
             except (RayError, ConnectionError) as error:
                 raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
-        return answer
+        return failed
 
     async def _install_on(
         self, node: str, requirements: Sequence[str], timeout_s: float
@@ -382,15 +380,7 @@ class RayCluster:
         folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
         ray.cloudpickle.register_pickle_by_value(node_sweep)  # also for nodes without Holdfast
         for node in alive - sweeps.keys():
-            sweeps[node] = (
-                ray.remote(node_sweep.sweep_this_node)
-                .options(
-                    num_cpus=0,
-                    max_retries=0,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                )
-                .remote(folders)
-            )
+            sweeps[node] = node_tasks.task_on(node, node_sweep.sweep_this_node).remote(folders)
         calls = [*sweeps.values()]
         late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)[1] if calls else []
         for node, call in [*sweeps.items()]:

@@ -8,23 +8,15 @@ its node is not at fault for other jobs. Nothing runs there, so every attempt is
 from __future__ import annotations
 
 import importlib.metadata
-import sys
 from functools import cache
 from typing import Any
 
-import ray
-
+from holdfast_service.cluster.agent_start import own_versions
 from holdfast_service.diagnosis.unfit_software import SoftwareFault, import_fault, version_fault
 from holdfast_workers import build
 from holdfast_workers.protocol.answers import AgentFailure, AgentReport, Refusal, RequestRefused
 from holdfast_workers.protocol.commands import CheckNode, Describe, Fence, Hello, Request
 from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
-
-
-def own_versions() -> dict[str, str]:
-    """The versions that a node must share with this process."""
-    python = ".".join(str(number) for number in sys.version_info[:2])
-    return {"python": python, "ray": ray.__version__}
 
 
 @cache

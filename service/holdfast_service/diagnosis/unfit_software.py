@@ -20,7 +20,7 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 @dataclass(frozen=True)
 class SoftwareFault:
-    """`what`: its subject, as in the findings of a node. `seen`: the observation on the node."""
+    """`what`: its subject, as in the findings of a node. `seen`: what was found on the node."""
 
     what: str
     seen: str

@@ -215,7 +215,7 @@ class PackagesAnswer:
     """What became of a job's packages on a node."""
 
     host: str
-    packages: tuple[str, ...] = ()  # the exact requirements, without what the node has already
+    packages: tuple[str, ...] = ()  # the exact requirements, as each node installs them
     error: str = ""  # why they cannot be installed
 
 

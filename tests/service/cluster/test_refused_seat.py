@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast_service.cluster import agent_actor, agent_start
-from holdfast_service.cluster.refused_seat import answer_of, own_versions, requirement_of
+from holdfast_service.cluster.agent_start import own_versions
+from holdfast_service.cluster.refused_seat import answer_of, requirement_of
 from holdfast_workers import build
 from holdfast_workers.protocol import commands
 from holdfast_workers.protocol.answers import AgentReport, RequestRefused

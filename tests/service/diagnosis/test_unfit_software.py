@@ -1,4 +1,4 @@
-"""What a node lacks is told from the texts of its errors, with what to install."""
+"""The error texts of a node lead to a sentence with what is missing and what to install."""
 
 from __future__ import annotations
 

@@ -16,6 +16,15 @@ PINNED = ("einops==0.8.1",)
 WITH_PACKAGES = {**JOB, "runtime_env": {"pip": WANTED}}
 
 
+async def started(store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings) -> str:
+    """The id of a job whose packages a node has installed, once it has its supervisor."""
+    cluster.packages = PackagesAnswer("10.0.0.1", PINNED)
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit(WITH_PACKAGES)
+        await until(lambda: job.id in cluster.supervisors)
+    return job.id
+
+
 async def waits_for_packages(jobs: JobService, job_id: str) -> bool:
     waiting = (await jobs.get(job_id)).waiting
     return waiting is not None and waiting.resource == "packages"
@@ -24,13 +33,10 @@ async def waits_for_packages(jobs: JobService, job_id: str) -> bool:
 async def test_the_versions_that_a_node_found_go_to_all_nodes_of_the_job(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
-    cluster.packages = PackagesAnswer("10.0.0.1", PINNED)
-    async with reconciling(store, cluster, settings):
-        job, _ = await jobs.submit(WITH_PACKAGES)
-        await until(lambda: job.id in cluster.supervisors)
-    assert cluster.supervisors[job.id].launch.packages == PINNED
-    assert (await jobs.get(job.id)).packages == PINNED
-    assert "packages.installed" in await kinds(jobs, job.id)
+    job_id = await started(store, jobs, cluster, settings)
+    assert cluster.supervisors[job_id].launch.packages == PINNED
+    assert (await jobs.get(job_id)).packages == PINNED
+    assert "packages.installed" in await kinds(jobs, job_id)
 
 
 async def test_packages_that_cannot_be_installed_end_the_job_before_it_takes_nodes(
@@ -64,13 +70,10 @@ async def test_another_server_goes_on_with_the_versions_that_are_known(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     """A job that is paused and resumed has the same packages, also if newer ones exist."""
-    cluster.packages = PackagesAnswer("10.0.0.1", PINNED)
-    async with reconciling(store, cluster, settings):
-        job, _ = await jobs.submit(WITH_PACKAGES)
-        await until(lambda: job.id in cluster.supervisors)
+    job_id = await started(store, jobs, cluster, settings)
     cluster.packages = PackagesAnswer("10.0.0.1", ("einops==0.9",))
     cluster.supervisors.clear()  # lost with its node
     async with reconciling(store, cluster, settings):
-        await until(lambda: job.id in cluster.supervisors)
-    assert cluster.supervisors[job.id].launch.packages == PINNED
+        await until(lambda: job_id in cluster.supervisors)
+    assert cluster.supervisors[job_id].launch.packages == PINNED
     assert cluster.installations == 1

@@ -15,11 +15,11 @@ from tests.support.waiting import eventually
 from tests.support.wheels import make_wheel, only_from
 
 from holdfast_workers.ipc import linux_processes
+from holdfast_workers.packages.folders import packages_folder
 from holdfast_workers.packages.installation import (
     COMPLETE,
     PackagesFailed,
     install,
-    packages_folder,
     resolve,
 )
 
@@ -45,7 +45,7 @@ def cache(tmp_path: Path) -> Path:
 
 def run(modules: Path, program: str) -> str:
     """What a program prints that enters the packages."""
-    text = f"from holdfast_workers.packages.installation import enter; enter({str(modules)!r})\n"
+    text = f"from holdfast_workers.packages.folders import enter; enter({str(modules)!r})\n"
     command = [sys.executable, "-c", text + program]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     return done.stdout

@@ -1,4 +1,4 @@
-"""What pip is told, and what is read from its answers."""
+"""The requirements that pip receives, and the reading of its reports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_workers.packages.folders import folder_name
 from holdfast_workers.packages.requirements import (
     MAX_LINES,
     cause_of,
     distributions_by_name,
     fault_of,
     fixed_versions,
-    folder_name,
     pins_of,
 )
 

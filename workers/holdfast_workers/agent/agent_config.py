@@ -11,7 +11,7 @@ from typing import Any
 from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.checkpoint.storage import local_folder
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
-from holdfast_workers.packages.installation import packages_folder
+from holdfast_workers.packages.folders import packages_folder
 from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
 from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.processes import StorageOptions, StorageZygoteConfig, ZygoteConfig

@@ -54,7 +54,6 @@ from holdfast_workers.ipc.orphans import Orphans
 from holdfast_workers.memory.link_probe import exchange
 from holdfast_workers.memory.node_folder import NodeFolder
 from holdfast_workers.memory.segment_store import NothingHeld
-from holdfast_workers.packages.installation import install
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import (
     AgentFailure,
@@ -523,6 +522,8 @@ class NodeAgent:
         config = self._config
         if not config.packages:
             return
+        from holdfast_workers.packages.installation import install  # few jobs need it
+
         began = time.monotonic()
         for tries_left in reversed(range(INSTALL_TRIES)):
             left_s = began + config.install_timeout_s - time.monotonic()

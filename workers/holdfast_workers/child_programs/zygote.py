@@ -42,7 +42,7 @@ import structlog
 from holdfast_workers import build, log_setup
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.thread_origins import ThreadOrigins
-from holdfast_workers.packages.installation import enter as enter_packages
+from holdfast_workers.packages.folders import enter as enter_packages
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import AgentFailure
 from holdfast_workers.protocol.processes import (

@@ -15,10 +15,8 @@ import json
 import os
 import shutil
 import signal
-import site
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -31,16 +29,19 @@ from typing import IO
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import environment
+from holdfast_workers.packages.folders import (
+    FOLDER,
+    environment_folder,
+    modules_of,
+    packages_folder,
+)
 from holdfast_workers.packages.requirements import (
     cause_of,
     distributions_by_name,
     fixed_versions,
-    folder_name,
     pins_of,
 )
 
-FOLDER = "packages"
-"""Of the node's cache, for the packages of all jobs."""
 COMPLETE = "complete"
 LOOK_S = 0.1
 UNUSED_S = 30 * 86400.0
@@ -71,7 +72,7 @@ def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.
     """The folder of modules with exactly these packages, installed if they are not there yet.
     Raises PackagesFailed."""
     deadline = time.monotonic() + timeout_s
-    folder = _environment(pins, cache)
+    folder = environment_folder(pins, cache)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _build_lock(folder, deadline, stop):
         if not (folder / COMPLETE).exists():
@@ -121,40 +122,11 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_suffix(".lock")
 
 
-def packages_folder(pins: Sequence[str], cache: str | Path) -> Path:
-    """Where the modules of these packages are on a node, once they are installed."""
-    return _modules_of(_environment(pins, Path(cache)))
-
-
-def _environment(pins: Sequence[str], cache: Path) -> Path:
-    return cache / FOLDER / folder_name(pins)
-
-
-def _modules_of(folder: Path) -> Path:
-    """Where the modules are in a virtual environment."""
-    base = str(folder)
-    return Path(sysconfig.get_path("purelib", "venv", vars={"base": base, "platbase": base}))
-
-
-def enter(modules: str) -> None:
-    """Make the packages importable, before those of the node, here and in the programs that this
-    process starts."""
-    if not modules:
-        return
-    site.addsitedir(modules)
-    sys.path.remove(modules)
-    sys.path.insert(0, modules)
-    paths = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (modules, paths)))
-    programs = Path(modules).parents[2] / "bin"
-    os.environ["PATH"] = os.pathsep.join(filter(None, (str(programs), os.environ.get("PATH"))))
-
-
 def _create(folder: Path) -> None:
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     lines = [f"import site; site.addsitedir({path!r})" for path in ours]
-    (_modules_of(folder) / "node.pth").write_text("\n".join(lines))
+    (modules_of(folder) / "node.pth").write_text("\n".join(lines))
 
 
 def _pip(

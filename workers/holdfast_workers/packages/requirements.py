@@ -1,4 +1,4 @@
-"""What pip is told, and what it answers: pure functions.
+"""Pure functions: the requirements that pip receives, and the reading of its reports.
 
 A job's packages come on top of those that a node has. What Holdfast, torch and Ray themselves need
 stays as it is, so a job can neither break its ranks nor compute with another torch than the rest.
@@ -6,11 +6,8 @@ stays as it is, so a job can neither break its ranks nor compute with another to
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -126,13 +123,6 @@ def _pin(entry: Mapping[str, Any]) -> str:
     if source.get("subdirectory"):
         url += f"#subdirectory={source['subdirectory']}"
     return f"{about['name']} @ {url}"
-
-
-def folder_name(pins: Sequence[str]) -> str:
-    """The name of the folder of these packages; it differs between installations of Python."""
-    version = f"{sys.implementation.cache_tag}-{sys.platform}-{sys.prefix}"
-    digest = hashlib.sha256(json.dumps([version, *pins]).encode())
-    return digest.hexdigest()[:32]
 
 
 def cause_of(output: str) -> str:
