@@ -489,9 +489,50 @@ class ChecksSpec(Section):
     )
 
 
+class ProgramSpec(Section):
+    """How a program of the user runs: a `script`, a `command`, or a Ray Train function."""
+
+    preload: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
+        default=(),
+        max_length=64,
+        description="Modules that are imported before a script starts, in the process that every "
+        "rank is forked from: a restarted rank does not import them again. `torch` always is. A "
+        "module that starts threads or touches devices when it is imported must not be here.",
+    )
+    fork: bool = Field(
+        default=True,
+        description="Whether ranks of a script are forked from a process that has imported the "
+        "modules. false: each starts a new Python interpreter, as a command does.",
+    )
+    grace_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+        default=30.0,
+        description="Seconds between SIGTERM and SIGKILL when the program is asked to end.",
+    )
+    steps: Positive | None = Field(
+        default=None, description="Number of steps that the program takes, if known, for displays."
+    )
+    silence_s: Annotated[float, Field(gt=0)] = Field(
+        default=300.0,
+        description="A rank that prints nothing and computes nothing for this long is inspected, "
+        "and restarted if no rank has made progress. It counts until the program reports steps: "
+        "then the limits of `detection` do.",
+    )
+    metrics: Annotated[str, Field(max_length=1000)] | None = Field(
+        default=None,
+        description="A regular expression that is searched in each line that rank 0 prints. Its "
+        "named groups are metrics: `step`, `loss`, `grad_norm`, `lr`, `tokens` and names of your "
+        "own, such as `step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)`.",
+    )
+    event_files: Annotated[str, Field(max_length=1000)] | None = Field(
+        default=None,
+        description="Folder in which rank 0 writes TensorBoard event files, whose scalars become "
+        "metrics; relative to the code folder.",
+    )
+
+
 class TrainingSpec(Section):
-    """One training run of a recipe (a built-in name or `package.module:attribute`), or of a user's
-    function, which has its own model and data."""
+    """One training run: of a recipe (a built-in name or `package.module:attribute`), of a user's
+    function, which has its own model and data, or of a user's program, which has its own loop."""
 
     recipe: Reference = "pretrain"
     function: Reference | None = Field(
@@ -500,8 +541,27 @@ class TrainingSpec(Section):
         "context, instead of a recipe. Holdfast then ignores `model`, `data`, `train.optimizer` "
         "and `train.schedule`.",
     )
+    script: Reference | None = Field(
+        default=None,
+        description="A Python script and its arguments, such as `train.py --lr 3e-4`, run as it is "
+        "on every rank, with the environment that torchrun sets. `-m package.module` runs a "
+        "module.",
+    )
+    command: Reference | None = Field(
+        default=None,
+        description="A command line, run as it is on every rank without a shell, with the "
+        "environment that torchrun sets.",
+    )
+    ray_train: Reference | None = Field(
+        default=None,
+        description="`package.module:attribute` of a Ray Train function (train_loop_per_worker), "
+        "called with `config` as it is.",
+    )
+    program: ProgramSpec = ProgramSpec()
     config: dict[str, Any] = Field(
-        default={}, description="The function's own settings, available as `ctx.config`."
+        default={},
+        description="The function's own settings, available as `ctx.config`; the configuration "
+        "with which a Ray Train function is called.",
     )
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
@@ -511,6 +571,16 @@ class TrainingSpec(Section):
     detection: DetectionSpec = DetectionSpec()
     guards: GuardsSpec = GuardsSpec()
     checks: ChecksSpec = ChecksSpec()
+
+    @property
+    def brings_program(self) -> bool:
+        """Whether the ranks run a program of the user, which has its own loop."""
+        return any(text is not None for text in (self.script, self.command, self.ray_train))
+
+    @property
+    def has_own_model(self) -> bool:
+        """Whether the model is a user's: sections about the built-in models then mean nothing."""
+        return self.function is not None or self.brings_program
 
 
 class SpecFault(BaseModel):

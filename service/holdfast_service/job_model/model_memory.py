@@ -82,7 +82,7 @@ def mesh_limits(
 
 def memory_model(training: TrainingSpec) -> MemoryModel | None:
     """The sizes of the model; None if the spec does not describe it."""
-    if training.function is not None or training.recipe not in BUILT_IN_RECIPES:
+    if training.has_own_model or training.recipe not in BUILT_IN_RECIPES:
         return None
     model = training.model
     if _lacks_sizes(model):
