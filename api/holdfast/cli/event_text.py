@@ -48,6 +48,8 @@ SENTENCES = {
     "checkpoint.unpinned": "the checkpoint of step {step} was unpinned",
     "checkpoint.interval": "the {tier} tier is saved every {every_steps} steps[: {why}]",
     "memory.placed": "the memory checkpoints of attempt {attempt} were placed[, copies: {copies}]",
+    "program.attached": "the program of attempt {attempt} attached[ through {integration}] "
+    "at level {level}",
     "digest.mismatch": "the digest of step {step} in attempt {attempt} differs from the stored one",
     "stalled": "attempt {attempt} has stalled[ at step {step}][: {reason}]",
     "straggler": "rank {rank}[ on agent {agent}] is {state}[, at {factor} times the time of its "
