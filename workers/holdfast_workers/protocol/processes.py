@@ -213,6 +213,14 @@ class AttemptsLeft:
 
 
 @dataclass(frozen=True)
+class ProgramStarted:
+    """The worker has started the user's program: this process is the rank."""
+
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class FaultFired:
     """An injected fault is about to happen."""
 
@@ -248,6 +256,10 @@ class Forked:
 @dataclass(frozen=True)
 class AskStorePort:
     """An agent asks its rendezvous store whether it still answers."""
+
+    attempt: int = 0
+    """If not 0, the attempt that forms next: it gets a new store, on another port, unless it has
+    one."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +335,7 @@ WorkerMessage = (
     | LoadOrder
     | SegmentReady
     | AttemptsLeft
+    | ProgramStarted
     | FaultFired
 )
 

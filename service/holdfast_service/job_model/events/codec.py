@@ -48,6 +48,7 @@ EVENT_TYPES: Mapping[str, type[JobEvent]] = {
         attempts.InitialisedFromEvent,
         attempts.MemoryPlacedEvent,
         attempts.ProgramAttachedEvent,
+        attempts.ProgramResumedEvent,
         attempts.StandbyEvent,
         incidents.IncidentOpenedEvent,
         incidents.IncidentUpdatedEvent,

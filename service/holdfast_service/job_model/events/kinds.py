@@ -26,6 +26,7 @@ class EventKind(StrEnum):
     INITIALISED_FROM = "job.initialised_from"
     MEMORY_PLACED = "memory.placed"
     PROGRAM_ATTACHED = "program.attached"
+    PROGRAM_RESUMED = "program.resumed"
     CHECKPOINT_INTERVAL = "checkpoint.interval"
     STALLED = "stalled"
     STRAGGLER = "straggler"
