@@ -19,7 +19,7 @@ from typing import Any
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.progress.beacon import Beacon
-from holdfast_workers.protocol.processes import StateReply, StepReplicated
+from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
 from holdfast_workers.protocol.programs import (
     LAUNCHER_MESSAGES,
     Attached,
@@ -56,6 +56,7 @@ class Attachment:
         self._stop_wanted = False
         self._state: StateReply | None = None
         self._replicated = -1
+        self._has_partner = False
         self._last_step_at = time.monotonic()
         self._pid = os.getpid()
         if link is not None:
@@ -153,11 +154,11 @@ class Attachment:
     def wait_replicated(self, step: int, timeout_s: float) -> int:
         """The newest step that all partners of this rank hold; waits up to `timeout_s` for it to
         reach `step`. Without a partner, returns `step`."""
-        if self._place is None or not self._place.has_partner:
-            return step
         with self._changed:
-            self._changed.wait_for(lambda: self._replicated >= step, timeout_s)
-            return self._replicated
+            self._changed.wait_for(
+                lambda: self._replicated >= step or not self._has_partner, timeout_s
+            )
+            return self._replicated if self._has_partner else step
 
     # --- internals ------------------------------------------------------------------------------
 
@@ -171,6 +172,7 @@ class Attachment:
             raise LauncherGone(f"Holdfast's launcher did not answer: {error}") from error
         link.settimeout(None)
         self._place, self._stop_wanted = place, place.stop_wanted
+        self._has_partner = place.has_partner
         self._send(Attached(integration))
         self._beacon = Beacon(Path(place.beacon))
         self._beacon.begin(place.attempt)
@@ -196,6 +198,10 @@ class Attachment:
                     self._state = message
                 case StepReplicated(step=step):
                     self._replicated = max(self._replicated, step)
+                    self._has_partner = True  # a failed partner has recovered
+                case PartnerPresence(present=present):
+                    self._has_partner = present
+                    self._replicated = -1  # it was about the previous partners
             self._changed.notify_all()
 
     def _send(self, message: ProgramMessage) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from holdfast_workers.protocol.messages import Restore
-from holdfast_workers.protocol.processes import StateReply, StepReplicated
+from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
 
 # --- from the launcher to the program -------------------------------------------------------------
 
@@ -39,7 +39,7 @@ class StopWanted:
     """The program is asked to save and to end, or its node is about to go."""
 
 
-LauncherMessage = ProgramPlace | StopWanted | StateReply | StepReplicated
+LauncherMessage = ProgramPlace | StopWanted | StateReply | StepReplicated | PartnerPresence
 LAUNCHER_MESSAGES: tuple[type, ...] = get_args(LauncherMessage)
 
 # --- from the program to the launcher -------------------------------------------------------------
