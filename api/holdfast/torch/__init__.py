@@ -29,6 +29,4 @@ def tier(
     `timeout_s` bounds the arrival of a state and every exchange between ranks; a save waits
     `replication_wait_s` for the partners' copies of the last one, and is skipped if they are late.
     """
-    return MemoryTier(
-        timeout_s=timeout_s, replication_wait_s=replication_wait_s, fallback=fallback
-    )
+    return MemoryTier(timeout_s=timeout_s, replication_wait_s=replication_wait_s, fallback=fallback)

@@ -71,7 +71,8 @@ class DcpFolder(StorageWriter, StorageReader):
         return self._of(plan).prepare_local_plan(plan)
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        return self._of(plans[0]).prepare_global_plan(plans)
+        planned: list[Any] = self._of(plans[0]).prepare_global_plan(plans)
+        return planned
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         return self._writer.write_data(plan, planner)

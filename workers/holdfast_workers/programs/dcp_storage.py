@@ -190,9 +190,7 @@ class DcpStorage(StorageWriter, StorageReader):
 
     def _index(self, alone: bool) -> PayloadIndex:
         place = self._payloads.place
-        return PayloadIndex(
-            PayloadKind.DCP, self._step, place.rank, place.world_size, alone=alone
-        )
+        return PayloadIndex(PayloadKind.DCP, self._step, place.rank, place.world_size, alone=alone)
 
     # --- reader ---------------------------------------------------------------------------------
 
@@ -274,7 +272,7 @@ def _write_content(writer: PayloadWriter, content: Any, nbytes: int) -> Any:
         return writer.copy(b"")
     tensor = content.detach()
     if tensor.device.type == "cpu" and tensor.is_contiguous():
-        return writer.copy(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        return writer.copy(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
     def fill(target: memoryview) -> None:
         as_tensor(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)

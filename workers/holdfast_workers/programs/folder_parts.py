@@ -6,7 +6,6 @@ when it is complete. Of files of the same name, that of the lowest rank counts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -117,7 +116,7 @@ class FolderWriter:
     ) -> None:
         for name in self._names:
             if error is None:
-                os.replace(self._hidden(name), self._folder / name)
+                self._hidden(name).replace(self._folder / name)
             else:
                 self._hidden(name).unlink(missing_ok=True)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from holdfast_workers.errors import WorkersError
 from holdfast_workers.programs.attachment import Attachment, attach
 from holdfast_workers.programs.dcp_folder import DcpFolder, NoStorage, newest_in
 from holdfast_workers.programs.dcp_storage import DcpStorage
@@ -114,7 +114,7 @@ class MemoryTier:
         """The object that this rank saved at the step `newest()`; None: there is no such step.
 
         `of_rank`: every rank gets what that rank saved, all ranks call it. `weights_only`: as for
-        `torch.load`. Raises StateMissing, StateDamaged.
+        `torch.load`. Raises StateMissing, PayloadDamaged.
         """
         payloads, step = self._payloads, self.newest()
         if payloads is None or step is None:
@@ -148,7 +148,7 @@ class MemoryTier:
         writer = payloads.begin(step, list(sizes.values()), index)
         with payloads.finishing(writer):
             parts = {
-                name: writer.fill(sizes[name], lambda target, path=path: read_into(path, target))
+                name: writer.fill(sizes[name], partial(read_into, path))
                 for name, path in files.items()
             }
             payloads.commit(writer, replace(index, parts=parts))
@@ -179,7 +179,7 @@ class MemoryTier:
             for batch in batches_of(transfers):
                 received = carry_out(batch, rank, found.view, payloads.exchange_group)
                 for range_, content in received.items():
-                    writer.write(by_range[range_], memoryview(content.numpy()))
+                    writer.write(by_range[range_], content.numpy().data)
             found.check_current()
         payloads.taken(step)
         return step

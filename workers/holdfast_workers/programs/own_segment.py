@@ -12,7 +12,6 @@ Not thread-safe.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import structlog
@@ -87,7 +86,7 @@ class OwnSegment:
         try:
             for commit in former.commits()[:1]:
                 _carry_over(former, commit, segment)
-            os.replace(beside, self._path)
+            beside.replace(self._path)
         except BaseException:
             segment.close()
             beside.unlink(missing_ok=True)

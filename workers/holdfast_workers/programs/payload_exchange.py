@@ -87,7 +87,9 @@ def carry_out(
         if transfer.source == rank:
             start = part.offset
             view = payload_of(part.owner)[start : start + part.nbytes]
-            works += [dist.isend(piece, transfer.target, group) for piece in _pieces(view)]
+            works += [
+                dist.isend(piece, transfer.target, group) for piece in _split(as_tensor(view))
+            ]
         elif transfer.target == rank:
             bytes_of = received[part] = torch.empty(part.nbytes, dtype=torch.uint8)
             works += [dist.irecv(piece, transfer.source, group) for piece in _split(bytes_of)]
@@ -104,9 +106,5 @@ def as_tensor(view: memoryview) -> torch.Tensor:
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def _pieces(view: memoryview) -> Sequence[torch.Tensor]:
-    return _split(as_tensor(view))
-
-
 def _split(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    return tensor.split(PIECE_BYTES)
+    return [tensor[at : at + PIECE_BYTES] for at in range(0, tensor.numel(), PIECE_BYTES)]

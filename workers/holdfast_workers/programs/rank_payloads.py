@@ -37,7 +37,7 @@ _SEGMENT_FILE = re.compile(r"(?:own|replica)-(\d+)\.seg")
 _log = structlog.get_logger()
 
 
-class StateDamaged(WorkersError):
+class PayloadDamaged(WorkersError):
     """A memory checkpoint does not have its digest."""
 
 
@@ -67,7 +67,7 @@ class Payloads:
         return sorted(self._found)
 
     def view(self, owner: int) -> memoryview:
-        """The bytes, verified at the first call. Raises StateMissing, StateDamaged."""
+        """The bytes, verified at the first call. Raises StateMissing, PayloadDamaged."""
         at_hand = self._found.get(owner)
         if at_hand is None:
             raise StateMissing(f"the memory checkpoint of rank {owner} is not on this node")
@@ -76,7 +76,7 @@ class Payloads:
             if not segment.verify(commit):
                 if segment.writable and segment.is_current(commit):
                     segment.quarantine(commit)
-                raise StateDamaged(
+                raise PayloadDamaged(
                     f"step {commit.step} of rank {owner} in memory does not match its digest: "
                     "it must not be loaded"
                 )
@@ -84,7 +84,7 @@ class Payloads:
         return segment.slot(commit)
 
     def index(self, owner: int) -> PayloadIndex:
-        """Raises StateMissing, StateDamaged, BadPayload."""
+        """Raises StateMissing, PayloadDamaged, BadPayload."""
         return read_index(self.view(owner))
 
     def any_index(self) -> PayloadIndex | None:
@@ -103,9 +103,7 @@ class RankPayloads:
     """The payloads of this process's rank. `timeout_s` bounds the arrival of the state and every
     exchange; `replication_wait_s` the wait of a save for the partners' copies of the last one."""
 
-    def __init__(
-        self, attachment: Attachment, timeout_s: float, replication_wait_s: float
-    ) -> None:
+    def __init__(self, attachment: Attachment, timeout_s: float, replication_wait_s: float) -> None:
         assert attachment.place is not None
         self.place: ProgramPlace = attachment.place
         self._attachment = attachment
@@ -221,7 +219,7 @@ class RankPayloads:
 
     def newest(self) -> int | None:
         """The step that can be loaded: the last one saved, else the one that the attempt starts
-        from, once it has arrived and is verified. Raises StateMissing, StateDamaged."""
+        from, once it has arrived and is verified. Raises StateMissing, PayloadDamaged."""
         if self._saved is not None:
             return self._saved
         restore = self.place.restore
@@ -230,7 +228,7 @@ class RankPayloads:
         if not self._arrived:
             reply = self._attachment.wait_state(self._timeout_s)
             if reply.problem:
-                error = StateDamaged if reply.damaged else StateMissing
+                error = PayloadDamaged if reply.damaged else StateMissing
                 raise error(f"step {restore.step} cannot be restored from memory: {reply.problem}")
             self._arrived = True
         return restore.step
@@ -243,7 +241,7 @@ class RankPayloads:
         commit = own.find(attempt, step) if own is not None else None
         if own is not None and commit is not None:
             found[self.place.rank] = _AtHand(own, commit)
-        for path in sorted(self._path.parent.glob("*.seg")):
+        for path in sorted(self._path.parents[1].glob("*/*.seg")):  # also of other worlds
             name = _SEGMENT_FILE.fullmatch(path.name)
             if name and int(name[1]) not in found:
                 _add(found, int(name[1]), path, attempt, step)
@@ -284,13 +282,12 @@ def together(payloads: RankPayloads, act: Callable[[], Any]) -> list[Any]:
     """The result of `act` on every rank, by rank; all ranks call it. If it fails on one, every
     rank raises, and none waits for it in vain."""
     try:
-        outcome = (act(), None)
+        outcome = act()
     except WorkersError as error:
-        outcome = (None, error)
-    outcomes = payloads.gather(outcome)
-    if outcome[1] is not None:
-        raise outcome[1]
-    for rank, (_, error) in enumerate(outcomes):
-        if error is not None:
-            raise StateMissing(f"rank {rank}: {error}")
-    return [result for result, _ in outcomes]
+        payloads.gather((None, str(error)))
+        raise
+    outcomes = payloads.gather((outcome, None))
+    for rank, (_, failed) in enumerate(outcomes):
+        if failed is not None:
+            raise StateMissing(f"rank {rank}: {failed}")
+    return [each for each, _ in outcomes]
