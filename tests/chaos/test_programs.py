@@ -317,3 +317,13 @@ def test_a_script_goes_on_with_fewer_ranks_and_grows_again(tmp_path: Path) -> No
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
         computed = [int(line.split()[1]) for line in run.logs if line.startswith("step ")]
         assert sorted(set(computed)) == list(range(1, max(computed) + 1))
+
+
+def test_lines_that_a_script_prints_become_metrics(tmp_path: Path) -> None:
+    pattern = "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"
+    training = program_training(script="train.py 20", program=ProgramSpec(metrics=pattern))
+    with running_program(tmp_path, {"train.py": DDP}, training) as run:
+        end = run.wait_end()
+        assert (end["outcome"], end["step"]) == ("SUCCEEDED", 20), run.story()
+        shown = {step: f"{row.loss:.9f}" for step, row in run.rows.items()}
+        assert shown == losses(run.logs)
