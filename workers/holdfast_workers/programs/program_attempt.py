@@ -22,6 +22,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import error_file
+from holdfast_workers.programs.metric_lines import MetricLines
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
@@ -100,6 +101,8 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
+        pattern = spec.program.metrics if order.rank == 0 else None
+        self._lines = MetricLines(pattern) if pattern else None
         self._program: socket.socket | None = None
         self._state: StateReply | None = None
         self._step = order.restore.step
@@ -168,9 +171,7 @@ class ProgramAttempt:
         recorded = error_file.read(self._error_path)
         if recorded is None and not end.exit_code:
             return False  # by a signal
-        if recorded is None:
-            recorded = error_file.RecordedError("", f"the program ended by {end}", "")
-        self._report(recorded, end)
+        self._report(recorded or error_file.of_output(str(end), self._output.text()), end)
         return True
 
     def report_failure(self, error: WorkersError) -> None:
@@ -180,17 +181,14 @@ class ProgramAttempt:
         self._signal(WorkerFailed(report))
 
     def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
-        tail = self._output.text()
-        text = recorded.message or f"the program ended by {end}"
         by_peer = recorded.is_communication
         if by_peer is None:
-            by_peer = _blames_a_peer(recorded.traceback or f"{text}\n{tail}")
-        details = recorded.traceback or (f"its last lines:\n{tail}" if tail else "")
+            by_peer = _blames_a_peer(f"{recorded.traceback}\n{recorded.message}")
         report = ErrorReport(
             kind=ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER,
             type=recorded.type or str(end).replace(" ", "_"),
-            message=control_channel.shorten_middle(text),
-            traceback=control_channel.shorten_middle(details),
+            message=control_channel.shorten_middle(recorded.message),
+            traceback=control_channel.shorten_middle(recorded.traceback),
             step=self._step,
         )
         self._signal(WorkerFailed(report))
@@ -209,8 +207,20 @@ class ProgramAttempt:
         view = memoryview(piece)
         while view:
             view = view[os.write(1, view) :]
-        self._output.feed(piece)
+        for line in self._output.feed(piece):
+            self._read_metrics(line)
         return bool(piece)
+
+    def _read_metrics(self, line: str) -> None:
+        """A step that a line shows; a program that attaches reports its steps itself."""
+        if self._lines is None or self._program is not None:
+            return
+        step = self._lines.read(line, time.time())
+        if step is not None:
+            self._take_step(step)
+        if self._lines.problem:
+            _log.warning("metrics_given_up", why=self._lines.problem)
+            self._lines = None
 
     def look(self) -> None:
         """Show in the beacon whether a program without steps is at work."""
