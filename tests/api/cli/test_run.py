@@ -90,3 +90,24 @@ def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture
     arguments = ["run", "--no-follow", "--address", "http://127.0.0.1:9", "--", "train.py"]
     assert run(arguments) == ExitCode.UNREACHABLE
     assert "`holdfast serve`" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_describe_shows_the_level_and_the_lines_of_the_next(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run(["run", "--no-follow", "--nproc-per-node", "2", "--nnodes", "2", "--", "train.py"])
+        == ExitCode.OK
+    )
+    job_id = capsys.readouterr().out.strip()
+    server.run_job(job_id, steps=41)
+    with Client() as client:
+        client.wait(job_id, timeout_s=20)
+    assert run(["describe", job_id]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "step 41, attempt 1" in shown and "train.py" in shown
+    assert "0: Holdfast launches the program" in shown
+    assert "At level 1" in shown and "job = holdfast.attach()" in shown
+    assert run(["ls"]) == ExitCode.OK
+    assert " 41 " in capsys.readouterr().out

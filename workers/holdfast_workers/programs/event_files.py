@@ -74,7 +74,8 @@ class EventFiles:
 
     def poll(self, *, final: bool = False) -> list[ProgramStep]:
         """The steps that became complete since the last call, in order. A step is complete when
-        there is a later one, when nothing follows it until the next call, or if `final`."""
+        there is a later one, when nothing follows it until the next call, or if `final`. Its time
+        is the whole time since the step before that was logged."""
         found = self._read()
         complete = final or not found
         for scalar in found:
@@ -87,7 +88,6 @@ class EventFiles:
     def _row(self, step: int, by_tag: dict[str, Scalar]) -> ProgramStep:
         at = max(scalar.at for scalar in by_tag.values())
         elapsed_s = 0.0 if self._last_at is None else max(0.0, at - self._last_at)
-        took_s = elapsed_s / (step - self._last_step)
         self._last_step, self._last_at = step, at
         named: dict[str, float] = {}
         own: dict[str, float] = {}
@@ -102,7 +102,7 @@ class EventFiles:
         return ProgramStep(
             step=step,
             at=at,
-            step_time_s=took_s,
+            step_time_s=elapsed_s,
             loss=named.get("loss"),
             grad_norm=named.get("grad_norm"),
             lr=named.get("lr"),
