@@ -53,11 +53,12 @@ _ATTACH = """import holdfast
 
 job = holdfast.attach()  # no effect outside of Holdfast
 job.step(step, loss=loss)  # after each step, on every rank"""
-_TIER = """from holdfast.torch import tier
+_TIER = """import holdfast.torch
 
-memory = tier()  # no effect outside of Holdfast
-dcp.save(state, storage_writer=memory)
-dcp.load(state, storage_reader=memory)"""
+tier = holdfast.torch.tier()  # keeps nothing outside of Holdfast
+dcp.save(state, storage_writer=tier.at(step))
+if (newest := tier.newest()) is not None:  # at the start
+    dcp.load(state, storage_reader=tier.at(newest))"""
 _FUNCTION = """def train(ctx):  # function: my_module:train
     ctx.register(model=model, optimizer=optimizer)
     for batch in ctx.batches(...):
