@@ -518,7 +518,7 @@ class ProgramSpec(Section):
         "then the limits of `detection` do.",
     )
     step_limit_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0,
+        default=120.0,
         description="A rank that reports steps, and then none for this long (or for 5 times its "
         "longest step, if that is longer), is inspected.",
     )
