@@ -36,7 +36,7 @@ def test_nothing_is_kept_and_nothing_is_found_outside_of_holdfast(tmp_path: Path
 
 
 def test_a_load_of_what_was_not_kept_says_so() -> None:
-    with pytest.raises(CheckpointException, match="only if tier.newest"):
+    with pytest.raises(CheckpointException, match=r"only if tier\.newest"):
         dcp.load({"weights": torch.ones(3)}, storage_reader=tier().at(1))
 
 
