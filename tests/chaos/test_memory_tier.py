@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.support.nodes.supervised import SupervisedRun
 from tests.support.programs.worlds import (
     attempts,
     printed,
@@ -84,6 +85,12 @@ def resumed_at(lines: list[str]) -> list[int]:
     return [int(line.split()[-1]) for line in lines if " goes on from " in line]
 
 
+def own_segment(run: SupervisedRun, rank: int) -> Segment:
+    """The rank's segment on its own node."""
+    [path] = run.agents.root.glob(f"*/*/own-{rank}.seg")
+    return Segment.open(path)
+
+
 def test_an_fsdp2_script_goes_on_from_memory_after_kills_and_a_lost_node(tmp_path: Path) -> None:
     training = program_training(script="train.py 60")
     with running_program(tmp_path, {"train.py": FSDP2}, training, standbys=1) as run:
@@ -117,8 +124,7 @@ def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path) -> None:
     with running_program(tmp_path, {"train.py": FSDP2}, training) as run:
         printed(run, "step 10 ")
         os.kill(run.member(0)["pid"], signal.SIGSTOP)
-        own = run.own_segment(1)
-        with Segment.open(own) as segment:
+        with own_segment(run, 1) as segment:
             for commit in segment.commits():
                 segment._slot(commit.slot)[64] ^= 1
         before = attempts(run)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast_workers.programs.payload import (
     TRAILER_BYTES,
     BadPayload,
-    Part,
+    PayloadPart,
     PayloadFull,
     PayloadIndex,
     PayloadKind,
@@ -25,7 +25,7 @@ CONTENTS = st.dictionaries(st.text(max_size=20), st.binary(max_size=300), max_si
 
 def index_of(contents: dict[str, bytes]) -> PayloadIndex:
     most = sum(map(len, contents.values())) + ALIGNMENT * (len(contents) + 1)
-    parts = {name: Part(most, len(content)) for name, content in contents.items()}
+    parts = {name: PayloadPart(most, len(content)) for name, content in contents.items()}
     return PayloadIndex(PayloadKind.FOLDER, 7, 1, 2, parts)
 
 

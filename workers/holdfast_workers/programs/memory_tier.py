@@ -27,7 +27,7 @@ from holdfast_workers.programs.folder_parts import (
     pieces_of,
     read_into,
 )
-from holdfast_workers.programs.payload import Part, PayloadIndex, PayloadKind
+from holdfast_workers.programs.payload import PayloadPart, PayloadIndex, PayloadKind
 from holdfast_workers.programs.payload_exchange import StateMissing, carry_out, plan_transfers
 from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, together
 from holdfast_workers.programs.staging import KeptStaging
@@ -194,7 +194,7 @@ def _index(
     """The index before the parts have their places; as long as with them."""
     place = payloads.place
     most = sum(sizes.values()) + 64 * (len(sizes) + 1)
-    parts = {name: Part(most, size) for name, size in sizes.items()}
+    parts = {name: PayloadPart(most, size) for name, size in sizes.items()}
     return PayloadIndex(kind, step, place.rank, place.world_size, parts)
 
 
