@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from holdfast_workers.programs.payload import (
     TRAILER_BYTES,
     BadPayload,
-    PayloadPart,
     PayloadFull,
     PayloadIndex,
     PayloadKind,
+    PayloadPart,
     PayloadWriter,
     needed_bytes,
     read_index,

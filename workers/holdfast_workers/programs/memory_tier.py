@@ -27,7 +27,7 @@ from holdfast_workers.programs.folder_parts import (
     pieces_of,
     read_into,
 )
-from holdfast_workers.programs.payload import PayloadPart, PayloadIndex, PayloadKind
+from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadPart
 from holdfast_workers.programs.payload_exchange import StateMissing, carry_out, plan_transfers
 from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, together
 from holdfast_workers.programs.staging import KeptStaging
