@@ -525,8 +525,8 @@ class ProgramSpec(Section):
     metrics: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None,
         description="A regular expression that is searched in each line that rank 0 prints. Its "
-        "named groups are metrics: `step`, `loss`, `grad_norm`, `lr`, `tokens` and names of your "
-        "own, such as `step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)`.",
+        "named groups are metrics: `step`, `loss`, `grad_norm`, `lr`, `tokens` (since the line "
+        "before) and names of your own, such as `step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)`.",
     )
     event_files: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None,
