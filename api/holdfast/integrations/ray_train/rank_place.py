@@ -1,0 +1,85 @@
+"""What a rank is told by its environment: its place, and how the function is to be called."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.integrations.ray_train.errors import FunctionUnusable
+
+CONFIG_VARIABLE = "HOLDFAST_TRAIN_CONFIG"
+"""The function's configuration, as JSON."""
+RUN_VARIABLE = "HOLDFAST_TRAIN_RUN"
+"""The section `ray_run` of the spec, as JSON."""
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank's place in the world, as torchrun's variables name it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """Whether ranks run on other nodes too."""
+        return self.world_size > self.local_world_size
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str]) -> RankPlace:
+        """Raises FunctionUnusable."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in variables]
+        if missing:
+            raise FunctionUnusable(
+                f"{', '.join(missing)} is not set: this program is started by a job with "
+                "`ray_train`, or by torchrun"
+            )
+        rank, world_size, local_rank, local_world_size = (int(variables[name]) for name in names)
+        node_rank = int(variables.get("GROUP_RANK", rank // local_world_size))
+        return cls(rank, world_size, local_rank, local_world_size, node_rank)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `RunConfig`, `CheckpointConfig`, `TorchConfig` and `datasets` say: the section
+    `ray_run` of the spec, which describes each."""
+
+    name: str | None = None
+    storage_path: str | None = None
+    num_to_keep: int | None = None
+    score_attribute: str | None = None
+    score_order: str = "max"
+    backend: str | None = None
+    timeout_s: float = 1800.0
+    datasets: str | None = None
+
+
+def config_of(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The function's configuration. Raises FunctionUnusable."""
+    return _mapping(variables, CONFIG_VARIABLE)
+
+
+def options_of(variables: Mapping[str, str] = os.environ) -> RunOptions:
+    """Raises FunctionUnusable."""
+    given = _mapping(variables, RUN_VARIABLE)
+    unknown = given.keys() - RunOptions.__dataclass_fields__.keys()
+    if unknown:
+        raise FunctionUnusable(f"{RUN_VARIABLE} has unknown options: {', '.join(sorted(unknown))}")
+    return RunOptions(**given)
+
+
+def _mapping(variables: Mapping[str, str], name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(variables.get(name) or "{}")
+    except ValueError as error:
+        raise FunctionUnusable(f"{name} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FunctionUnusable(f"{name} is not a mapping: {type(found).__name__}")
+    return found
