@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from holdfast.integrations.ray_train.errors import FunctionUnusable
+from holdfast_workers.spec import RayRunSpec
 
 CONFIG_VARIABLE = "HOLDFAST_TRAIN_CONFIG"
 """The function's configuration, as JSON."""
@@ -46,33 +49,17 @@ class RankPlace:
         return cls(rank, world_size, local_rank, local_world_size, node_rank)
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What `RunConfig`, `CheckpointConfig`, `TorchConfig` and `datasets` say: the section
-    `ray_run` of the spec, which describes each."""
-
-    name: str | None = None
-    storage_path: str | None = None
-    num_to_keep: int | None = None
-    score_attribute: str | None = None
-    score_order: str = "max"
-    backend: str | None = None
-    timeout_s: float = 1800.0
-    datasets: str | None = None
-
-
 def config_of(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The function's configuration. Raises FunctionUnusable."""
     return _mapping(variables, CONFIG_VARIABLE)
 
 
-def options_of(variables: Mapping[str, str] = os.environ) -> RunOptions:
-    """Raises FunctionUnusable."""
-    given = _mapping(variables, RUN_VARIABLE)
-    unknown = given.keys() - RunOptions.__dataclass_fields__.keys()
-    if unknown:
-        raise FunctionUnusable(f"{RUN_VARIABLE} has unknown options: {', '.join(sorted(unknown))}")
-    return RunOptions(**given)
+def run_of(variables: Mapping[str, str] = os.environ) -> RayRunSpec:
+    """How the run is kept. Raises FunctionUnusable."""
+    try:
+        return RayRunSpec.model_validate(_mapping(variables, RUN_VARIABLE))
+    except ValidationError as error:
+        raise FunctionUnusable(f"{RUN_VARIABLE} cannot be used: {error}") from error
 
 
 def _mapping(variables: Mapping[str, str], name: str) -> dict[str, Any]:

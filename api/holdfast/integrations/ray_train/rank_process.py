@@ -29,13 +29,13 @@ from holdfast.integrations.ray_train.memory_checkpoints import NoMemory
 from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.integrations.ray_train.rank_place import (
     RankPlace,
-    RunOptions,
     config_of,
-    options_of,
+    run_of,
 )
 from holdfast.integrations.ray_train.run_folder import Retention, RunFolder
 from holdfast.integrations.ray_train.train_calls import TrainCalls
 from holdfast_workers.programs.attachment import Attachment, attach
+from holdfast_workers.spec import RayRunSpec
 
 DEFAULT_STORAGE = Path("~/ray_results")
 """As in Ray Train."""
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         raise FunctionUnusable("name one training function: module:function")
     place = RankPlace.of(os.environ)
-    config, options = config_of(), options_of()
+    config, options = config_of(), run_of()
     attachment = attach("ray-train")
     function = load(arguments[0])
     _form_group(place, options)
@@ -100,7 +100,7 @@ def call(function: Callable[..., Any], config: dict[str, Any]) -> Any:
     return function(config) if count else function()
 
 
-def _form_group(place: RankPlace, options: RunOptions) -> None:
+def _form_group(place: RankPlace, options: RayRunSpec) -> None:
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if devices:
         torch.cuda.set_device(place.local_rank % devices)
@@ -111,7 +111,7 @@ def _form_group(place: RankPlace, options: RunOptions) -> None:
 
 
 def _open_folder(
-    place: RankPlace, options: RunOptions, attachment: Attachment, group: RankGroup
+    place: RankPlace, options: RayRunSpec, attachment: Attachment, group: RankGroup
 ) -> RunFolder:
     """The run's folder, the same on all ranks. Raises StorageUnusable."""
     job = attachment.place.job_id if attachment.place else DEFAULT_NAME
