@@ -79,7 +79,11 @@ def advance(state: CoreState, now: float) -> None:
     if state.timer.stage is Stage.FORMING and all(m.joined or m.has_stopped for m in members):
         if world.joined_at is None:
             _record_all_joined(state, world, now)
-        if world.first_step is not None or all(member.done for member in members):
+        if (
+            world.first_step is not None
+            or state.config.runs_program  # whether it will ever report a step is not known
+            or all(member.done for member in members)
+        ):
             _start_running(state, world, now)
     if state.timer.stage is Stage.RUNNING and any(member.done for member in members):
         state.set_phase(Phase.FINISHING)
@@ -97,6 +101,10 @@ def handle_finish_deadline(state: CoreState, now: float) -> None:
     """The ranks or their last checkpoint took too long: end the job."""
     if outcome.is_last_step_durable(state):
         outcome.conclude(state, now)
+        return
+    if state.config.runs_program:
+        why = f"some ranks had not ended {state.config.finish_timeout_s:g} s after the first"
+        outcome.fail(state, now, "program_end", why)
         return
     late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
     late += f": {state.incidents.outage.reason}" if state.incidents.outage is not None else ""
