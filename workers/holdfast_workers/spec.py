@@ -621,6 +621,12 @@ class TrainingSpec(Section):
         return any(text is not None for text in (self.script, self.command, self.ray_train))
 
     @property
+    def preloaded(self) -> tuple[str, ...]:
+        """Modules that are imported before a program starts."""
+        of_plugin = ("holdfast.integrations.ray_train.rank_process",) if self.ray_train else ()
+        return (*of_plugin, *self.program.preload)
+
+    @property
     def has_own_model(self) -> bool:
         """Whether the model is a user's: sections about the built-in models then mean nothing."""
         return self.function is not None or self.brings_program
