@@ -128,9 +128,11 @@ def _import_for_training() -> None:
 
 
 def _choose_kernels(config: ZygoteConfig) -> None:
-    from holdfast_workers.spec import TrainSpec
+    from holdfast_workers.spec import TrainingSpec, TrainSpec
     from holdfast_workers.training.determinism import choose_kernels
 
+    if TrainingSpec.model_validate(config.training).brings_program:
+        return  # it chooses itself, as under torchrun
     train = TrainSpec.model_validate(config.training.get("train") or {})
     choose_kernels(train.deterministic, config.device)
 
@@ -269,15 +271,17 @@ def _run(
     from holdfast_workers.child_programs import store_host
     from holdfast_workers.health import preflight
     from holdfast_workers.programs.launcher import Launcher
+    from holdfast_workers.programs.torchrun_variables import visible_devices
     from holdfast_workers.progress.beacon import Beacon
     from holdfast_workers.spec import TrainingSpec
     from holdfast_workers.worker import main as worker
 
     match job:
         case WorkerJob(beacon=beacon, env=env, place=place):
+            node_devices = visible_devices(os.environ)
             os.environ.update(env)
             if TrainingSpec.model_validate(config.training).brings_program:
-                return Launcher(end, config, Beacon(Path(beacon))).run()
+                return Launcher(end, config, Beacon(Path(beacon)), node_devices).run()
             _compute_with(config.threads)
             recipe = _prepare_recipe(config) if recipe is None else recipe
             assert recipe is not None

@@ -67,8 +67,16 @@ _log = structlog.get_logger()
 class Launcher:
     """Runs one attempt after the other until its agent closes the control socket."""
 
-    def __init__(self, end: socket.socket, config: ZygoteConfig, beacon: Beacon) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        config: ZygoteConfig,
+        beacon: Beacon,
+        node_devices: tuple[str, tuple[str, ...]] = ("", ()),
+    ) -> None:
+        """`node_devices`: as of `torchrun_variables.visible_devices`, of all ranks of the node."""
         self._end = end
+        self._node_devices = node_devices[1]
         self._config = config
         self._beacon = beacon
         self._spec = TrainingSpec.model_validate(config.training)
@@ -140,6 +148,7 @@ class Launcher:
             self._line,
             self._beacon,
             self._name,
+            self._node_devices,
             self._send,
         )
         if order.order.leased:
@@ -236,9 +245,10 @@ class Launcher:
 
     def _read_output(self) -> None:
         attempt = self._attempt
-        if attempt is not None and attempt.process is not None:
-            if not attempt.relay(READ_BYTES):
-                self._selector.unregister(attempt.process.output)
+        if attempt is None or attempt.process is None:
+            return
+        if not attempt.relay(READ_BYTES):
+            self._selector.unregister(attempt.process.output)
 
     def _look(self) -> None:
         attempt = self._attempt

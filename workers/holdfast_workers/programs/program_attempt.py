@@ -27,6 +27,7 @@ from holdfast_workers.programs.program_process import ProgramLine, ProgramProces
 from holdfast_workers.programs.silence import Silence
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
+    ordered_devices,
     program_variables,
     visible_devices,
     with_variables,
@@ -62,8 +63,6 @@ PHASE = "program"
 """The phase of a program that shows no steps."""
 HOLD = "hold"
 """The phase of a program that is stopped until its rank has a lease."""
-LOCAL_DEVICES_VARIABLE = "HOLDFAST_NODE_DEVICES"
-"""The devices of the node's agent, for all of its ranks."""
 DRAIN_READS = 4096
 _log = structlog.get_logger()
 
@@ -79,6 +78,7 @@ class ProgramAttempt:
         line: ProgramLine,
         beacon: Beacon,
         socket_name: str,
+        node_devices: tuple[str, ...],
         send: Callable[[WorkerMessage], None],
     ) -> None:
         self.order = order
@@ -94,6 +94,7 @@ class ProgramAttempt:
         self._spec = spec
         self._line = line
         self._beacon = beacon
+        self._node_devices = node_devices
         self._send = send
         self._error_path = Path(order.segment_root) / f"error-{order.rank}-{order.attempt}.json"
         self._links = ProgramLinks(socket_name, str(self._error_path))
@@ -311,12 +312,11 @@ class ProgramAttempt:
         return with_variables(os.environ, variables)
 
     def _device_variables(self) -> dict[str, str]:
-        of_node = _listed(os.environ.get(LOCAL_DEVICES_VARIABLE, ""))
-        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-            own = _listed(os.environ.get(name, ""))
-            if own:
-                return {name: ",".join(visible_devices(own, of_node, self.order.local_rank))}
-        return {}
+        variable, own = visible_devices(os.environ)
+        if not own:
+            return {}
+        ordered = ordered_devices(own, self._node_devices, self.order.local_rank)
+        return {variable: ",".join(ordered)}
 
     def _in_fork(self) -> None:
         """In a forked script, before its first line."""
@@ -341,10 +341,6 @@ class ProgramAttempt:
 
     def _signal(self, detail: WorkerJoined | WorkerFailed | WorkerDone | WorkerLeft) -> None:
         self._send(WorkerSignal(self.number, self.order.rank, detail))
-
-
-def _listed(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
 def _number(value: float | None) -> float:

@@ -53,7 +53,20 @@ def program_variables(order: JoinOrder, job_id: str, links: ProgramLinks) -> dic
     }
 
 
-def visible_devices(own: Sequence[str], of_node: Sequence[str], local_rank: int) -> tuple[str, ...]:
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def visible_devices(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """(variable, names) of the devices that a process with this environment sees."""
+    for variable in DEVICE_VARIABLES:
+        names = (name.strip() for name in environment.get(variable, "").split(","))
+        found = tuple(name for name in names if name)
+        if found:
+            return variable, found
+    return DEVICE_VARIABLES[0], ()
+
+
+def ordered_devices(own: Sequence[str], of_node: Sequence[str], local_rank: int) -> tuple[str, ...]:
     """The devices that a program sees, in an order in which number `local_rank` is its own.
 
     Programs take device number `LOCAL_RANK`, as under torchrun, which hides none. `own`: those of
