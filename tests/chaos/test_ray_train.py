@@ -46,13 +46,25 @@ def run_to_end(
         return run, {step: row.loss for step, row in run.rows.items()}
 
 
-@pytest.mark.parametrize(("memory", "workers_per_node"), [(0, 2)])
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of an unbroken run."""
+    folder = tmp_path_factory.mktemp("calm") / "run"
+    return run_to_end(folder, training(folder / "s", 0))[1]
+
+
+@pytest.mark.parametrize(
+    ("memory", "workers_per_node", "loses_storage"), [(0, 2, False), (1, 1, True)]
+)
 def test_a_run_with_killed_ranks_has_the_losses_of_an_unbroken_run(
-    tmp_path: Path, memory: int, workers_per_node: int
+    tmp_path: Path,
+    calm: dict[int, float],
+    memory: int,
+    workers_per_node: int,
+    loses_storage: bool,
 ) -> None:
-    _, calm = run_to_end(tmp_path / "a", training(tmp_path / "a" / "s", memory))
     kills = [[1, 3, 0], [0, 6, 1]]
-    spec = training(tmp_path / "b" / "s", memory, kills=kills)
+    spec = training(tmp_path / "b" / "s", memory, kills=kills, loses_storage=loses_storage)
     run, losses = run_to_end(tmp_path / "b", spec, workers_per_node=workers_per_node)
     assert losses == calm
     assert sorted(calm) == list(range(1, EPOCHS + 1))

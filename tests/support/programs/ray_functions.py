@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -21,7 +22,7 @@ def train(config: dict[str, Any]) -> dict[str, float]:
     """Dropout, a shuffled loader, and a checkpoint per epoch to which each rank brings a part.
 
     `kills`: a list of [rank, epoch, attempt]; that rank kills itself in the middle of the epoch.
-    `lag`: seconds that an epoch takes at least.
+    `loses_storage`: the run's folder is gone then too.
     """
     context = ray.train.get_context()
     rank, attempt = context.get_world_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -42,6 +43,8 @@ def train(config: dict[str, Any]) -> dict[str, float]:
             loss.backward()
             optimizer.step()
             if number == 3 and [rank, epoch, attempt] in config.get("kills", []):
+                if config.get("loses_storage"):
+                    shutil.rmtree(context.get_storage().experiment_fs_path)
                 os.kill(os.getpid(), signal.SIGKILL)
         _report(rank, model, optimizer, epoch, loss)
     return {"loss": loss.item()}

@@ -25,11 +25,16 @@ from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 
 from holdfast.integrations.ray_train.datasets import DatasetShards
 from holdfast.integrations.ray_train.errors import FunctionUnusable, StorageUnusable
-from holdfast.integrations.ray_train.memory_checkpoints import NoMemory
+from holdfast.integrations.ray_train.memory_checkpoints import (
+    MemoryCheckpoints,
+    NoMemory,
+    TierCheckpoints,
+)
 from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.integrations.ray_train.rank_place import (
     RankPlace,
     config_of,
+    keeps_in_memory,
     run_of,
 )
 from holdfast.integrations.ray_train.run_folder import Retention, RunFolder
@@ -53,9 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     _form_group(place, options)
     group = RankGroup(options.timeout_s)
     folder = _open_folder(place, options, attachment, group)
-    calls = TrainCalls(
-        place, folder.path.name, attachment, group, folder, NoMemory(), DatasetShards()
-    )
+    memory = _memory(place, attachment, group)
+    calls = TrainCalls(place, folder.path.name, attachment, group, folder, memory, DatasetShards())
     set_train_fn_utils(calls)
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(ray.train.torch.get_device())
     value = call(function, config)
@@ -108,6 +112,12 @@ def _form_group(place: RankPlace, options: RayRunSpec) -> None:
         options.backend or ("nccl" if devices else "gloo"),
         timeout=timedelta(seconds=options.timeout_s),
     )
+
+
+def _memory(place: RankPlace, attachment: Attachment, group: RankGroup) -> MemoryCheckpoints:
+    if attachment.active and keeps_in_memory():
+        return TierCheckpoints(attachment, group, is_first_of_node=place.local_rank == 0)
+    return NoMemory()
 
 
 def _open_folder(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pyarrow.fs
 from ray.train import Checkpoint
@@ -36,6 +36,7 @@ from holdfast.integrations.ray_train.run_folder import (
 )
 from holdfast_workers.programs.attachment import Attachment
 
+T = TypeVar("T")
 STEP_METRICS = ("loss", "grad_norm", "lr", "tokens")
 """Metrics that a step has itself; all others are the user's own."""
 
@@ -180,33 +181,39 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         part: Checkpoint | None,
         metrics: Mapping[str, Any],
     ) -> None:
-        self._agree(index, lambda: self._save_part(index, part))
+        with ExitStack() as stack:
+            source = self._agree(index, lambda: self._copy_part(index, part, stack))
+            if any(each.has_part for each in offers):
+                self._memory.save(index, source)
         name = next((each.name for each in offers if each.name), None) or default_name(index)
         in_place = next((each.folder for each in offers if each.folder), None)
-        commit = lambda: self._commit(index, name, in_place, metrics)  # noqa: E731
-        self._agree(index, commit if self._group.rank == 0 else lambda: None)
+        self._agree(index, lambda: self._commit(index, name, in_place, metrics))
         self._folder.saved = self._group.from_rank_zero(self._folder.saved)
         self._newest = Path(self._folder.saved[-1].path)
+        self._memory.forget()
 
-    def _save_part(self, index: int, part: Checkpoint | None) -> None:
-        with ExitStack() as stack:
-            source = Path(stack.enter_context(part.as_directory())) if part is not None else None
-            self._memory.save(index, source)
-            if source is not None:
-                self._folder.add_part(source, index)
+    def _copy_part(self, index: int, part: Checkpoint | None, stack: ExitStack) -> Path | None:
+        """Copy this rank's part into the run's folder; where the part is, or None without one."""
+        if part is None:
+            return None
+        source = Path(stack.enter_context(part.as_directory()))
+        self._folder.add_part(source, index)
+        return source
 
     def _commit(
         self, index: int, name: str, in_place: str | None, metrics: Mapping[str, Any]
     ) -> None:
         """On rank 0, as in Ray Train: its metrics belong to the checkpoint."""
+        if self._group.rank:
+            return
         path = in_place or str(self._folder.place(index, name))
         self._folder.commit(SavedCheckpoint(index, path, plain(metrics)))
 
-    def _agree(self, index: int, work: Callable[[], None]) -> None:
+    def _agree(self, index: int, work: Callable[[], T]) -> T:
         """Work on all ranks; if one fails, all raise ReportFailed, so that none waits for it."""
-        problem, cause = "", None
+        problem, cause, result = "", None, None
         try:
-            work()
+            result = work()
         except Exception as error:
             problem, cause = f"{type(error).__name__}: {error}", error
         problems = self._group.gather(problem)
@@ -217,6 +224,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
                 f"the checkpoint of report {index} could not be saved ({shown}). Look at the free "
                 f"space and the permissions of {self._folder.path}; the earlier ones are unchanged"
             ) from cause
+        return cast(T, result)
 
     def _show(self, index: int, metrics: Mapping[str, Any]) -> None:
         numbers = {name: as_number(value) for name, value in metrics.items()}
