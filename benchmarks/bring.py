@@ -95,9 +95,7 @@ def _measure(name: str, side: Side, options: argparse.Namespace) -> list[Measure
 
 
 def _result(faults: dict[str, list[MeasuredFault]]) -> BringResult:
-    spreads = {
-        name: spread(fault.recovery_s for fault in found) for name, found in faults.items()
-    }
+    spreads = {name: spread(fault.recovery_s for fault in found) for name, found in faults.items()}
     medians = {name: found.median for name, found in spreads.items()}
     ray_train = [medians[name] for name in medians if name.startswith("ray_train_")]
     best = min(ray_train, default=None)

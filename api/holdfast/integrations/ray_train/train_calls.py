@@ -51,6 +51,15 @@ class _Offer:
     """The folder of a checkpoint that is already where it shall stay."""
     name: str | None
     """The folder's name, if the function chose one."""
+    should_end: bool
+    """Whether the program is asked to end, and does not look for that itself."""
+
+
+class EndWanted(SystemExit):
+    """The program was asked to end, and has just saved its state: `report` ends it with code 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
@@ -93,6 +102,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         taken = memory.take(stored.index if stored else 0)
         self._count = taken.index if taken else stored.index if stored else 0
         self._newest = taken.path if taken else Path(stored.path) if stored else None
+        self._looks_for_preemption = False
         self.last_metrics: dict[str, Any] = {}
 
     def report(
@@ -109,7 +119,9 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
     ) -> None:
         """Show a step, and save the parts of a checkpoint that any of the ranks bring. Returns
         when it is complete in memory and in the run's folder, whatever the upload mode: a rank
-        that ends afterwards costs nothing. Raises ReportFailed, NotServed."""
+        that ends afterwards costs nothing. Raises ReportFailed, NotServed; EndWanted once all
+        ranks are asked to end and a checkpoint is complete, unless the function has called
+        `get_preemption_info`, and so decides itself."""
         if validation:
             raise NotServed(
                 "report(validation=...) is not served by Holdfast: validate in the function, or "
@@ -121,14 +133,22 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
             name = checkpoint_dir_name or default_name(index)
             checkpoint, keeps = checkpoint_upload_fn(checkpoint, name), True
         in_place = _local_path(checkpoint) if checkpoint is not None and keeps else None
-        offer = _Offer(checkpoint is not None and not keeps, in_place, checkpoint_dir_name)
+        offer = _Offer(
+            has_part=checkpoint is not None and not keeps,
+            folder=in_place,
+            name=checkpoint_dir_name,
+            should_end=self._attachment.should_stop and not self._looks_for_preemption,
+        )
         offers = self._group.gather(offer)
-        if any(each.has_part or each.folder for each in offers):
+        saves = any(each.has_part or each.folder for each in offers)
+        if saves:
             self._save(index, offers, checkpoint if offer.has_part else None, metrics)
         self._count, self.last_metrics = index, metrics
         self._show(index, metrics)
         if checkpoint is not None and offer.has_part and delete_local_checkpoint_after_upload:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
+        if saves and all(each.should_end for each in offers):
+            raise EndWanted
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint, of memory or of the run's folder."""
@@ -153,6 +173,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
     def get_preemption_info(self) -> PreemptionInfo | None:
         """Not None once any rank's node is about to go, or the job is asked to stop. Without a
         deadline: Holdfast waits for `program.grace_s` after SIGTERM."""
+        self._looks_for_preemption = True
         asked = self._group.gather(self._attachment.should_stop)
         if not any(asked):
             return None
