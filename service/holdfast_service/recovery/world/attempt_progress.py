@@ -7,6 +7,7 @@ repeated report changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from holdfast_service.job_model.events.attempts import (
     AttemptRunningEvent,
@@ -93,6 +94,8 @@ def record_left(
     record_committed_step(state, attempt, step, now)
     if world is None or not all(other.left for other in world.members.values()):
         return ()
+    if state.departure.fault is not None and state.departure.is_of(attempt):
+        return (replace(state.departure.fault, at=now),)
     change = state.mesh_change
     planned = "the ranks left for a planned change of the mesh"  # of a former supervisor
     if state.config.schedule:
