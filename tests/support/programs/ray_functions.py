@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,5 +133,26 @@ def fail_to_report(config: dict[str, Any]) -> None:
         (Path(config["folder"]) / f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
 
 
-def takes_nothing() -> None:
-    ray.train.report({"loss": 1.0})
+def all_calls(config: dict[str, Any]) -> str:
+    """The three above in one run, each with a folder of its own."""
+    for function in (describe, report_three, fail_to_report):
+        folder = Path(config["folder"]) / function.__name__
+        folder.mkdir(exist_ok=True)
+        function({"folder": str(folder)})
+    return "done"
+
+
+def report_for_ever(config: dict[str, Any]) -> None:
+    """Report a checkpoint every 50 ms, without end; it does not look whether it is to stop."""
+    number = _number_in(ray.train.get_checkpoint())
+    while True:
+        number += 1
+        time.sleep(0.05)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "number").write_text(str(number))
+            checkpoint = Checkpoint.from_directory(folder)
+            ray.train.report({"number": number}, checkpoint=checkpoint)
+
+
+def _number_in(checkpoint: Checkpoint | None) -> int:
+    return int((Path(checkpoint.path) / "number").read_text()) if checkpoint else 0
