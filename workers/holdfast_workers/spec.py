@@ -517,6 +517,11 @@ class ProgramSpec(Section):
         "and restarted if no rank has made progress. It counts until the program reports steps: "
         "then the limits of `detection` do.",
     )
+    step_limit_s: Annotated[float, Field(gt=0)] = Field(
+        default=60.0,
+        description="A rank that reports steps, and then none for this long (or for 5 times its "
+        "longest step, if that is longer), is inspected.",
+    )
     metrics: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None,
         description="A regular expression that is searched in each line that rank 0 prints. Its "

@@ -47,6 +47,8 @@ SENTENCES = {
     "checkpoint.pinned": "the checkpoint of step {step} was pinned",
     "checkpoint.unpinned": "the checkpoint of step {step} was unpinned",
     "checkpoint.interval": "the {tier} tier is saved every {every_steps} steps[: {why}]",
+    "program.resumed": "the program of attempt {attempt} goes on from its own checkpoint of step "
+    "{restored_step}[, {steps_lost} steps lost]",
     "memory.placed": "the memory checkpoints of attempt {attempt} were placed[, copies: {copies}]",
     "digest.mismatch": "the digest of step {step} in attempt {attempt} differs from the stored one",
     "stalled": "attempt {attempt} has stalled[ at step {step}][: {reason}]",

@@ -140,6 +140,7 @@ def recovery_config(
         window_s=spec.recovery.window_s,
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s + install_s,
         build=build.LOADED,
+        runs_program=spec.brings_program,
         repeatable=spec.train.deterministic == "strict",
         requeue=spec.recovery.on_shortage == "queue",
         grow_after_s=spec.recovery.grow_after_s,

@@ -12,6 +12,7 @@ from holdfast_service.job_model.events.attempts import (
     AttemptFormingEvent,
     AttemptRunningEvent,
     MemoryPlacedEvent,
+    ProgramResumedEvent,
     SeatedRank,
 )
 from holdfast_service.job_model.events.checkpoints import (
@@ -67,6 +68,10 @@ async def apply_event(tx: JobTransaction, event: SupervisorEvent, rules: Quarant
             attempt.ended_at = at
             attempt.reason = text(content.reason)
             attempt.last_step = content.last_step
+        case ProgramResumedEvent(restored_step=restored, first_step=first):
+            attempt = await _get_or_add_attempt(tx, content.attempt, at)
+            attempt.restore = {**attempt.restore, "step": restored}
+            attempt.first_step = first
         case MemoryPlacedEvent():
             attempt = await _get_or_add_attempt(tx, content.attempt, at)
             attempt.memory = as_json(content.protection)

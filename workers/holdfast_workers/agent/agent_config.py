@@ -165,6 +165,11 @@ class AgentConfig:
         return device_of(self.gpus_per_worker)
 
     @property
+    def brings_program(self) -> bool:
+        """Whether the ranks run a program of the user."""
+        return any(self.training.get(name) for name in ("script", "command", "ray_train"))
+
+    @property
     def world_size(self) -> int:
         return prod(self.mesh.values())
 
@@ -176,6 +181,7 @@ def device_of(gpus_per_worker: float) -> str:
 
 def join_order(order: FormOrder, seat: Seat, config: AgentConfig, segment: Path) -> JoinOrder:
     """The order for one worker. `segment`: path of its rank's own segment."""
+    ranks = sorted(other.rank for other in order.seats)
     return JoinOrder(
         attempt=order.attempt,
         rank=seat.rank,
@@ -194,5 +200,9 @@ def join_order(order: FormOrder, seat: Seat, config: AgentConfig, segment: Path)
         skipped=order.skipped,
         recheck=order.recheck,
         leave_after=order.leave_after,
-        reporter=seat.rank == min(other.rank for other in order.seats),
+        reporter=seat.rank == ranks[0],
+        local_rank=ranks.index(seat.rank),
+        local_world_size=len(ranks),
+        node_rank=order.node_rank,
+        nodes=order.nodes,
     )

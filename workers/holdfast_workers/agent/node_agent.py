@@ -361,8 +361,9 @@ class NodeAgent:
         self._worker_pool.fence(attempt, command.condemned)
         self._memory.fence(attempt)
         self._saves.fence(attempt)
-        if self._started:
-            self._rendezvous.wait_answer(STORE_WAIT_S)
+        if self._started:  # programs use no prefix of keys, so each attempt gets its own store
+            own_store = attempt if self._config.brings_program else 0
+            self._rendezvous.wait_answer(STORE_WAIT_S, own_store)
         return self.report()
 
     def _form(self, command: Form) -> Done:

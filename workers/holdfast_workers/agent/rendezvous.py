@@ -79,13 +79,13 @@ class Rendezvous:
         if not self._closing.is_set():
             self.fork(io)
 
-    def wait_answer(self, timeout_s: float) -> bool:
+    def wait_answer(self, timeout_s: float, attempt: int = 0) -> bool:
         """Wait until a store answers. After `timeout_s`: False, and a store that is silent (it is
-        stopped, or hangs) is killed."""
+        stopped, or hangs) is killed. `attempt`: it needs a store of its own, see `AskStorePort`."""
         with self._changed:
             child, before = self._child, self._answers
         if child is not None:
-            child.send(AskStorePort())
+            child.send(AskStorePort(attempt))
         with self._changed:
             answered = self._changed.wait_for(
                 lambda: self._answers > before and self._port > 0, timeout_s

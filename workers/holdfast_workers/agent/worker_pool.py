@@ -46,6 +46,7 @@ from holdfast_workers.protocol.processes import (
     LeaveAttempts,
     LoadOrder,
     NewIntervals,
+    ProgramStarted,
     RankPlace,
     SegmentReady,
     StepDigest,
@@ -89,10 +90,17 @@ class Slot:
     failure: WorkerFailed | None = None
     """The worker's report of the failure that ended its attempt."""
     job: WorkerJob = field(default_factory=lambda: WorkerJob(""))
+    program: int = 0
+    """Process id of the user's program that the worker has started; 0: the worker is the rank."""
 
     @property
     def name(self) -> str:
         return self.child.name
+
+    @property
+    def pid(self) -> int:
+        """Process id of the rank."""
+        return self.program or self.child.pid
 
     @property
     def expected(self) -> int | None:
@@ -275,7 +283,7 @@ class WorkerPool:
             slot = self._slots.get(name)
             if slot is not None:
                 slot.state, slot.attempt, slot.rank = WorkerState.JOINING, order.attempt, seat.rank
-                slot.restore, slot.failure = seat.restore, None
+                slot.restore, slot.failure, slot.program = seat.restore, None, 0
         if slot is None:  # it died between the fence's answer and this order
             gone = WorkerExited(why="the worker was gone before it could take its rank")
             self._signals.send(gone, order.attempt, seat.rank, name)
@@ -340,7 +348,7 @@ class WorkerPool:
             return tuple(
                 WorkerReport(
                     n,
-                    s.child.pid,
+                    s.pid,
                     s.state,
                     s.attempt,
                     s.rank,
@@ -393,6 +401,10 @@ class WorkerPool:
                 self._on_segment_ready(slot, attempt, own)
             case AttemptsLeft(attempt=attempt):
                 self._record_parked(slot, attempt)
+            case ProgramStarted(attempt=attempt, pid=pid):
+                with self._changed:
+                    if attempt == slot.attempt:
+                        slot.program = pid
             case WorkerSignal():
                 self._pass_on(slot, message)
 
@@ -427,7 +439,7 @@ class WorkerPool:
             self._on_resharded()
         if self._journal.add_row(row):
             first = FirstStep(row.step, row.at)
-            self._signals.send(first, row.attempt, report.rank, slot.name, pid=slot.child.pid)
+            self._signals.send(first, row.attempt, report.rank, slot.name, pid=slot.pid)
             self._kill_dismissed()
             self._on_first_step()
 
@@ -454,9 +466,7 @@ class WorkerPool:
             case WorkerLeft(step=step):
                 with self._changed:
                     slot.state, slot.step = WorkerState.LEFT, step
-        self._signals.send(
-            signal.detail, signal.attempt, signal.rank, slot.name, pid=slot.child.pid
-        )
+        self._signals.send(signal.detail, signal.attempt, signal.rank, slot.name, pid=slot.pid)
 
     # --- internals ------------------------------------------------------------------------------
 
@@ -471,7 +481,7 @@ class WorkerPool:
             why=slot.child.killed_because,
             out_of_memory=self._shortage.explains_kill() if unexplained else "",
         )
-        self._signals.send(exited, slot.attempt, slot.rank, slot.name, pid=slot.child.pid)
+        self._signals.send(exited, slot.attempt, slot.rank, slot.name, pid=slot.pid)
 
     def _fork(self, place: RankPlace | None = None) -> str:
         """`place`: the only place that the worker may be given; None: any place."""
@@ -524,7 +534,8 @@ class WorkerPool:
         asleep = dict.fromkeys(slots, 0)
         while time.monotonic() < deadline:
             for name in self._unparked(slots, attempt):
-                asleep[name] = asleep[name] + 1 if _sleeps(slots[name]) else 0
+                waits = slots[name].program == 0 and _sleeps(slots[name])
+                asleep[name] = asleep[name] + 1 if waits else 0
                 if asleep[name] * POLL_S >= self._config.asleep_limit_s:
                     slots[name].child.kill("it still slept after its connections were cut")
             if self._wait_parked(slots, attempt, POLL_S):

@@ -1,6 +1,7 @@
 """The rendezvous store of a node: a torch TCPStore in a process of its own, outside every rank.
 
-It outlives any rank, and each attempt uses its own prefix of keys. It ends with its agent. It
+It outlives any rank, and each attempt uses its own prefix of keys; for programs, which use no
+prefix, each attempt gets a store of its own. It ends with its agent. It
 listens on the node's address only: by default, a TCPStore listens on every interface.
 """
 
@@ -22,23 +23,30 @@ BACKLOG = 1024
 
 def run(end: socket.socket, job: StoreJob) -> int:
     """Serve until the agent closes its end of the control socket."""
-    host = job.host
+    attempt = 0
     try:
-        listener = listen(host, PortRange.parse(job.ports), BACKLOG)
+        store = _open(job)
+        with contextlib.suppress(control_channel.ControlClosed):  # the agent has closed its end
+            while True:
+                control_channel.send(end, StorePort(store.port))
+                asked = control_channel.receive(end, AskStorePort)
+                if asked.attempt > attempt:
+                    former, store, attempt = store, _open(job), asked.attempt
+                    del former  # its clients have been ended
     except PortsExhausted as error:
         control_channel.send(end, StorePort(0, str(error)))
         return 1
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        host,
-        port,
+    return 0
+
+
+def _open(job: StoreJob) -> TCPStore:
+    """Raises PortsExhausted."""
+    listener = listen(job.host, PortRange.parse(job.ports), BACKLOG)
+    return TCPStore(
+        job.host,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=IDLE_LIMIT,
         master_listen_fd=listener.detach(),
     )
-    with contextlib.suppress(control_channel.ControlClosed):  # the agent has closed its end
-        while True:
-            control_channel.send(end, StorePort(store.port))
-            control_channel.receive(end, AskStorePort)
-    return 0

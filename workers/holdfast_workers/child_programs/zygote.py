@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -116,6 +117,7 @@ def _import_for_training() -> None:
 
     torch.set_num_threads(1)
     from holdfast_workers.child_programs import saver, store_host  # noqa: F401
+    from holdfast_workers.programs import launcher  # noqa: F401
     from holdfast_workers.recipes import lookup  # noqa: F401
     from holdfast_workers.worker import main as worker  # noqa: F401
 
@@ -123,9 +125,11 @@ def _import_for_training() -> None:
 
 
 def _choose_kernels(config: ZygoteConfig) -> None:
-    from holdfast_workers.spec import TrainSpec
+    from holdfast_workers.spec import TrainingSpec, TrainSpec
     from holdfast_workers.training.determinism import choose_kernels
 
+    if TrainingSpec.model_validate(config.training).brings_program:
+        return  # it chooses itself, as under torchrun
     train = TrainSpec.model_validate(config.training.get("train") or {})
     choose_kernels(train.deterministic, config.device)
 
@@ -147,12 +151,18 @@ def _enter_code(folder: str) -> None:
     os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{paths}" if paths else folder
 
 
-def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) -> Recipe:
-    """Import the recipe, and prepare what needs no world."""
+def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) -> Recipe | None:
+    """Import the recipe, and prepare what needs no world; of a program, only what it preloads:
+    None."""
     from holdfast_workers.recipes import lookup
     from holdfast_workers.spec import TrainingSpec
 
     spec = TrainingSpec.model_validate(config.training)
+    if spec.brings_program:
+        with threads.recording("preload") if threads is not None else contextlib.nullcontext():
+            for name in spec.program.preload:
+                importlib.import_module(name)
+        return None
     subject = spec.function or spec.recipe
     with threads.recording(subject) if threads is not None else contextlib.nullcontext():
         recipe = lookup.make_recipe(spec, Path(config.cache_dir))
@@ -257,14 +267,21 @@ def _run(
 ) -> int:
     from holdfast_workers.child_programs import store_host
     from holdfast_workers.health import preflight
+    from holdfast_workers.programs.launcher import Launcher
+    from holdfast_workers.programs.torchrun_variables import visible_devices
     from holdfast_workers.progress.beacon import Beacon
+    from holdfast_workers.spec import TrainingSpec
     from holdfast_workers.worker import main as worker
 
     match job:
         case WorkerJob(beacon=beacon, env=env, place=place):
+            node_devices = visible_devices(os.environ)
             os.environ.update(env)
+            if TrainingSpec.model_validate(config.training).brings_program:
+                return Launcher(end, config, Beacon(Path(beacon)), node_devices).run()
             _compute_with(config.threads)
             recipe = _prepare_recipe(config) if recipe is None else recipe
+            assert recipe is not None
             expected = worker.expected_world(place, config.device)
             return worker.Worker(end, config, recipe, Beacon(Path(beacon)), expected).run()
         case TemplateJob(place=place):

@@ -11,6 +11,7 @@ import atexit
 import math
 import os
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import Any
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
+from holdfast_workers.progress import beacon as beacons
 from holdfast_workers.progress.beacon import Beacon
-from holdfast_workers.protocol.processes import StateReply, StepReplicated
+from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
 from holdfast_workers.protocol.programs import (
     LAUNCHER_MESSAGES,
     Attached,
@@ -28,13 +30,14 @@ from holdfast_workers.protocol.programs import (
     ProgramSaved,
     ProgramStep,
     StateTaken,
-    StateWanted,
     StopWanted,
 )
 
 SOCKET_VARIABLE = "HOLDFAST_PROGRAM_SOCKET"
 """Name of the launcher's socket, in the abstract namespace."""
 CONNECT_TIMEOUT_S = 10.0
+LONGEST_STEPS = 5.0
+"""A step may take this many times as long as the longest before it."""
 STEP_PHASE = "step"
 """The phase of the beacon between two calls of `step`."""
 
@@ -56,7 +59,10 @@ class Attachment:
         self._stop_wanted = False
         self._state: StateReply | None = None
         self._replicated = -1
+        self._has_partner = False
         self._last_step_at = time.monotonic()
+        self._first_step = sys.maxsize
+        self._longest_s = 0.0
         self._pid = os.getpid()
         if link is not None:
             self._start(link, integration)
@@ -111,7 +117,10 @@ class Attachment:
         now = time.monotonic()
         took_s, self._last_step_at = now - self._last_step_at, now
         self._beacon.cold = False
-        self._beacon.enter(STEP_PHASE, step + 1)
+        if step > self._first_step:  # the first includes what precedes it
+            self._longest_s = max(self._longest_s, took_s)
+        self._first_step = min(self._first_step, step)
+        self._beacon.enter(STEP_PHASE, step + 1, bound_s=self._step_bound_s())
         self._send(
             ProgramStep(
                 step=step,
@@ -136,7 +145,6 @@ class Attachment:
     def wait_state(self, timeout_s: float) -> StateReply:
         """Wait until the state that the attempt starts from lies in this rank's segment, or until
         it is known that it does not (`problem`). Call it only if `place.restore` names a state."""
-        self._send(StateWanted())
         with self._changed:
             self._changed.wait_for(lambda: self._state is not None, timeout_s)
             late = f"the state did not arrive within {timeout_s:g} s"
@@ -153,11 +161,11 @@ class Attachment:
     def wait_replicated(self, step: int, timeout_s: float) -> int:
         """The newest step that all partners of this rank hold; waits up to `timeout_s` for it to
         reach `step`. Without a partner, returns `step`."""
-        if self._place is None or not self._place.has_partner:
-            return step
         with self._changed:
-            self._changed.wait_for(lambda: self._replicated >= step, timeout_s)
-            return self._replicated
+            self._changed.wait_for(
+                lambda: not self._has_partner or self._replicated >= step, timeout_s
+            )
+            return self._replicated if self._has_partner else step
 
     # --- internals ------------------------------------------------------------------------------
 
@@ -171,11 +179,15 @@ class Attachment:
             raise LauncherGone(f"Holdfast's launcher did not answer: {error}") from error
         link.settimeout(None)
         self._place, self._stop_wanted = place, place.stop_wanted
+        self._has_partner = place.has_partner
         self._send(Attached(integration))
-        self._beacon = Beacon(Path(place.beacon))
-        self._beacon.begin(place.attempt)
-        self._beacon.make_current()
-        self._beacon.enter("start", 0)
+        self._beacon = beacons.current()  # of a forked script: it counts the collectives too
+        if self._beacon is None:
+            self._beacon = Beacon(Path(place.beacon))
+            self._beacon.begin(place.attempt)
+            self._beacon.make_current()
+        self._beacon.take_over()
+        self._beacon.enter("start", 0, bound_s=place.start_bound_s)
         threading.Thread(target=self._listen, name="holdfast-attach", daemon=True).start()
         atexit.register(self._end)
 
@@ -196,7 +208,15 @@ class Attachment:
                     self._state = message
                 case StepReplicated(step=step):
                     self._replicated = max(self._replicated, step)
+                    self._has_partner = True  # a failed partner has recovered
+                case PartnerPresence(present=present):
+                    self._has_partner, self._replicated = present, -1
             self._changed.notify_all()
+
+    def _step_bound_s(self) -> float:
+        """A step may hold an evaluation or a save, of which no limit is learned."""
+        assert self._place is not None
+        return max(self._place.step_bound_s, LONGEST_STEPS * self._longest_s)
 
     def _send(self, message: ProgramMessage) -> None:
         if self._link is None or self._place is None:

@@ -83,6 +83,11 @@ def current_track(group: str) -> GroupTrack | None:
     return None if beacon is None else beacon.track(group)
 
 
+def current() -> Beacon | None:
+    """The beacon of this thread's worker; None outside of a worker."""
+    return _current.get()
+
+
 class GroupTrack:
     """The collectives of one process group: `enter` before each, `leave` after. Or the transfers
     from one rank to another: several may be under way, and the rank waits for one at a time."""
@@ -156,9 +161,11 @@ class Beacon:
 
     def __init__(self, path: Path) -> None:
         """Open the file that the agent created with :func:`create`."""
+        self.path = path
         self._buffer = memoryview(_mapped(path, writable=True))
         self._attempt = 0
         self._writes = 0
+        self.take_over()
         self._changed_ns = _monotonic_ns()
         self._longest_ns = 0
         self._phase_fields = (IDLE, 0, 0, 0.0)  # phase, step, micro-batch, bound
@@ -176,6 +183,11 @@ class Beacon:
     def make_current(self) -> None:
         """Make this the beacon that :func:`phase` uses in this thread."""
         _current.set(self)
+
+    def take_over(self) -> None:
+        """Continue the phases that another process of this rank has shown. One process at a time
+        shows them; the other may go on to count its collectives."""
+        (self._writes,) = _COUNTER.unpack_from(self._buffer, _PHASE_AT)
 
     def begin(self, attempt: int) -> None:
         """Start `attempt`; its collectives are counted from 0."""

@@ -282,6 +282,10 @@ class FormOrder:
     """The step whose digests, rank by rank, the agent must report (`SignalKind.RECOMPUTED`)."""
     leave_after: int | None = None
     """The step after which the ranks leave the attempt, because the mesh changes then."""
+    node_rank: int = 0
+    """The place of this node among the nodes with ranks, by their lowest ranks."""
+    nodes: int = 1
+    """The number of nodes with ranks."""
 
 
 @dataclass(frozen=True)
@@ -312,6 +316,13 @@ class JoinOrder:
     leave_after: int | None = None
     reporter: bool = False
     """Whether this rank reports for all ranks of its node."""
+    local_rank: int = 0
+    """The place of this rank among those of its node."""
+    local_world_size: int = 1
+    """The number of ranks of its node."""
+    node_rank: int = 0
+    """As in `FormOrder`; so is `nodes`."""
+    nodes: int = 1
 
 
 @dataclass(frozen=True)

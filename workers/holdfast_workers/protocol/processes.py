@@ -211,6 +211,14 @@ class AttemptsLeft:
 
 
 @dataclass(frozen=True)
+class ProgramStarted:
+    """The worker has started the user's program: this process is the rank."""
+
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class FaultFired:
     """An injected fault is about to happen."""
 
@@ -246,6 +254,10 @@ class Forked:
 @dataclass(frozen=True)
 class AskStorePort:
     """An agent asks its rendezvous store whether it still answers."""
+
+    attempt: int = 0
+    """If not 0, the attempt that forms next: it gets a new store, on another port, unless it has
+    one."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +333,7 @@ WorkerMessage = (
     | LoadOrder
     | SegmentReady
     | AttemptsLeft
+    | ProgramStarted
     | FaultFired
 )
 

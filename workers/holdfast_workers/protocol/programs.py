@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from holdfast_workers.protocol.messages import Restore
-from holdfast_workers.protocol.processes import StateReply, StepReplicated
+from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
 
 # --- from the launcher to the program -------------------------------------------------------------
 
@@ -32,6 +32,10 @@ class ProgramPlace:
     has_partner: bool = False
     stop_wanted: bool = False
     """As `StopWanted`, sent before the program attached."""
+    start_bound_s: float = 0.0
+    """How long it may show no sign of life before its first step; 0: as learned."""
+    step_bound_s: float = 0.0
+    """How long at least it may take for a step; 0: as learned."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class StopWanted:
     """The program is asked to save and to end, or its node is about to go."""
 
 
-LauncherMessage = ProgramPlace | StopWanted | StateReply | StepReplicated
+LauncherMessage = ProgramPlace | StopWanted | StateReply | StepReplicated | PartnerPresence
 LAUNCHER_MESSAGES: tuple[type, ...] = get_args(LauncherMessage)
 
 # --- from the program to the launcher -------------------------------------------------------------
@@ -71,11 +75,6 @@ class ProgramStep:
 
 
 @dataclass(frozen=True)
-class StateWanted:
-    """The program asks for the state that its attempt starts from. Answer: `StateReply`."""
-
-
-@dataclass(frozen=True)
 class ProgramSaved:
     """The rank's segment contains this step."""
 
@@ -90,5 +89,5 @@ class StateTaken:
     step: int
 
 
-ProgramMessage = Attached | ProgramStep | StateWanted | ProgramSaved | StateTaken
+ProgramMessage = Attached | ProgramStep | ProgramSaved | StateTaken
 PROGRAM_MESSAGES: tuple[type, ...] = get_args(ProgramMessage)

@@ -151,6 +151,18 @@ class InitialisedFromEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProgramResumedEvent(JobEvent):
+    """The first step of an attempt shows that the program goes on from a checkpoint of its own."""
+
+    kind = EventKind.PROGRAM_RESUMED
+    attempt: int
+    restored_step: int
+    first_step: int
+    steps_lost: int = 0
+    """Steps that it computes again."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryPlacedEvent(JobEvent):
     """The losses that the memory checkpoints of an attempt protect against from now on."""
 

@@ -93,6 +93,10 @@ class Progress:
     def count_lack_of_progress(self) -> None:
         self.without_progress += 1
 
+    def count_as_progress(self) -> None:
+        """An attempt got on, though it reported no step."""
+        self.without_progress, self.mark = 0, None
+
     def remember_error(self, mark: ErrorMark) -> None:
         self.mark = mark
 

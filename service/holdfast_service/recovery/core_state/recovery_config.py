@@ -69,6 +69,11 @@ class RecoveryConfig:
     """Whether the user listed the meshes in their order."""
     build: str = ""
     """The build of Holdfast that the supervisor runs."""
+    runs_program: bool = False
+    """Whether the ranks run a program of the user: it has its own loop and its own last step, and
+    its own checkpoints besides those in memory. `steps` then means nothing."""
+    program_progress_s: float = 600.0
+    """An attempt of a program that reports no steps counts as progress if it ran this long."""
     repeatable: bool = True
     """Whether a step that is computed again has the same bits (`train.deterministic: strict`)."""
     requeue: bool = False

@@ -92,7 +92,8 @@ def next_due(state: CoreState) -> float | None:
     suspicion = _current_suspicion(state)
     if suspicion is not None:
         return suspicion.due
-    return _stall_deadline(state) if state.timer.stage is Stage.RUNNING else None
+    is_bounded = state.timer.stage is Stage.RUNNING and _reports_steps(state)
+    return _stall_deadline(state) if is_bounded else None
 
 
 def handle_tick(state: CoreState, now: float) -> None:
@@ -134,6 +135,13 @@ def _current_suspicion(state: CoreState) -> HangSuspicion | None:
         state.hangs.end()
         return None
     return suspicion
+
+
+def _reports_steps(state: CoreState) -> bool:
+    """Whether the world reports steps. A program may report none: its agents report a rank that
+    has neither printed nor computed for the time that the user gave."""
+    world = state.worlds.present
+    return not state.config.runs_program or (world is not None and world.first_step is not None)
 
 
 def _stall_deadline(state: CoreState) -> float:
@@ -188,7 +196,9 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
     look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent))
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.stall_limit_s)
-    overdue = state.timer.stage is Stage.RUNNING and now >= _stall_deadline(state) + late_s
+    overdue = state.timer.stage is Stage.RUNNING and (
+        not _reports_steps(state) or now >= _stall_deadline(state) + late_s
+    )
     verdict = hang_culprit.judge(state.worlds.shape.mesh, look, suspicion.before, overdue=overdue)
     if verdict.finding is HangFinding.HANG and verdict.sure:
         _report_hang(state, suspicion, verdict, now)
@@ -216,7 +226,8 @@ def _keep_watching(
         for inspection in suspicion.seen.values()
         if inspection.beat.age_s > inspection.beat.limit_s
     ]
-    past_bound = state.timer.stage is Stage.RUNNING and now >= _stall_deadline(state)
+    is_running = state.timer.stage is Stage.RUNNING and _reports_steps(state)
+    past_bound = is_running and now >= _stall_deadline(state)
     if not (late or suspicion.silent or suspicion.stall_reported or past_bound):
         state.hangs.end()
         return
@@ -232,7 +243,7 @@ def _keep_watching(
                 stacks=verdict.stacks,
             )
         )
-    is_bounded = state.timer.stage is Stage.RUNNING and not past_bound
+    is_bounded = is_running and not past_bound
     suspicion.watch_on(
         now,
         pause_s=state.config.inspect_pause_s,

@@ -94,9 +94,19 @@ def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: floa
     else:
         state.budget.count_failure(now)
         state.incidents.amend(failures=(*(incident.failures if incident else ()), now))
-    if is_lack_of_progress(batch):
+    if _ran_long(state, now):
+        state.progress.count_as_progress()
+    elif is_lack_of_progress(batch):
         state.progress.count_lack_of_progress()
     record_offences(state, batch, now)
+
+
+def _ran_long(state: CoreState, now: float) -> bool:
+    """Whether a program that reports no steps ran so long that it must have got on."""
+    world = state.worlds.present
+    if not state.config.runs_program or world is None or world.first_step is not None:
+        return False
+    return world.joined_at is not None and now - world.joined_at >= state.config.program_progress_s
 
 
 def record_offences(state: CoreState, batch: Sequence[Fault], now: float) -> None:

@@ -292,17 +292,22 @@ def _form_world(
 def _emit_decision(
     state: CoreState, decision: Decision, point: RestorePoint, world: AttemptWorld, not_newer: str
 ) -> None:
-    reason = decision.reason
+    reason, lost = decision.reason, max(0, state.progress.committed - point.step)
     if decision.refused:  # otherwise a former supervisor decided; the incident has its reasons
         state.incidents.amend(refused=decision.refused)
     state.incidents.amend(
         decision=decision.action.value,
         reason=f"{reason}; {not_newer}" if not_newer else reason,
         restored_step=point.step,
-        steps_lost=max(0, state.progress.committed - point.step),
+        steps_lost=0 if _restores_itself(state, point) else lost,
         tiers={rank: member.restore.tier.value for rank, member in world.members.items()},
     )
     state.emit_incident()
+
+
+def _restores_itself(state: CoreState, point: RestorePoint) -> bool:
+    """Whether the ranks start from a checkpoint that only their program knows."""
+    return state.config.runs_program and point.source is RestoreSource.INIT
 
 
 def _emit_forming(

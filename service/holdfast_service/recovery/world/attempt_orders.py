@@ -84,7 +84,8 @@ def form_orders(
     """The order of each agent with ranks."""
     store = records[world.store].report
     orders: list[tuple[str, FormOrder]] = []
-    for agent in dict.fromkeys(world.members[rank].agent for rank in sorted(world.members)):
+    hosts = tuple(dict.fromkeys(world.members[rank].agent for rank in sorted(world.members)))
+    for node_rank, agent in enumerate(hosts):
         seats = tuple(
             Seat(
                 rank=member.rank,
@@ -107,6 +108,8 @@ def form_orders(
             leased=state.config.lease_s > 0,
             recheck=state.corruption.repeated_step,
             leave_after=state.config.next_change(world.restored_step),
+            node_rank=node_rank,
+            nodes=len(hosts),
         )
         orders.append((agent, order))
     return orders

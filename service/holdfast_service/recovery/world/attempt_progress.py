@@ -12,6 +12,7 @@ from holdfast_service.job_model.events.attempts import (
     AttemptRunningEvent,
     InitialisedFromEvent,
     JoinTimes,
+    ProgramResumedEvent,
 )
 from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.policy.causes import Fault
@@ -34,12 +35,29 @@ def record_joined(
 
 def record_committed_step(state: CoreState, attempt: int, step: int, now: float) -> None:
     """Record that a signal or a metric row shows a committed step of the attempt."""
+    before = state.progress.committed
     state.progress.record_step(attempt, step)
     world = state.worlds.present
     if world is None or attempt != world.attempt or step <= world.restored_step:
         return
+    if state.config.runs_program and world.first_step is None:
+        _record_own_restore(state, world, step, before)
     world.record_first_step(step)
     advance(state, now)
+
+
+def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before: int) -> None:
+    """The first step that a program reports tells from which step it has gone on. `before`: the
+    newest step that was known of the attempts before it."""
+    state.progress.continue_from(world.attempt, step)
+    if step - 1 <= world.restored_step:
+        return
+    lost = max(0, before - step + 1)
+    state.emit(
+        ProgramResumedEvent(
+            attempt=world.attempt, restored_step=step - 1, first_step=step, steps_lost=lost
+        )
+    )
 
 
 def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:
@@ -79,7 +97,11 @@ def advance(state: CoreState, now: float) -> None:
     if state.timer.stage is Stage.FORMING and all(m.joined or m.has_stopped for m in members):
         if world.joined_at is None:
             _record_all_joined(state, world, now)
-        if world.first_step is not None or all(member.done for member in members):
+        if (
+            world.first_step is not None
+            or state.config.runs_program  # whether it will ever report a step is not known
+            or all(member.done for member in members)
+        ):
             _start_running(state, world, now)
     if state.timer.stage is Stage.RUNNING and any(member.done for member in members):
         state.set_phase(Phase.FINISHING)
@@ -97,6 +119,10 @@ def handle_finish_deadline(state: CoreState, now: float) -> None:
     """The ranks or their last checkpoint took too long: end the job."""
     if outcome.is_last_step_durable(state):
         outcome.conclude(state, now)
+        return
+    if state.config.runs_program:
+        why = f"some ranks had not ended {state.config.finish_timeout_s:g} s after the first"
+        outcome.fail(state, now, "program_end", why)
         return
     late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
     late += f": {state.incidents.outage.reason}" if state.incidents.outage is not None else ""
@@ -124,19 +150,22 @@ def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> Non
 def _start_running(state: CoreState, world: AttemptWorld, now: float) -> None:
     """The attempt commits steps: close the incident."""
     first = world.first_step if world.first_step is not None else world.restored_step
+    is_known = world.first_step is not None or not state.config.runs_program
     members = sorted(world.members.items())
     state.emit(
         AttemptRunningEvent(
             attempt=world.attempt,
             members=tuple(member.seated() for _, member in members),
             joined={rank: JoinTimes(phases_s=member.phases_s) for rank, member in members},
-            first_step=first,
+            first_step=first if is_known else None,
         )
     )
     emit_protection(state)
     state.fencing.pardon_all()
-    state.progress.continue_from(world.attempt, max(first, world.restored_step))
-    if state.close_incident(now, f"attempt {world.attempt} runs from step {world.restored_step}"):
+    if is_known:
+        state.progress.continue_from(world.attempt, max(first, world.restored_step))
+    ran = f"runs from step {world.restored_step}" if is_known else "runs the program"
+    if state.close_incident(now, f"attempt {world.attempt} {ran}"):
         state.intervals.count_restore(member.restore.tier for member in world.members.values())
     state.set_phase(Phase.RUNNING)
     state.enter(Stage.RUNNING, now, None)

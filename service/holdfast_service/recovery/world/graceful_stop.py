@@ -49,7 +49,8 @@ def end_by_deadline(state: CoreState, now: float, why: str = "") -> None:
     stop = state.ending.stop
     assert stop is not None
     durable = state.saves.newest(state.progress.line)
-    if stop.kind is StopKind.PAUSE and durable is None and _may_have_progress(state):
+    own = state.config.runs_program  # what it saved itself is not known here
+    if stop.kind is StopKind.PAUSE and durable is None and not own and _may_have_progress(state):
         _undo_pause(state, now, why)
         return
     outcome.end_as_stopped(state, now, durable, why)
@@ -60,7 +61,8 @@ def ends_as_requested(state: CoreState, verdict: GiveUp, now: float) -> bool:
     stop = state.ending.stop
     if stop is None:
         return False
-    if stop.kind is StopKind.PAUSE and state.saves.newest(state.progress.line) is None:
+    saved = state.config.runs_program or state.saves.newest(state.progress.line) is not None
+    if stop.kind is StopKind.PAUSE and not saved:
         return False
     end_by_deadline(state, now, verdict.message)
     return True
@@ -69,7 +71,10 @@ def ends_as_requested(state: CoreState, verdict: GiveUp, now: float) -> bool:
 def _may_have_progress(state: CoreState) -> bool:
     """Whether this job may have computed steps that are not durable. While a former supervisor's
     attempt is being adopted, only the agents know."""
-    return state.progress.committed > 0 or state.timer.stage is Stage.ADOPTING
+    started = state.progress.committed > 0 or (
+        state.config.runs_program and state.worlds.present is not None
+    )
+    return started or state.timer.stage is Stage.ADOPTING
 
 
 def _request_finish(state: CoreState) -> None:

@@ -52,6 +52,9 @@ def end_job(
 
 def conclude(state: CoreState, now: float) -> None:
     """The last state is durable: the job succeeded, or it ends early as requested."""
+    if state.config.runs_program:
+        _conclude_program(state, now)
+        return
     steps = state.config.steps
     if state.ending.last_step < steps:
         end_as_stopped(state, now, state.saves.newest(state.progress.line), "")
@@ -67,6 +70,22 @@ def conclude(state: CoreState, now: float) -> None:
     )
 
 
+def _conclude_program(state: CoreState, now: float) -> None:
+    """All ranks' programs have ended as they should."""
+    if state.ending.stop is not None:
+        end_as_stopped(state, now, state.saves.newest(state.progress.line), "")
+        return
+    step = max(state.progress.committed, state.ending.final_step or 0)
+    end_job(
+        state,
+        now,
+        outcome="SUCCEEDED",
+        code="succeeded",
+        message="the program has ended on all ranks with exit code 0",
+        step=step,
+    )
+
+
 def end_as_stopped(
     state: CoreState, now: float, durable: RemoteCheckpoint | None, why: str
 ) -> None:
@@ -75,7 +94,9 @@ def end_as_stopped(
     assert stop is not None
     saved = durable.step if durable is not None else 0
     last = max(state.progress.committed, state.ending.final_step or 0, saved)
-    if saved == last:
+    if state.config.runs_program:
+        kept = "what the program has saved is kept"
+    elif saved == last:
         kept = f"its last state, step {last}, is in the remote tier" if last else ""
     else:
         newest = f"step {saved} is" if durable is not None else "nothing is"
@@ -88,7 +109,7 @@ def end_as_stopped(
         outcome=OUTCOME_OF[stop.kind],
         code=OUTCOME_OF[stop.kind].lower(),
         message="; ".join(filter(None, (stop.reason, kept, why))),
-        step=saved if stop.kind is StopKind.PAUSE else last,
+        step=saved if stop.kind is StopKind.PAUSE and not state.config.runs_program else last,
         durable_step=durable.step if durable is not None else None,
     )
 
@@ -116,5 +137,9 @@ def end_attempt(state: CoreState, reason: str) -> None:
 
 
 def is_last_step_durable(state: CoreState) -> bool:
-    """Whether the job's last state is in the remote tier, on the present line."""
+    """Whether the job's last state is in the remote tier, on the present line. A program has no
+    last state but its own: then whether it has ended on all ranks."""
+    if state.config.runs_program:
+        world = state.worlds.present
+        return world is not None and all(member.done for member in world.members.values())
     return state.saves.has_final(state.ending.last_step, state.progress.line)

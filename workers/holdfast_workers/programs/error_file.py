@@ -1,0 +1,71 @@
+"""The exception that ended a program, in the file format of `torch.distributed.elastic`.
+
+`@record` of torch writes such a file to the path in `TORCHELASTIC_ERROR_FILE`. A forked script that
+does not use it gets the same file from its launcher's side of the fork.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RecordedError:
+    """An exception as the file describes it."""
+
+    type: str
+    message: str
+    traceback: str
+    is_communication: bool | None = None
+    """Whether the cause lies with a peer; None: the file does not say."""
+
+
+def write(path: Path, error: BaseException, *, is_communication: bool) -> None:
+    """Record `error`, unless `@record` has done so already. Raises OSError."""
+    if path.exists():
+        return
+    recorded = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {
+            "py_callstack": "".join(traceback.format_exception(error)),
+            "timestamp": str(int(time.time())),
+        },
+        "communication": is_communication,
+    }
+    path.write_text(json.dumps({"message": recorded}))
+
+
+def read(path: Path) -> RecordedError | None:
+    """The recorded error; None if there is none, or if the file is damaged."""
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(MAX_BYTES))
+    except (OSError, ValueError):
+        return None
+    message = document.get("message") if isinstance(document, dict) else None
+    if isinstance(message, str):  # as written by a process that crashed
+        return RecordedError("", message, "")
+    if not isinstance(message, dict):
+        return None
+    return _of_document(message)
+
+
+def _of_document(message: dict[str, Any]) -> RecordedError:
+    text, extra = str(message.get("message", "")), message.get("extraInfo")
+    callstack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
+    name, colon, rest = text.partition(": ")
+    is_named = bool(colon) and name.replace(".", "").replace("_", "").isalnum()
+    communication = message.get("communication")
+    return RecordedError(
+        type=name if is_named else "",
+        message=rest if is_named else text,
+        traceback=str(callstack),
+        is_communication=communication if isinstance(communication, bool) else None,
+    )

@@ -1,0 +1,366 @@
+"""The launcher: a worker process that runs a user's program for each attempt that it joins.
+
+One thread waits for everything: control messages of its agent, the program's end, its output, and
+messages of the program if it attaches. The launcher itself computes nothing, so it always answers,
+whatever the program does. A fence ends the program; so does the end of the launcher.
+
+While the rank has no lease, the program and its group are stopped (SIGSTOP), and continued with the
+next lease: another world may step meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection
+from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.programs.program_attempt import ProgramAttempt
+from holdfast_workers.programs.program_process import ProgramLine
+from holdfast_workers.protocol.lease import clock_s
+from holdfast_workers.protocol.processes import (
+    WORKER_ORDERS,
+    ArmFault,
+    AttemptsLeft,
+    FaultFired,
+    JoinAttempt,
+    LeaseUpdate,
+    LeaveAttempts,
+    PartnerPresence,
+    StateReply,
+    StepReplicated,
+    StopAfterStep,
+    WorkerMessage,
+    WorkerOrder,
+    ZygoteConfig,
+)
+from holdfast_workers.protocol.programs import PROGRAM_MESSAGES, ProgramMessage
+from holdfast_workers.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from holdfast_workers.progress.beacon import Beacon
+
+LOOK_S = 0.5
+"""Between two looks at a program that shows no steps."""
+FENCE_GRACE_S = 1.0
+"""Between SIGTERM and SIGKILL for a program whose attempt is over."""
+READ_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("3i")
+_log = structlog.get_logger()
+
+
+class Launcher:
+    """Runs one attempt after the other until its agent closes the control socket."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        config: ZygoteConfig,
+        beacon: Beacon,
+        node_devices: tuple[str, tuple[str, ...]] = ("", ()),
+    ) -> None:
+        """`node_devices`: as of `torchrun_variables.visible_devices`, of all ranks of the node."""
+        self._end = end
+        self._node_devices = node_devices[1]
+        self._config = config
+        self._beacon = beacon
+        self._spec = TrainingSpec.model_validate(config.training)
+        self._line = line_of(self._spec)
+        self._selector = selectors.DefaultSelector()
+        self._name = f"holdfast-{uuid.uuid4().hex}"
+        self._listener = _listen(self._name)
+        self._attached: socket.socket | None = None
+        self._attempt: ProgramAttempt | None = None
+        self._fence = 0
+        self._left = 0
+        self._lease = (0, 0.0)  # number, until when
+        self._injected: set[int] = set()
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def run(self) -> int:
+        linux_processes.become_subreaper()
+        self._beacon.end()
+        self._watch(self._end, self._read_order)
+        self._watch(self._listener, self._accept)
+        while True:
+            for key, _ in self._selector.select(self._pause_s()):
+                key.data()
+            now = time.monotonic()
+            for name, (due, call) in tuple(self._timers.items()):
+                if due <= now and name in self._timers:
+                    del self._timers[name]
+                    call()
+
+    # --- messages of the agent ------------------------------------------------------------------
+
+    def _read_order(self) -> None:
+        try:
+            order: WorkerOrder = control_channel.receive(self._end, *WORKER_ORDERS)
+        except control_channel.ControlClosed:
+            os._exit(0)  # the agent is gone: the program dies with this process
+        self._handle(order)
+
+    def _handle(self, order: WorkerOrder) -> None:
+        match order:
+            case JoinAttempt(order=join, faults=faults):
+                if join.attempt >= self._fence:
+                    self._join(order)
+                for fault in faults:
+                    self._inject(fault)
+            case LeaveAttempts(attempt=attempt):
+                self._leave(attempt)
+            case LeaseUpdate(attempt=attempt, until=until, number=number):
+                if self._attempt is not None and attempt == self._attempt.number:
+                    self._take_lease(number, until)
+            case StopAfterStep(attempt=attempt, leaves=leaves):
+                if self._attempt is not None and attempt == self._attempt.number:
+                    self._stop(leaves=leaves)
+            case ArmFault():
+                self._inject(order)
+            case StateReply() | StepReplicated() | PartnerPresence():
+                if self._attempt is not None and order.attempt == self._attempt.number:
+                    self._attempt.pass_on(order)
+            case _:
+                pass  # of training steps, which a program has not
+
+    def _join(self, order: JoinAttempt) -> None:
+        self._fence = max(self._fence, order.order.attempt)
+        self._lease = (0, 0.0)
+        self._attempt = ProgramAttempt(
+            order.order,
+            self._config,
+            self._spec,
+            self._line,
+            self._beacon,
+            self._name,
+            self._node_devices,
+            self._send,
+        )
+        if order.order.leased:
+            self._attempt.hold()
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        private = [self._end.fileno(), self._listener.fileno(), self._selector_descriptor]
+        try:
+            process = attempt.start(private)
+        except OSError as error:
+            attempt.report_failure(WorkersError(f"no process could be started: {error}"))
+            return
+        self._watch(process.output, self._read_output)
+        self._watch(process.pidfd, self._reap)
+        self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
+
+    def _take_lease(self, number: int, until: float) -> None:
+        attempt = self._attempt
+        if attempt is None or not attempt.order.leased or number <= self._lease[0]:
+            return
+        self._lease = number, until
+        left_s = until - clock_s()
+        if left_s <= 0:
+            self._hold()
+            return
+        self._timers["lease"] = (time.monotonic() + left_s, self._hold)
+        if attempt.process is None and not attempt.has_ended:
+            self._start()
+        elif attempt.is_held:
+            attempt.resume()
+
+    def _hold(self) -> None:
+        """The lease has ended: stop the program until there is another."""
+        if self._attempt is not None and self._attempt.process is not None:
+            self._attempt.hold()
+
+    def _leave(self, attempt: int) -> None:
+        """Answer once no process of an earlier attempt is left."""
+        self._fence = max(self._fence, attempt)
+        self._left = max(self._left, attempt)
+        running = self._attempt
+        if running is None or running.process is None or running.number >= attempt:
+            self._attempt = running if running and running.number >= attempt else None
+            self._send(AttemptsLeft(attempt))
+            return
+        running.is_fenced = True
+        self._end_program(FENCE_GRACE_S)
+
+    def _stop(self, *, leaves: bool) -> None:
+        """Ask the program to end: through its attachment if it has one, else by SIGTERM."""
+        attempt = self._attempt
+        if attempt is None or attempt.stop_wanted:
+            return
+        attempt.stop_wanted, attempt.leaves = True, leaves
+        grace_s = self._spec.program.grace_s
+        if attempt.process is None:
+            attempt.report_end(ProcessEnd(exit_code=0))
+        elif self._attached is not None:
+            attempt.ask_to_stop()
+            self._timers["end"] = (
+                time.monotonic() + grace_s,
+                lambda: self._end_program(grace_s),
+            )
+        else:
+            self._end_program(grace_s)
+
+    def _end_program(self, grace_s: float) -> None:
+        process = self._attempt.process if self._attempt is not None else None
+        if process is None:
+            return
+        process.signal_all(signal.SIGTERM)
+        process.signal_all(signal.SIGCONT)  # one that is stopped shall end too
+        self._timers["end"] = (
+            time.monotonic() + grace_s,
+            lambda: process.signal_all(signal.SIGKILL),
+        )
+
+    def _inject(self, order: ArmFault) -> None:
+        """Carry out a fault that needs no cooperation of the program; others are refused by the
+        control plane."""
+        process = self._attempt.process if self._attempt is not None else None
+        if order.number in self._injected or process is None:
+            return
+        self._injected.add(order.number)
+        self._send(FaultFired(order.number))
+        kind = Injection.of(order.fault).kind
+        process.signal_all(signal.SIGSTOP if kind is FaultKind.STOP else signal.SIGKILL)
+
+    # --- the program ----------------------------------------------------------------------------
+
+    def _read_output(self) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.process is None:
+            return
+        if not attempt.relay(READ_BYTES):
+            self._selector.unregister(attempt.process.output)
+
+    def _look(self) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.process is None:
+            return
+        attempt.look()
+        self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
+
+    def _reap(self) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        process = attempt.process
+        assert process is not None
+        self._selector.unregister(process.pidfd)
+        if process.output in self._selector.get_map():
+            self._selector.unregister(process.output)
+        end = attempt.reap()
+        self._drop_attached()
+        for name in ("look", "end", "lease"):
+            self._timers.pop(name, None)
+        if attempt.is_fenced:
+            self._attempt = None
+            self._beacon.end()
+            self._send(AttemptsLeft(self._left))
+        elif not attempt.report_end(end):
+            self._end_like(end)
+
+    def _end_like(self, end: ProcessEnd) -> None:
+        """End as the program did: the agent knows the causes of a process's end."""
+        sys.stdout.flush()
+        if end.signal is not None:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+            if end.signal not in _FINAL:
+                signal.signal(end.signal, signal.SIG_DFL)
+            os.kill(os.getpid(), end.signal)
+        os._exit(end.exit_code if end.exit_code else 1)
+
+    # --- the attachment -------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        link, _ = self._listener.accept()
+        raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(raw)
+        attempt = self._attempt
+        if self._attached is not None or attempt is None or uid != os.getuid():
+            link.close()  # a helper of the program, such as a data loader
+            return
+        link.setblocking(True)
+        self._attached = link
+        attempt.attach(link)
+        self._watch(link, self._read_program)
+
+    def _read_program(self) -> None:
+        assert self._attached is not None
+        try:
+            message: ProgramMessage = control_channel.receive(self._attached, *PROGRAM_MESSAGES)
+        except WorkersError:
+            self._drop_attached()
+            return
+        if self._attempt is not None:
+            self._attempt.take(message)
+
+    def _drop_attached(self) -> None:
+        if self._attached is None:
+            return
+        self._selector.unregister(self._attached)
+        self._attached.close()
+        self._attached = None
+        if self._attempt is not None:
+            self._attempt.detach()
+
+    # --- internals ------------------------------------------------------------------------------
+
+    @property
+    def _selector_descriptor(self) -> int:
+        return self._selector.fileno()
+
+    def _watch(self, readable: int | socket.socket, call: Callable[[], None]) -> None:
+        self._selector.register(readable, selectors.EVENT_READ, call)
+
+    def _pause_s(self) -> float | None:
+        due = min((due for due, _ in self._timers.values()), default=inf)
+        return None if due == inf else max(0.0, due - time.monotonic())
+
+    def _send(self, message: WorkerMessage) -> None:
+        try:
+            control_channel.send(self._end, message)
+        except control_channel.ControlClosed:
+            os._exit(0)
+
+
+_FINAL = (signal.SIGKILL, signal.SIGSTOP)
+
+
+def line_of(spec: TrainingSpec) -> ProgramLine:
+    """What a rank of this job runs. Raises BadProgram."""
+    fork = spec.program.fork
+    if spec.script is not None:
+        return ProgramLine.of(spec.script, is_script=True, fork=fork)
+    if spec.command is not None:
+        return ProgramLine.of(spec.command, is_script=False, fork=False)
+    function = f"-m holdfast.integrations.ray_train {spec.ray_train}"
+    return ProgramLine.of(function, is_script=True, fork=fork)
+
+
+def folder_of(config: ZygoteConfig) -> Path:
+    """Where a program of this job starts."""
+    return Path(config.code or ".")
+
+
+def _listen(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(f"\0{name}")
+    listener.listen(8)
+    return listener

@@ -1,0 +1,364 @@
+"""One attempt of one rank's program: its start, its signs of life, its steps, its end.
+
+What an attempt reports to the agent is decided here; `launcher.py` calls it as things happen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.programs import error_file
+from holdfast_workers.programs.output_tail import OutputTail
+from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
+from holdfast_workers.programs.silence import Silence
+from holdfast_workers.programs.torchrun_variables import (
+    ProgramLinks,
+    ordered_devices,
+    program_variables,
+    visible_devices,
+    with_variables,
+)
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, JoinOrder, StepRow
+from holdfast_workers.protocol.processes import (
+    CommittedToMemory,
+    PartnerPresence,
+    ProgramStarted,
+    StateReply,
+    StepReplicated,
+    StepReport,
+    WorkerMessage,
+    WorkerSignal,
+    ZygoteConfig,
+)
+from holdfast_workers.protocol.programs import (
+    Attached,
+    ProgramMessage,
+    ProgramPlace,
+    ProgramSaved,
+    ProgramStep,
+    StateTaken,
+    StopWanted,
+)
+from holdfast_workers.protocol.signals import WorkerDone, WorkerFailed, WorkerJoined, WorkerLeft
+from holdfast_workers.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from holdfast_workers.progress.beacon import Beacon
+
+PHASE = "program"
+"""The phase of a program that shows no steps."""
+HOLD = "hold"
+"""The phase of a program that is stopped until its rank has a lease."""
+DRAIN_READS = 4096
+_log = structlog.get_logger()
+
+
+class ProgramAttempt:
+    """`send` sends a message to the agent."""
+
+    def __init__(
+        self,
+        order: JoinOrder,
+        config: ZygoteConfig,
+        spec: TrainingSpec,
+        line: ProgramLine,
+        beacon: Beacon,
+        socket_name: str,
+        node_devices: tuple[str, ...],
+        send: Callable[[WorkerMessage], None],
+    ) -> None:
+        self.order = order
+        self.process: ProgramProcess | None = None
+        """None before its start and after its end."""
+        self.has_ended = False
+        self.is_held = False
+        self.is_fenced = False
+        self.stop_wanted = False
+        self.leaves = False
+        """Whether the ranks are asked to leave the attempt, so that the mesh can change."""
+        self._config = config
+        self._spec = spec
+        self._line = line
+        self._beacon = beacon
+        self._node_devices = node_devices
+        self._send = send
+        self._error_path = Path(order.segment_root) / f"error-{order.rank}-{order.attempt}.json"
+        self._links = ProgramLinks(socket_name, str(self._error_path))
+        self._output = OutputTail()
+        self._silence = Silence()
+        self._program: socket.socket | None = None
+        self._state: StateReply | None = None
+        self._step = order.restore.step
+        self._began = time.monotonic()
+        beacon.begin(order.attempt)
+        beacon.enter("launch", 0)
+
+    @property
+    def number(self) -> int:
+        return self.order.attempt
+
+    # --- start and end --------------------------------------------------------------------------
+
+    def start(self, private: Sequence[int]) -> ProgramProcess:
+        """Start the program, and report that the rank has joined. Raises OSError."""
+        self._error_path.unlink(missing_ok=True)
+        self.is_held = False
+        process = ProgramProcess(
+            self._line, self._variables(), private, self._in_fork, self._record_error
+        )
+        self.process = process
+        self._silence.looked_at = time.monotonic()
+        self._enter_program()
+        self._send(ProgramStarted(self.number, process.pid))
+        restore = self.order.restore
+        phases = {"launch": time.monotonic() - self._began}
+        self._signal(WorkerJoined(restore.step, restore.tier, phases))
+        _log.info(
+            "program_started", rank=self.order.rank, attempt=self.number, line=self._line.arguments
+        )
+        return process
+
+    def hold(self) -> None:
+        """Stop the program until `resume`; before its start, only note it."""
+        self.is_held = True
+        if self.process is not None:
+            self.process.signal_all(signal.SIGSTOP)
+        if self._program is None:
+            self._beacon.enter(HOLD, self._step, bound_s=math.inf)
+
+    def resume(self) -> None:
+        self.is_held = False
+        if self._program is None:
+            self._enter_program()
+        if self.process is not None:
+            self.process.signal_all(signal.SIGCONT)
+
+    def reap(self) -> ProcessEnd:
+        """The program has ended: relay the rest of its output, and collect its exit status."""
+        process = self.process
+        assert process is not None
+        end = process.reap()
+        for _ in range(DRAIN_READS):
+            if not self.relay(1 << 16):
+                break
+        process.close()
+        self.process, self.has_ended = None, True
+        return end
+
+    def report_end(self, end: ProcessEnd) -> bool:
+        """Report the end of the program, unless the launcher is to end as it did: False."""
+        self._beacon.enter("ended", self._step, bound_s=math.inf)
+        if end.exit_code == 0 or self.stop_wanted:
+            self._signal(WorkerLeft(self._step) if self.leaves else WorkerDone(self._step))
+            return True
+        recorded = error_file.read(self._error_path)
+        if recorded is None and not end.exit_code:
+            return False  # by a signal
+        if recorded is None:
+            recorded = error_file.RecordedError("", f"the program ended by {end}", "")
+        self._report(recorded, end)
+        return True
+
+    def report_failure(self, error: WorkersError) -> None:
+        """Report that the program could not be started."""
+        self.has_ended = True
+        report = ErrorReport(ErrorKind.INTERNAL, type(error).__name__, str(error), "", self._step)
+        self._signal(WorkerFailed(report))
+
+    def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
+        tail = self._output.text()
+        text = recorded.message or f"the program ended by {end}"
+        by_peer = recorded.is_communication
+        if by_peer is None:
+            by_peer = _blames_a_peer(recorded.traceback or f"{text}\n{tail}")
+        details = recorded.traceback or (f"its last lines:\n{tail}" if tail else "")
+        report = ErrorReport(
+            kind=ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER,
+            type=recorded.type or str(end).replace(" ", "_"),
+            message=control_channel.shorten_middle(text),
+            traceback=control_channel.shorten_middle(details),
+            step=self._step,
+        )
+        self._signal(WorkerFailed(report))
+
+    # --- signs of life --------------------------------------------------------------------------
+
+    def relay(self, at_most: int) -> bool:
+        """Pass a piece of output on. False at its end, and while there is none."""
+        process = self.process
+        if process is None:
+            return False
+        try:
+            piece = os.read(process.output, at_most)
+        except BlockingIOError:
+            return False
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(1, view) :]
+        self._output.feed(piece)
+        return bool(piece)
+
+    def look(self) -> None:
+        """Show in the beacon whether a program without steps is at work."""
+        process = self.process
+        if process is None or self.is_held or self._program is not None:
+            return
+        now = time.monotonic()
+        if self._silence.has_sign_of_life(self._output.bytes, process.processor_s(), now):
+            self._enter_program()
+
+    def _enter_program(self) -> None:
+        self._beacon.enter(PHASE, self._step, bound_s=self._spec.program.silence_s)
+
+    # --- the attachment -------------------------------------------------------------------------
+
+    def attach(self, link: socket.socket) -> None:
+        """The program has attached: give it its place."""
+        self._program = link
+        order = self.order
+        self._tell(
+            ProgramPlace(
+                job_id=self._config.job_id,
+                attempt=self.number,
+                rank=order.rank,
+                world_size=order.world_size,
+                beacon=str(self._beacon.path),
+                segment_path=order.segment_path,
+                restore=order.restore,
+                has_partner=order.has_partner,
+                stop_wanted=self.stop_wanted,
+                start_bound_s=self._spec.program.silence_s,
+                step_bound_s=self._spec.program.step_limit_s,
+            )
+        )
+        if self._state is not None:
+            self._tell(self._state)
+
+    def detach(self) -> None:
+        """The program's side has closed: it is about to end, or runs on without steps."""
+        self._program = None
+        self._beacon.take_over()
+        if self.process is not None:
+            self._enter_program()
+
+    def ask_to_stop(self) -> None:
+        self._tell(StopWanted())
+
+    def pass_on(self, message: StateReply | StepReplicated | PartnerPresence) -> None:
+        """Pass the agent's message on; the state may arrive before the program attaches."""
+        if isinstance(message, StateReply):
+            self._state = message
+        self._tell(message)
+
+    def take(self, message: ProgramMessage) -> None:
+        """Take a message of the program."""
+        match message:
+            case ProgramStep():
+                self._take_step(message)
+            case ProgramSaved(step=step):
+                self._send(CommittedToMemory(self.number, step))
+            case Attached() | StateTaken():
+                pass
+
+    def _take_step(self, step: ProgramStep) -> None:
+        self._step = max(self._step, step.step)
+        if self.order.rank != 0:
+            return
+        row = StepRow(
+            attempt=self.number,
+            step=step.step,
+            at=step.at,
+            loss=_number(step.loss),
+            grad_norm=_number(step.grad_norm),
+            lr=_number(step.lr),
+            tokens=step.tokens,
+            step_time_s=step.step_time_s,
+            loader_wait_s=0.0,
+            samples="",
+            own=step.own,
+        )
+        self._send(StepReport(self.order.rank, row))
+
+    def _tell(self, message: object) -> None:
+        if self._program is not None:
+            with contextlib.suppress(control_channel.ControlClosed, BlockingIOError):
+                control_channel.send(self._program, message, wait=False)
+
+    # --- in the new process ---------------------------------------------------------------------
+
+    def _variables(self) -> dict[str, str]:
+        variables = program_variables(self.order, self._config.job_id, self._links)
+        variables.update(self._device_variables())
+        threads = str(self._config.threads)
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            variables[name] = threads
+        variables["HOLDFAST_TRAIN_CONFIG"] = json.dumps(self._spec.config)
+        variables["PYTHONUNBUFFERED"] = "1"
+        return with_variables(os.environ, variables)
+
+    def _device_variables(self) -> dict[str, str]:
+        variable, own = visible_devices(os.environ)
+        if not own:
+            return {}
+        ordered = ordered_devices(own, self._node_devices, self.order.local_rank)
+        return {variable: ",".join(ordered)}
+
+    def _in_fork(self) -> None:
+        """In a forked script, before its first line."""
+        import torch
+
+        from holdfast_workers.progress import collective_counts
+        from holdfast_workers.progress.beacon import Beacon
+
+        linux_processes.name_process(f"rank-{self.order.rank}")
+        torch.set_num_threads(self._config.threads)
+        beacon = Beacon(self._beacon.path)
+        beacon.begin(self.number)
+        beacon.make_current()
+        collective_counts.install(beacon)
+
+    def _record_error(self, error: Exception) -> None:
+        from holdfast_workers.parallelize import process_groups
+
+        by_peer = process_groups.is_communication_error(error)
+        with contextlib.suppress(OSError):
+            error_file.write(self._error_path, error, is_communication=by_peer)
+
+    def _signal(self, detail: WorkerJoined | WorkerFailed | WorkerDone | WorkerLeft) -> None:
+        self._send(WorkerSignal(self.number, self.order.rank, detail))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+_PEER_MARKS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "NCCL error",
+    "Timed out waiting",
+)
+"""In the text of an error whose cause lies with a peer."""
+
+
+def _blames_a_peer(text: str) -> bool:
+    last = text[-2000:]
+    return any(mark in last for mark in _PEER_MARKS)

@@ -1,0 +1,198 @@
+"""The process of a program: forked from its launcher, in a process group of its own.
+
+A script may run in the fork itself, with everything imported that the launcher has; a command, or a
+script with `fork: false`, is executed in it. The process dies with its launcher. What it starts,
+and leaves behind, is killed when it has ended: the launcher is its reaper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.ipc import linux_processes
+from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.programs import python_main
+
+CLEAR_S = 5.0
+"""How long killed descendants of a program may take to end."""
+_CLEAR_POLL_S = 0.005
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class BadProgram(WorkersError):
+    """The program's line cannot be run."""
+
+
+@dataclass(frozen=True)
+class ProgramLine:
+    """What to run."""
+
+    arguments: tuple[str, ...]
+    """Of a script without the interpreter."""
+    is_script: bool
+    fork: bool = True
+    """Whether a script runs in a fork of its launcher."""
+
+    @classmethod
+    def of(cls, text: str, *, is_script: bool, fork: bool) -> ProgramLine:
+        """Raises BadProgram."""
+        try:
+            arguments = tuple(shlex.split(text))
+        except ValueError as error:
+            raise BadProgram(f"{text!r} cannot be split into words: {error}") from error
+        if not arguments or arguments == ("-m",):
+            raise BadProgram(f"{text!r} names no program")
+        return cls(arguments, is_script, fork and is_script)
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of a new process."""
+        return [sys.executable, "-u", *self.arguments] if self.is_script else [*self.arguments]
+
+
+class ProgramProcess:
+    """One running program. Used by one thread."""
+
+    def __init__(
+        self,
+        line: ProgramLine,
+        variables: Mapping[str, str],
+        private: Sequence[int],
+        in_fork: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        """`private`: the launcher's descriptors, which the program must not hold. `in_fork()` is
+        called in the new process before a forked script starts; `on_error` as in
+        `python_main.run`. Raises OSError if no process can be started."""
+        reader, writer = os.pipe()
+        launcher = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reader)
+            os.close(writer)
+            raise
+        if pid == 0:
+            os.close(reader)
+            for descriptor in private:
+                os.close(descriptor)
+            _become(line, variables, writer, launcher, in_fork, on_error)
+        os.close(writer)
+        with contextlib.suppress(OSError):  # it has done so itself, or has ended
+            os.setpgid(pid, pid)
+        os.set_blocking(reader, False)
+        self.pid = pid
+        self.output = reader
+        """The reading end of its output, not blocking."""
+        self.pidfd = os.pidfd_open(pid)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the program and to the processes of its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def processor_s(self) -> float:
+        """Processor time of the program and its descendants so far, in seconds; of those that have
+        ended, as far as somebody waited for them."""
+        return sum(map(_processor_s, (self.pid, *descendants(self.pid))))
+
+    def reap(self) -> ProcessEnd:
+        """Collect the exit status, once the pidfd is readable, and kill what it left behind."""
+        self.signal_all(signal.SIGKILL)  # not reaped yet: the group is its own
+        _, status = os.waitpid(self.pid, 0)
+        _kill_children()
+        return linux_processes.process_end(status)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        os.close(self.output)
+        os.close(self.pidfd)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, directly or not, as far as their parents live."""
+    found: list[int] = []
+    for child in _children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                children += map(int, (thread / "children").read_text().split())
+    return children
+
+
+def _processor_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S
+
+
+def _kill_children() -> None:
+    """Kill all descendants of this process, which as a subreaper inherits the orphans."""
+    deadline = time.monotonic() + CLEAR_S
+    while time.monotonic() < deadline:
+        left = _children(os.getpid())
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if not left:
+            return
+        time.sleep(_CLEAR_POLL_S)
+
+
+def _become(
+    line: ProgramLine,
+    variables: Mapping[str, str],
+    output: int,
+    launcher: int,
+    in_fork: Callable[[], None],
+    on_error: Callable[[Exception], None],
+) -> NoReturn:
+    try:
+        os.setpgid(0, 0)
+        linux_processes.die_with_parent(launcher, 1.0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        empty = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, target in ((empty, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, target)
+        os.close(output)
+        if not line.fork:
+            _execute(line.command, variables)
+        os.environ.clear()
+        os.environ.update(variables)
+        gc.enable()
+        in_fork()
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
+        os._exit(127)
+    python_main.run(line.arguments, on_error)
+
+
+def _execute(command: list[str], variables: Mapping[str, str]) -> NoReturn:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, other programs do not
+    try:
+        os.execvpe(command[0], command, dict(variables))
+    except OSError as error:
+        os.write(2, f"cannot run {command[0]}: {error.strerror}\n".encode())
+        os._exit(126 if isinstance(error, PermissionError) else 127)
