@@ -1,7 +1,7 @@
 """The interfaces of Holdfast: the REST app, the client, the CLI. Light to import.
 
-This package exports the public names of the Python API: the clients, their errors, and `JobSpec`.
-Each is loaded at its first use. The packages below export nothing in their `__init__`.
+This package exports the public names of the Python API: the clients, their errors, `JobSpec`, and
+`attach`, by which a user's program shows its steps. Each is loaded at its first use. The packages below export nothing in their `__init__`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from holdfast_service.job_model.job_spec import JobSpec
+    from holdfast_workers.programs.attachment import attach
 
 _MODULES = {
     "AsyncClient": "holdfast.client.asynchronous.client",
@@ -33,6 +34,7 @@ _MODULES = {
     "Client": "holdfast.client.synchronous.client",
     "Job": "holdfast.client.synchronous.jobs",
     "JobSpec": "holdfast_service.job_model.job_spec",
+    "attach": "holdfast_workers.programs.attachment",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "ServerError",
     "ServerUnreachable",
     "WaitTimeout",
+    "attach",
 ]
 
 

@@ -1,0 +1,209 @@
+"""Programs of users that keep memory checkpoints, as the tests of the memory tier run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.torch import tier
+from holdfast_workers.programs import folder_parts
+from holdfast_workers.programs.payload import PayloadWriter
+from holdfast_workers.programs.rank_payloads import RankPayloads
+from holdfast_workers.state.digest import payload_digest
+
+WIDTH = 32
+WAIT_S = 0.5
+
+
+class Training(Stateful):
+    """A model with dropout, its optimizer, the step and the random generator of this rank."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.1), torch.nn.Linear(WIDTH, 7)]
+        model: torch.nn.Module = torch.nn.Sequential(*layers)
+        if kind == "fsdp2":
+            fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        else:
+            model = DistributedDataParallel(model)
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        self.step = 0
+        torch.manual_seed(7 + dist.get_rank())
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        name = f"rng{dist.get_rank()}"
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "step": self.step,
+            name: torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self.step = state["step"]
+        torch.set_rng_state(state[f"rng{dist.get_rank()}"])
+
+    def train(self, until: int) -> dict[int, float]:
+        """The loss of each step."""
+        losses = {}
+        while self.step < until:
+            seed = 1000 * dist.get_rank() + self.step
+            batch = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+            loss = self.model(batch).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+            losses[self.step] = loss.item()
+        return losses
+
+
+def train_and_save(rank: int, kind: str, save_at: int, until: int) -> dict[int, float]:
+    training, kept = Training(kind), tier()
+    training.train(save_at)
+    dcp.save({"training": training}, storage_writer=kept.at(save_at))
+    return training.train(until)
+
+
+def save_beside_training(rank: int, kind: str, save_at: int, until: int) -> dict[int, float]:
+    """Steps, with their collectives, go on while checkpoints are written."""
+    training, kept = Training(kind), tier()
+    training.train(save_at)
+    saving = dcp.async_save(
+        {"training": training}, storage_writer=kept.at(save_at), process_group=kept.group
+    )
+    losses = training.train(until)
+    assert not isinstance(saving, dcp.state_dict_saver.AsyncSaveResponse)
+    saving.result(timeout=WAIT_S * 60)
+    return losses
+
+
+def restore_and_train(rank: int, kind: str, until: int) -> dict[int, float]:
+    training, kept = Training(kind), tier()
+    step = kept.newest()
+    assert step is not None
+    training.train(1)  # differs from what is loaded
+    dcp.load({"training": training}, storage_reader=kept.at(step))
+    assert training.step == step
+    return training.train(until)
+
+
+def grid(rank: int, world_size: int, factor: float) -> dict[str, Any]:
+    """A sharded tensor of 12 rows, and a replicated one."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (world_size,))
+    whole = torch.arange(12 * 5, dtype=torch.float32).view(12, 5) * factor
+    state: dict[str, Any] = {
+        "rows": distribute_tensor(whole, mesh, [Shard(0)]),
+        "columns": distribute_tensor(whole.t().contiguous(), mesh, [Shard(1)]),
+        "same": distribute_tensor(whole + 1, mesh, [Replicate()]),
+        "scalar": torch.tensor(3.5 * factor, dtype=torch.float64),
+        "name": f"run {float(factor)}",
+    }
+    return state
+
+
+def save_grid(rank: int, steps: list[int], kill: str, killed_rank: int) -> list[int]:
+    """Save `steps`; the last one is broken off on one rank, at the point `kill`."""
+    kept = tier(replication_wait_s=WAIT_S)
+    world_size = dist.get_world_size()
+    for step in steps:
+        if step == steps[-1] and rank == killed_rank:
+            _die_at(kill)
+        dcp.save(grid(rank, world_size, step), storage_writer=kept.at(step))
+    return steps
+
+
+def _die_at(point: str) -> None:
+    def die(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    calls = {"copied": 0}
+    copy = PayloadWriter.copy
+
+    def die_in_the_middle(self: PayloadWriter, source: Any) -> Any:
+        calls["copied"] += 1
+        return die() if calls["copied"] == 2 else copy(self, source)
+
+    if point == "write":
+        PayloadWriter.copy = die_in_the_middle  # type: ignore[method-assign]
+    if point == "commit":
+        RankPayloads.commit = die  # type: ignore[method-assign]
+
+
+def load_grid(rank: int, expected: int) -> None:
+    kept = tier()
+    step = kept.newest()
+    assert step == expected
+    world_size = dist.get_world_size()
+    state = grid(rank, world_size, 0.0)
+    dcp.load(state, storage_reader=kept.at(expected))
+    wanted = grid(rank, world_size, float(expected))
+    for name, value in wanted.items():
+        found = state[name]
+        if isinstance(value, Tensor):
+            assert torch.equal(_local(found), _local(value)), name
+    assert state["name"] == f"run {float(expected)}"
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def save_objects(rank: int, steps: list[int]) -> list[bool]:
+    kept = tier(replication_wait_s=WAIT_S)
+    return [
+        kept.save(step, {"step": step, "weights": torch.full((rank + 1, 3), float(step))})
+        for step in steps
+    ]
+
+
+def load_objects(rank: int, of_rank: int | None) -> Any:
+    kept = tier()
+    state = kept.load(of_rank=of_rank)
+    return None if state is None else (state["step"], state["weights"].tolist())
+
+
+def save_sizes(rank: int, sizes: list[int]) -> list[bool]:
+    kept = tier(replication_wait_s=WAIT_S)
+    return [kept.save(step, torch.zeros(size)) for step, size in enumerate(sizes, 1)]
+
+
+def save_files(rank: int, folder: str, gives: bool) -> bool:
+    kept = tier()
+    return kept.save_folder(5, Path(folder) / f"from-{rank}" if gives else None)
+
+
+def load_files(rank: int, folder: str) -> dict[str, str]:
+    """The digests of the files."""
+    folder_parts.PIECE_BYTES = 1 << 16
+    folder_parts.BATCH_BYTES = 1 << 17
+    target = Path(folder) / f"to-{rank}"
+    assert tier().load_folder(target) == 5
+    return {
+        path.relative_to(target).as_posix(): payload_digest(path.read_bytes())
+        for path in target.rglob("*")
+        if path.is_file()
+    }

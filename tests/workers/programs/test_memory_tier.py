@@ -1,0 +1,147 @@
+"""Memory checkpoints of users' programs, in real worlds of two and more ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.programs import tier_programs
+from tests.support.programs.tier_worlds import TierWorlds, from_memory
+
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.state.digest import payload_digest
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> TierWorlds:
+    return TierWorlds(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
+def test_a_new_process_continues_with_the_same_losses(worlds: TierWorlds, kind: str) -> None:
+    whole = worlds.run(tier_programs.train_and_save, 2, kind, 3, 6)
+    assert [side.saved for side in worlds.sides] == [[3], [3]]
+    rest = worlds.run(
+        tier_programs.restore_and_train, 2, kind, 6, attempt=2, restore=from_memory(3)
+    )
+    assert rest == whole
+    assert [side.taken for side in worlds.sides] == [[3], [3]]
+
+
+def test_a_checkpoint_is_written_while_training_goes_on(worlds: TierWorlds) -> None:
+    whole = worlds.run(tier_programs.save_beside_training, 2, "fsdp2", 3, 30)
+    rest = worlds.run(
+        tier_programs.restore_and_train, 2, "fsdp2", 30, attempt=2, restore=from_memory(3)
+    )
+    assert rest == whole
+
+
+@pytest.mark.parametrize("killed_rank", [0, 1])
+@pytest.mark.parametrize("point", ["write", "commit"])
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
+    worlds: TierWorlds, point: str, killed_rank: int
+) -> None:
+    arguments = (tier_programs.save_grid, 2, [10, 20, 30], point, killed_rank)
+    with worlds.started(*arguments) as ranks:
+        with pytest.raises((ChildProcessError, EOFError)):
+            ranks[killed_rank].result()
+        ranks[1 - killed_rank].process.kill()
+    assert worlds.steps(killed_rank) == [20]
+    worlds.run(tier_programs.load_grid, 2, 20, attempt=2, restore=from_memory(20))
+
+
+def test_a_flipped_byte_is_found(worlds: TierWorlds) -> None:
+    worlds.run(tier_programs.save_grid, 2, [10], "", -1)
+    with Segment.open(worlds.segment(1)) as segment:
+        (commit,) = segment.commits()
+        segment._slot(commit.slot)[100] ^= 1
+    with pytest.raises(AssertionError, match="does not match its digest"):
+        worlds.run(tier_programs.load_grid, 2, 10, attempt=2, restore=from_memory(10))
+    assert worlds.steps(1) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_another_world_size_loads_what_is_at_hand(worlds: TierWorlds, world_size: int) -> None:
+    worlds.run(tier_programs.save_grid, 2, [10], "", -1, one_node=True)
+    worlds.run(
+        tier_programs.load_grid,
+        world_size,
+        10,
+        attempt=2,
+        restore=from_memory(10),
+        one_node=True,
+    )
+
+
+def test_a_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(
+    worlds: TierWorlds,
+) -> None:
+    kept = worlds.run(tier_programs.save_objects, 2, [1, 2, 3], late=[1])
+    assert kept == [[True, True, False]] * 2
+    assert [worlds.steps(rank) for rank in (0, 1)] == [[1, 2]] * 2
+
+
+def test_a_dcp_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(
+    worlds: TierWorlds,
+) -> None:
+    worlds.run(tier_programs.save_grid, 2, [1, 2, 3], "", -1, late=[0])
+    assert [worlds.steps(rank) for rank in (0, 1)] == [[1, 2]] * 2
+
+
+def test_objects_come_back_on_their_rank_or_on_all(worlds: TierWorlds) -> None:
+    worlds.run(tier_programs.save_objects, 2, [1, 2, 3])
+    own = worlds.run(tier_programs.load_objects, 2, None, attempt=2, restore=from_memory(3))
+    assert own == [(3, [[3.0] * 3]), (3, [[3.0] * 3] * 2)]
+    of_one = worlds.run(tier_programs.load_objects, 2, 1, attempt=2, restore=from_memory(2))
+    assert of_one == [(2, [[2.0] * 3] * 2)] * 2
+
+
+def test_nothing_is_loaded_at_the_beginning_of_a_job(worlds: TierWorlds) -> None:
+    assert worlds.run(tier_programs.load_objects, 2, None) == [None, None]
+
+
+def test_a_larger_checkpoint_gets_a_larger_segment_which_keeps_the_last_step(
+    worlds: TierWorlds,
+) -> None:
+    kept = worlds.run(tier_programs.save_sizes, 1, [1000, 2000, 3_000_000])
+    assert kept == [[True, True, True]]
+    assert worlds.steps(0, 1) == [2, 3]
+    with Segment.open(worlds.segment(0, 1)) as segment:
+        assert all(segment.verify(commit) for commit in segment.commits())
+    assert [path.name for path in worlds.segment(0, 1).parent.glob("*larger*")] == []
+
+
+@pytest.mark.parametrize("one_node", [False, True])
+def test_every_rank_has_the_files_of_all_ranks(
+    worlds: TierWorlds, tmp_path: Path, one_node: bool
+) -> None:
+    content = bytes(range(256)) * 1024
+    for rank in (0, 1):
+        folder = tmp_path / f"from-{rank}"
+        (folder / "deep" / "er").mkdir(parents=True)
+        (folder / f"state-{rank}.bin").write_bytes(content[rank:])
+        (folder / "deep" / "er" / "empty").write_bytes(b"")
+        (folder / "both").write_text(str(rank))
+    worlds.run(tier_programs.save_files, 2, str(tmp_path), True, one_node=one_node)
+    found = worlds.run(
+        tier_programs.load_files,
+        2,
+        str(tmp_path),
+        attempt=2,
+        restore=from_memory(5),
+        one_node=one_node,
+    )
+    files = {
+        "state-0.bin": payload_digest(content),
+        "state-1.bin": payload_digest(content[1:]),
+        "deep/er/empty": payload_digest(b""),
+        "both": payload_digest(b"0"),
+    }
+    assert found == [files, files]
+
+
+def test_a_state_that_did_not_arrive_is_an_error(worlds: TierWorlds) -> None:
+    with pytest.raises(AssertionError, match="cannot be restored from memory: no such node"):
+        worlds.run(
+            tier_programs.load_objects, 1, None, restore=from_memory(3), problem="no such node"
+        )
