@@ -175,10 +175,16 @@ class SupervisedRun:
     def lose_supervisor(self) -> None:
         """End the supervisor without cleanup; its successor has only the agents' and the files'
         state."""
-        old = self.supervisor
+        self.end_supervisor()
+        self.start_supervisor()
+
+    def end_supervisor(self) -> None:
+        """End it; the job is without one until `start_supervisor`."""
         self.agents.on_signal = lambda _: None
-        old.halt()
+        self.supervisor.halt()
         self._end_processes()
+
+    def start_supervisor(self) -> None:
         self.supervisor = self._supervise()
 
     def _die(self, supervisor: Supervisor) -> None:

@@ -7,6 +7,7 @@ does not use it gets the same file from its launcher's side of the fork.
 from __future__ import annotations
 
 import json
+import re
 import time
 import traceback
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 1 << 20
+_RANK_MARK = re.compile(r"^\[rank\d+\]: ")
+"""torch puts it before the lines of a traceback once there is a process group."""
+_TRACEBACK = "Traceback (most recent call last)"
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,21 @@ def write(path: Path, error: BaseException, *, is_communication: bool) -> None:
         "communication": is_communication,
     }
     path.write_text(json.dumps({"message": recorded}))
+
+
+def of_output(ending: str, output: str) -> RecordedError:
+    """What a program's last lines say about its end by `ending`: the exception of the last Python
+    traceback in them, or the last line."""
+    lines = [_RANK_MARK.sub("", line) for line in output.splitlines()]
+    begins = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    for index, line in enumerate(lines[begins[-1] + 1 :] if begins else (), 1):
+        if not line.startswith(" ") and (named := _EXCEPTION.fullmatch(line)) is not None:
+            text = "\n".join(lines[begins[-1] : begins[-1] + index + 1])
+            return RecordedError(named[1].rpartition(".")[2], named[2] or "", text)
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    message = f"the program ended with {ending}"
+    kept = "\n".join(lines)
+    return RecordedError("", f"{message}: {last}" if last else message, kept)
 
 
 def read(path: Path) -> RecordedError | None:

@@ -168,9 +168,7 @@ class ProgramAttempt:
         recorded = error_file.read(self._error_path)
         if recorded is None and not end.exit_code:
             return False  # by a signal
-        if recorded is None:
-            recorded = error_file.RecordedError("", f"the program ended by {end}", "")
-        self._report(recorded, end)
+        self._report(recorded or error_file.of_output(str(end), self._output.text()), end)
         return True
 
     def report_failure(self, error: WorkersError) -> None:
@@ -180,17 +178,14 @@ class ProgramAttempt:
         self._signal(WorkerFailed(report))
 
     def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
-        tail = self._output.text()
-        text = recorded.message or f"the program ended by {end}"
         by_peer = recorded.is_communication
         if by_peer is None:
-            by_peer = _blames_a_peer(recorded.traceback or f"{text}\n{tail}")
-        details = recorded.traceback or (f"its last lines:\n{tail}" if tail else "")
+            by_peer = _blames_a_peer(f"{recorded.traceback}\n{recorded.message}")
         report = ErrorReport(
             kind=ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER,
             type=recorded.type or str(end).replace(" ", "_"),
-            message=control_channel.shorten_middle(text),
-            traceback=control_channel.shorten_middle(details),
+            message=control_channel.shorten_middle(recorded.message),
+            traceback=control_channel.shorten_middle(recorded.traceback),
             step=self._step,
         )
         self._signal(WorkerFailed(report))

@@ -1,0 +1,295 @@
+"""Users' own scripts and commands, unchanged, under kills, hangs, lost nodes and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support.programs.worlds import (
+    attempts,
+    printed,
+    program_training,
+    running_program,
+    wait_next_attempt,
+)
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
+from holdfast_workers.ipc import linux_processes
+from holdfast_workers.spec import DetectionSpec, ProgramSpec
+
+pytestmark = pytest.mark.chaos
+
+DDP = """
+    import os, sys, time
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, attempt = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    done = 0
+    if os.path.exists("saved.pt"):
+        saved = torch.load("saved.pt")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        done = saved["step"]
+    for step in range(done + 1, int(sys.argv[1]) + 1):
+        data = torch.randn(8, 4, generator=torch.Generator().manual_seed(step * 10 + rank))
+        loss = model(data).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0:
+            print(f"step {step} loss {loss.item():.9f} attempt {attempt}")
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**state, "step": step}, "saved.pt.new")
+            os.replace("saved.pt.new", "saved.pt")
+        time.sleep(0.02)
+    dist.barrier()
+    print(f"rank {rank} has ended")
+    dist.destroy_process_group()
+"""
+ATTACHED = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from holdfast import attach
+
+    run = attach()
+    dist.init_process_group("gloo")
+    first = int(open("saved").read()) + 1 if os.path.exists("saved") else 1
+    for step in range(first, 1000):
+        dist.all_reduce(torch.ones(1))
+        run.step(step, loss=1.0 / step, tokens=8)
+        if dist.get_rank() == 0:
+            open("saved.new", "w").write(str(step))
+            os.replace("saved.new", "saved")
+        if run.should_stop:
+            print(f"rank {dist.get_rank()} stops after step {step}")
+            break
+        time.sleep(0.02)
+"""
+
+
+def losses(lines: list[str]) -> dict[int, str]:
+    """The loss of each step, of its last computation."""
+    found = (line.split() for line in lines if line.startswith("step "))
+    return {int(words[1]): words[3] for words in found}
+
+
+def test_a_plain_ddp_script_survives_kills_and_a_lost_node(tmp_path: Path) -> None:
+    training = program_training(script="train.py 60")
+    with running_program(tmp_path, {"train.py": DDP}, training, standbys=1) as run:
+        printed(run, "step 10 ")
+        os.kill(run.member(1)["pid"], signal.SIGKILL)
+        printed(run, "attempt 1")
+        printed(run, "step 25 ")
+        before, seat = attempts(run), run.seat_of(1)
+        run.agents.kill_node(seat)
+        wait_next_attempt(run, before)
+        assert run.seat_of(1) != seat
+        end = run.wait_end()
+        assert end["outcome"] == "SUCCEEDED", run.story()
+        assert sum("has ended" in line for line in run.logs) == 2
+        disturbed = losses(run.logs)
+    with running_program(tmp_path / "calm", {"train.py": DDP}, training) as calm:
+        assert calm.wait_end()["outcome"] == "SUCCEEDED"
+        assert losses(calm.logs) == disturbed
+        assert sorted(disturbed) == list(range(1, 61))
+
+
+def test_a_rank_that_stops_is_named_and_replaced_though_the_script_reports_nothing(
+    tmp_path: Path,
+) -> None:
+    program = ProgramSpec(silence_s=1.5)
+    training = program_training(script="train.py 1000", program=program)
+    with running_program(tmp_path, {"train.py": DDP}, training) as run:
+        printed(run, "step 10 ")
+        before = attempts(run)
+        os.kill(run.member(1)["pid"], signal.SIGSTOP)
+        wait_next_attempt(run, before)
+        [incident] = run.of(EventKind.INCIDENT_CLOSED)
+        assert (incident["cause"], incident["lost"][0]["rank"]) == ("hang", 1)
+        assert "rank 1 is stopped" in incident["evidence"][0]
+
+
+def test_a_script_that_waits_for_ever_is_restarted_with_its_stack_in_the_incident(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import os, time
+        def wait_for_data():
+            while os.environ["HOLDFAST_ATTEMPT"] == "1":
+                time.sleep(3600)
+        print("begins")
+        wait_for_data()
+    """
+    training = program_training(script="-m train", program=ProgramSpec(silence_s=1.0))
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        end = run.wait_end()
+        assert end["outcome"] == "SUCCEEDED", run.story()
+        [incident] = run.of(EventKind.INCIDENT_CLOSED)
+        assert incident["cause"] == "hang"
+        frames = [frame for stack in incident["stacks"] for frame in stack["frames"]]
+        assert any("wait_for_data" in frame for frame in frames)
+
+
+def test_steps_that_a_program_reports_are_rows_and_a_hang_is_found_by_them(tmp_path: Path) -> None:
+    training = program_training(
+        script="train.py",
+        program=ProgramSpec(step_limit_s=1.0),
+        detection=DetectionSpec(hang_floor_s=0.5),
+    )
+    with running_program(tmp_path, {"train.py": ATTACHED}, training) as run:
+        run.wait_step(10)
+        assert run.rows[10].loss == pytest.approx(0.1)
+        assert run.rows[10].tokens == 8
+        before = attempts(run)
+        os.kill(run.member(1)["pid"], signal.SIGSTOP)
+        wait_next_attempt(run, before)
+        [incident] = run.of(EventKind.INCIDENT_CLOSED)
+        assert "awaited in all_reduce" in incident["evidence"][0]
+        run.wait(lambda: bool(run.of(EventKind.PROGRAM_RESUMED)))
+        resumed = run.of(EventKind.PROGRAM_RESUMED)[0]
+        assert resumed["first_step"] == resumed["restored_step"] + 1
+        run.stop(StopKind.PAUSE)
+        end = run.wait_end()
+        assert end["outcome"] == "PAUSED", run.story()
+        assert "stops after step" in printed(run, "rank 1 stops")
+        assert end["step"] >= resumed["first_step"]
+
+
+def test_a_cancelled_script_gets_sigterm_and_time_to_save(tmp_path: Path) -> None:
+    script = """
+        import signal, sys, time
+        def save(*_):
+            time.sleep(0.3)
+            print("saved before the end")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("begins")
+        while True:
+            time.sleep(0.1)
+    """
+    training = program_training(script="train.py", ranks=1)
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        printed(run, "begins")
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
+        assert printed(run, "saved before the end")
+
+
+def test_a_script_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    script = """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("begins")
+        time.sleep(1000)
+    """
+    training = program_training(script="train.py", ranks=1, program=ProgramSpec(grace_s=0.5))
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        printed(run, "begins")
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end(20)["outcome"] == "CANCELLED", run.story()
+
+
+def test_what_a_program_has_started_dies_with_it(tmp_path: Path) -> None:
+    script = """
+        echo "child $BASHPID"
+        setsid sleep 1000 &
+        echo "helper $!"
+        sleep 1001
+    """
+    training = program_training(command="bash run.sh", ranks=1)
+    with running_program(tmp_path, {"run.sh": script}, training) as run:
+        helper = int(printed(run, "helper ").split()[1])
+        before = attempts(run)
+        os.kill(run.member(0)["pid"], signal.SIGKILL)
+        wait_next_attempt(run, before)
+        assert not linux_processes.is_alive(helper)
+        printed(run, "helper ")
+        launcher = psutil.Process(run.member(0)["pid"]).parent()
+        assert launcher is not None
+        program = psutil.Process(run.member(0)["pid"])
+        before = attempts(run)
+        launcher.kill()
+        wait_next_attempt(run, before)
+        assert not program.is_running() or program.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_the_exception_of_a_script_is_the_cause_and_not_those_of_its_peers(
+    tmp_path: Path, fork: bool
+) -> None:
+    script = """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            raise ValueError("bad value 3")
+        dist.barrier()
+    """
+    training = program_training(script="train.py", program=ProgramSpec(fork=fork))
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        end = run.wait_end()
+        assert end["code"] == "user_error", run.story()
+        assert end["message"] == "ValueError at step 0, twice in a row: bad value 3"
+        assert 'raise ValueError("bad value 3")' in end["traceback"]
+
+
+def test_a_recorded_error_is_the_cause(tmp_path: Path) -> None:
+    script = """
+        from torch.distributed.elastic.multiprocessing.errors import record
+        @record
+        def main():
+            raise KeyError("the shard 7")
+        main()
+    """
+    training = program_training(script="train.py", ranks=1, program=ProgramSpec(fork=False))
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        end = run.wait_end()
+        assert end["message"] == "KeyError at step 0, twice in a row: 'the shard 7'", run.story()
+
+
+def test_a_command_that_does_not_exist_ends_the_job_with_the_reason(tmp_path: Path) -> None:
+    training = program_training(command="no-such-program --x", ranks=1)
+    with running_program(tmp_path, {}, training) as run:
+        end = run.wait_end()
+        assert (end["outcome"], end["code"]) == ("FAILED", "user_error")
+        assert "exit code 127: cannot run no-such-program" in end["message"]
+
+
+def test_without_a_lease_a_program_stands_still_until_there_is_a_supervisor_again(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import time
+        for number in range(100000):
+            print(f"at {number}")
+            time.sleep(0.02)
+    """
+    training = program_training(script="train.py", ranks=1)
+    config = {"lease_s": 1.0, "lease_margin_s": 0.2}
+    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
+        printed(run, "at 10")
+        pid = run.member(0)["pid"]
+        run.end_supervisor()
+        run.cluster_answers = False
+
+        def state() -> str:
+            return linux_processes.run_state(pid)
+
+        deadline = time.monotonic() + 15
+        while state() != "T":
+            assert time.monotonic() < deadline, "the program ran on without a lease"
+        run.cluster_answers = True
+        run.start_supervisor()
+        run.wait(lambda: state() != "T", 20)
+        assert run.member(0)["pid"] == pid
+        last = len(run.logs)
+        run.wait(lambda: len(run.logs) > last + 10)

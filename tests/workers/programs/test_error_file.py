@@ -1,0 +1,109 @@
+"""An exception is read as torch's `@record` writes it, and from a program's last lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+from holdfast_workers.programs import error_file
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+ValueError: bad value 3"""
+
+
+def raised() -> Exception:
+    try:
+        raise KeyError("the shard 7")
+    except KeyError as error:
+        return error
+
+
+def test_a_file_of_torchs_own_handler_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    try:
+        raise raised()
+    except KeyError as error:
+        ErrorHandler().record_exception(error)
+    found = error_file.read(path)
+    assert found is not None
+    assert (found.type, found.message, found.is_communication) == (
+        "KeyError",
+        "'the shard 7'",
+        None,
+    )
+    assert "Traceback" in found.traceback
+
+
+@pytest.mark.parametrize("by_peer", [True, False])
+def test_what_was_written_is_read(tmp_path: Path, by_peer: bool) -> None:
+    path = tmp_path / "error.json"
+    error_file.write(path, raised(), is_communication=by_peer)
+    found = error_file.read(path)
+    assert found is not None
+    assert (found.type, found.is_communication) == ("KeyError", by_peer)
+
+
+def test_a_file_of_the_program_itself_stays(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": {"message": "MyError: mine"}}))
+    error_file.write(path, raised(), is_communication=False)
+    found = error_file.read(path)
+    assert found is not None
+    assert found.type == "MyError"
+
+
+def test_a_file_that_torch_wrote_after_a_crash_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": "Signal 11 (SIGSEGV) received by PID 7"}))
+    found = error_file.read(path)
+    assert found is not None
+    assert found.message == "Signal 11 (SIGSEGV) received by PID 7"
+
+
+@given(st.binary(max_size=200) | st.recursive(
+    st.none() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["message", "extraInfo", "py_callstack", "communication"]), inner, max_size=3),
+    max_leaves=8,
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_no_content_of_the_file_is_an_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "error-of-any-content.json"
+    path.write_bytes(content)
+    found = error_file.read(path)
+    assert found is None or isinstance(found.message, str)
+
+
+def test_no_file_is_no_error(tmp_path: Path) -> None:
+    assert error_file.read(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize("mark", ["", "[rank1]: "])
+def test_the_exception_is_found_in_the_last_lines(mark: str) -> None:
+    output = "\n".join(["step 3", *(mark + line for line in TRACEBACK.splitlines()), "goodbye"])
+    found = error_file.of_output("exit code 1", output)
+    assert (found.type, found.message) == ("ValueError", "bad value 3")
+    assert found.traceback == TRACEBACK
+
+
+def test_of_several_tracebacks_the_last_counts() -> None:
+    later = TRACEBACK.replace("ValueError: bad value 3", "torch.OutOfMemoryError: no memory left")
+    found = error_file.of_output("exit code 1", f"{TRACEBACK}\n{later}")
+    assert (found.type, found.message) == ("OutOfMemoryError", "no memory left")
+
+
+def test_without_a_traceback_the_last_line_says_why() -> None:
+    found = error_file.of_output("exit code 127", "starting\ncannot run x: No such file\n\n")
+    assert found.message == "the program ended with exit code 127: cannot run x: No such file"
+    assert error_file.of_output("exit code 3", "").message == "the program ended with exit code 3"
