@@ -1,95 +1,68 @@
-"""The frameworks' packages, each set in a folder of its own on top of the installed torch.
+"""The packages of the training frameworks, installed as a job's own (`runtime_env: {pip: [...]}`):
+in an environment beside the packages of the node's Python, never into them.
 
-The versions are pinned here and nowhere else. A job installs the same way (`runtime_env: {pip:
-[...]}`): beside the packages of the node's Python, never into them.
+The versions are pinned here and nowhere else.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-import subprocess
-import sys
+import threading
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
+from holdfast_workers.packages.folders import FOLDER as PACKAGES_FOLDER
+from holdfast_workers.packages.installation import install
+
 ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "build" / "frameworks"
+CACHE = ROOT / "build" / "frameworks"
 INSTALL_S = 600.0
 
-TQDM = "tqdm==4.70.1"
-PACKAGES = {
-    "lightning": (
-        "pytorch-lightning==2.6.6",
-        "lightning-utilities==0.15.3",
-        "torchmetrics==1.9.0",
-        TQDM,
-    ),
-    "transformers": (
-        "transformers==5.23.0",
-        "accelerate==1.15.0",
-        "hf-xet==1.8.0",
-        "httpcore2==2.16.2",
-        "httpx2==2.16.2",
-        "huggingface_hub==2.4.0",
-        "regex==2026.11.19",
-        "shellingham==1.5.4",
-        "tokenizers==0.23.3",
-        "truststore==0.10.5",
-        "typer==0.29.2",
-        TQDM,
-    ),
-}
+LIGHTNING = (
+    "lightning-utilities==0.15.3",
+    "pytorch-lightning==2.6.6",
+    "torchmetrics==1.9.0",
+    "tqdm==4.70.1",
+)
+TRANSFORMERS = (
+    "accelerate==1.15.0",
+    "hf-xet==1.8.0",
+    "httpcore2==2.16.2",
+    "httpx2==2.16.2",
+    "huggingface_hub==2.4.0",
+    "regex==2026.11.19",
+    "shellingham==1.5.4",
+    "tokenizers==0.23.3",
+    "tqdm==4.70.1",
+    "transformers==5.23.0",
+    "truststore==0.10.5",
+    "typer==0.29.2",
+)
 
 
-def module_paths(name: str = "") -> list[str]:
-    """The folders that a script needs on its module path: Holdfast with its entry points, and the
-    packages of the environment `name`, installed at the first call. "": none."""
-    ours = [str(ROOT / package) for package in ("workers", "service", "api")]
-    return [*([str(installed(name))] if name else []), str(entry_points()), *ours]
+def modules_of(pins: tuple[str, ...]) -> Path:
+    """The folder of the modules of these packages, installed at the first call."""
+    return install(pins, CACHE, INSTALL_S, threading.Event())
 
 
-def installed(name: str) -> Path:
-    """The folder with the packages of an environment."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    folder, pins = FOLDER / name, "\n".join(PACKAGES[name])
-    mark = FOLDER / f"{name}.txt"
-    with (FOLDER / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not mark.exists() or mark.read_text() != pins:
-            mark.unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            _pip(folder, PACKAGES[name])
-            mark.write_text(pins)
-    return folder
+def share_with(cache: Path) -> None:
+    """Let a node with this cache find what is installed."""
+    cache.mkdir(parents=True)
+    (cache / PACKAGES_FOLDER).symlink_to(CACHE / PACKAGES_FOLDER)
 
 
-def entry_points() -> Path:
-    """A folder with the entry points that pyproject.toml declares: those of an editable
-    installation are as old as the installation."""
+def write_entry_points(folder: Path) -> None:
+    """Write the entry points that pyproject.toml declares to a folder of the module path, unless
+    the installation has them: an editable one has those of the day on which it was made."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = project["entry-points"]
+    if all(entry_points(group=group) for group in groups):
+        return
     lines: list[str] = []
-    for group, points in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {where}" for name, where in points.items())]
-    folder = FOLDER / "entry-points"
+    for group, points in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {where}" for name, where in points.items()), ""]
     about = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    about.mkdir(parents=True, exist_ok=True)
+    about.mkdir(parents=True)
     version = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    for name, text in {"METADATA": version, "entry_points.txt": "\n".join(lines) + "\n"}.items():
-        new = about / f"{name}.{os.getpid()}"
-        new.write_text(text)
-        new.rename(about / name)
-    return folder
-
-
-def _pip(folder: Path, pins: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    done = subprocess.run(
-        [*command, "--no-deps", "--target", str(folder), *pins],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_S,
-    )
-    if done.returncode:
-        raise RuntimeError(f"pip cannot install {', '.join(pins)}:\n{done.stderr[-2000:]}")
+    (about / "METADATA").write_text(version)
+    (about / "entry_points.txt").write_text("\n".join(lines))
