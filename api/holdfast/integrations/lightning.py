@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from holdfast.integrations.batches import samples_of
 from holdfast_workers.programs.attachment import Attachment, attach
 
 STATE_KEY = "holdfast"
@@ -67,7 +68,7 @@ class TrainerProgress:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += _samples_of(batch)
+        self._samples += samples_of(batch)
         step = trainer.global_step
         if step == self._step:
             return  # gradients accumulate
@@ -118,17 +119,6 @@ def _stop(trainer: Any) -> None:
     trainer.fit_loop.min_epochs = None
     trainer.fit_loop.epoch_loop.min_steps = None
     trainer.should_stop = True
-
-
-def _samples_of(batch: Any) -> int:
-    """The number of samples in a batch: the length of the first tensor in it; 0 if it has none."""
-    if hasattr(batch, "shape"):
-        return int(batch.shape[0]) if len(batch.shape) else 1
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        return next((count for part in batch if (count := _samples_of(part))), 0)
-    return 0
 
 
 def _loss_of(outputs: Any, *, read: bool) -> float | None:
