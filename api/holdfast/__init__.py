@@ -1,7 +1,8 @@
 """The interfaces of Holdfast: the REST app, the client, the CLI. Light to import.
 
 This package exports the public names of the Python API: the clients, their errors, `JobSpec`, and
-`attach`, by which a user's program shows its steps. Each is loaded at its first use. The packages below export nothing in their `__init__`.
+`attach`, by which a user's program shows its steps. Each is loaded at its first use. The packages
+below export nothing in their `__init__`, but for `torch`.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from tests.support.programs.worlds import (
 )
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.spec import DetectionSpec, ProgramSpec
 
@@ -293,3 +294,53 @@ def test_without_a_lease_a_program_stands_still_until_there_is_a_supervisor_agai
         assert run.member(0)["pid"] == pid
         last = len(run.logs)
         run.wait(lambda: len(run.logs) > last + 10)
+
+
+def test_a_script_goes_on_with_fewer_ranks_and_grows_again(tmp_path: Path) -> None:
+    shapes = tuple(WorldShape.of({"dp_shard": ranks, "tp": 1}, 1) for ranks in (2, 1))
+    training = program_training(script="train.py 2000")
+    config = {"shapes": shapes, "grow_after_s": 0.5, "wait_for_replacement_s": 0.5}
+    with running_program(tmp_path, {"train.py": DDP}, training, config=config) as run:
+
+        def sizes() -> list[int]:
+            return [event["world_size"] for event in run.of(EventKind.ATTEMPT_FORMING)]
+
+        printed(run, "step 10 ")
+        lost = run.seat_of(1)
+        run.agents.kill_node(lost)
+        run.wait(lambda: sizes() == [2, 1])
+        printed(run, "attempt 1")
+        run.agents.return_node(lost)
+        run.wait(lambda: sizes() == [2, 1, 2])
+        printed(run, "attempt 2")
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
+        computed = [int(line.split()[1]) for line in run.logs if line.startswith("step ")]
+        assert sorted(set(computed)) == list(range(1, max(computed) + 1))
+
+
+def test_lines_that_a_script_prints_become_metrics(tmp_path: Path) -> None:
+    pattern = "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"
+    training = program_training(script="train.py 20", program=ProgramSpec(metrics=pattern))
+    with running_program(tmp_path, {"train.py": DDP}, training) as run:
+        end = run.wait_end()
+        assert (end["outcome"], end["step"]) == ("SUCCEEDED", 20), run.story()
+        shown = {step: f"{row.loss:.9f}" for step, row in run.rows.items()}
+        assert shown == losses(run.logs)
+
+
+def test_before_a_node_goes_the_program_is_asked_to_save_and_loses_no_step(tmp_path: Path) -> None:
+    training = program_training(script="train.py")
+    with running_program(tmp_path, {"train.py": ATTACHED}, training, standbys=1) as run:
+        run.wait_step(10)
+        leaving = run.seat_of(1)
+        before = attempts(run)
+        node = run.member(1)["node_id"]
+        run.agents.draining_nodes = {node: time.time() + 60}
+        wait_next_attempt(run, before)
+        assert run.seat_of(1) != leaving
+        run.wait(lambda: bool(run.of(EventKind.PROGRAM_RESUMED)))
+        assert run.of(EventKind.PROGRAM_RESUMED)[0]["steps_lost"] == 0
+        assert "stops after step" in printed(run, "rank 1 stops")
+        [incident] = run.of(EventKind.INCIDENT_CLOSED)
+        assert incident["cause"] == "preempted", run.story()

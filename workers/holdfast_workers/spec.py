@@ -599,6 +599,8 @@ class SpecFault(BaseModel):
 
 def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     """Every fault that follows from the training spec alone, in the order of the spec."""
+    if spec.brings_program:
+        return [*_program_mesh_faults(spec.parallel)]
     faults: list[SpecFault] = [] if spec.function is not None else _model_faults(spec)
     train, parallel = spec.train, spec.parallel
 
@@ -636,6 +638,17 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             "allows fewer",
         )
     return faults
+
+
+def _program_mesh_faults(parallel: ParallelSpec) -> Iterator[SpecFault]:
+    for axis in ("pp", "cp", "tp"):
+        size = getattr(parallel, axis)
+        if size > 1:
+            message = (
+                f"{axis} {size} divides built-in models only: a program divides its model itself; "
+                f"remove {axis}, and set dp_shard to the number of ranks"
+            )
+            yield SpecFault(path=f"parallel.{axis}", message=message)
 
 
 def _pipeline_faults(spec: TrainingSpec) -> list[SpecFault]:

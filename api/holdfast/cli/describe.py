@@ -18,6 +18,7 @@ from holdfast.cli.incident_text import (
     sentence,
     tiers_text,
 )
+from holdfast_service.job_model.program_levels import Brings
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
@@ -26,6 +27,7 @@ from holdfast_service.views.jobs import (
     JobView,
     MemberView,
     MemoryProtectionView,
+    ProgressView,
     TripView,
 )
 from holdfast_service.views.pages import CheckpointPage
@@ -189,13 +191,16 @@ def _print_summary(console: Console, job: JobView) -> None:
     facts: list[tuple[str, str | Text]] = [
         ("Job", f"{job.name}  {job.id}"),
         ("State", output.state_text(job.state)),
-        ("Progress", f"step {progress.step} of {progress.steps}, attempt {progress.attempt}"),
+        ("Progress", _progress(progress)),
         ("Loss", output.number(progress.loss, ".4f")),
         ("Tokens/s", output.number(progress.tokens_per_second, ",.0f")),
         ("Incidents", str(progress.incidents)),
         ("Created", output.ago(job.created_at)),
     ]
-    if (job.spec.get("train") or {}).get("deterministic") == "fast":
+    is_program = job.brings not in (Brings.RECIPE, Brings.FUNCTION)
+    if is_program:
+        facts += _level_facts(job)
+    elif (job.spec.get("train") or {}).get("deterministic") == "fast":
         facts.append(("Bits", "may differ between runs on accelerators: deterministic is fast"))
     if job.started_at is not None and job.ended_at is not None:
         facts.append(("Ran for", output.seconds(job.ended_at - job.started_at)))
@@ -216,6 +221,28 @@ def _print_summary(console: Console, job: JobView) -> None:
     for name, value in facts:
         line = Text.assemble((name.ljust(margin), "bold"), value)
         console.print(output.fold(line, margin))
+    if is_program and job.next_level is not None:
+        console.print(f"\nLevel {job.next_level.level} with these lines", style="bold")
+        for text in job.next_level.lines.splitlines():
+            console.print(f"  {text}", markup=False)
+
+
+def _progress(progress: ProgressView) -> str:
+    of = f" of {progress.steps}" if progress.steps is not None else ""
+    return f"step {progress.step}{of}, attempt {progress.attempt}"
+
+
+def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
+    """What runs, how much it works with Holdfast, and what the next level would bring."""
+    facts: list[tuple[str, str | Text]] = [
+        (job.brings.value.replace("_", " ").capitalize(), str(job.spec.get(job.brings.value)))
+    ]
+    if job.level is not None:
+        through = f", through {job.integration}" if job.integration else ""
+        facts.append(("Level", f"{job.level}{through}: {job.gives}"))
+    if job.next_level is not None:
+        facts.append((f"At level {job.next_level.level}", job.next_level.gives))
+    return facts
 
 
 def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -> None:

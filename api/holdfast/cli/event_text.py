@@ -50,6 +50,8 @@ SENTENCES = {
     "program.resumed": "the program of attempt {attempt} goes on from its own checkpoint of step "
     "{restored_step}[, {steps_lost} steps lost]",
     "memory.placed": "the memory checkpoints of attempt {attempt} were placed[, copies: {copies}]",
+    "program.attached": "the program of attempt {attempt} attached[ through {integration}] "
+    "at level {level}",
     "digest.mismatch": "the digest of step {step} in attempt {attempt} differs from the stored one",
     "stalled": "attempt {attempt} has stalled[ at step {step}][: {reason}]",
     "straggler": "rank {rank}[ on agent {agent}] is {state}[, at {factor} times the time of its "

@@ -76,7 +76,7 @@ class JobFollower:
 def progress_line(job: JobView) -> Text:
     progress = job.progress
     parts = [
-        f"step {progress.step:>4}/{progress.steps}",
+        f"step {output.steps(progress.step, progress.steps):>4}",
         f"loss {output.number(progress.loss, '.4f')}",
         f"{output.number(progress.tokens_per_second, ',.0f')} tokens/s",
         f"attempt {progress.attempt}",

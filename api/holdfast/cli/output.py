@@ -71,6 +71,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def steps(step: int, steps: int | None) -> str:
+    """`41/300`, or `41` if the number of steps is not known."""
+    return str(step) if steps is None else f"{step}/{steps}"
+
+
+def progress_bar(step: int, steps: int | None, cells: int) -> str:
+    """The part that is done; empty if the number of steps is not known."""
+    return bar(step / max(1, steps), cells) if steps is not None else " " * cells
+
+
 def results(options: Options, values: Iterable[Any]) -> bool:
     """Print each value as a document, if the options request documents; else print nothing and
     return False."""

@@ -95,14 +95,12 @@ def _summary(
     seen: JobView, verdict: VerdictView, points: Sequence[MetricPoint], width: int
 ) -> Text:
     progress = seen.progress
-    share = progress.step / max(1, progress.steps)
     text = Text.assemble(
         (seen.name, "bold"),
         f"  {seen.id}  ",
         output.state_text(seen.state),
         "\n",
-        (output.bar(share, max(10, min(40, width - 40))), "green"),
-        f" {share:.0%}  step {progress.step} of {progress.steps}",
+        *_share_done(progress.step, progress.steps, max(10, min(40, width - 40))),
     )
     if verdict.eta_s is not None:
         text.append(f", {output.brief(verdict.eta_s)} left")
@@ -119,13 +117,20 @@ def _summary(
     )
 
 
+def _share_done(step: int, steps: int | None, cells: int) -> tuple[str | tuple[str, str], ...]:
+    if steps is None:
+        return (f"step {step}",)
+    done = f" {step / max(1, steps):.0%}  step {step} of {steps}"
+    return (output.progress_bar(step, steps, cells), "green"), done
+
+
 def _job_row(prefix: str, seen: JobRow, now: float) -> list[str | Text]:
     return [
         prefix,
         seen.name,
         output.state_text(seen.state),
-        Text(output.bar(seen.step / max(1, seen.steps), BAR), style="green"),
-        f"{seen.step}/{seen.steps}",
+        Text(output.progress_bar(seen.step, seen.steps, BAR), style="green"),
+        output.steps(seen.step, seen.steps),
         output.brief(seen.eta_s),
         output.number(seen.loss, ".4f"),
         output.count(seen.tokens_per_second if seen.state is State.RUNNING else None),

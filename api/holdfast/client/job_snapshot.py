@@ -72,5 +72,6 @@ class JobSnapshot:
             raise JobFailed(message, code or self.state.value.lower())
 
     def __repr__(self) -> str:
-        step = f"step {self.progress.step} of {self.progress.steps}"
+        step, steps = f"step {self.progress.step}", self.progress.steps
+        step += f" of {steps}" if steps is not None else ""
         return f"<{type(self).__name__} {self.name} {self.id}: {self.state.value}, {step}>"

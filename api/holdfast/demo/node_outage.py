@@ -36,7 +36,7 @@ class NodeOutage:
         if cluster is None:
             return
         if self._lost_from is None:
-            if job.progress.step >= max(1, job.progress.steps // LOST_AT):
+            if job.progress.step >= max(1, (job.progress.steps or 0) // LOST_AT):
                 self._lost_from = self._lose_a_node(job, cluster)
         elif self._has_trained_without(job, self._lost_from):
             self._return_a_node(job, cluster)

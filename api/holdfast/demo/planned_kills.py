@@ -29,7 +29,8 @@ class PlannedKills:
         kills = (self._kill_a_rank, self._kill_rank_zeros_node)
         if self._kills_done == len(kills) or job.state is not State.RUNNING:
             return
-        if job.progress.step >= job.progress.steps * (self._kills_done + 1) // (len(kills) + 1):
+        steps = job.progress.steps or 0
+        if job.progress.step >= steps * (self._kills_done + 1) // (len(kills) + 1):
             kills[self._kills_done](job)
             self._kills_done += 1
 

@@ -25,7 +25,7 @@ def prove(client: Client, console: Console, resized: JobView) -> tuple[RunCompar
         RunComparison("digest of all state", found.compared, found.equal, differing, ()),
         compare(
             "samples consumed",
-            resized.progress.steps,
+            resized.progress.steps or 0,
             samples(client, replay.id),
             samples(client, resized.id),
         ),

@@ -115,7 +115,7 @@ def watch(client: Client, console: Console, job: JobView, watcher: Watcher | Non
 
 
 def _compare(client: Client, undisturbed: JobView, disturbed: JobView) -> DemoVerdict:
-    steps = undisturbed.progress.steps
+    steps = undisturbed.progress.steps or 0
     comparisons = (
         compare(
             "digest of all state",

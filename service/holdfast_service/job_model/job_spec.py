@@ -31,6 +31,7 @@ from holdfast_service.job_model.node_range import (
     shapes_in,
     without_auto,
 )
+from holdfast_service.job_model.program_faults import MODULE_ATTRIBUTE, program_faults
 from holdfast_service.job_model.resources_spec import ResourcesSpec, node_request_faults
 from holdfast_service.job_model.runtime_env_spec import RuntimeEnvSpec
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
@@ -56,7 +57,6 @@ MAX_SPEC_BYTES = 2**16
 # What the S3 client accepts; it raises ValueError for any other.
 _REGION = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _HOST = re.compile(r"((?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.?")
-_MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class RecoverySpec(Section):
@@ -165,9 +165,9 @@ class JobSpec(TrainingSpec):
     code: str | None = Field(
         default=None,
         pattern=r"^sha256:[0-9a-f]{64}$",
-        description="The code folder from which `function` or a recipe of your own is imported, by "
-        "the id that `POST /api/v1/code` returned; the command line and the Python client accept a "
-        "local path here and upload it.",
+        description="The code folder from which `function` or a recipe of your own is imported, "
+        "and in which a program is started, by the id that `POST /api/v1/code` returned; the "
+        "command line and the Python client accept a local path here and upload it.",
     )
     init_from: InitFrom | None = Field(
         default=None,
@@ -289,6 +289,8 @@ def check(
         relations = [
             *training_spec.find_faults(spec),
             *_recipe_faults(spec),
+            *program_faults(spec, spec.code),
+            *_origin_faults(spec),
             *found,
             *remote_tier_faults(spec.checkpoint.remote),
             *_env_faults(spec),
@@ -329,9 +331,10 @@ def _depends_on(fault: SpecFault, paths: Iterable[str]) -> bool:
 
 
 def _recipe_faults(spec: JobSpec) -> list[SpecFault]:
-    if spec.function is not None:
-        return _function_faults(spec)
-    if spec.recipe in BUILT_IN_RECIPES or _MODULE_ATTRIBUTE.fullmatch(spec.recipe):
+    if spec.function is not None and not MODULE_ATTRIBUTE.fullmatch(spec.function):
+        message = f"{spec.function!r} is not a function reference: write package.module:name"
+        return [SpecFault(path="function", message=message)]
+    if spec.recipe in BUILT_IN_RECIPES or MODULE_ATTRIBUTE.fullmatch(spec.recipe):
         return []
     known = ", ".join(BUILT_IN_RECIPES)
     return [
@@ -343,15 +346,11 @@ def _recipe_faults(spec: JobSpec) -> list[SpecFault]:
     ]
 
 
-def _function_faults(spec: JobSpec) -> list[SpecFault]:
-    found = []
-    if not _MODULE_ATTRIBUTE.fullmatch(str(spec.function)):
-        message = f"{spec.function!r} is not a function reference: write package.module:name"
-        found.append(SpecFault(path="function", message=message))
-    if spec.recipe != "pretrain":
-        message = "a job has either a recipe or a function: remove one of them"
-        found.append(SpecFault(path="recipe", message=message))
-    return found
+def _origin_faults(spec: JobSpec) -> list[SpecFault]:
+    if not spec.brings_program or spec.init_from is None:
+        return []
+    message = "a program loads its own checkpoints: remove it, and name one in its arguments"
+    return [SpecFault(path="init_from", message=message)]
 
 
 def remote_tier_faults(remote: RemoteTierSpec) -> list[SpecFault]:
@@ -463,6 +462,9 @@ def _range_faults(spec: JobSpec) -> list[SpecFault]:
     found = range_faults(nodes, spec.parallel, spec.mesh_limits)
     if found or not nodes.schedule:
         return found
+    if spec.brings_program:
+        message = "a program's loop cannot be stopped at a step: remove the schedule"
+        return [SpecFault(path="resources.nodes.schedule", message=message)]
     if not spec.checkpoint.first_intervals[0]:
         message = "a schedule of meshes needs checkpoints in memory: set checkpoint.memory.every"
         return [SpecFault(path="resources.nodes.schedule", message=message)]

@@ -71,9 +71,10 @@ def mesh_limits(
     training: TrainingSpec, ranks_per_node: int, memory_limit: int | None
 ) -> MeshLimits:
     """What every mesh of the job must keep to."""
+    batch = 0 if training.brings_program else training.train.global_batch
     return MeshLimits(
         ranks_per_node=ranks_per_node,
-        micro_batches=training.train.global_batch // training.train.micro_batch,
+        micro_batches=batch // training.train.micro_batch,
         memory=memory_model(training),
         memory_limit=memory_limit,
         why_no_schedule=training.parallel.why_no_schedule,

@@ -36,7 +36,7 @@ class MeshLimits:
 
     ranks_per_node: int
     micro_batches: int
-    """Micro-batches of a step, over all ranks."""
+    """Micro-batches of a step, over all ranks; 0: not known, as of a user's program."""
     memory: MemoryModel | None = None
     """None: the memory of a rank is not modelled, and not checked."""
     memory_limit: int | None = None
@@ -49,6 +49,8 @@ class MeshLimits:
         ranks, parts = prod(mesh.values()), batch_ranks(mesh)
         if ranks % self.ranks_per_node:
             return f"{ranks} ranks do not fill whole nodes of {self.ranks_per_node} ranks"
+        if not self.micro_batches:
+            return self.why_too_large(mesh)
         if parts > self.micro_batches:
             return f"{parts} ranks share only {self.micro_batches} micro-batches"
         if why := self.why_no_schedule(passes(mesh, self.micro_batches), pipeline_ranks(mesh)):
@@ -196,6 +198,8 @@ def _explained(
     def why(at: int, shape: WorldShape) -> str:
         count, dealt = passes(shape.mesh, limits.micro_batches), batch_ranks(shape.mesh)
         share = modelled_speed(shape, limits.micro_batches) / fastest
+        if not limits.micro_batches:
+            return f"place {at} {order}: {share:.0%} of the fastest, if each rank adds as much"
         return (
             f"place {at} {order}: {count} {'pass' if count == 1 else 'passes'} per step "
             f"({limits.micro_batches} micro-batches dealt to {dealt}), {share:.0%} of the fastest; "

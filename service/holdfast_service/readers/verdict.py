@@ -33,7 +33,7 @@ class JobStanding:
     started_at: float | None
     ended_at: float | None
     step: int
-    steps: int
+    steps: int | None
     attempt: int
     waiting_for: str | None = None
     waiting_until: float | None = None
@@ -112,7 +112,7 @@ _CAUSES: dict[str, str] = {
 
 def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR0911  (one for each state)
     """The headline, and a sentence about the present activity."""
-    place = f"step {job.step:,} of {job.steps:,}"
+    place = f"step {job.step:,}" + (f" of {job.steps:,}" if job.steps else "")
     match job.state:
         case State.QUEUED:
             since = duration(max(0.0, job.now - job.created_at))
@@ -130,7 +130,7 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
                 f"Training at {place}. {rank} {slow} {verb} more slowly than the others.",
             )
         case State.RUNNING:
-            return "Training", _with_wait(job, f"Training at {place}.")
+            return _running(job, place)
         case State.RECOVERING:
             cause = describe_cause(job.last.cause) if job.last else "a fault"
             sentence = f"Restoring the newest state after {cause}; the job had reached {place}."
@@ -147,10 +147,22 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
             return "Cancelled", f"The job was cancelled at {place}."
         case State.SUCCEEDED:
             took = (job.ended_at or job.now) - job.created_at
-            return "Done", f"All {job.steps:,} steps are complete; the job took {duration(took)}."
+            return "Done", f"{_completed(job)}; the job took {duration(took)}."
         case State.FAILED:
             code = (job.outcome_code or "failed").replace("_", " ")
             return f"Failed: {code}", _sentence(job.outcome_message or f"The job failed at {place}")
+
+
+def _running(job: JobStanding, place: str) -> tuple[str, str]:
+    if not job.steps and not job.step:
+        return "Running", _with_wait(job, "The program runs; it has reported no step.")
+    return "Training", _with_wait(job, f"Training at {place}.")
+
+
+def _completed(job: JobStanding) -> str:
+    if job.steps and job.step >= job.steps:
+        return f"All {job.steps:,} steps are complete"
+    return f"The program has ended after step {job.step:,}" if job.step else "The program has ended"
 
 
 def _with_wait(job: JobStanding, sentence: str) -> str:
@@ -206,7 +218,7 @@ def _next_step(job: JobStanding) -> str | None:  # noqa: PLR0911  (one for each 
             return "The first step."
         case State.RECOVERING:
             return "The ranks form a new attempt and continue from the newest state that all have."
-        case _ if job.eta_s is not None:
+        case _ if job.eta_s is not None and job.steps:
             left = max(0, job.steps - job.step)
             return f"{left:,} steps left: about {duration(job.eta_s)} at this pace."
         case _:

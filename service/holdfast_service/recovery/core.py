@@ -128,6 +128,7 @@ class RecoveryCore:
             graceful_stop.begin_stop(state, now)
         if state.timer.stage is Stage.RUNNING:
             faults = node_eviction.evict_if_better(state, now)
+            faults = node_eviction.let_program_leave(state, faults, now)
             judgement.report_faults(state, faults, now)
         if state.timer.stage is Stage.RUNNING:
             judgement.report_faults(state, resizing.resize_if_due(state, now), now)
@@ -144,7 +145,7 @@ class RecoveryCore:
             return None
         deadline = state.timer.deadline
         due = [deadline, hang_suspicion.next_due(state), node_eviction.next_check_due(state)]
-        due.append(resizing.next_due(state))
+        due += [resizing.next_due(state), state.departure.due_at(state.worlds.attempt)]
         if state.roster.live():  # without a live agent there is no retry; a new one gets it at once
             due.append(state.saves.next_retry_at())
         if deadline is not None and state.ending.stop is not None:

@@ -39,7 +39,7 @@ class DataPaths:
 
     async def find_fault(self, spec: JobSpec) -> SpecFault | None:
         source = spec.data.source
-        if spec.function is not None or source in BUNDLED_SOURCES:
+        if spec.has_own_model or source in BUNDLED_SOURCES:
             return None
         images = spec.model.family == "vit"
         look = self.look_on_a_node if self.on_nodes else self._look_here

@@ -314,7 +314,8 @@ class JobService:
             job = await find_job(session, job_id)
             selected = _select_metrics(job, names)
             if points is not None:
-                until = job.steps if until_step is None else until_step
+                known = max(job.steps, job.step, job.cursor_step)
+                until = known if until_step is None else until_step
                 found = await self._charted(session, job, selected, after_step, until, points)
             else:
                 async with aclosing(series.read_rows(session, job_id, after_step)) as rows:
@@ -520,7 +521,7 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
         created_at=now,
         idempotency_key=key,
         request_digest=digest,
-        steps=spec.train.steps,
+        steps=(spec.program.steps or 0) if spec.brings_program else spec.train.steps,
         step=0,
         event_seq=1,
         owner=spec.labels.get("owner"),

@@ -291,7 +291,7 @@ async def _standing(
         started_at=job.started_at,
         ended_at=job.ended_at,
         step=job.step,
-        steps=job.steps,
+        steps=job.steps or None,
         attempt=job.attempt,
         waiting_for=waiting["reason"] if waiting else None,
         waiting_until=waiting["until"] if waiting else None,

@@ -12,6 +12,7 @@ from holdfast_service.job_model.events.attempts import (
     AttemptFormingEvent,
     AttemptRunningEvent,
     MemoryPlacedEvent,
+    ProgramAttachedEvent,
     ProgramResumedEvent,
     SeatedRank,
 )
@@ -104,6 +105,8 @@ async def _apply_to_job(tx: JobTransaction, content: AnyEvent, at: float) -> Non
             interval = {**as_json(content.choice), "before": content.before}
             tier = interval.pop("tier")
             tx.job.intervals = {**tx.job.intervals, tier: interval}
+        case ProgramAttachedEvent():
+            tx.job.program = as_json(content)
         case GuardTrippedEvent():
             _save_guard_trip(tx, content, at)
         case StragglerEvent():

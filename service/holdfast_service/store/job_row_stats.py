@@ -37,8 +37,9 @@ async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attemp
 
 
 def eta_s(job: Any) -> float | None:
-    """Seconds until the last step at the present pace; None if the job makes no steps."""
-    if job.step_s is None or State(job.state) not in _STEPPING_STATES:
+    """Seconds until the last step at the present pace; None if the job makes no steps, or if the
+    number of its steps is not known."""
+    if job.step_s is None or not job.steps or State(job.state) not in _STEPPING_STATES:
         return None
     left: float = max(0, job.steps - job.step) * job.step_s
     return left

@@ -166,6 +166,7 @@ def row(job: Any) -> JobRow:
     ended = State(job.state).terminal
     return JobRow.from_attributes(
         job,
+        steps=job.steps or None,
         loss=number(job.loss),
         tokens_per_second=number(job.tokens_per_second),
         goodput=number(job.goodput),

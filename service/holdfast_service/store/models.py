@@ -74,7 +74,7 @@ class JobRecord(Base):
     )  # id of the user's code package
 
     step: Mapped[int] = mapped_column(default=0)
-    steps: Mapped[int]
+    steps: Mapped[int]  # 0: not known, of a user's program
     attempt: Mapped[int] = mapped_column(default=0)
     incidents: Mapped[int] = mapped_column(default=0)
     loss: Mapped[float | None]
@@ -98,6 +98,7 @@ class JobRecord(Base):
     priority: Mapped[int] = mapped_column(default=0)  # as in the spec, for the order of the queue
     generation: Mapped[int] = mapped_column(default=1)  # counts the changes by users
     build: Mapped[str | None] = mapped_column(String(64))  # of Holdfast, that its ranks run
+    program: Mapped[Json | None]  # fields of its newest event program.attached
     packages: Mapped[list[Any] | None]  # exact requirements; None: not known yet
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
     faults_injected: Mapped[int] = mapped_column(

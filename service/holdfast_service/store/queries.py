@@ -8,10 +8,12 @@ from typing import Any
 from sqlalchemy import BigInteger, BindParameter, Integer, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model import program_levels
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.log_levels import level_of
+from holdfast_service.job_model.program_levels import Brings
 from holdfast_service.job_model.world_history import FormedWorld, mesh_changes
 from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.store import job_nodes
@@ -41,6 +43,7 @@ from holdfast_service.views.jobs import (
     MemberView,
     MemoryProtectionView,
     MeshChangeView,
+    NextLevelView,
     OriginView,
     OutcomeView,
     ProgressView,
@@ -102,7 +105,8 @@ def _job_view(job: JobRecord, unwell: tuple[UnwellNodeView, ...]) -> JobView:
     return JobView.from_attributes(
         job,
         origin=OriginView.model_validate(job.origin) if job.origin else None,
-        progress=ProgressView.from_attributes(job),
+        progress=ProgressView.from_attributes(job, steps=job.steps or None),
+        **_level_fields(job),
         outcome=outcome,
         guards=GuardsView.model_validate(job.guards),
         stragglers=_stragglers(job) if state.on_cluster else (),
@@ -111,6 +115,21 @@ def _job_view(job: JobRecord, unwell: tuple[UnwellNodeView, ...]) -> JobView:
         waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
         released=job.cleaned,
     )
+
+
+def _level_fields(job: JobRecord) -> dict[str, Any]:
+    kind = program_levels.brings(job.spec)
+    level = program_levels.level_of(kind, job.attempt, job.program)
+    fields: dict[str, Any] = {"brings": kind, "level": level}
+    if kind in (Brings.RECIPE, Brings.FUNCTION) or level is None:
+        return {**fields, "integration": None, "gives": None, "next_level": None}
+    following = program_levels.next_level(kind, level)
+    return {
+        **fields,
+        "integration": (job.program or {}).get("integration") or None,
+        "gives": program_levels.GIVES[level],
+        "next_level": NextLevelView.from_attributes(following) if following else None,
+    }
 
 
 def _stragglers(job: JobRecord) -> tuple[StragglerView, ...]:

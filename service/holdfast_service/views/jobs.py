@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.log_levels import LogLevel
+from holdfast_service.job_model.program_levels import Brings
 from holdfast_service.job_model.times import EventDocument, Time
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_workers.protocol.findings import Level
@@ -33,7 +34,9 @@ class ProgressView(View):
     """How far a job has come."""
 
     step: int = Field(description="optimizer steps applied, as last reported")
-    steps: int = Field(description="optimizer steps the spec asks for")
+    steps: int | None = Field(
+        description="optimizer steps the spec asks for; null: not known, of a user's program"
+    )
     attempt: int = Field(description="0: no attempt has formed yet")
     loss: float | None
     tokens_per_second: float | None
@@ -160,6 +163,14 @@ class UnwellNodeView(View):
     findings: tuple[NodeFindingView, ...]
 
 
+class NextLevelView(View):
+    """What a program would gain from working more closely with Holdfast."""
+
+    level: int
+    gives: str
+    lines: str = Field(description="lines to add to the program")
+
+
 class JobView(View):
     id: str
     name: str
@@ -168,6 +179,24 @@ class JobView(View):
     spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
     origin: OriginView | None = Field(description="null: the job starts from its seed")
     progress: ProgressView
+    brings: Brings = Field(default=Brings.RECIPE, description="what the spec brings to be run")
+    level: int | None = Field(
+        default=None,
+        description="how much the program works with Holdfast. 0: it is launched as it is. 1: it "
+        "reports its steps. 2: its checkpoints are in memory. 3: a recipe or function. null: not "
+        "known yet",
+    )
+    integration: str | None = Field(
+        default=None,
+        description="the plug-in through which a program attached, such as `lightning`; null: "
+        "none, or the program attached itself",
+    )
+    gives: str | None = Field(
+        default=None, description="what Holdfast does for a program at its level; null: no program"
+    )
+    next_level: NextLevelView | None = Field(
+        default=None, description="of a program: the level after its own; null: none"
+    )
     intervals: dict[str, IntervalView] = Field(
         description="of the tiers `memory` and `remote` with a measured interval"
     )

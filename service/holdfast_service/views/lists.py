@@ -23,7 +23,7 @@ class JobRow(View):
     state: State
     desired: Desired
     step: int
-    steps: int
+    steps: int | None = Field(description="null: not known, of a user's program")
     attempt: int
     incidents: int
     loss: float | None

@@ -76,6 +76,12 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "fast": st.none() | st.just("switch"),
     "recipe": st.just("pretrain") | st.just("my.module:Recipe"),
     "function": st.none(),
+    "script": st.none(),
+    "command": st.none(),
+    "ray_train": st.none(),
+    "preload": st.lists(st.sampled_from(["torch", "transformers.models"]), max_size=2),
+    "metrics": st.none() | st.just(r"step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"),
+    "event_files": st.none() | st.sampled_from(["runs", "lightning_logs/version_0"]),
     "source": st.just("python-stdlib") | TEXT,
     "uri": st.none() | st.sampled_from(["/data/ä b", "file:///a%20b", "s3://bucket/prefix"]),
     "endpoint": st.none(),
@@ -86,11 +92,27 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+PROGRAMS = st.sampled_from(
+    [
+        {"script": "-m my.module --lr 3e-4"},
+        {"script": "train.py --name 'two words' ''", "code": f"sha256:{0:064}"},
+        {"command": "bash -c 'python train.py > log'"},
+        {"ray_train": "my.module:train_loop"},
+    ]
+)
+
+
 def documents() -> st.SearchStrategy[dict[str, Any]]:
     """Documents with a name and any other keys; some of elastic jobs."""
     drawn = st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
     fixed = drawn.map(_combinable)
-    return fixed | fixed.map(_elastic) | fixed.map(_listed)
+    return fixed | fixed.map(_elastic) | fixed.map(_listed) | st.builds(_program, fixed, PROGRAMS)
+
+
+def _program(document: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in document.items() if k not in ("recipe", "init_from")}
+    parallel = {k: v for k, v in document.get("parallel", {}).items() if k != "tp"}
+    return {**kept, **program, "parallel": parallel}
 
 
 def _combinable(document: dict[str, Any]) -> dict[str, Any]:

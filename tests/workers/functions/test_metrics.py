@@ -11,7 +11,8 @@ import torch
 from tests.workers.functions.test_function import STEPS, prepared, ran
 
 from holdfast_workers.functions import FunctionError
-from holdfast_workers.functions.step_metrics import MAX_NAMES, UserMetrics
+from holdfast_workers.functions.step_metrics import UserMetrics
+from holdfast_workers.programs.metric_names import MAX_NAMES
 from holdfast_workers.training.step_agreement import fold_user_metrics, pack_user_metrics
 
 

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
-import re
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from holdfast_workers.functions.function_errors import FunctionError
-
-MAX_NAMES = 32
-"""Different names that one call of the function may use."""
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,63}")
-RESERVED_NAMES = frozenset(
-    {
-        *("at", "attempt", "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second"),
-        *("step_time_s", "loader_wait_s", "checkpoint_wait_s", "compute_s", "samples"),
-        *("digest", "protected_step", "mfu", "own", "waiting_share"),
-    }
-)
-"""Names of the values that Holdfast measures itself."""
+from holdfast_workers.programs.metric_names import MAX_NAMES, NAME, RESERVED_NAMES
 
 
 class UserMetrics:
@@ -45,7 +33,7 @@ class UserMetrics:
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise FunctionError(
             f"{name!r} is not a valid metric name: use up to 64 letters, digits and any of "
             "_ . / -, beginning with a letter"

@@ -22,6 +22,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import error_file
+from holdfast_workers.programs.metric_lines import MetricLines
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
@@ -100,6 +101,8 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
+        pattern = spec.program.metrics if order.rank == 0 else None
+        self._lines = MetricLines(pattern) if pattern else None
         self._program: socket.socket | None = None
         self._state: StateReply | None = None
         self._step = order.restore.step
@@ -204,8 +207,20 @@ class ProgramAttempt:
         view = memoryview(piece)
         while view:
             view = view[os.write(1, view) :]
-        self._output.feed(piece)
+        for line in self._output.feed(piece):
+            self._read_metrics(line)
         return bool(piece)
+
+    def _read_metrics(self, line: str) -> None:
+        """A step that a line shows; a program that attaches reports its steps itself."""
+        if self._lines is None or self._program is not None:
+            return
+        step = self._lines.read(line, time.time())
+        if step is not None:
+            self._take_step(step)
+        if self._lines.problem:
+            _log.warning("metrics_given_up", why=self._lines.problem)
+            self._lines = None
 
     def look(self) -> None:
         """Show in the beacon whether a program without steps is at work."""

@@ -19,6 +19,7 @@ from holdfast_workers.protocol.findings import HealthFinding
 from holdfast_workers.protocol.messages import JoinOrder, StepRow
 from holdfast_workers.protocol.signals import (
     GuardTripReported,
+    ProgramAttached,
     RetentionDone,
     ShardFailed,
     ShardRecord,
@@ -157,6 +158,7 @@ SignalOfWorker = (
     | GuardTripReported
     | StepRecomputed
     | ShardFailed
+    | ProgramAttached
 )
 
 

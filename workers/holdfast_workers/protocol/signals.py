@@ -38,6 +38,7 @@ class SignalKind(StrEnum):
     GUARD_TRIPPED = "guard_tripped"
     RECOMPUTED = "recomputed"
     BAD_SHARD = "bad_shard"
+    PROGRAM_ATTACHED = "program_attached"
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,17 @@ class DamagedShard:
     kind: Literal[SignalKind.BAD_SHARD] = SignalKind.BAD_SHARD
 
 
+@dataclass(frozen=True)
+class ProgramAttached:
+    """A user's program works with Holdfast from now on, beyond being launched."""
+
+    level: int
+    """1: it reports its steps. 2: it also keeps checkpoints in memory."""
+    integration: str = ""
+    """The plug-in that attached: "lightning", "transformers", ...; "": the program itself."""
+    kind: Literal[SignalKind.PROGRAM_ATTACHED] = SignalKind.PROGRAM_ATTACHED
+
+
 SignalDetail = (
     WorkerExited
     | WorkerFailed
@@ -272,6 +284,7 @@ SignalDetail = (
     | GuardTripReported
     | StepRecomputed
     | DamagedShard
+    | ProgramAttached
 )
 
 

@@ -173,6 +173,18 @@ class MemoryPlacedEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProgramAttachedEvent(JobEvent):
+    """The user's program of an attempt works with Holdfast, beyond being launched."""
+
+    kind = EventKind.PROGRAM_ATTACHED
+    attempt: int
+    level: int
+    """1: it reports its steps. 2: it also keeps checkpoints in memory."""
+    integration: str = ""
+    """The plug-in that attached; "": the program itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StandbyEvent(JobEvent):
     """A standby agent has changed."""
 

@@ -47,6 +47,7 @@ EVENT_TYPES: Mapping[str, type[JobEvent]] = {
         attempts.AttemptEndedEvent,
         attempts.InitialisedFromEvent,
         attempts.MemoryPlacedEvent,
+        attempts.ProgramAttachedEvent,
         attempts.ProgramResumedEvent,
         attempts.StandbyEvent,
         incidents.IncidentOpenedEvent,

@@ -25,6 +25,7 @@ class EventKind(StrEnum):
     CHECKPOINT_BAD = "checkpoint.bad"  # also by the API server, after a verification
     INITIALISED_FROM = "job.initialised_from"
     MEMORY_PLACED = "memory.placed"
+    PROGRAM_ATTACHED = "program.attached"
     PROGRAM_RESUMED = "program.resumed"
     CHECKPOINT_INTERVAL = "checkpoint.interval"
     STALLED = "stalled"

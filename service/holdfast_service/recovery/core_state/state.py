@@ -21,6 +21,7 @@ from holdfast_service.job_model.events.progress import PhaseEvent
 from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state.corruption_case import CorruptionCase
+from holdfast_service.recovery.core_state.departure import Departure
 from holdfast_service.recovery.core_state.effects import Effect, Emit
 from holdfast_service.recovery.core_state.ending import Ending
 from holdfast_service.recovery.core_state.event_replay import Facts
@@ -77,6 +78,7 @@ class CoreState:
     slow: SlowRanks = field(default_factory=SlowRanks)
     inbox: Inbox = field(default_factory=Inbox)
     mesh_change: MeshChange = field(default_factory=MeshChange)
+    departure: Departure = field(default_factory=Departure)
     facts: Facts | None = None
     """The replayed journal, in a restarted supervisor."""
     effects: list[Effect] = field(default_factory=list)

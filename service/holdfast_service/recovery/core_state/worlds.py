@@ -108,6 +108,8 @@ class AttemptWorld:
     placed_at: float = 0.0
     freed: bool = False
     """Whether the agents were ordered to free copies that this world does not need."""
+    program_level: int = 0
+    """The highest level at which a user's program has attached."""
     commands_to_repeat: frozenset[tuple[str, CommandKind]] = frozenset()
     """(agent, command) of commands that failed and will be repeated."""
 
@@ -125,6 +127,12 @@ class AttemptWorld:
 
     def record_all_joined(self, now: float) -> None:
         self.joined_at = now
+
+    def record_program_level(self, level: int) -> bool:
+        """Returns whether no program of this world had attached at that level."""
+        is_higher = level > self.program_level
+        self.program_level = max(self.program_level, level)
+        return is_higher
 
     def record_first_step(self, step: int) -> None:
         """Record a committed step; only the first one counts."""

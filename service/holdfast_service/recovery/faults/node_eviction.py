@@ -28,8 +28,11 @@ from holdfast_service.recovery.nodes import (
     situation,
 )
 from holdfast_workers.protocol.answers import AgentReport
-from holdfast_workers.protocol.commands import CheckNode
+from holdfast_workers.protocol.commands import CheckNode, Leave
 from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
+
+REMOVAL_MARGIN_S = 2.0
+"""The next world forms this long before the cluster removes the node."""
 
 
 def handle_health_signal(state: CoreState, agent: str, report: HealthReport) -> None:
@@ -163,6 +166,31 @@ def evict_if_better(state: CoreState, now: float) -> tuple[Fault, ...]:
         if record.agent in left
         and (record.agent in emptied or node_eligibility.has_lost_device(state.nodes, record))
     )
+
+
+def let_program_leave(state: CoreState, faults: tuple[Fault, ...], now: float) -> tuple[Fault, ...]:
+    """A program has checkpoints of its own: before its ranks leave a node that still works, it is
+    asked to save and to end. Returns the faults that are not to wait for that."""
+    world = state.worlds.present
+    planned = all(fault.cause is Cause.PREEMPTED for fault in faults)
+    if not (faults and state.config.runs_program and planned) or world is None:
+        return faults
+    if state.departure.is_of(world.attempt):
+        return faults if now >= state.departure.deadline else ()
+    deadline = min([now + state.config.leave_timeout_s, *_removals(state, faults)])
+    if deadline <= now:
+        return faults
+    state.departure.begin(world.attempt, faults[0], deadline)
+    for agent, incarnation in sorted(world.incarnations()):
+        state.request(Leave(agent, world.attempt, incarnation))
+    return ()
+
+
+def _removals(state: CoreState, faults: tuple[Fault, ...]) -> list[float]:
+    """When the cluster removes the nodes of these faults, less the time to leave them."""
+    records = [state.roster.find(fault.agent) for fault in faults if fault.agent is not None]
+    found = [state.nodes.draining.get(r.report.node_id) for r in records if r is not None]
+    return [at - REMOVAL_MARGIN_S for at in found if at is not None]
 
 
 def _emptied(

@@ -30,6 +30,7 @@ from holdfast_workers.protocol.signals import (
     GuardTripReported,
     NodeUnwell,
     PartnerLost,
+    ProgramAttached,
     RankStalled,
     RetentionDone,
     ShardDelayed,
@@ -57,6 +58,7 @@ _OfPresentRank = (
     | PartnerLost
     | SourcesLost
     | RankStalled
+    | ProgramAttached
 )
 """Signals that say something only of a rank of the present attempt."""
 
@@ -131,6 +133,8 @@ def _dispatch_to_rank(
         case PartnerLost(partner=partner):
             if partner:
                 partners.handle_link_failed(state, signal.agent, partner, now)
+        case ProgramAttached() as attached:
+            attempt_progress.record_attached(state, attached)
         case other:
             assert_never(other)
     return ()

@@ -44,7 +44,9 @@ def resize_if_due(state: CoreState, now: float) -> tuple[Fault, ...]:
     """Prepare a change of the mesh that is due, and order the ranks to leave once it is prepared.
     If they do not, returns the reason to end the world at once."""
     world, change, step = state.worlds.present, state.mesh_change, state.progress.committed
-    if world is None or world.first_step is None or not _is_running(state):
+    if world is None or not _is_running(state):
+        return ()
+    if world.first_step is None and not state.config.runs_program:
         return ()
     if state.config.schedule:
         _watch_schedule(state, world, now)

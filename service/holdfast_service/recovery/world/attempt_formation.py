@@ -201,6 +201,9 @@ def _restore_point(state: CoreState, shape: WorldShape, known: dict[str, Any]) -
         mesh=shape.mesh,
         initial=state.config.initial,
     )
+    if state.config.runs_program:  # only its program could divide its state otherwise
+        fitting = tuple(copy for copy in known["copies"] if copy.held.mesh == shape.mesh_name)
+        known = {**known, "copies": fitting}
     point = find(**{**known, "bad": known["bad"] | state.saves.doubted_copies})
     return point if point.source is not RestoreSource.INIT else find(**known)
 

@@ -7,11 +7,13 @@ repeated report changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from holdfast_service.job_model.events.attempts import (
     AttemptRunningEvent,
     InitialisedFromEvent,
     JoinTimes,
+    ProgramAttachedEvent,
     ProgramResumedEvent,
 )
 from holdfast_service.job_model.lifecycle import Phase
@@ -23,6 +25,7 @@ from holdfast_service.recovery.upkeep import remote_cleanup_orders, resizing
 from holdfast_service.recovery.upkeep.partners import emit_protection
 from holdfast_service.recovery.world import outcome
 from holdfast_workers.protocol.messages import Tier
+from holdfast_workers.protocol.signals import ProgramAttached
 
 
 def record_joined(
@@ -31,6 +34,19 @@ def record_joined(
     """Record that a rank of the present world has joined, and how long each phase took."""
     member.record_joined(phases_s)
     advance(state, now)
+
+
+def record_attached(state: CoreState, attached: ProgramAttached) -> None:
+    """Record that a rank's program works with Holdfast. The first rank speaks for all; a higher
+    level than before is reported too."""
+    world = state.worlds.present
+    if world is None or not world.record_program_level(attached.level):
+        return
+    state.emit(
+        ProgramAttachedEvent(
+            attempt=world.attempt, level=attached.level, integration=attached.integration
+        )
+    )
 
 
 def record_committed_step(state: CoreState, attempt: int, step: int, now: float) -> None:
@@ -78,6 +94,8 @@ def record_left(
     record_committed_step(state, attempt, step, now)
     if world is None or not all(other.left for other in world.members.values()):
         return ()
+    if state.departure.fault is not None and state.departure.is_of(attempt):
+        return (replace(state.departure.fault, at=now),)
     change = state.mesh_change
     planned = "the ranks left for a planned change of the mesh"  # of a former supervisor
     if state.config.schedule:
