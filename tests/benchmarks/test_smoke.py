@@ -29,6 +29,7 @@ from benchmarks.parity import ParityResult
 from benchmarks.reshard import ReshardResult
 from benchmarks.resizes.changes import ElasticResult
 from benchmarks.restore import RestoreResult
+from benchmarks.tier import TierResult
 from pydantic import TypeAdapter
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,7 @@ SMOKES = {
     ),
     "overhead": Smoke(f"--rounds 1 --steps 3 --skip 1 --poll-s 0.5 {SMALL}", OverheadResult),
     "recovery": Smoke(f"--faults 1 --after-step 2 {SMALL} --settings", RecoveryResult),
+    "tier": Smoke("--state-mb 24 --rounds 1", TierResult),
     "storm": Smoke("--step-s 0.3 --calm-steps 2 --storm-s 2 --torchft-s 0", StormResult),
 }
 PARTS = {

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -87,8 +88,21 @@ class DcpFolder(StorageWriter, StorageReader):
         return self._reader if isinstance(plan, LoadPlan) else self._writer
 
 
-class NoStorage(StorageWriter, StorageReader):
-    """Keeps nothing."""
+class NoStorage(StorageWriter, StorageReader, AsyncStager):
+    """Keeps nothing, and copies nothing for `async_save`."""
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return False
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    def synchronize_staging(self) -> None:
+        """Nothing is copied."""
+
+    def close(self) -> None:
+        """Nothing to close."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to reset."""

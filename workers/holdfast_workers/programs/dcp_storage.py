@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
 )
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -43,6 +44,7 @@ from holdfast_workers.programs.payload_exchange import (
     plan_transfers,
 )
 from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, WrongWorld, together
+from holdfast_workers.programs.staging import KeptStaging
 
 METADATA = ".metadata"
 """The part with the pickled metadata, in the coordinator's payload."""
@@ -86,11 +88,13 @@ class Stored:
         return PayloadRange(self.range.owner, offset, count * row_bytes)
 
 
-class DcpStorage(StorageWriter, StorageReader):
-    """`storage_writer` and `storage_reader` for one step."""
+class DcpStorage(StorageWriter, StorageReader, AsyncStager):
+    """`storage_writer` and `storage_reader` for one step; also makes the copy for `async_save`."""
 
-    def __init__(self, payloads: RankPayloads, step: int) -> None:
+    def __init__(self, payloads: RankPayloads, staging: KeptStaging, step: int) -> None:
         self._payloads = payloads
+        self._staging = staging
+        self._stager: DefaultStager | None = None
         self._step = step
         self._decision: _Decision | None = None
         self._writer: PayloadWriter | None = None
@@ -104,6 +108,22 @@ class DcpStorage(StorageWriter, StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
+
+    # --- stager ---------------------------------------------------------------------------------
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return False
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        staged, self._stager = self._staging.stage(state_dict)
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """The copy is complete when `stage` returns."""
+
+    def close(self) -> None:
+        """The memory stays for the next save."""
 
     # --- writer ---------------------------------------------------------------------------------
 
@@ -141,6 +161,9 @@ class DcpStorage(StorageWriter, StorageReader):
                 "cache plans (enable_plan_caching=False)"
             )
         results = self._write(plan, planner, decision) if decision.go else []
+        if self._stager is not None:
+            self._staging.give_back(self._stager)
+            self._stager = None
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future

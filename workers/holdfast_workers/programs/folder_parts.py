@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.programs.payload import Part
+from holdfast_workers.programs.payload import PayloadPart
 from holdfast_workers.programs.payload_exchange import PayloadRange, Transfer
 
 PIECE_BYTES = 32 << 20
@@ -53,7 +53,7 @@ def read_into(path: Path, target: memoryview) -> None:
             at += count
 
 
-def pieces_of(parts_by_owner: Mapping[int, Mapping[str, Part]]) -> list[FilePiece]:
+def pieces_of(parts_by_owner: Mapping[int, Mapping[str, PayloadPart]]) -> list[FilePiece]:
     """What all files consist of, in a fixed order."""
     pieces, seen = [], set()
     for owner in sorted(parts_by_owner):

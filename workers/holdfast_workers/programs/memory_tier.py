@@ -27,9 +27,10 @@ from holdfast_workers.programs.folder_parts import (
     pieces_of,
     read_into,
 )
-from holdfast_workers.programs.payload import Part, PayloadIndex, PayloadKind
+from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadPart
 from holdfast_workers.programs.payload_exchange import StateMissing, carry_out, plan_transfers
 from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, together
+from holdfast_workers.programs.staging import KeptStaging
 
 TIMEOUT_S = 300.0
 REPLICATION_WAIT_S = 2.0
@@ -59,6 +60,8 @@ class MemoryTier:
             RankPayloads(attachment, timeout_s, replication_wait_s) if attachment.active else None
         )
 
+        self._staging = KeptStaging()
+
     @property
     def active(self) -> bool:
         """Whether Holdfast started this process, so that checkpoints are kept in memory."""
@@ -76,7 +79,7 @@ class MemoryTier:
     def at(self, step: int) -> DcpStorage | DcpFolder | NoStorage:
         """The `storage_writer` or `storage_reader` of `step` for `torch.distributed.checkpoint`."""
         if self._payloads is not None:
-            return DcpStorage(self._payloads, step)
+            return DcpStorage(self._payloads, self._staging, step)
         return DcpFolder(self._fallback, step) if self._fallback is not None else NoStorage()
 
     @property
@@ -191,7 +194,7 @@ def _index(
     """The index before the parts have their places; as long as with them."""
     place = payloads.place
     most = sum(sizes.values()) + 64 * (len(sizes) + 1)
-    parts = {name: Part(most, size) for name, size in sizes.items()}
+    parts = {name: PayloadPart(most, size) for name, size in sizes.items()}
     return PayloadIndex(kind, step, place.rank, place.world_size, parts)
 
 

@@ -50,7 +50,7 @@ class PayloadKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Part:
+class PayloadPart:
     """A named range of a payload, in bytes."""
 
     offset: int
@@ -66,7 +66,7 @@ class PayloadIndex:
     rank: int
     world_size: int
     """Of the world that saved it."""
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, PayloadPart] = field(default_factory=dict)
     alone: bool = False
     """The rank saved without the others: what it needs lies in its own payload."""
 
@@ -79,7 +79,7 @@ class PayloadIndex:
         try:
             fields = json.loads(text)
             fields["kind"] = PayloadKind(fields["kind"])
-            fields["parts"] = {name: Part(**part) for name, part in fields["parts"].items()}
+            fields["parts"] = {name: PayloadPart(**part) for name, part in fields["parts"].items()}
             return PayloadIndex(**fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadPayload(f"a memory checkpoint has an unreadable index: {error}") from error
@@ -102,7 +102,7 @@ class PayloadWriter:
         """Whether a part of `nbytes` and then `index` fit."""
         return self._at + needed_bytes([nbytes], index) <= self._slot.nbytes
 
-    def copy(self, source: memoryview | bytes) -> Part:
+    def copy(self, source: memoryview | bytes) -> PayloadPart:
         """Append a part with the bytes of `source`."""
         view = memoryview(source).cast("B")
 
@@ -114,7 +114,7 @@ class PayloadWriter:
 
         return self._append(view.nbytes, fill)
 
-    def fill(self, nbytes: int, write: Callable[[memoryview], object]) -> Part:
+    def fill(self, nbytes: int, write: Callable[[memoryview], object]) -> PayloadPart:
         """Append a part of `nbytes`, which `write` fills."""
 
         def fill(target: memoryview) -> None:
@@ -140,7 +140,7 @@ class PayloadWriter:
         self._hasher.update(self._slot[self._at :])
         return str(self._hasher.hexdigest())
 
-    def _append(self, nbytes: int, fill: Callable[[memoryview], None]) -> Part:
+    def _append(self, nbytes: int, fill: Callable[[memoryview], None]) -> PayloadPart:
         start, end = self._at, self._at + nbytes
         padded = start + aligned(nbytes)
         if padded > self._slot.nbytes:
@@ -151,7 +151,7 @@ class PayloadWriter:
             self._slot[end:padded] = bytes(padded - end)
             self._hasher.update(self._slot[end:padded])
         self._at = padded
-        return Part(start, nbytes)
+        return PayloadPart(start, nbytes)
 
 
 def read_index(payload: memoryview) -> PayloadIndex:

@@ -115,7 +115,7 @@ class ProgramAttempt:
         """The highest level at which the program has attached, see `ProgramAttached`."""
         self._integration = ""
         self._program: socket.socket | None = None
-        self._state: StateReply | None = None
+        self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.restore.step
         self._began = time.monotonic()
         beacon.begin(order.attempt)
@@ -275,8 +275,8 @@ class ProgramAttempt:
                 step_bound_s=self._spec.program.step_limit_s,
             )
         )
-        if self._state is not None:
-            self._tell(self._state)
+        for message in self._memory.values():
+            self._tell(message)
 
     def detach(self) -> None:
         """The program's side has closed: it is about to end, or runs on without steps."""
@@ -289,9 +289,11 @@ class ProgramAttempt:
         self._tell(StopWanted())
 
     def pass_on(self, message: StateReply | StepReplicated | PartnerPresence) -> None:
-        """Pass the agent's message on; the state may arrive before the program attaches."""
-        if isinstance(message, StateReply):
-            self._state = message
+        """Pass the agent's message on, and keep the newest of each kind: it may arrive before the
+        program attaches."""
+        if isinstance(message, PartnerPresence):  # what former partners held no longer counts
+            self._memory.pop(StepReplicated, None)
+        self._memory[type(message)] = message
         self._tell(message)
 
     def take(self, message: ProgramMessage) -> None:
@@ -347,6 +349,8 @@ class ProgramAttempt:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             variables[name] = threads
         variables["HOLDFAST_TRAIN_CONFIG"] = json.dumps(self._spec.config)
+        variables["HOLDFAST_MEMORY_STEPS"] = str(self._spec.checkpoint.memory.every_steps)
+        variables["HOLDFAST_TRAIN_RUN"] = self._spec.ray_run.model_dump_json()
         variables["PYTHONUNBUFFERED"] = "1"
         return with_variables(os.environ, variables)
 
