@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,15 @@ def save_objects(rank: int, steps: list[int]) -> list[bool]:
         kept.save(step, {"step": step, "weights": torch.full((rank + 1, 3), float(step))})
         for step in steps
     ]
+
+
+def timed_save(rank: int) -> float:
+    """Seconds of the second save; the first makes the segment."""
+    kept = tier()
+    kept.save(1, torch.zeros(3))
+    began = time.monotonic()
+    kept.save(2, torch.zeros(3))
+    return time.monotonic() - began
 
 
 def load_objects(rank: int, of_rank: int | None) -> Any:
