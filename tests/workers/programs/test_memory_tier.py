@@ -76,6 +76,30 @@ def test_another_world_size_loads_what_is_at_hand(worlds: TierWorlds, world_size
     )
 
 
+def test_metadata_that_does_not_fit_gets_a_larger_segment(worlds: TierWorlds) -> None:
+    worlds.run(tier_programs.save_grid_without_room, 2)
+    assert worlds.steps(0) == [10, 20]
+    for step in (10, 20):
+        worlds.run(tier_programs.load_grid, 2, step, attempt=2, restore=from_memory(step))
+
+
+def test_ranks_that_save_alone_get_their_own_state_back(worlds: TierWorlds) -> None:
+    worlds.run(tier_programs.save_alone, 2)
+    worlds.run(tier_programs.load_alone, 2, attempt=2, restore=from_memory(10))
+
+
+def test_a_save_that_begins_before_the_last_one_is_complete_damages_nothing(
+    worlds: TierWorlds,
+) -> None:
+    assert worlds.run(tier_programs.save_too_early, 1) == [[0]]
+    with Segment.open(worlds.segment(0, 1)) as segment:
+        assert [segment.verify(commit) for commit in segment.commits()] == [True]
+
+
+def test_a_process_group_of_some_ranks_is_refused(worlds: TierWorlds) -> None:
+    worlds.run(tier_programs.save_on_some_ranks, 3)
+
+
 def test_a_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(
     worlds: TierWorlds,
 ) -> None:
