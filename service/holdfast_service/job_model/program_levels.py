@@ -56,8 +56,9 @@ job.step(step, loss=loss)  # after each step, on every rank"""
 _TIER = """from holdfast.torch import tier
 
 memory = tier()  # no effect outside of Holdfast
-dcp.save(state, storage_writer=memory)
-dcp.load(state, storage_reader=memory)"""
+if (saved := memory.newest()) is not None:
+    dcp.load(state, storage_reader=memory.at(saved))
+dcp.save(state, storage_writer=memory.at(step))"""
 _FUNCTION = """def train(ctx):  # function: my_module:train
     ctx.register(model=model, optimizer=optimizer)
     for batch in ctx.batches(...):

@@ -194,8 +194,9 @@ class ProgramAttempt:
         by_peer = recorded.is_communication
         if by_peer is None:
             by_peer = _blames_a_peer(f"{recorded.traceback}\n{recorded.message}")
+        kind = ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER
         report = ErrorReport(
-            kind=ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER,
+            kind=_KINDS.get(recorded.type, kind),
             type=recorded.type or str(end).replace(" ", "_"),
             message=control_channel.shorten_middle(recorded.message),
             traceback=control_channel.shorten_middle(recorded.traceback),
@@ -382,6 +383,13 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+_KINDS = {
+    "PayloadDamaged": ErrorKind.DAMAGED,
+    "StateMissing": ErrorKind.RESTORE,
+    "PeerFailed": ErrorKind.COMMUNICATION,
+}
+"""Of the errors of memory checkpoints, by the names of their classes; a program's last lines say no
+more."""
 _PEER_MARKS = (
     "Connection closed by peer",
     "Connection reset by peer",
