@@ -53,8 +53,8 @@ def test_the_page_of_a_program_shows_its_level_and_no_end_of_its_steps(
     expect(charts).to_contain_text("Time between reports")
     for absent in ("Tokens per second", "Gradient norm", "Learning rate", "Waiting for"):
         expect(charts).not_to_contain_text(absent)
+    page.locator("#spec").scroll_into_view_if_needed()
     lines = page.locator(".spec-lines")
-    lines.scroll_into_view_if_needed()
     expect(lines).to_contain_text("command:")
     for absent in ("recipe:", "global_batch:", "tp:"):
         expect(lines).not_to_contain_text(absent)

@@ -64,9 +64,9 @@ job.step(step, loss=loss)  # after each step, on every rank"""
 _TIER = """import holdfast.torch
 
 tier = holdfast.torch.tier()  # keeps nothing outside of Holdfast
-dcp.save(state, storage_writer=tier.at(step))
-if (newest := tier.newest()) is not None:  # at the start
-    dcp.load(state, storage_reader=tier.at(newest))"""
+if (saved := tier.newest()) is not None:  # at the start
+    dcp.load(state, storage_reader=tier.at(saved))
+dcp.save(state, storage_writer=tier.at(step))"""
 _FUNCTION = """def main(ctx):  # function: train:main
     ctx.register(model=model, optimizer=optimizer)
     for step in ctx.steps():
