@@ -10,7 +10,7 @@ a resumed run has the same losses. Outside of Holdfast the callback does nothing
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,8 @@ from transformers import TrainerCallback
 
 from holdfast.integrations.agreed_stop import AgreedStop
 from holdfast.integrations.memory_folders import MemoryFolders
+from holdfast.integrations.trainer_folders import FOLDER_PREFIX, newest_whole
 from holdfast_workers.programs.attachment import attach
-
-FOLDER_PREFIX = "checkpoint-"
-STATE_FILE = "trainer_state.json"
-"""The last file of a checkpoint that rank 0 writes."""
 
 
 class HoldfastCallback(TrainerCallback):
@@ -101,24 +98,6 @@ def _newest_whole(folder: Path) -> str | None:
         for path in folder.glob(f"{FOLDER_PREFIX}*")
     }
     return newest_whole(names, int(os.environ.get("WORLD_SIZE", "1")))
-
-
-def newest_whole(checkpoints: Mapping[str, Iterable[str]], world_size: int) -> str | None:
-    """The name of the checkpoint to resume. `checkpoints`: name -> names of its files.
-
-    A rank that is killed may leave a checkpoint without its last files. One that lacks a rank's
-    random state is chosen only if all do: it was saved by fewer ranks.
-    """
-    wanted = {"rng_state.pth"}
-    if world_size > 1:
-        wanted = {f"rng_state_{rank}.pth" for rank in range(world_size)}
-    whole: list[tuple[bool, int, str]] = []
-    for name, files in checkpoints.items():
-        step = name.removeprefix(FOLDER_PREFIX)
-        present = set(files)
-        if step.isdecimal() and STATE_FILE in present:
-            whole.append((wanted <= present, int(step), name))
-    return max(whole)[-1] if whole else None
 
 
 def _tokens(state: Any) -> int:
