@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.integrations import random_state
 
-DRAWS = {
+DRAWS: dict[str, Callable[[], Any]] = {
     "python": random.random,
     "gauss": lambda: random.gauss(0, 1),
     "numpy": np.random.random,
