@@ -518,20 +518,57 @@ class ProgramSpec(Section):
         "then the limits of `detection` do.",
     )
     step_limit_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0,
+        default=120.0,
         description="A rank that reports steps, and then none for this long (or for 5 times its "
         "longest step, if that is longer), is inspected.",
     )
     metrics: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None,
         description="A regular expression that is searched in each line that rank 0 prints. Its "
-        "named groups are metrics: `step`, `loss`, `grad_norm`, `lr`, `tokens` and names of your "
-        "own, such as `step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)`.",
+        "named groups are metrics: `step`, `loss`, `grad_norm`, `lr`, `tokens` (since the line "
+        "before) and names of your own, such as `step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)`.",
     )
     event_files: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None,
         description="Folder in which rank 0 writes TensorBoard event files, whose scalars become "
         "metrics; relative to the code folder.",
+    )
+
+
+class RayRunSpec(Section):
+    """Of a Ray Train function: what `RunConfig`, `CheckpointConfig`, `TorchConfig` and `datasets`
+    of a `TorchTrainer` say."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = Field(
+        default=None,
+        description="Name of the run's folder in `storage_path`. A run goes on from the newest "
+        "checkpoint of its folder, also of an earlier job. null: the job's id.",
+    )
+    storage_path: Reference | None = Field(
+        default=None,
+        description="Folder of the run's reported checkpoints, which all nodes share. null: "
+        "~/ray_results, as in Ray Train.",
+    )
+    num_to_keep: Positive | None = Field(
+        default=None, description="Number of checkpoints that are kept. null: all."
+    )
+    score_attribute: Annotated[str, Field(max_length=200)] | None = Field(
+        default=None,
+        description="The metric by which the best checkpoints are chosen; the newest is always "
+        "kept. null: the newest are kept.",
+    )
+    score_order: Literal["max", "min"] = "max"
+    backend: Annotated[str, Field(max_length=100)] | None = Field(
+        default=None,
+        description="Backend of the process group. null: nccl with GPUs, else gloo.",
+    )
+    timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=1800.0, description="Seconds after which a collective fails by itself."
+    )
+    datasets: Reference | None = Field(
+        default=None,
+        description="`package.module:attribute` of a function that returns the Ray datasets by "
+        "name.",
     )
 
 
@@ -562,6 +599,7 @@ class TrainingSpec(Section):
         description="`package.module:attribute` of a Ray Train function (train_loop_per_worker), "
         "called with `config` as it is.",
     )
+    ray_run: RayRunSpec = RayRunSpec()
     program: ProgramSpec = ProgramSpec()
     config: dict[str, Any] = Field(
         default={},
@@ -581,6 +619,12 @@ class TrainingSpec(Section):
     def brings_program(self) -> bool:
         """Whether the ranks run a program of the user, which has its own loop."""
         return any(text is not None for text in (self.script, self.command, self.ray_train))
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """Modules that are imported before a program starts."""
+        of_plugin = ("holdfast.integrations.ray_train.rank_process",) if self.ray_train else ()
+        return (*of_plugin, *self.program.preload)
 
     @property
     def has_own_model(self) -> bool:

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
 
 REPARENT_TIMEOUT_S = 5.0
+ARROW_WITHOUT_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+"""The allocator of pyarrow, which Ray Train imports, starts a thread otherwise."""
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _log = structlog.get_logger()
 
@@ -87,6 +89,7 @@ def main() -> None:
         try:
             for name in ONE_THREAD:  # before torch is imported: otherwise it starts a thread pool
                 os.environ.setdefault(name, "1")
+            os.environ.setdefault(*ARROW_WITHOUT_THREAD)
             gc.disable()  # imports leave little garbage, and the search for it takes 0.4 s
             if isinstance(config, ZygoteConfig):
                 _import_for_training()
@@ -160,7 +163,7 @@ def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) 
     spec = TrainingSpec.model_validate(config.training)
     if spec.brings_program:
         with threads.recording("preload") if threads is not None else contextlib.nullcontext():
-            for name in spec.program.preload:
+            for name in spec.preloaded:
                 importlib.import_module(name)
         return None
     subject = spec.function or spec.recipe

@@ -319,6 +319,8 @@ class ProgramAttempt:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             variables[name] = threads
         variables["HOLDFAST_TRAIN_CONFIG"] = json.dumps(self._spec.config)
+        variables["HOLDFAST_MEMORY_STEPS"] = str(self._spec.checkpoint.memory.every_steps)
+        variables["HOLDFAST_TRAIN_RUN"] = self._spec.ray_run.model_dump_json()
         variables["PYTHONUNBUFFERED"] = "1"
         return with_variables(os.environ, variables)
 

@@ -1,0 +1,125 @@
+"""`TorchTrainer` with Ray Train's constructor, whose `fit()` runs a job of a Holdfast server.
+
+    from holdfast.integrations.ray_train import TorchTrainer
+
+The server is found as by the client (`HOLDFAST_ADDRESS`, or `holdfast login`). The folder of the
+training function's module is sent with the job.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from holdfast.integrations.ray_train import versions
+
+versions.check(versions.installed())  # before anything of Ray is imported
+
+# ruff: noqa: E402
+import pandas as pd
+from ray.train import Checkpoint, Result, TrainingFailedError
+from ray.train.torch import TorchTrainer as StockTrainer
+
+from holdfast.cli import output
+from holdfast.cli.job_follower import JobFollower
+from holdfast.client.synchronous.client import Client
+from holdfast.integrations.ray_train import run_folder
+from holdfast.integrations.ray_train.errors import FunctionUnusable, NotServed
+from holdfast.integrations.ray_train.job_document import (
+    NodeSize,
+    TrainerOptions,
+    job_document,
+)
+from holdfast.integrations.ray_train.shipped_function import shipped
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.policy.quarantine import NodeStanding
+from holdfast_service.views.jobs import JobView, NodeView
+from holdfast_workers.programs.attachment import SOCKET_VARIABLE
+
+RETRY_S = 60.0
+"""How long a server may be away while the job is followed."""
+
+
+class JobNotSucceeded(TrainingFailedError):  # type: ignore[misc]  # Ray has no types
+    """The job of `fit()` failed or was cancelled. `job_id`: its id; `result`: what it left."""
+
+    def __init__(self, message: str, job_id: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.result: Result | None = None
+
+
+class TorchTrainer(StockTrainer):  # type: ignore[misc]  # Ray has no types
+    """As `ray.train.torch.TorchTrainer`; what Holdfast does not serve is refused by `fit()`."""
+
+    def fit(self) -> Result:
+        """Submit the job, show its progress until it has ended, and return its result.
+
+        Metrics are those of the last `report`. Raises NotServed and FunctionUnusable before
+        anything is submitted, InvalidSpec, and JobNotSucceeded, a `TrainingFailedError`.
+        """
+        if SOCKET_VARIABLE in os.environ:
+            raise FunctionUnusable(
+                "fit() was called by a rank, which imported the program: call it below "
+                'if __name__ == "__main__":'
+            )
+        with Client(retry_s=RETRY_S) as client:
+            document = self._document(client)
+            job = client.submit(document)
+            output.progress(f"job {job.id}")
+            job = JobFollower(client, output.console()).follow(job.id)
+            folder = Path(document["ray_run"]["storage_path"]) / (self.run_config.name or job.id)
+            metrics = _last_metrics(client, job)
+        return _result(job, folder, metrics)
+
+    def _document(self, client: Client) -> dict[str, Any]:
+        if self.validation_config is not None:
+            raise NotServed("not served by Holdfast: validation_config: validate in the function")
+        cluster = client.cluster().nodes
+        nodes = [NodeSize(node.cpus, node.gpus) for node in cluster if _is_usable(node)]
+        options = TrainerOptions(
+            self.train_loop_config,
+            self.backend_config,
+            self.scaling_config,
+            self.run_config,
+            self.datasets,
+        )
+        return job_document(shipped(self.train_loop_per_worker), options, nodes)
+
+
+def _is_usable(node: NodeView) -> bool:
+    return node.there and node.state is NodeStanding.READY
+
+
+def _result(job: JobView, folder: Path, metrics: dict[str, Any]) -> Result:
+    """From the run's folder if this machine sees it, else from the server. Raises
+    JobNotSucceeded."""
+    saved = run_folder.read_list(folder)
+    ended = run_folder.read_result(folder) or {}
+    error = None
+    if job.state is not State.SUCCEEDED:
+        why = f"{job.outcome.code}: {job.outcome.message}" if job.outcome else job.state.value
+        details = job.outcome.traceback if job.outcome else None
+        error = JobNotSucceeded(f"job {job.id} {why}\n{details or ''}".rstrip(), job.id)
+    result = Result(
+        metrics=ended.get("metrics") or metrics or None,
+        checkpoint=Checkpoint(saved[-1].path) if saved else None,
+        error=error,
+        path=str(folder),
+        metrics_dataframe=pd.DataFrame([each.metrics for each in saved]) if saved else None,
+        best_checkpoints=[(Checkpoint(each.path), each.metrics) for each in saved],
+        return_value=ended.get("return_value"),
+    )
+    if error is not None:
+        error.result = result
+        raise error
+    return result
+
+
+def _last_metrics(client: Client, job: JobView) -> dict[str, Any]:
+    """The numbers of the job's last step."""
+    points = client.thinned_metrics(job.id, most=2)
+    if not points:
+        return {}
+    return {name: value for name, value in points[-1].values.items() if value is not None}

@@ -1,0 +1,138 @@
+"""Training downtime of programs that users bring, after a rank is killed: stock against Holdfast.
+
+    python -m benchmarks.bring --json [--kills N]
+
+The same file runs on both sides, on two ranks: a DDP script with its own checkpoint file under
+torchrun and as a job with `script`, and a Ray Train function under Ray Train and as a job with
+`ray_train`, with checkpoints on disk (level 0) and in memory too (level 2). Measured are the
+seconds from SIGKILL of a rank to the first step beyond every step that was made before it. Each
+side runs once, and its ranks are killed in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks import holdfast_side, ray_train_side
+from benchmarks.brought import holdfast_sides, stock_sides
+from benchmarks.brought.step_files import StepFiles
+from benchmarks.conditions import (
+    add_idle_options,
+    machine,
+    print_json,
+    report,
+    wait_for_idle_machine,
+)
+from benchmarks.figures import MeasuredFault, median_phases, spread
+
+RANKS = 2
+Side = Callable[[], AbstractContextManager[StepFiles]]
+
+
+@dataclass(frozen=True)
+class BringResult:
+    """The last line: medians in seconds, and the ratios of stock to Holdfast. None: left out.
+
+    Of Ray Train's settings the faster one counts.
+    """
+
+    ray_train_level2_ratio: float | None
+    ray_train_level0_ratio: float | None
+    torchrun_level0_ratio: float | None
+    median_s: dict[str, float]
+    min_max_s: dict[str, list[float]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report(
+        f"{RANKS} ranks, a network of width {stock_sides.WIDTH}, a checkpoint every "
+        f"{stock_sides.EVERY} steps; {options.kills} kills per side"
+    )
+    wait_for_idle_machine(options.quiet, options.patience_s)
+    faults: dict[str, list[MeasuredFault]] = {}
+    for name, side in _stock(options.settings).items():
+        faults[name] = _measure(name, side, options)
+    with holdfast_side.serving(RANKS) as server:
+        for name, side in _holdfast(server).items():
+            faults[name] = _measure(name, side, options)
+    result = _result(faults)
+    if options.json:
+        print_json(result)
+    return 0
+
+
+def _stock(settings: list[str]) -> dict[str, Side]:
+    sides: dict[str, Side] = {"torchrun": partial(stock_sides.torchrun, RANKS)}
+    for setting in ray_train_side.SETTINGS:
+        if setting.name in settings:
+            sides[f"ray_train_{setting.name}"] = partial(stock_sides.ray_train, RANKS, setting)
+    return sides
+
+
+def _holdfast(server: holdfast_side.RunningServer) -> dict[str, Side]:
+    return {
+        "holdfast_script": partial(holdfast_sides.script, server, RANKS),
+        "holdfast_ray_level0": partial(holdfast_sides.ray_train, server, RANKS, 0),
+        "holdfast_ray_level2": partial(holdfast_sides.ray_train, server, RANKS, 2),
+    }
+
+
+def _measure(name: str, side: Side, options: argparse.Namespace) -> list[MeasuredFault]:
+    report(name)
+    with side() as files:
+        found = files.measure(options.kills, RANKS, options.steps_between)
+    report(f"  {spread(fault.recovery_s for fault in found)}")
+    phases = median_phases([fault.phases_s for fault in found])
+    report("  " + ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in phases.items()))
+    return found
+
+
+def _result(faults: dict[str, list[MeasuredFault]]) -> BringResult:
+    spreads = {name: spread(fault.recovery_s for fault in found) for name, found in faults.items()}
+    medians = {name: found.median for name, found in spreads.items()}
+    ray_train = [medians[name] for name in medians if name.startswith("ray_train_")]
+    best = min(ray_train, default=None)
+    return BringResult(
+        ray_train_level2_ratio=_ratio(best, medians["holdfast_ray_level2"]),
+        ray_train_level0_ratio=_ratio(best, medians["holdfast_ray_level0"]),
+        torchrun_level0_ratio=_ratio(medians["torchrun"], medians["holdfast_script"]),
+        median_s={name: round(seconds, 3) for name, seconds in medians.items()},
+        min_max_s={
+            name: [round(found.least, 3), round(found.greatest, 3)]
+            for name, found in spreads.items()
+        },
+    )
+
+
+def _ratio(stock_s: float | None, holdfast_s: float) -> float | None:
+    return None if stock_s is None else round(stock_s / holdfast_s, 2)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    names = [setting.name for setting in ray_train_side.SETTINGS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bring", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--kills", type=int, default=3, help="per side; default 3")
+    parser.add_argument(
+        "--steps-between", type=int, default=12, help="steps between two kills; default 12"
+    )
+    parser.add_argument(
+        "--settings",
+        nargs="*",
+        default=["best"],
+        choices=names,
+        help="settings of Ray Train; default: best; without a value: Ray Train is left out",
+    )
+    add_idle_options(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
