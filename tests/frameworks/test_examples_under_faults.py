@@ -132,7 +132,7 @@ def test_a_checkpoint_in_memory_suffices(
     """The checkpoints on the disk are gone when the world restarts."""
     if not example.pins:
         pytest.skip("a script without a plug-in keeps nothing in memory")
-    with example.job(tmp_path, job_env={"HOLDFAST_MEMORY_EVERY_STEPS": "5"}) as run:
+    with example.job(tmp_path, job_env={"LIGHTNING_MEMORY_EVERY_STEPS": "5"}) as run:
         wait_loss(run, example, 13)
         run.kill(1)
         shutil.rmtree(tmp_path / "saved")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STATE_KEY = "holdfast"
 """Of a Lightning checkpoint: what the callback adds to it."""
-EVERY_STEPS_VARIABLE = "HOLDFAST_MEMORY_EVERY_STEPS"
+EVERY_STEPS_VARIABLE = "LIGHTNING_MEMORY_EVERY_STEPS"
 """Steps between two checkpoints in memory; not set: none."""
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 CHECKPOINT = "memory.ckpt"
@@ -47,7 +47,7 @@ def lightning_callbacks() -> list[Any]:
 def memory_checkpoints(every_n_train_steps: int) -> Any:
     """A callback for a script's own `callbacks`: a checkpoint in memory after so many steps, from
     which a restarted `fit` continues. Without a line in the script: the job's environment sets
-    `HOLDFAST_MEMORY_EVERY_STEPS`. Outside of Holdfast it does nothing."""
+    `LIGHTNING_MEMORY_EVERY_STEPS`. Outside of Holdfast it does nothing."""
     package = next((name for name in PACKAGES if name in sys.modules), PACKAGES[0])
     attachment = attach("lightning")
     if not attachment.active:
@@ -71,7 +71,7 @@ def _memory_callback(package: str, attachment: Attachment, every: int) -> Any:
     """Lightning resumes by itself from a callback that is an OnExceptionCheckpoint, if the file
     exists to which its `ckpt_path` leads."""
     callbacks = importlib.import_module(f"{package}.callbacks")
-    bases = (MemoryCheckpoints, callbacks.OnExceptionCheckpoint)
+    bases = (TrainerMemory, callbacks.OnExceptionCheckpoint)
     return type("HoldfastMemory", bases, {})(attachment, every)
 
 
@@ -140,16 +140,14 @@ class TrainerProgress:
 
     def _save(self, trainer: Any) -> None:
         """Save beside the script's own checkpoints, with a name that `ckpt_path="last"` finds."""
-        own = [
-            each for each in trainer.checkpoint_callbacks if not isinstance(each, MemoryCheckpoints)
-        ]
+        own = [each for each in trainer.checkpoint_callbacks if not isinstance(each, TrainerMemory)]
         folders = [getattr(callback, "dirpath", None) for callback in own]
         if folder := next(filter(None, folders), None):
             self._saved = Path(folder) / STOP_FILE
             trainer.save_checkpoint(self._saved)
 
 
-class MemoryCheckpoints:
+class TrainerMemory:
     """The hooks of a callback that keeps the Trainer's checkpoints in memory; combined with the
     class `OnExceptionCheckpoint` of the package that the script uses."""
 
