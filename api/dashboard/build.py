@@ -27,6 +27,7 @@ API_SOURCES = (
     "service/holdfast_service/views/*.py",
     "service/holdfast_service/job_model/*_spec.py",
     "service/holdfast_service/job_model/lifecycle.py",
+    "service/holdfast_service/job_model/program_levels.py",
     "workers/holdfast_workers/fault_injection/kinds.py",
     "workers/holdfast_workers/spec.py",
 )

@@ -518,15 +518,15 @@ class ProgramSpec(Section):
         "then the limits of `detection` do.",
     )
     step_limit_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0,
+        default=120.0,
         description="A rank that reports steps, and then none for this long (or for 5 times its "
         "longest step, if that is longer), is inspected.",
     )
     metrics: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None,
         description="A regular expression that is searched in each line that rank 0 prints. Its "
-        "named groups are metrics: `step`, `loss`, `grad_norm`, `lr`, `tokens` and names of your "
-        "own, such as `step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)`.",
+        "named groups are metrics: `step`, `loss`, `grad_norm`, `lr`, `tokens` (since the line "
+        "before) and names of your own, such as `step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)`.",
     )
     event_files: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None,

@@ -18,7 +18,6 @@ from holdfast.cli.incident_text import (
     sentence,
     tiers_text,
 )
-from holdfast_service.job_model.program_levels import Brings
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
@@ -197,7 +196,7 @@ def _print_summary(console: Console, job: JobView) -> None:
         ("Incidents", str(progress.incidents)),
         ("Created", output.ago(job.created_at)),
     ]
-    is_program = job.brings not in (Brings.RECIPE, Brings.FUNCTION)
+    is_program = job.brings.is_program
     if is_program:
         facts += _level_facts(job)
     elif (job.spec.get("train") or {}).get("deterministic") == "fast":

@@ -39,6 +39,7 @@ class Command:
 
 COMMANDS = (
     Command("submit", "cli.submit:submit", JOBS, "Submit a job, or validate its spec (--dry-run)."),
+    Command("run", "cli.run:run", JOBS, "Run a program as it is: a script, torchrun's arguments."),
     Command("ls", "cli.jobs:ls", JOBS, "List jobs, newest first."),
     Command("top", "cli.top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
     Command("wait", "cli.jobs:wait", JOBS, "Wait until a job has ended; exit with its result."),

@@ -81,10 +81,10 @@ def submit(
             return ExitCode.OK
         job = client.submit(document, idempotency_key=idempotency_key)
         if follow:
-            return _follow(client, job, options)
+            return follow_job(client, job, options)
         if not output.results(options, [job]):
             output.console().print(job.id)
-        output.progress(*_suggestions(job))
+        print_suggestions(job)
     return ExitCode.OK
 
 
@@ -109,7 +109,13 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
     return document
 
 
-def _follow(client: Client, job: JobView, options: Options) -> ExitCode:
+def print_suggestions(job: JobView) -> None:
+    """Print what can be done next with a job that runs on."""
+    output.progress(*_suggestions(job))
+
+
+def follow_job(client: Client, job: JobView, options: Options) -> ExitCode:
+    """Show a job until it has ended; returns its exit code. Ctrl-C only ends the display."""
     output.progress(f"job {job.id}")
     try:
         if options.plain:

@@ -21,6 +21,11 @@ class Brings(StrEnum):
     COMMAND = "command"
     RAY_TRAIN = "ray_train"
 
+    @property
+    def is_program(self) -> bool:
+        """Whether the ranks run a program of the user, which has its own loop."""
+        return self not in (Brings.RECIPE, Brings.FUNCTION)
+
 
 class Level(IntEnum):
     """How much a program works with Holdfast."""
@@ -92,7 +97,7 @@ def brings(spec: Mapping[str, Any]) -> Brings:
 def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> Level | None:
     """The level of a job at its newest `attempt`; None: its program has not started yet.
     `attached`: the fields of its newest event `program.attached`, of any attempt."""
-    if kind in (Brings.RECIPE, Brings.FUNCTION):
+    if not kind.is_program:
         return Level.CONTEXT
     if not attempt:
         return None

@@ -26,7 +26,7 @@ def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) 
         json_safe.number(known.get("step_time_s")),
         json_safe.number(known.get("tokens")),
     )
-    known["tokens_per_second"] = tokens / seconds if seconds and tokens is not None else None
+    known["tokens_per_second"] = tokens / seconds if seconds and tokens else None
     own = series.own_metrics(stored)
     values = {
         name: known.get(name) if name == "samples" else json_safe.number(known.get(name))

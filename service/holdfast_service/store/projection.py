@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
+from holdfast_service.job_model import program_levels
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.checkpoints import (
     CheckpointBadEvent,
@@ -167,25 +168,29 @@ async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[Step
         return []
     await series.store_rows(tx.session, job.id, rows)
     _add_metric_names(job, rows)
-    for lost in lost_rows(known, rows):
+    is_program = program_levels.brings(job.spec).is_program
+    for lost in () if is_program else lost_rows(known, rows):
         tx.emit(lost)
     newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
     job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
-    job.loss = number(newest.loss)
+    known_losses = [loss for row in rows if (loss := number(row.loss)) is not None]
+    if not is_program:
+        job.loss = number(newest.loss)
+    elif known_losses:  # a program need not report its loss in every step
+        job.loss = known_losses[-1]
     waits = [number(row.checkpoint_wait_s) for row in rows]
     tx.checkpoints += [("memory", "wait", waited) for waited in waits if waited is not None]
-    seconds = sum(row.step_time_s for row in rows)
-    job.tokens_per_second = (
-        number(sum(row.tokens for row in rows) / seconds) if seconds > 0 else None
-    )
+    seconds, tokens = sum(row.step_time_s for row in rows), sum(row.tokens for row in rows)
+    job.tokens_per_second = number(tokens / seconds) if seconds > 0 and tokens else None
     return rows
 
 
 def lost_rows(last: tuple[int, int], rows: Sequence[StepRow]) -> Iterator[RowsLostEvent]:
     """The gaps in `rows`, which are in order and follow the row `last` (attempt, step).
 
-    Each step of an attempt has a row, and an attempt starts no later than after the last step of
-    the former ones. Nothing is known of the rows before a job's first, where `last` is (0, 0)."""
+    Each step of an attempt has a row, except of a user's program, which may report any. An attempt
+    starts no later than after the last step of the former ones. Nothing is known of the rows before
+    a job's first, where `last` is (0, 0)."""
     for row in rows:
         if last != (0, 0) and row.step > last[1] + 1:
             yield RowsLostEvent(attempt=row.attempt, after=last[1], before=row.step)

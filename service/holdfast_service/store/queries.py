@@ -13,7 +13,6 @@ from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.log_levels import level_of
-from holdfast_service.job_model.program_levels import Brings
 from holdfast_service.job_model.world_history import FormedWorld, mesh_changes
 from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.store import job_nodes
@@ -121,7 +120,7 @@ def _level_fields(job: JobRecord) -> dict[str, Any]:
     kind = program_levels.brings(job.spec)
     level = program_levels.level_of(kind, job.attempt, job.program)
     fields: dict[str, Any] = {"brings": kind, "level": level}
-    if kind in (Brings.RECIPE, Brings.FUNCTION) or level is None:
+    if not kind.is_program or level is None:
         return {**fields, "integration": None, "gives": None, "next_level": None}
     following = program_levels.next_level(kind, level)
     return {

@@ -183,6 +183,20 @@ def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
 
 
 @given(
+    layout=st.integers(0, len(LAYOUTS) - 1),
+    faults=FAULTS,
+    chaos=st.sampled_from((0.0, 0.05, 0.3)),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_a_job_that_brings_a_program_succeeds_whatever_fails_meanwhile(
+    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
+) -> None:
+    cluster = prepared(layout, faults, chaos, seed, runs_program=True)
+    assert cluster.run().code == "succeeded", cluster.ended
+
+
+@given(
     layout=st.integers(6, len(LAYOUTS) - 1),
     faults=FAULTS,
     chaos=st.sampled_from((0.0, 0.05, 0.3)),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from tests.support.service.fake_cluster import FakeCluster
+from tests.support.service.fake_cluster import FakeCluster, row
 from tests.support.service.job_drives import (
     all_digests,
     kinds,
@@ -303,3 +304,62 @@ async def test_a_gap_in_the_rows_of_a_job_is_reported(
     events = (await jobs.events(job_id)).items
     lost = [event.data for event in events if event.kind == "rows.lost"]
     assert lost == [{"attempt": 3, "after": 12, "before": 15}]
+
+
+PROGRAM = {"recipe": "pretrain", "parallel": {"dp_shard": 4}, "command": "trainer"}
+
+
+async def test_a_program_may_report_any_step_and_any_metric(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster, **PROGRAM)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.rows += [
+            replace(row(1, 10, loss=3.0), grad_norm=math.nan, lr=math.nan, tokens=0),
+            replace(row(1, 20, loss=math.nan), grad_norm=math.nan, lr=math.nan, tokens=0),
+        ]
+        supervisor.step = 20
+        await until_step(jobs, job_id, 20)
+        job = await jobs.get(job_id)
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    assert (job.progress.step, job.progress.steps) == (20, None)
+    assert (job.progress.loss, job.progress.tokens_per_second) == (3.0, None)
+    assert "rows.lost" not in await kinds(jobs, job_id)
+    for page in (await jobs.metrics(job_id), await jobs.metrics(job_id, points=50)):
+        first, second = page.items
+        assert (first.step, first.values["loss"]) == (10, 3.0)
+        assert (second.step, second.values["loss"], second.values["lr"]) == (20, None, None)
+        assert second.values["tokens_per_second"] is None
+
+
+async def test_the_level_of_a_program_follows_its_newest_event(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster, **PROGRAM)
+        job_id = supervisor.launch.job_id
+        queued = await jobs.get(job_id)
+        assert (queued.brings, queued.level, queued.next_level) == ("command", None, None)
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, job_id, State.RUNNING)
+        launched = await jobs.get(job_id)
+        assert (launched.level, launched.integration) == (0, None)
+        assert launched.next_level is not None and launched.next_level.level == 1
+        supervisor.emit(EventKind.PROGRAM_ATTACHED, attempt=1, level=1, integration="lightning")
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    attached = await jobs.get(job_id)
+    assert (attached.level, attached.integration) == (1, "lightning")
+    assert attached.gives is not None and attached.gives.startswith("Holdfast also sees every step")
+
+
+async def until_step(jobs: JobService, job_id: str, step: int) -> None:
+    async def reached() -> bool:
+        return (await jobs.get(job_id)).progress.step >= step
+
+    await until(reached)

@@ -63,6 +63,7 @@ class Attachment:
         self._last_step_at = time.monotonic()
         self._first_step = sys.maxsize
         self._longest_s = 0.0
+        self._step = 0
         self._pid = os.getpid()
         if link is not None:
             self._start(link, integration)
@@ -120,6 +121,7 @@ class Attachment:
         if step > self._first_step:  # the first includes what precedes it
             self._longest_s = max(self._longest_s, took_s)
         self._first_step = min(self._first_step, step)
+        self._step = step
         self._beacon.enter(STEP_PHASE, step + 1, bound_s=self._step_bound_s())
         self._send(
             ProgramStep(
@@ -133,6 +135,11 @@ class Attachment:
                 own={name: float(value) for name, value in metrics.items()},
             )
         )
+
+    def alive(self) -> None:
+        """Show a sign of life within a step that takes long, such as an evaluation or a save."""
+        if self._beacon is not None and self._pid == os.getpid():
+            self._beacon.enter(STEP_PHASE, self._step + 1, bound_s=self._step_bound_s())
 
     @property
     def should_stop(self) -> bool:
@@ -229,7 +236,8 @@ class Attachment:
 
     def _end(self) -> None:
         if self._beacon is not None:
-            self._beacon.enter("exit", 0)
+            assert self._place is not None
+            self._beacon.enter("exit", self._step, bound_s=self._place.start_bound_s)
 
 
 _attached: Attachment | None = None

@@ -63,8 +63,8 @@ class MetricLines:
     def read(self, text: str, at: float) -> ProgramStep | None:
         """The step that the line reports; None: it reports none, or the same step again.
 
-        `at`: Unix seconds at which the line was printed. The step's time is the time since the
-        previous step's line, divided by the steps between; 0 for the first.
+        `at`: Unix seconds at which the line was printed. The step's time is the whole time since
+        the step before that was reported, also if there are others between; 0 for the first.
         """
         found = None if self.problem else self._search(text)
         if found is None:
@@ -76,7 +76,6 @@ class MetricLines:
         }
         if not numbers:
             return None
-        before = self._steps.last
         step = self._steps.number(numbers.pop(STEP, None))
         if step is None:
             return None
@@ -86,7 +85,7 @@ class MetricLines:
         return ProgramStep(
             step=step,
             at=at,
-            step_time_s=elapsed_s / max(1, step - before),
+            step_time_s=elapsed_s,
             **named,
             tokens=int(min(max(0.0, numbers.pop(TOKENS, 0.0)), _LARGEST)),
             own=self._own.storable(numbers),

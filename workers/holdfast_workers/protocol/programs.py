@@ -65,6 +65,7 @@ class ProgramStep:
     """Steps applied: 1 is the first."""
     at: float
     step_time_s: float
+    """Since the step before that was reported."""
     loss: float | None = None
     grad_norm: float | None = None
     lr: float | None = None

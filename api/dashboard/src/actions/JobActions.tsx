@@ -111,13 +111,14 @@ function Resume({ job, onClose, onChanged }: ActionDialogProps) {
 function Cancel({ job, onClose, onChanged }: ActionDialogProps) {
   const { busy, run } = useAction();
   const [now, setNow] = useState(job.state === "CANCELLING");
-  const left = job.progress.steps - job.progress.step;
+  const { steps, step } = job.progress;
+  const left = steps === null ? 0 : steps - step;
   const cancel = () =>
     void run(async () => onChanged(await send<JobView>("POST", jobPath(job.id, "/cancel"), { query: { now } })), `${job.name} is being cancelled`).then(onClose);
   return (
     <Confirm title={`Cancel ${job.name}?`} action="Cancel the job" danger busy={busy} onConfirm={cancel} onClose={onClose}>
       <p className="second">
-        {left > 0 && `${plural(left, "step")} of ${count(job.progress.steps)} will not run. `}
+        {left > 0 && `${plural(left, "step")} of ${count(steps ?? 0)} will not run. `}
         {now
           ? "The job ends immediately; unsaved state is lost."
           : "The job completes its current step and saves its state first."}{" "}

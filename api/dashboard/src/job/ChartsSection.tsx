@@ -1,16 +1,20 @@
 /** The charts of the whole run, or of the brushed interval in more detail. */
 
-import type { IncidentView } from "../api/types";
+import { useMemo } from "react";
+
+import type { IncidentView, JobView } from "../api/types";
 import { Failure } from "../ui/notice";
 import type { Window } from "./axis";
 import { Charts } from "./Charts";
 import type { Choices } from "./choices";
 import { useDebounced } from "./hooks";
+import { isProgram } from "./level";
 import { Placeholder, Section, Toggle } from "./Section";
+import { ofProgram } from "./series";
 import { useMetricsOf } from "./useJobPage";
 
 interface ChartsProps {
-  id: string;
+  job: JobView;
   /** Whether to load: false until the more urgent parts of the page are loaded. */
   wanted: boolean;
   brush: Window | null;
@@ -18,8 +22,11 @@ interface ChartsProps {
   incidents: readonly IncidentView[];
 }
 
-export function ChartsSection({ id, wanted, brush, choices, incidents }: ChartsProps) {
-  const metrics = useMetricsOf(id, useDebounced(brush, 120), wanted);
+export function ChartsSection({ job, wanted, brush, choices, incidents }: ChartsProps) {
+  const metrics = useMetricsOf(job.id, useDebounced(brush, 120), wanted);
+  const found = metrics.value;
+  const program = isProgram(job);
+  const shown = useMemo(() => (found && program ? ofProgram(found) : found), [found, program]);
   return (
     <Section
       id="charts"
@@ -37,9 +44,9 @@ export function ChartsSection({ id, wanted, brush, choices, incidents }: ChartsP
       {metrics.error && !metrics.value && (
         <Failure error={metrics.error} retry={() => void metrics.reload()} />
       )}
-      {metrics.value ? (
+      {shown ? (
         <Charts
-          metrics={metrics.value}
+          metrics={shown}
           incidents={incidents}
           axis={choices.axis}
           window={brush}

@@ -16,6 +16,8 @@ import { StateLabel } from "../ui/state";
 import { clipped, type Window } from "./axis";
 import { JobBar, SECTIONS } from "./JobBar";
 import { ChartsSection } from "./ChartsSection";
+import { LevelCard } from "./LevelCard";
+import { isProgram, meaningful } from "./level";
 import { useChoices, type Choices } from "./choices";
 import { CursorProvider, newCursor } from "./cursor";
 import { EventList } from "./incidents/EventList";
@@ -94,6 +96,7 @@ interface LoadedProps {
 function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, changed }: LoadedProps) {
   const { id } = job;
   const [cursor] = useState(newCursor);
+  const spec = useMemo(() => meaningful(job.spec, isProgram(job)), [job.spec, job.brings]);
   const incidents = useIncidentsOf(id, rest);
   const whole = timeline.value;
   const world = ended(job.state) || job.state === "QUEUED" ? null : presentWorld(whole);
@@ -141,6 +144,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
           </div>
         </header>
         <VerdictCard job={job} verdict={verdict.value} world={world} />
+        <LevelCard job={job} />
         <JobBar brush={brush} onClear={() => choices.setBrush(null)} />
         <Section id="time" name="Time" note="Drag to select an interval; the sections below follow.">
           {timeline.error && !whole && <Failure error={timeline.error} retry={() => void timeline.reload()} />}
@@ -151,7 +155,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
           )}
         </Section>
         <RanksSection job={job} history={history} brush={brush} choices={choices} openRank={openRank} live={live} onIncident={openIncident} />
-        <ChartsSection id={id} wanted={rest} brush={brush} choices={choices} incidents={incidents.value ?? NO_INCIDENTS} />
+        <ChartsSection job={job} wanted={rest} brush={brush} choices={choices} incidents={incidents.value ?? NO_INCIDENTS} />
         <Section
           id="incidents"
           name="Incidents"
@@ -189,7 +193,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
             <SpecView
               jobId={id}
               name={job.name}
-              spec={job.spec}
+              spec={spec}
               against={choices.against}
               onAgainst={(other) => choices.set({ against: other || null })}
             />

@@ -58,17 +58,19 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
         )}
       </div>
       <dl className="verdict-numbers">
-        <Figure name={`of ${whole(progress.steps)} steps`} value={whole(progress.step)} wide>
-          <span
-            className="bar"
-            role="progressbar"
-            aria-label="Steps"
-            aria-valuemin={0}
-            aria-valuemax={progress.steps}
-            aria-valuenow={progress.step}
-          >
-            <i style={{ width: `${Math.min(100, share * 100)}%` }} />
-          </span>
+        <Figure name={progress.steps === null ? "steps" : `of ${whole(progress.steps)} steps`} value={whole(progress.step)} wide>
+          {progress.steps !== null && (
+            <span
+              className="bar"
+              role="progressbar"
+              aria-label="Steps"
+              aria-valuemin={0}
+              aria-valuemax={progress.steps}
+              aria-valuenow={progress.step}
+            >
+              <i style={{ width: `${Math.min(100, share * 100)}%` }} />
+            </span>
+          )}
         </Figure>
         {over ? (
           <Figure name="from start to end" value={fineDuration(elapsed_s(job))} />

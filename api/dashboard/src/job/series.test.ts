@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { MetricPage, MetricPoint } from "../api/types";
-import { columns, merged, nearest, shown, thin } from "./series";
+import { columns, merged, nearest, ofProgram, shown, thin } from "./series";
 
 const point = (step: number, attempt = 1, loss: number | null = step): MetricPoint => ({
   step,
@@ -60,6 +60,13 @@ test("thinning keeps spikes and both ends", () => {
 
 test("the nearest point is found", () => {
   expect([nearest([1, 5, 9], 6), nearest([1, 5, 9], 8), nearest([], 3)]).toEqual([1, 2, -1]);
+});
+
+test("a program's lines continue over steps without a metric, and what is never measured is left out", () => {
+  const points = [1, 2, 3].map((step) => ({ step, attempt: 1, at: 1000 + step, values: { loss: step === 2 ? null : step, lr: null, loader_wait_s: 0, tokens_per_second: null, step_time_s: 1 } }));
+  const found = ofProgram({ items: points, names: ["loss", "lr", "loader_wait_s", "tokens_per_second", "step_time_s"], next_after_step: null, discarded: [] } as unknown as MetricPage);
+  expect(shown(found)).toEqual(["loss", "time_between_reports_s"]);
+  expect(columns(found, "loss", "step", null).history).toEqual([1, undefined, 3]);
 });
 
 test("a custom metric becomes a series from its first value, and its line continues over missing steps", () => {

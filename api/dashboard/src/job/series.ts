@@ -17,6 +17,7 @@ const LOOKS: Record<string, MetricLook> = {
   tokens_per_second: { label: "Tokens per second", unit: "tok/s", fromZero: true },
   mfu: { label: "MFU", unit: "%", fromZero: true },
   step_time_s: { label: "Step time", unit: "s", fromZero: true },
+  time_between_reports_s: { label: "Time between reports", unit: "s", fromZero: true },
   lr: { label: "Learning rate", unit: "", fromZero: true },
   loader_wait_s: { label: "Waiting for data", unit: "s", fromZero: true },
   waiting_share: { label: "Share of waiting ranks", unit: "", fromZero: true },
@@ -52,6 +53,28 @@ export function shown(metrics: MetricPage): string[] {
 /** A metric emitted by the training function may be missing in a step: its line continues. */
 const notMeasured = (name: string) => (name in LOOKS ? null : undefined);
 
+/** What Holdfast measures in its own step loop only: zero in every step of a user's program. */
+const OF_OWN_LOOP = new Set(["loader_wait_s", "checkpoint_wait_s", "step_time_s", "tokens_per_second"]);
+
+/**
+ * The metrics of a user's program, which reports some of them in some steps: a step without one has
+ * no value, so that lines continue, and a series that is never measured is left out. It may report
+ * every tenth step only, so that the time of a row is not that of a step.
+ */
+export function ofProgram(metrics: MetricPage): MetricPage {
+  const renamed = (name: string) => (name === "step_time_s" ? "time_between_reports_s" : name);
+  const measured = (name: string) =>
+    !OF_OWN_LOOP.has(name) || metrics.items.some((point) => Boolean(point.values[name]));
+  const sparse = (point: MetricPoint): MetricPoint => ({
+    ...point,
+    values: Object.fromEntries(
+      Object.entries(point.values).filter(([, value]) => value !== null).map(([name, value]) => [renamed(name), value]),
+    ),
+  });
+  const runs = (metrics.discarded ?? []).map((run) => ({ ...run, points: run.points.map(sparse) }));
+  return { ...metrics, names: metrics.names.filter(measured).map(renamed), items: metrics.items.map(sparse), discarded: runs };
+}
+
 export type XAxis = "time" | "step";
 
 /** The input of uPlot: x, the committed history, then a column for each discarded run of steps. */
@@ -85,7 +108,8 @@ export function columns(
     const values = new Array<number | null | undefined>(x.length).fill(undefined);
     for (const point of points) {
       const value = point.values[name];
-      values[places.get(at(point))!] = typeof value === "number" ? value : notMeasured(name);
+      values[places.get(at(point))!] =
+        typeof value === "number" ? value : value === undefined ? undefined : notMeasured(name);
     }
     return values;
   };

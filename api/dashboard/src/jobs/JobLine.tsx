@@ -88,13 +88,16 @@ function Progress({ row }: { row: JobRow }) {
     <span className={`progress ${tone(row.state)}`}>
       <span className="progress-text small">
         <span>
-          {count(row.step)} <span className="dim">/ {count(row.steps)}</span>
+          {row.steps === null ? `step ${count(row.step)}` : count(row.step)}
+          {row.steps !== null && <span className="dim"> / {count(row.steps)}</span>}
         </span>
         <span className="dim cut" title={row.waiting?.reason}>{progressNote(row)}</span>
       </span>
-      <span className="bar" role="progressbar" aria-label={`Progress of ${row.name}`} aria-valuemin={0} aria-valuemax={row.steps} aria-valuenow={row.step}>
-        <i style={{ width: `${share * 100}%` }} />
-      </span>
+      {row.steps !== null && (
+        <span className="bar" role="progressbar" aria-label={`Progress of ${row.name}`} aria-valuemin={0} aria-valuemax={row.steps} aria-valuenow={row.step}>
+          <i style={{ width: `${Math.min(100, share * 100)}%` }} />
+        </span>
+      )}
     </span>
   );
 }

@@ -1,6 +1,7 @@
 /** The resources and work that a spec asks for; and the whole spec with its defaults. */
 
 import { count, number, short } from "../format";
+import { bringsProgram, meaningful } from "../job/level";
 import { yaml } from "./write";
 
 type Spec = Record<string, unknown>;
@@ -19,6 +20,8 @@ export function Summary({ spec }: { spec: Spec }) {
   const positions = vision ? Math.floor(figure(spec, "model", "image_size") / (figure(spec, "model", "patch_size") || 1)) ** 2 : figure(spec, "model", "sequence_length");
   const tokens = figure(spec, "train", "global_batch") * positions;
   const steps = figure(spec, "train", "steps");
+  const program = bringsProgram(spec);
+  const programSteps = figure(spec, "program", "steps");
   const every = (tier: string) => {
     const value = part(spec, "checkpoint", tier, "every_steps");
     return value === 0 ? "off" : value === "auto" ? "automatic interval" : `every ${value === 1 ? "step" : `${String(value)} steps`}`;
@@ -40,22 +43,31 @@ export function Summary({ spec }: { spec: Spec }) {
           <strong>{number(perNode * figure(spec, "resources", "cpus_per_worker"))}</strong> {perNode * figure(spec, "resources", "cpus_per_worker") === 1 ? "CPU" : "CPUs"}
           {figure(spec, "resources", "gpus_per_worker") > 0 && <>, <strong>{number(perNode * figure(spec, "resources", "gpus_per_worker"))}</strong> GPUs</>}
         </dd>
-        <dt>Steps</dt>
-        <dd>
-          <strong>{count(steps)}</strong> <span className="dim">of {short(tokens)} {vision ? "patches" : "tokens"}</span>
-        </dd>
-        <dt>{vision ? "Patches" : "Tokens"} in total</dt>
-        <dd>
-          <strong>{short(tokens * steps)}</strong>
-        </dd>
-        <dt>Memory tier</dt>
-        <dd>{every("memory")}</dd>
-        <dt>Remote tier</dt>
-        <dd>{every("remote")}</dd>
+        {program ? (
+          <>
+            <dt>Steps</dt>
+            <dd>{programSteps ? <strong>{count(programSteps)}</strong> : "as many as the program takes"}</dd>
+          </>
+        ) : (
+          <>
+            <dt>Steps</dt>
+            <dd>
+              <strong>{count(steps)}</strong> <span className="dim">of {short(tokens)} {vision ? "patches" : "tokens"}</span>
+            </dd>
+            <dt>{vision ? "Patches" : "Tokens"} in total</dt>
+            <dd>
+              <strong>{short(tokens * steps)}</strong>
+            </dd>
+            <dt>Memory tier</dt>
+            <dd>{every("memory")}</dd>
+            <dt>Remote tier</dt>
+            <dd>{every("remote")}</dd>
+          </>
+        )}
       </dl>
       <details>
         <summary>The whole spec with its defaults</summary>
-        <pre tabIndex={0} aria-label="Resolved spec">{yaml(spec)}</pre>
+        <pre tabIndex={0} aria-label="Resolved spec">{yaml(meaningful(spec, program))}</pre>
       </details>
     </section>
   );

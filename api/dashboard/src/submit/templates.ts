@@ -56,6 +56,18 @@ checks: {replica_digest_every_steps: 1}
 `,
   },
   {
+    name: "A program of your own",
+    summary: "A script as torchrun starts it, unchanged",
+    text: `# The script runs on every rank with the environment that torchrun sets. The command
+# line sends the folder: holdfast run --nproc-per-node 2 -- train.py --lr 3e-4
+name: my-script
+script: -m my_package.train --lr 3e-4
+program: {metrics: "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"}
+parallel: {dp_shard: 2}
+resources: {workers_per_node: 2}
+`,
+  },
+  {
     name: "On GPUs",
     summary: "Sharded over eight GPUs of a node, bfloat16, S3",
     text: `# Sharded over eight GPUs. Both tiers choose their save intervals.

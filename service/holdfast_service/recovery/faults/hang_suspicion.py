@@ -92,8 +92,7 @@ def next_due(state: CoreState) -> float | None:
     suspicion = _current_suspicion(state)
     if suspicion is not None:
         return suspicion.due
-    is_bounded = state.timer.stage is Stage.RUNNING and _reports_steps(state)
-    return _stall_deadline(state) if is_bounded else None
+    return _stall_deadline(state) if state.timer.stage is Stage.RUNNING else None
 
 
 def handle_tick(state: CoreState, now: float) -> None:
@@ -103,7 +102,9 @@ def handle_tick(state: CoreState, now: float) -> None:
         return
     suspicion, world = _current_suspicion(state), state.worlds.present
     assert world is not None
-    if suspicion is None:
+    if suspicion is None and not _reports_steps(state):
+        state.hangs.record_progress(now)  # only its agents know whether it is at work
+    elif suspicion is None:
         suspicion = _open_suspicion(state, state.progress.committed, now, since=now)
         _start_inspection(state, suspicion, now)
     elif suspicion.awaiting:

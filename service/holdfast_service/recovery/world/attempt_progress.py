@@ -121,7 +121,8 @@ def advance(state: CoreState, now: float) -> None:
             or all(member.done for member in members)
         ):
             _start_running(state, world, now)
-    if state.timer.stage is Stage.RUNNING and any(member.done for member in members):
+    ends = all if state.config.runs_program else any  # a program's last rank may save for long
+    if state.timer.stage is Stage.RUNNING and ends(member.done for member in members):
         state.set_phase(Phase.FINISHING)
         state.enter(Stage.FINISHING, now, state.config.finish_timeout_s)
     if (

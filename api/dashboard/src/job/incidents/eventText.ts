@@ -32,6 +32,9 @@ const TEXTS: Record<string, (data: Data) => string> = {
   "checkpoint.deleted": (d) => `the checkpoint of step ${text(d["step"])} was deleted: ${text(d["why"])}`,
   "checkpoint.bad": (d) => `the checkpoint of step ${text(d["step"])} is damaged: ${text(d["message"])}`,
   "checkpoint.interval": (d) => `the ${text(d["tier"])} tier saves every ${text(d["every_steps"])} steps: ${text(d["why"])}`,
+  "program.attached": (d) =>
+    `the program of attempt ${text(d["attempt"])} attached${d["integration"] ? ` through ${text(d["integration"])}` : ""} at level ${text(d["level"])}`,
+  "program.resumed": (d) => `the program continues from step ${text(d["restored_step"])}, its own checkpoint`,
   stalled: (d) => `attempt ${text(d["attempt"])} is stalled at step ${text(d["step"])}: ${text(d["reason"])}`,
   straggler: (d) => `rank ${text(d["rank"])} is ${text(d["state"])}, at ${compact(number(d["factor"]))}× the time of its peers`,
   standby: (d) => `the standby agent ${text(d["agent"])} is ${text(d["state"])}`,

@@ -1,0 +1,30 @@
+/** How much a user's program works with Holdfast, what that gives, and how to reach the next level. */
+
+import type { JobView } from "../api/types";
+import { isProgram, levelName } from "./level";
+
+export function LevelCard({ job }: { job: JobView }) {
+  if (!isProgram(job)) return null;
+  const { level, next_level: next } = job;
+  const known = level !== null && level !== undefined;
+  return (
+    <section className="level card" aria-labelledby="level-name">
+      <div>
+        <h2 id="level-name">{known ? levelName(level, job.integration) : "The program has not started yet"}</h2>
+        <p className="level-line">
+          <code>{String(job.spec[job.brings] ?? "")}</code>
+        </p>
+        {job.gives && <p className="second">{job.gives}</p>}
+      </div>
+      {next && (
+        <details>
+          <summary>
+            {levelName(next.level)}: {next.lines.split("\n").length === 1 ? "one line" : "a few lines"} to add
+          </summary>
+          <p className="second">{next.gives}</p>
+          <pre tabIndex={0} aria-label={`Lines that reach level ${next.level}`}>{next.lines}</pre>
+        </details>
+      )}
+    </section>
+  );
+}

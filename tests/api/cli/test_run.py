@@ -1,0 +1,113 @@
+"""`holdfast run` submits a program with the current folder, and reports what it ignores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.service.live_server import LiveServer
+
+from holdfast import Client
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("print('step 1 loss 2')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def at_server(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    return server.address
+
+
+def resolved(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["run", "--dry-run", "--json", *arguments]) == ExitCode.OK
+    spec: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return spec
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_the_options_become_the_spec(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    (folder / "needs.txt").write_text("einops>=0.8  # shapes\n")
+    monkeypatch.setenv("FROM_HERE", "yes")
+    spec = resolved(
+        capsys,
+        *("--nproc-per-node", "2", "--preload", "torch,json", "--pip", "needs.txt"),
+        *("--env", "A=1", "--env", "FROM_HERE", "--name", "mine", "--set", "program.grace_s=3"),
+        *("--", "train.py", "--lr", "3e-4", "--name", "of script"),
+    )
+    assert (spec["name"], spec["script"]) == ("mine", "train.py --lr 3e-4 --name 'of script'")
+    assert (spec["parallel"]["dp_shard"], spec["resources"]["workers_per_node"]) == (2, 2)
+    assert spec["program"]["preload"] == ["torch", "json"] and spec["program"]["grace_s"] == 3
+    assert spec["env"] == {"A": "1", "FROM_HERE": "yes"}
+    assert spec["runtime_env"]["pip"] == ["einops>=0.8"] and spec["code"].startswith("sha256:")
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_options_of_torchrun_are_accepted_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--standalone", "--rdzv_backend=c10d", "--max-restarts", "3", "--no-follow"]
+    assert run(["run", *arguments, "--", "torchrun", "--tee", "3", "train.py"]) == ExitCode.OK
+    told = capsys.readouterr()
+    for name in ("--standalone", "--rdzv-backend", "--max-restarts", "--tee"):
+        assert f"{name} is ignored: " in told.err
+    with Client() as client:
+        job = client.get(told.out.strip())
+    assert (job.brings, job.level, job.progress.steps) == ("script", None, None)
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_a_command_needs_no_code(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = resolved(capsys, "--no-code", "--", "trainer", "--fast")
+    assert (spec["command"], spec["code"]) == ("trainer --fast", None)
+    assert run(["run", "--no-code", "--gpus", "1", "--", "trainer"]) == ExitCode.USAGE
+    assert "1 workers of 1 GPUs together do not fit" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_wrong_usage_is_told_before_a_server_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (
+        (["--", "other.py"], "there is no file other.py"),
+        (["--", "accelerate", "launch", "train.py"], "holdfast run --nproc-per-node N"),
+        (["--env", "NOT_SET_HERE", "--", "train.py"], "write NOT_SET_HERE=TEXT"),
+        (["--nproc-per-node", "gpu", "--", "train.py"], "--gpus 1"),
+        ([], "nothing to start"),
+    ):
+        assert run(["run", "--address", "http://127.0.0.1:9", *arguments]) == ExitCode.USAGE
+        assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "--no-follow", "--address", "http://127.0.0.1:9", "--", "train.py"]
+    assert run(arguments) == ExitCode.UNREACHABLE
+    assert "`holdfast serve`" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_describe_shows_the_level_and_the_lines_of_the_next(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run(["run", "--no-follow", "--nproc-per-node", "2", "--nnodes", "2", "--", "train.py"])
+        == ExitCode.OK
+    )
+    job_id = capsys.readouterr().out.strip()
+    server.run_job(job_id, steps=41)
+    with Client() as client:
+        client.wait(job_id, timeout_s=20)
+    assert run(["describe", job_id]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "step 41, attempt 1" in shown and "train.py" in shown
+    assert "0: Holdfast launches the program" in shown
+    assert "At level 1" in shown and "job = holdfast.attach()" in shown
+    assert run(["ls"]) == ExitCode.OK
+    assert " 41 " in capsys.readouterr().out
