@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +135,8 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_metrics_become_plain_numbers(tmp_path: Path) -> None:
-    values = {"a": np.float32(0.5), "b": torch.tensor(2), "c": (1, None), 3: Path("x")}
+    values: dict[Any, Any] = {"a": np.float32(0.5), "b": torch.tensor(2), "c": (1, None)}
+    values[3] = Path("x")
     found = plain(values)
     assert found == {"a": 0.5, "b": 2, "c": [1, None], "3": "x"}
     folder = opened(tmp_path / "run")

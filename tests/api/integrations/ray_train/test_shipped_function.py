@@ -34,7 +34,7 @@ def outer() -> Any:
     return inner
 
 
-class Callable_:
+class CalledObject:
     def __call__(self) -> None: ...
 
     def method(self) -> None: ...
@@ -91,7 +91,7 @@ def test_a_program_that_cannot_be_imported_is_refused(
 
 @pytest.mark.parametrize(
     "function",
-    [outer(), lambda: None, Callable_(), Callable_().method, functools.partial(outer), print],
+    [outer(), lambda: None, CalledObject(), CalledObject().method, functools.partial(outer), print],
 )
 def test_what_ranks_cannot_import_is_refused(function: Any) -> None:
     with pytest.raises(FunctionUnusable, match="top of a module"):
