@@ -13,7 +13,7 @@ from holdfast.integrations.ray_train.errors import FunctionUnusable
 from holdfast.integrations.ray_train.rank_place import (
     CONFIG_VARIABLE,
     RUN_VARIABLE,
-    RankPlace,
+    WorldPlace,
     config_of,
     keeps_in_memory,
     run_of,
@@ -27,15 +27,15 @@ TORCHRUN = {
 
 
 def test_the_place_is_that_of_torchruns_variables() -> None:
-    assert RankPlace.of(TORCHRUN) == RankPlace(3, 4, 1, 2, 1)
-    assert RankPlace.of({**TORCHRUN, "GROUP_RANK": "0"}).node_rank == 0
-    assert RankPlace.of(TORCHRUN).has_other_nodes
+    assert WorldPlace.of(TORCHRUN) == WorldPlace(3, 4, 1, 2, 1)
+    assert WorldPlace.of({**TORCHRUN, "GROUP_RANK": "0"}).node_rank == 0
+    assert WorldPlace.of(TORCHRUN).has_other_nodes
 
 
 @pytest.mark.parametrize("name", TORCHRUN)
 def test_a_missing_variable_is_named(name: str) -> None:
     with pytest.raises(FunctionUnusable, match=name):
-        RankPlace.of({key: value for key, value in TORCHRUN.items() if key != name})
+        WorldPlace.of({key: value for key, value in TORCHRUN.items() if key != name})
 
 
 def test_the_configuration_and_the_options_are_read() -> None:

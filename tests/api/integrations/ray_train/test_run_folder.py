@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from holdfast.integrations.ray_train.errors import StorageUnusable
 from holdfast.integrations.ray_train.run_folder import (
     LIST_NAME,
+    KeptCheckpoint,
     Retention,
     RunFolder,
-    SavedCheckpoint,
     plain,
     read_list,
     read_result,
@@ -27,7 +27,7 @@ from holdfast.integrations.ray_train.run_folder import (
 SCORES = st.none() | st.floats() | st.text(max_size=2) | st.booleans() | st.integers(-9, 9)
 SAVED = st.lists(SCORES, min_size=1, max_size=12).map(
     lambda scores: [
-        SavedCheckpoint(index, f"checkpoint_{index}", {"score": score})
+        KeptCheckpoint(index, f"checkpoint_{index}", {"score": score})
         for index, score in enumerate(scores, start=1)
     ]
 )
@@ -45,12 +45,12 @@ def save(folder: RunFolder, tmp_path: Path, index: int, name: str = "") -> None:
     (part / "state").write_text(f"report {index}")
     folder.add_part(part, index)
     path = folder.place(index, name or f"checkpoint_{index}")
-    folder.commit(SavedCheckpoint(index, str(path), {"score": float(index)}))
+    folder.commit(KeptCheckpoint(index, str(path), {"score": float(index)}))
 
 
 @given(SAVED, st.integers(1, 12), st.sampled_from(["score", None]), st.sampled_from(["max", "min"]))
 def test_the_newest_is_kept_and_of_the_others_none_better_is_removed(
-    saved: list[SavedCheckpoint], most: int, attribute: str | None, order: str
+    saved: list[KeptCheckpoint], most: int, attribute: str | None, order: str
 ) -> None:
     kept = Retention(most, attribute, order).kept(saved)
     assert saved[-1] in kept
@@ -66,7 +66,7 @@ def test_the_newest_is_kept_and_of_the_others_none_better_is_removed(
     assert not scores or not others or max(scores) <= min(others)
 
 
-def _is_score(saved: SavedCheckpoint) -> bool:
+def _is_score(saved: KeptCheckpoint) -> bool:
     value = saved.metrics["score"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and not math.isnan(value)
