@@ -8,7 +8,7 @@ CHECK_PYTHON := import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sy
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: setup test cluster-test lint demo demo-elastic soak bench gpu clean
+.PHONY: setup test cluster-test frameworks lint demo demo-elastic soak bench gpu clean
 
 # build.py builds only if the sources of the dashboard, or of the API that it uses, have changed.
 setup: $(STAMP)
@@ -34,8 +34,8 @@ lint: setup
 # Tests that start or kill real processes run alone, after the others.
 test: lint
 	$(BIN)/python api/dashboard/build.py test
-	$(BIN)/pytest -m "not cluster and not chaos and not web and not soak" -n 2
-	$(BIN)/pytest -m "(cluster or chaos or web) and not soak" --durations 40
+	$(BIN)/pytest -m "not cluster and not chaos and not web and not soak and not frameworks" -n 2
+	$(BIN)/pytest -m "(cluster or chaos or web) and not soak and not frameworks" --durations 40
 
 # Several machines in a box: needs root, `ip` and `unshare`. A part of it is in `make test`.
 cluster-test: setup
@@ -46,6 +46,10 @@ demo: setup
 
 demo-elastic: setup
 	$(BIN)/holdfast demo --elastic
+
+# Training frameworks in environments of their own, which pip installs into build/frameworks.
+frameworks: setup
+	$(BIN)/pytest -m frameworks tests/frameworks --durations 20
 
 soak: setup
 	$(BIN)/pytest -m soak

@@ -22,7 +22,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import error_file
-from holdfast_workers.programs.metric_lines import MetricLines
+from holdfast_workers.programs.metric_sources import MetricSources
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
@@ -38,6 +38,7 @@ from holdfast_workers.protocol.processes import (
     CommittedToMemory,
     PartnerPresence,
     ProgramStarted,
+    SignalOfWorker,
     StateReply,
     StepReplicated,
     StepReport,
@@ -54,7 +55,13 @@ from holdfast_workers.protocol.programs import (
     StateTaken,
     StopWanted,
 )
-from holdfast_workers.protocol.signals import WorkerDone, WorkerFailed, WorkerJoined, WorkerLeft
+from holdfast_workers.protocol.signals import (
+    ProgramAttached,
+    WorkerDone,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerLeft,
+)
 from holdfast_workers.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -101,8 +108,10 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
-        pattern = spec.program.metrics if order.rank == 0 else None
-        self._lines = MetricLines(pattern) if pattern else None
+        self._metrics = MetricSources(spec.program, Path(config.code)) if order.rank == 0 else None
+        self._level = 0
+        """1: the program reports its steps. 2: it also keeps checkpoints in memory."""
+        self._integration = ""
         self._program: socket.socket | None = None
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.restore.step
@@ -158,6 +167,7 @@ class ProgramAttempt:
         for _ in range(DRAIN_READS):
             if not self.relay(1 << 16):
                 break
+        self._read_event_files(final=True)
         process.close()
         self.process, self.has_ended = None, True
         return end
@@ -208,23 +218,24 @@ class ProgramAttempt:
         while view:
             view = view[os.write(1, view) :]
         for line in self._output.feed(piece):
-            self._read_metrics(line)
+            self._read_line(line)
         return bool(piece)
 
-    def _read_metrics(self, line: str) -> None:
-        """A step that a line shows; a program that attaches reports its steps itself."""
-        if self._lines is None or self._program is not None:
-            return
-        step = self._lines.read(line, time.time())
-        if step is not None:
-            self._take_step(step)
-        if self._lines.problem:
-            _log.warning("metrics_given_up", why=self._lines.problem)
-            self._lines = None
+    def _read_line(self, line: str) -> None:
+        """A program that attaches reports its steps itself."""
+        if self._metrics is not None and not self._level:
+            for step in self._metrics.of_line(line):
+                self._take_step(step)
+
+    def _read_event_files(self, *, final: bool = False) -> None:
+        if self._metrics is not None and not self._level:
+            for step in self._metrics.of_files(final=final):
+                self._take_step(step)
 
     def look(self) -> None:
-        """Show in the beacon whether a program without steps is at work."""
+        """Show in the beacon whether a program without steps is at work, and read its metrics."""
         process = self.process
+        self._read_event_files()
         if process is None or self.is_held or self._program is not None:
             return
         now = time.monotonic()
@@ -283,8 +294,19 @@ class ProgramAttempt:
                 self._take_step(message)
             case ProgramSaved(step=step):
                 self._send(CommittedToMemory(self.number, step))
-            case Attached() | StateTaken():
-                pass
+                self._reach_level(2)
+            case Attached(integration=integration):
+                self._integration = integration
+                self._reach_level(1)
+            case StateTaken():
+                self._reach_level(2)
+
+    def _reach_level(self, level: int) -> None:
+        """Report once what the program does beyond being launched; for all ranks by the first."""
+        if level > self._level:
+            self._level = level
+            if self.order.rank == 0:
+                self._signal(ProgramAttached(level, self._integration))
 
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
@@ -352,7 +374,7 @@ class ProgramAttempt:
         with contextlib.suppress(OSError):
             error_file.write(self._error_path, error, is_communication=by_peer)
 
-    def _signal(self, detail: WorkerJoined | WorkerFailed | WorkerDone | WorkerLeft) -> None:
+    def _signal(self, detail: SignalOfWorker) -> None:
         self._send(WorkerSignal(self.number, self.order.rank, detail))
 
 

@@ -1,0 +1,136 @@
+"""Lightning: steps, metrics and stops of an unchanged script, and its random state.
+
+Lightning calls `pytorch_lightning_callbacks` or `lightning_callbacks` for every `Trainer`, because
+the installation registers them as entry points (`callbacks_factory`). Outside of Holdfast they
+return no callback.
+
+Lightning's checkpoints lack the state of the random number generators; the callback adds that of
+every rank. They contain the position of a data loader only if the loader has `state_dict`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from holdfast.integrations.batches import samples_of
+from holdfast_workers.programs.attachment import Attachment, attach
+
+STATE_KEY = "holdfast"
+"""Of a Lightning checkpoint: what the callback adds to it."""
+STOP_FILE = "last-holdfast.ckpt"
+"""Name of the checkpoint that is saved before a stop."""
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """Entry point of the package `pytorch_lightning`."""
+    return _callbacks("pytorch_lightning")
+
+
+def lightning_callbacks() -> list[Any]:
+    """Entry point of the package `lightning`."""
+    return _callbacks("lightning.pytorch")
+
+
+def _callbacks(package: str) -> list[Any]:
+    attachment = attach("lightning")
+    if not attachment.active:
+        return []
+    base = importlib.import_module(package).Callback
+    return [type("HoldfastProgress", (TrainerProgress, base), {})(attachment)]
+
+
+class TrainerProgress:
+    """The hooks of a `Callback` that shows a Trainer's progress; combined with the class
+    `Callback` of the package that the script uses."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self._stop: Any = None
+        self._step = 0
+        self._samples = 0
+        self._random_state: Any = None
+        self._stopping = False
+        self._saved: Path | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        from holdfast.integrations import random_state
+        from holdfast.integrations.agreed_stop import AgreedStop
+
+        self._stop = AgreedStop()
+        self._step, self._samples = trainer.global_step, 0
+        if self._random_state is not None:  # the iterator of the loader, which draws, exists
+            random_state.put_back(self._random_state)
+            self._random_state = None
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._samples += samples_of(batch)
+        step = trainer.global_step
+        if step == self._step:
+            return  # gradients accumulate
+        samples, self._step, self._samples = self._samples, step, 0
+        self._attachment.step(
+            step,
+            loss=_loss_of(outputs, read=step % max(1, trainer.log_every_n_steps) == 0),
+            lr=_learning_rate(trainer.optimizers),
+            tokens=samples * trainer.world_size,
+        )
+        if self._stop.ask(self._attachment.should_stop) and not self._stopping:
+            self._stopping = True
+            self._save(trainer)
+            _stop(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._stop.close()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        from holdfast.integrations import random_state
+
+        if self._stop is not None:  # every rank dumps a checkpoint, and rank 0 writes it
+            states = self._stop.gather(random_state.capture())
+            checkpoint[STATE_KEY] = {"random": states}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        states = checkpoint.get(STATE_KEY, {}).get("random", [])
+        if trainer.global_rank < len(states):
+            self._random_state = states[trainer.global_rank]
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Keep the checkpoint of the stop the newest: a Trainer that stops within an epoch ends the
+        epoch, and a later checkpoint of that end would lead to the next one."""
+        if self._saved is not None and trainer.is_global_zero and self._saved.exists():
+            os.utime(self._saved)
+
+    def _save(self, trainer: Any) -> None:
+        """Save beside the script's own checkpoints, with a name that `ckpt_path="last"` finds."""
+        folders = [getattr(own, "dirpath", None) for own in trainer.checkpoint_callbacks]
+        if folder := next(filter(None, folders), None):
+            self._saved = Path(folder) / STOP_FILE
+            trainer.save_checkpoint(self._saved)
+
+
+def _stop(trainer: Any) -> None:
+    """Stop after this step, before any minimum that the script sets: the node may be about to go,
+    and the next attempt continues."""
+    trainer.fit_loop.min_epochs = None
+    trainer.fit_loop.epoch_loop.min_steps = None
+    trainer.should_stop = True
+
+
+def _loss_of(outputs: Any, *, read: bool) -> float | None:
+    """The loss of a training step. `read`: also if reading it waits for an accelerator."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    if loss is None or not (read or getattr(loss, "device", None) is None or loss.is_cpu):
+        return None
+    return float(loss)
+
+
+def _learning_rate(optimizers: list[Any]) -> float | None:
+    if not optimizers or not optimizers[0].param_groups:
+        return None
+    rate = optimizers[0].param_groups[0].get("lr")
+    return float(rate) if isinstance(rate, (int, float)) or getattr(rate, "is_cpu", False) else None
