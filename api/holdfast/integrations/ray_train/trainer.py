@@ -40,6 +40,9 @@ from holdfast_workers.programs.attachment import SOCKET_VARIABLE
 RETRY_S = 60.0
 """How long a server may be away while the job is followed."""
 
+FEWEST_POINTS = 16
+"""That the server thins a series to; the last one is always among them."""
+
 
 class JobNotSucceeded(TrainingFailedError):  # type: ignore[misc]  # Ray has no types
     """The job of `fit()` failed or was cancelled. `job_id`: its id; `result`: what it left."""
@@ -124,7 +127,7 @@ def _data_frame(metrics: list[dict[str, Any]]) -> Any:
 
 def _last_metrics(client: Client, job: JobView) -> dict[str, Any]:
     """The numbers of the job's last step."""
-    points = client.thinned_metrics(job.id, most=2)
+    points = client.thinned_metrics(job.id, most=FEWEST_POINTS)
     if not points:
         return {}
     return {name: value for name, value in points[-1].values.items() if value is not None}

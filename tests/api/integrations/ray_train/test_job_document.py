@@ -81,10 +81,14 @@ def test_gpus_are_reserved() -> None:
     assert spec.ray_run.backend == "nccl"
 
 
+def test_a_range_of_workers_becomes_an_elastic_job() -> None:
+    spec = parsed(document(scaling=ScalingConfig(num_workers=(2, 5))))
+    assert [shape.world_size for shape in spec.shapes] == [5, 4, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"scaling": ScalingConfig(num_workers=(1, 2))}, "num_workers=(least, most)"),
         ({"scaling": ScalingConfig(num_workers=0)}, "num_workers=0"),
         ({"scaling": ScalingConfig(num_workers=1, use_tpu=True)}, "use_tpu"),
         (
