@@ -105,6 +105,12 @@ def brings(spec: Mapping[str, Any]) -> Brings:
     return next(of_user, Brings.RECIPE)
 
 
+def has_goodput(spec: Mapping[str, Any], step: int) -> bool:
+    """Whether the time in steps is known. A program may never report one: its goodput is then not
+    zero, but not known."""
+    return step > 0 or not brings(spec).is_program
+
+
 def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> ProgramLevel | None:
     """The level of a job at its newest `attempt`; None: its program has not started yet.
     `attached`: the fields of its newest event `program.attached`, of any attempt."""
