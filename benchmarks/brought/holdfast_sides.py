@@ -17,6 +17,9 @@ from benchmarks.holdfast_side import RunningServer, submitted
 MANY = 1000
 """More failures than a benchmark causes."""
 
+GRACE_S = 2.0
+"""After the last kill nothing is saved any more."""
+
 
 @contextlib.contextmanager
 def script(server: RunningServer, ranks: int) -> Iterator[StepFiles]:
@@ -49,6 +52,7 @@ def _job(ranks: int, memory: int) -> dict[str, Any]:
         "resources": {"cpus_per_worker": 0.5, "workers_per_node": 1},
         "checkpoint": {"memory": {"every_steps": memory}, "remote": {"every_steps": 0}},
         "recovery": {"max_failures": MANY},
+        "program": {"grace_s": GRACE_S},
     }
 
 

@@ -151,6 +151,7 @@ def test_steps_that_a_program_reports_are_rows_and_a_hang_is_found_by_them(tmp_p
         run.wait_step(10)
         assert run.rows[10].loss == pytest.approx(0.1)
         assert run.rows[10].tokens == 8
+        assert run.of(EventKind.PROGRAM_ATTACHED)[0]["level"] == 1
         before = attempts(run)
         os.kill(run.member(1)["pid"], signal.SIGSTOP)
         wait_next_attempt(run, before)
@@ -344,3 +345,22 @@ def test_before_a_node_goes_the_program_is_asked_to_save_and_loses_no_step(tmp_p
         assert "stops after step" in printed(run, "rank 1 stops")
         [incident] = run.of(EventKind.INCIDENT_CLOSED)
         assert incident["cause"] == "preempted", run.story()
+
+
+def test_scalars_of_event_files_become_metrics(tmp_path: Path) -> None:
+    script = """
+        import time
+        from tensorboardX import SummaryWriter
+        with SummaryWriter("runs") as writer:
+            for step in range(1, 6):
+                writer.add_scalar("train/loss", 1.0 / step, step)
+                writer.flush()
+                time.sleep(0.05)
+    """
+    program = ProgramSpec(event_files="runs")
+    training = program_training(script="train.py", ranks=1, program=program)
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert {s: row.loss for s, row in run.rows.items()} == pytest.approx(
+            {step: 1.0 / step for step in range(1, 6)}
+        )

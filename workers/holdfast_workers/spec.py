@@ -536,8 +536,8 @@ class ProgramSpec(Section):
 
 
 class RayRunSpec(Section):
-    """Of a Ray Train function: what `RunConfig`, `CheckpointConfig`, `TorchConfig` and `datasets`
-    of a `TorchTrainer` say."""
+    """Of a Ray Train function: what `RunConfig`, `CheckpointConfig` and `TorchConfig` of a
+    `TorchTrainer` say."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = Field(
         default=None,
@@ -564,11 +564,6 @@ class RayRunSpec(Section):
     )
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=1800.0, description="Seconds after which a collective fails by itself."
-    )
-    datasets: Reference | None = Field(
-        default=None,
-        description="`package.module:attribute` of a function that returns the Ray datasets by "
-        "name.",
     )
 
 

@@ -33,6 +33,7 @@ def program_faults(spec: TrainingSpec, code: str | None) -> list[SpecFault]:
     if spec.ray_train is not None and not MODULE_ATTRIBUTE.fullmatch(spec.ray_train):
         message = f"{spec.ray_train!r} is not a function reference: write package.module:name"
         found.append(_fault("ray_train", message))
+    found += _ray_run_faults(spec)
     return found
 
 
@@ -78,6 +79,13 @@ def _script_faults(script: str, code: str | None) -> Iterator[SpecFault]:
     elif code is None:
         message = f"the nodes do not have {words[0]!r}: set `code` to the folder that contains it"
         yield _fault("code", message)
+
+
+def _ray_run_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
+    path = spec.ray_run.storage_path
+    if path is not None and ("://" in path or "\0" in path):
+        message = f"{path!r} is not a folder: name one that all nodes share"
+        yield _fault("ray_run.storage_path", message)
 
 
 def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:

@@ -61,6 +61,11 @@ def test_a_program_is_a_sufficient_spec(keys: dict[str, Any]) -> None:
         ({"command": "x", "recipe": "my:Recipe"}, "recipe", "either a recipe or a command"),
         ({"command": "x", "program": {"metrics": "("}}, "program.metrics", "regular expression"),
         ({"command": "x", "program": {"preload": ["a b"]}}, "program.preload.0", "import"),
+        (
+            {"ray_train": "a:b", "ray_run": {"storage_path": "s3://bucket/runs"}},
+            "ray_run.storage_path",
+            "name one that all nodes share",
+        ),
         ({"command": "x", "program": {"event_files": "../a"}}, "program.event_files", "below it"),
         ({"command": "x", "init_from": "job/3"}, "init_from", "name one in its arguments"),
     ],

@@ -77,6 +77,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "recipe": st.just("pretrain") | st.just("my.module:Recipe"),
     "function": st.none(),
     "script": st.none(),
+    "storage_path": st.none() | st.sampled_from(["/shared/runs", "~/ray_results", "ä b"]),
     "command": st.none(),
     "ray_train": st.none(),
     "preload": st.lists(st.sampled_from(["torch", "transformers.models"]), max_size=2),

@@ -29,7 +29,7 @@ from holdfast_workers.programs.folder_parts import (
 )
 from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadPart
 from holdfast_workers.programs.payload_exchange import StateMissing, carry_out, plan_transfers
-from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, together
+from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, SavedOtherwise, together
 from holdfast_workers.programs.staging import KeptStaging
 
 TIMEOUT_S = 300.0
@@ -202,7 +202,7 @@ def _object_bytes(found: Payloads, rank: int) -> bytes:
     index = found.index(rank)
     part = index.parts.get(OBJECT)
     if index.kind is not PayloadKind.OBJECT or part is None:
-        raise StateMissing(
+        raise SavedOtherwise(
             f"step {index.step} was saved as {index.kind}, not by save(): load it as it was saved"
         )
     return bytes(found.view(rank)[part.offset : part.offset + part.nbytes])
@@ -212,7 +212,7 @@ def _check_complete(step: int, indices: Mapping[int, PayloadIndex]) -> None:
     """Raises StateMissing, on all ranks or on none."""
     for index in indices.values():
         if index.kind is not PayloadKind.FOLDER:
-            raise StateMissing(
+            raise SavedOtherwise(
                 f"step {step} was saved as {index.kind}, not by save_folder(): load it as it was "
                 "saved"
             )

@@ -22,10 +22,11 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import error_file
-from holdfast_workers.programs.metric_lines import MetricLines
+from holdfast_workers.programs.metric_names import OwnMetrics
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
+from holdfast_workers.programs.step_sources import StepSources
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,
@@ -38,6 +39,7 @@ from holdfast_workers.protocol.processes import (
     CommittedToMemory,
     PartnerPresence,
     ProgramStarted,
+    SignalOfWorker,
     StateReply,
     StepReplicated,
     StepReport,
@@ -54,7 +56,13 @@ from holdfast_workers.protocol.programs import (
     StateTaken,
     StopWanted,
 )
-from holdfast_workers.protocol.signals import WorkerDone, WorkerFailed, WorkerJoined, WorkerLeft
+from holdfast_workers.protocol.signals import (
+    ProgramAttached,
+    WorkerDone,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerLeft,
+)
 from holdfast_workers.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -101,8 +109,11 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
-        pattern = spec.program.metrics if order.rank == 0 else None
-        self._lines = MetricLines(pattern) if pattern else None
+        self._sources = StepSources(spec.program, time.time()) if order.rank == 0 else None
+        self._own = OwnMetrics()
+        self._level = 0
+        """The highest level at which the program has attached, see `ProgramAttached`."""
+        self._integration = ""
         self._program: socket.socket | None = None
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.restore.step
@@ -158,6 +169,7 @@ class ProgramAttempt:
         for _ in range(DRAIN_READS):
             if not self.relay(1 << 16):
                 break
+        self._read_files(final=True)
         process.close()
         self.process, self.has_ended = None, True
         return end
@@ -213,20 +225,28 @@ class ProgramAttempt:
 
     def _read_metrics(self, line: str) -> None:
         """A step that a line shows; a program that attaches reports its steps itself."""
-        if self._lines is None or self._program is not None:
+        if self._sources is None or self._shows_steps:
             return
-        step = self._lines.read(line, time.time())
-        if step is not None:
+        if (step := self._sources.read_line(line, time.time())) is not None:
             self._take_step(step)
-        if self._lines.problem:
-            _log.warning("metrics_given_up", why=self._lines.problem)
-            self._lines = None
+
+    def _read_files(self, *, final: bool = False) -> None:
+        if self._sources is None or self._shows_steps:
+            return
+        for step in self._sources.poll(time.time(), final=final):
+            self._take_step(step)
+
+    @property
+    def _shows_steps(self) -> bool:
+        """Whether the program reports its steps itself."""
+        return self._program is not None or self._level > 0
 
     def look(self) -> None:
-        """Show in the beacon whether a program without steps is at work."""
+        """Show in the beacon whether a program without steps is at work; read its event files."""
         process = self.process
         if process is None or self.is_held or self._program is not None:
             return
+        self._read_files()
         now = time.monotonic()
         if self._silence.has_sign_of_life(self._output.bytes, process.processor_s(), now):
             self._enter_program()
@@ -283,8 +303,18 @@ class ProgramAttempt:
                 self._take_step(message)
             case ProgramSaved(step=step):
                 self._send(CommittedToMemory(self.number, step))
-            case Attached() | StateTaken():
+                self._reach(2)
+            case Attached(integration=integration):
+                self._integration = integration
+                self._reach(1)
+            case StateTaken():
                 pass
+
+    def _reach(self, level: int) -> None:
+        """Report a level of the program that is higher than before."""
+        if level > self._level:
+            self._level = level
+            self._signal(ProgramAttached(level, self._integration))
 
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
@@ -301,7 +331,7 @@ class ProgramAttempt:
             step_time_s=step.step_time_s,
             loader_wait_s=0.0,
             samples="",
-            own=step.own,
+            own=self._own.storable(step.own),
         )
         self._send(StepReport(self.order.rank, row))
 
@@ -352,7 +382,7 @@ class ProgramAttempt:
         with contextlib.suppress(OSError):
             error_file.write(self._error_path, error, is_communication=by_peer)
 
-    def _signal(self, detail: WorkerJoined | WorkerFailed | WorkerDone | WorkerLeft) -> None:
+    def _signal(self, detail: SignalOfWorker) -> None:
         self._send(WorkerSignal(self.number, self.order.rank, detail))
 
 

@@ -57,7 +57,7 @@ def job_document(
         "name": run.name or DEFAULT_NAME,
         "ray_train": function.reference,
         "config": _plain_config(options.config or {}),
-        "parallel": {"dp_shard": options.scaling.num_workers},
+        "parallel": {"dp_shard": _size(options.scaling)},
         "resources": resources,
         "ray_run": _ray_run(run, options.torch),
         "recovery": _recovery(run.failure_config),
@@ -99,12 +99,8 @@ def _refuse_options(options: TrainerOptions) -> None:
             options.torch.init_method != "env",
             "leave it out: every attempt gets an address of its own",
         ),
-        "ScalingConfig(num_workers=(least, most))": (
-            not isinstance(scaling.num_workers, int),
-            "name one number, or submit a job with resources.nodes",
-        ),
         "ScalingConfig(num_workers=0)": (
-            scaling.num_workers == 0,
+            scaling.min_workers == 0,
             "use ray.train.torch.TorchTrainer for the local mode",
         ),
         "ScalingConfig(use_tpu)": (bool(scaling.use_tpu or scaling.topology), "use GPUs or CPUs"),
@@ -150,6 +146,10 @@ def _plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config)
 
 
+def _size(scaling: Any) -> int | str:
+    return "auto" if scaling.elasticity_enabled else int(scaling.num_workers)
+
+
 def _resources(scaling: Any, nodes: list[NodeSize]) -> dict[str, Any]:
     asked = dict(scaling.resources_per_worker or {})
     cpus = float(asked.pop("CPU", 0) or _CPUS)
@@ -162,10 +162,14 @@ def _resources(scaling: Any, nodes: list[NodeSize]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "cpus_per_worker": cpus,
         "gpus_per_worker": gpus,
-        "workers_per_node": workers_per_node(
-            scaling.num_workers, scaling.placement_strategy, cpus, gpus, nodes
-        ),
     }
+    if scaling.elasticity_enabled:  # a worker per node, so that every number of them has a place
+        found["workers_per_node"] = 1
+        found["nodes"] = {"min": scaling.min_workers, "max": scaling.max_workers}
+    else:
+        found["workers_per_node"] = workers_per_node(
+            scaling.num_workers, scaling.placement_strategy, cpus, gpus, nodes
+        )
     if asked:
         found["custom"] = asked
     if scaling.label_selector:

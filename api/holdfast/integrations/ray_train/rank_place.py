@@ -23,7 +23,7 @@ MEMORY_VARIABLE = "HOLDFAST_MEMORY_STEPS"
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class WorldPlace:
     """A rank's place in the world, as torchrun's variables name it."""
 
     rank: int
@@ -38,7 +38,7 @@ class RankPlace:
         return self.world_size > self.local_world_size
 
     @classmethod
-    def of(cls, variables: Mapping[str, str]) -> RankPlace:
+    def of(cls, variables: Mapping[str, str]) -> WorldPlace:
         """Raises FunctionUnusable."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in variables]

@@ -32,7 +32,7 @@ from holdfast.integrations.ray_train.memory_checkpoints import (
 )
 from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.integrations.ray_train.rank_place import (
-    RankPlace,
+    WorldPlace,
     config_of,
     keeps_in_memory,
     run_of,
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     """`arguments`: `module:function`. Returns the exit code; raises what the function raises."""
     if len(arguments) != 1:
         raise FunctionUnusable("name one training function: module:function")
-    place = RankPlace.of(os.environ)
+    place = WorldPlace.of(os.environ)
     config, options = config_of(), run_of()
     attachment = attach("ray-train")
     function = load(arguments[0])
@@ -104,7 +104,7 @@ def call(function: Callable[..., Any], config: dict[str, Any]) -> Any:
     return function(config) if count else function()
 
 
-def _form_group(place: RankPlace, options: RayRunSpec) -> None:
+def _form_group(place: WorldPlace, options: RayRunSpec) -> None:
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if devices:
         torch.cuda.set_device(place.local_rank % devices)
@@ -114,14 +114,14 @@ def _form_group(place: RankPlace, options: RayRunSpec) -> None:
     )
 
 
-def _memory(place: RankPlace, attachment: Attachment, group: RankGroup) -> MemoryCheckpoints:
+def _memory(place: WorldPlace, attachment: Attachment, group: RankGroup) -> MemoryCheckpoints:
     if attachment.active and keeps_in_memory():
         return TierCheckpoints(attachment, group, is_first_of_node=place.local_rank == 0)
     return NoMemory()
 
 
 def _open_folder(
-    place: RankPlace, options: RayRunSpec, attachment: Attachment, group: RankGroup
+    place: WorldPlace, options: RayRunSpec, attachment: Attachment, group: RankGroup
 ) -> RunFolder:
     """The run's folder, the same on all ranks. Raises StorageUnusable."""
     job = attachment.place.job_id if attachment.place else DEFAULT_NAME

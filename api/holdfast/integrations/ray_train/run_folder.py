@@ -30,7 +30,7 @@ _MARK = ".shared-"
 
 
 @dataclass(frozen=True)
-class SavedCheckpoint:
+class KeptCheckpoint:
     """A complete checkpoint. `index`: the number of the `report` that brought it, from 1."""
 
     index: int
@@ -46,7 +46,7 @@ class Retention:
     attribute: str | None = None
     order: str = "max"
 
-    def kept(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+    def kept(self, saved: Sequence[KeptCheckpoint]) -> list[KeptCheckpoint]:
         """The best ones, or without an attribute the newest; always the newest, from which a run
         is resumed. In the order of `saved`, which is by index."""
         if self.most is None or len(saved) <= self.most:
@@ -54,7 +54,7 @@ class Retention:
         best = sorted(saved, key=self._rank, reverse=True)[: self.most]
         return [each for each in saved if each in best or each is saved[-1]]
 
-    def _rank(self, checkpoint: SavedCheckpoint) -> tuple[bool, float, int]:
+    def _rank(self, checkpoint: KeptCheckpoint) -> tuple[bool, float, int]:
         score = checkpoint.metrics.get(self.attribute) if self.attribute else None
         if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score):
             return (False, 0.0, checkpoint.index)
@@ -68,11 +68,11 @@ class RunFolder:
         self.path = path
         self._attempt = attempt
         self._retention = retention
-        self.saved: tuple[SavedCheckpoint, ...] = ()
+        self.saved: tuple[KeptCheckpoint, ...] = ()
         """The complete checkpoints, oldest first, as of the last call."""
 
     @property
-    def newest(self) -> SavedCheckpoint | None:
+    def newest(self) -> KeptCheckpoint | None:
         return self.saved[-1] if self.saved else None
 
     def open(self) -> None:
@@ -116,7 +116,7 @@ class RunFolder:
         self.incoming(index).replace(target)
         return target
 
-    def commit(self, checkpoint: SavedCheckpoint) -> tuple[SavedCheckpoint, ...]:
+    def commit(self, checkpoint: KeptCheckpoint) -> tuple[KeptCheckpoint, ...]:
         """On rank 0: the checkpoint counts from now on; older ones are removed by the retention.
         Those of the same or a later report, from an attempt that went on, are replaced. Returns
         the new list. Raises OSError."""
@@ -134,19 +134,19 @@ class RunFolder:
         document = {"metrics": plain(metrics), "return_value": plain(value)}
         _replace(self.path / RESULT_NAME, json.dumps(document))
 
-    def _write(self, saved: Sequence[SavedCheckpoint]) -> None:
+    def _write(self, saved: Sequence[KeptCheckpoint]) -> None:
         document = {"version": 1, "checkpoints": [self._entry(each) for each in saved]}
         _replace(self.path / LIST_NAME, json.dumps(document))
         self.saved = tuple(saved)
 
-    def _entry(self, checkpoint: SavedCheckpoint) -> dict[str, Any]:
+    def _entry(self, checkpoint: KeptCheckpoint) -> dict[str, Any]:
         """With a path relative to the folder, if it is in it, so that the folder can be moved."""
         path = Path(checkpoint.path)
         inside = path.relative_to(self.path) if path.is_relative_to(self.path) else path
         return {**asdict(checkpoint), "path": str(inside)}
 
 
-def read_list(folder: Path) -> tuple[SavedCheckpoint, ...]:
+def read_list(folder: Path) -> tuple[KeptCheckpoint, ...]:
     """The complete checkpoints of a run, oldest first; () if it has none yet. Raises
     StorageUnusable if the list is damaged."""
     path = folder / LIST_NAME
@@ -154,7 +154,7 @@ def read_list(folder: Path) -> tuple[SavedCheckpoint, ...]:
         document = json.loads(path.read_text())
         entries = document["checkpoints"]
         return tuple(
-            SavedCheckpoint(each["index"], str(folder / each["path"]), each["metrics"])
+            KeptCheckpoint(each["index"], str(folder / each["path"]), each["metrics"])
             for each in entries
         )
     except FileNotFoundError:

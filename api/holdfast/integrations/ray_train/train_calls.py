@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import pyarrow.fs
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils
@@ -27,10 +26,10 @@ from holdfast.integrations.ray_train.datasets import DatasetShards
 from holdfast.integrations.ray_train.errors import NotServed, ReportFailed
 from holdfast.integrations.ray_train.memory_checkpoints import MemoryCheckpoints
 from holdfast.integrations.ray_train.rank_group import RankGroup
-from holdfast.integrations.ray_train.rank_place import RankPlace
+from holdfast.integrations.ray_train.rank_place import WorldPlace
 from holdfast.integrations.ray_train.run_folder import (
+    KeptCheckpoint,
     RunFolder,
-    SavedCheckpoint,
     as_number,
     plain,
 )
@@ -42,7 +41,7 @@ STEP_METRICS = ("loss", "grad_norm", "lr", "tokens")
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _ReportShare:
     """What a rank brings to a `report`."""
 
     has_part: bool
@@ -68,7 +67,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
 
     def __init__(
         self,
-        place: RankPlace,
+        place: WorldPlace,
         experiment: str,
         attachment: Attachment,
         group: RankGroup,
@@ -87,7 +86,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
             place.local_world_size,
             place.node_rank,
         )
-        self._context = _Context(
+        self._context = _RankContext(
             experiment_name=experiment,
             world_size=place.world_size,
             world_rank=place.rank,
@@ -133,7 +132,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
             name = checkpoint_dir_name or default_name(index)
             checkpoint, keeps = checkpoint_upload_fn(checkpoint, name), True
         in_place = _local_path(checkpoint) if checkpoint is not None and keeps else None
-        offer = _Offer(
+        offer = _ReportShare(
             has_part=checkpoint is not None and not keeps,
             folder=in_place,
             name=checkpoint_dir_name,
@@ -198,7 +197,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
     def _save(
         self,
         index: int,
-        offers: list[_Offer],
+        offers: list[_ReportShare],
         part: Checkpoint | None,
         metrics: Mapping[str, Any],
     ) -> None:
@@ -228,7 +227,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         if self._group.rank:
             return
         path = in_place or str(self._folder.place(index, name))
-        self._folder.commit(SavedCheckpoint(index, path, plain(metrics)))
+        self._folder.commit(KeptCheckpoint(index, path, plain(metrics)))
 
     def _agree(self, index: int, work: Callable[[], T]) -> T:
         """Work on all ranks; if one fails, all raise ReportFailed, so that none waits for it."""
@@ -264,7 +263,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         )
 
 
-class _Context(LocalTrainContext):  # type: ignore[misc]  # Ray has no types
+class _RankContext(LocalTrainContext):  # type: ignore[misc]  # Ray has no types
     """The attributes of this rank; with the run's folder as its storage."""
 
     folder: Path
@@ -283,7 +282,7 @@ def default_name(index: int) -> str:
 
 
 def _local_path(checkpoint: Checkpoint) -> str:
-    if not isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
+    if checkpoint.filesystem.type_name != "local":
         raise NotServed(
             f"a checkpoint that stays at {checkpoint.path} of {checkpoint.filesystem.type_name} "
             "storage is not served by Holdfast: report a local folder, which is copied into "

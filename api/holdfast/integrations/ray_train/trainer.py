@@ -8,6 +8,7 @@ training function's module is sent with the job.
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from holdfast.integrations.ray_train import versions
 versions.check(versions.installed())  # before anything of Ray is imported
 
 # ruff: noqa: E402
-import pandas as pd
 from ray.train import Checkpoint, Result, TrainingFailedError
 from ray.train.torch import TorchTrainer as StockTrainer
 
@@ -39,6 +39,9 @@ from holdfast_workers.programs.attachment import SOCKET_VARIABLE
 
 RETRY_S = 60.0
 """How long a server may be away while the job is followed."""
+
+FEWEST_POINTS = 16
+"""That the server thins a series to; the last one is always among them."""
 
 
 class JobNotSucceeded(TrainingFailedError):  # type: ignore[misc]  # Ray has no types
@@ -107,7 +110,7 @@ def _result(job: JobView, folder: Path, metrics: dict[str, Any]) -> Result:
         checkpoint=Checkpoint(saved[-1].path) if saved else None,
         error=error,
         path=str(folder),
-        metrics_dataframe=pd.DataFrame([each.metrics for each in saved]) if saved else None,
+        metrics_dataframe=_data_frame([each.metrics for each in saved]),
         best_checkpoints=[(Checkpoint(each.path), each.metrics) for each in saved],
         return_value=ended.get("return_value"),
     )
@@ -117,9 +120,14 @@ def _result(job: JobView, folder: Path, metrics: dict[str, Any]) -> Result:
     return result
 
 
+def _data_frame(metrics: list[dict[str, Any]]) -> Any:
+    pandas = importlib.import_module("pandas")  # Ray Train has imported it
+    return pandas.DataFrame(metrics) if metrics else None
+
+
 def _last_metrics(client: Client, job: JobView) -> dict[str, Any]:
     """The numbers of the job's last step."""
-    points = client.thinned_metrics(job.id, most=2)
+    points = client.thinned_metrics(job.id, most=FEWEST_POINTS)
     if not points:
         return {}
     return {name: value for name, value in points[-1].values.items() if value is not None}
