@@ -129,13 +129,15 @@ def test_losses_are_the_same_after_a_stop_on_request(
     assert before | after == undisturbed
 
 
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_a_checkpoint_in_memory_suffices(
-    tmp_path: Path, example: Example, undisturbed: dict[int, Any]
+    tmp_path: Path, example: Example, undisturbed: dict[int, Any], ranks_per_node: int
 ) -> None:
     """The checkpoints on the disk are gone when the world restarts."""
     if not example.pins:
         pytest.skip("a script without a plug-in keeps nothing in memory")
-    with example.job(tmp_path, job_env={"LIGHTNING_MEMORY_EVERY_STEPS": "5"}) as run:
+    interval = {"LIGHTNING_MEMORY_EVERY_STEPS": "5"}
+    with example.job(tmp_path, workers_per_node=ranks_per_node, job_env=interval) as run:
         wait_loss(run, example, 13)
         run.kill(1)
         shutil.rmtree(tmp_path / "saved")
