@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.torch import tier
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.programs import dcp_storage, folder_parts, own_segment
+from holdfast_workers.programs.attachment import SOCKET_VARIABLE
 from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadWriter
 from holdfast_workers.programs.rank_payloads import RankPayloads
 from holdfast_workers.state.digest import payload_digest
@@ -103,6 +104,13 @@ def save_beside_training(rank: int, kind: str, save_at: int, until: int) -> dict
     return losses
 
 
+def save_beside_training_outside(rank: int, until: int) -> bool:
+    """The same program, without Holdfast."""
+    del os.environ[SOCKET_VARIABLE]
+    save_beside_training(rank, "fsdp2", 3, until)
+    return tier().active
+
+
 def restore_and_train(rank: int, kind: str, until: int) -> dict[int, float]:
     training, kept = Training(kind), tier()
     step = kept.newest()
@@ -114,7 +122,7 @@ def restore_and_train(rank: int, kind: str, until: int) -> dict[int, float]:
 
 
 def grid(rank: int, world_size: int, factor: float) -> dict[str, Any]:
-    """A sharded tensor of 12 rows, and a replicated one."""
+    """Tensors that are sharded by 12 rows or columns, replicated, and of several forms."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (world_size,))
@@ -123,6 +131,10 @@ def grid(rank: int, world_size: int, factor: float) -> dict[str, Any]:
         "rows": distribute_tensor(whole, mesh, [Shard(0)]),
         "columns": distribute_tensor(whole.t().contiguous(), mesh, [Shard(1)]),
         "same": distribute_tensor(whole + 1, mesh, [Replicate()]),
+        "turned": whole[:3].t(),  # not contiguous
+        "half": (whole[0] + 2).bfloat16(),
+        "flags": whole[1] > 30 * factor,
+        "empty": torch.zeros(0, 3),
         "scalar": torch.tensor(3.5 * factor, dtype=torch.float64),
         "name": f"run {float(factor)}",
     }

@@ -36,6 +36,11 @@ def test_a_checkpoint_is_written_while_training_goes_on(worlds: TierWorlds) -> N
     assert rest == whole
 
 
+def test_the_same_program_runs_outside_of_holdfast(worlds: TierWorlds) -> None:
+    assert worlds.run(tier_programs.save_beside_training_outside, 2, 10) == [False, False]
+    assert not worlds.segment(0).exists()
+
+
 @pytest.mark.parametrize(("point", "killed_rank"), [("write", 0), ("write", 1), ("commit", 0)])
 def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
     worlds: TierWorlds, point: str, killed_rank: int

@@ -197,7 +197,7 @@ class ProgramAttempt:
         if by_peer is None:
             by_peer = _blames_a_peer(f"{recorded.traceback}\n{recorded.message}")
         report = ErrorReport(
-            kind=ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER,
+            kind=error_file.kind_of(recorded, by_peer=by_peer),
             type=recorded.type or str(end).replace(" ", "_"),
             message=control_channel.shorten_middle(recorded.message),
             traceback=control_channel.shorten_middle(recorded.traceback),

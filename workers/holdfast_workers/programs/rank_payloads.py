@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment
 from holdfast_workers.programs.attachment import Attachment
+from holdfast_workers.programs.gloo_groups import GlooGroups
 from holdfast_workers.programs.own_segment import OwnSegment
 from holdfast_workers.programs.payload import (
     PayloadIndex,
@@ -121,7 +121,13 @@ class RankPayloads:
     """The payloads of this process's rank. `timeout_s` bounds the arrival of the state and every
     exchange; `replication_wait_s` the wait of a save for the partners' copies of the last one."""
 
-    def __init__(self, attachment: Attachment, timeout_s: float, replication_wait_s: float) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        groups: GlooGroups,
+        timeout_s: float,
+        replication_wait_s: float,
+    ) -> None:
         assert attachment.place is not None
         self.place: ProgramPlace = attachment.place
         self._attachment = attachment
@@ -135,7 +141,7 @@ class RankPayloads:
         self._kept: int | None = None  # the step on which the program builds: saved, or taken
         self._arrived = False
         self._found: Payloads | None = None
-        self._groups: dict[str, tuple[Any, dist.ProcessGroup]] = {}
+        self._groups = groups
 
     # --- the ranks ------------------------------------------------------------------------------
 
@@ -152,17 +158,6 @@ class RankPayloads:
             )
         return size > 1
 
-    def group(self, purpose: str) -> dist.ProcessGroup:
-        """A gloo group of all ranks for one purpose; made by the first call, which all ranks
-        make."""
-        world = dist.group.WORLD
-        made_in, group = self._groups.get(purpose, (None, None))
-        if group is None or made_in is not world:
-            timeout = timedelta(seconds=self._timeout_s)
-            group = dist.new_group(backend="gloo", timeout=timeout, group_desc=f"tier-{purpose}")
-            self._groups[purpose] = (world, group)
-        return group
-
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank, by rank; all ranks call it."""
         if not self.is_distributed:
@@ -174,7 +169,7 @@ class RankPayloads:
     @property
     def exchange_group(self) -> dist.ProcessGroup:
         """The group of the exchanges that the training thread makes."""
-        return self.group("exchange")
+        return self._groups.get("exchange")
 
     # --- saving ---------------------------------------------------------------------------------
 
