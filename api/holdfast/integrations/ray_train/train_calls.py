@@ -61,7 +61,7 @@ class EndWanted(SystemExit):
         super().__init__(0)
 
 
-class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
+class TrainCalls(LocalTrainFnUtils):
     """Of one rank. `report`, `get_preemption_info`, `barrier` and `broadcast_from_rank_zero` are
     called by all ranks; the others by any."""
 
@@ -263,7 +263,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         )
 
 
-class _RankContext(LocalTrainContext):  # type: ignore[misc]  # Ray has no types
+class _RankContext(LocalTrainContext):
     """The attributes of this rank; with the run's folder as its storage."""
 
     folder: Path
