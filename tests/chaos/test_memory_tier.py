@@ -75,7 +75,22 @@ FSDP2 = """
 """
 
 
-def losses(lines: list[str]) -> dict[tuple[int, int], str]:
+STEPS = 50
+TRAINING = program_training(script=f"train.py {STEPS}")
+Losses = dict[tuple[int, int], str]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_losses(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with running_program(folder, {"train.py": FSDP2}, TRAINING) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED"
+        found = losses(run.logs)
+    assert len(found) == 2 * STEPS
+    return found
+
+
+def losses(lines: list[str]) -> Losses:
     """The loss of each step and rank, of its last computation."""
     found = (line.split() for line in lines if line.startswith("step "))
     return {(int(words[1]), int(words[5])): words[3] for words in found}
@@ -91,9 +106,10 @@ def own_segment(run: SupervisedRun, rank: int) -> Segment:
     return Segment.open(path)
 
 
-def test_an_fsdp2_script_goes_on_from_memory_after_kills_and_a_lost_node(tmp_path: Path) -> None:
-    training = program_training(script="train.py 60")
-    with running_program(tmp_path, {"train.py": FSDP2}, training, standbys=1) as run:
+def test_an_fsdp2_script_goes_on_from_memory_after_kills_and_a_lost_node(
+    tmp_path: Path, undisturbed_losses: Losses
+) -> None:
+    with running_program(tmp_path, {"train.py": FSDP2}, TRAINING, standbys=1) as run:
         for number, rank in enumerate((1, 0)):
             printed(run, f"step {10 + 10 * number} ")
             before = attempts(run)
@@ -112,16 +128,11 @@ def test_an_fsdp2_script_goes_on_from_memory_after_kills_and_a_lost_node(tmp_pat
             tier for each in run.of(EventKind.INCIDENT_CLOSED) for tier in each["tiers"].values()
         }
         assert tiers == {"own_ram", "partner_ram"}, run.story()
-        disturbed = losses(run.logs)
-    with running_program(tmp_path / "calm", {"train.py": FSDP2}, training) as calm:
-        assert calm.wait_end()["outcome"] == "SUCCEEDED"
-        assert losses(calm.logs) == disturbed
-        assert len(disturbed) == 120
+        assert losses(run.logs) == undisturbed_losses
 
 
-def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path) -> None:
-    training = program_training(script="train.py 40")
-    with running_program(tmp_path, {"train.py": FSDP2}, training) as run:
+def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_losses: Losses) -> None:
+    with running_program(tmp_path, {"train.py": FSDP2}, TRAINING) as run:
         printed(run, "step 10 ")
         os.kill(run.member(0)["pid"], signal.SIGSTOP)
         with own_segment(run, 1) as segment:
@@ -131,7 +142,8 @@ def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path) -> None:
         os.kill(run.member(1)["pid"], signal.SIGKILL)
         wait_next_attempt(run, before)
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        disturbed = losses(run.logs)
-    with running_program(tmp_path / "calm", {"train.py": FSDP2}, training) as calm:
-        assert calm.wait_end()["outcome"] == "SUCCEEDED"
-        assert losses(calm.logs) == disturbed
+        incident = run.of(EventKind.INCIDENT_CLOSED)[-1]
+        assert incident["cause"] == "bad_state", run.story()
+        assert incident["tiers"] == {"0": "own_ram", "1": "partner_ram"}
+        assert resumed_at(run.logs)[-1] >= 10
+        assert losses(run.logs) == undisturbed_losses

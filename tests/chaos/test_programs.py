@@ -88,7 +88,7 @@ def test_a_plain_ddp_script_survives_kills_and_a_lost_node(tmp_path: Path) -> No
     training = program_training(script="train.py 60")
     with running_program(tmp_path, {"train.py": DDP}, training, standbys=1) as run:
         printed(run, "step 10 ")
-        os.kill(run.member(1)["pid"], signal.SIGKILL)
+        run.inject("segfault", rank=1)
         printed(run, "attempt 1")
         printed(run, "step 25 ")
         before, seat = attempts(run), run.seat_of(1)
@@ -113,7 +113,7 @@ def test_a_rank_that_stops_is_named_and_replaced_though_the_script_reports_nothi
     with running_program(tmp_path, {"train.py": DDP}, training) as run:
         printed(run, "step 10 ")
         before = attempts(run)
-        os.kill(run.member(1)["pid"], signal.SIGSTOP)
+        run.inject("stop", rank=1)
         wait_next_attempt(run, before)
         [incident] = run.of(EventKind.INCIDENT_CLOSED)
         assert (incident["cause"], incident["lost"][0]["rank"]) == ("hang", 1)

@@ -359,6 +359,40 @@ def test_the_commands_of_the_quickstart_and_the_tutorial_work(product: Product) 
     assert "SUCCEEDED" in output
 
 
+def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(product: Product) -> None:
+    (block,) = MARKED.findall((REPOSITORY / "docs/bring.md").read_text())
+    assert product.client.address
+    command = subprocess.Popen(
+        ["bash", "-ec", f"{block.rstrip()} --pause 0.05"],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOLDFAST_ADDRESS": product.client.address,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        product.wait(lambda: any(row.name == "ddp" for row in product.client.list()))
+        (row,) = (row for row in product.client.list() if row.name == "ddp")
+        product.wait_step(row.id, 20)
+        pid = product.members(row.id)[1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        output, _ = command.communicate(timeout=90)
+    finally:
+        command.kill()
+    assert command.returncode == 0, output
+    job = product.client.get(row.id)
+    assert (job.brings, job.level, job.progress.step, job.progress.steps) == ("script", 0, 60, None)
+    assert [incident.cause for incident in product.client.incidents(row.id)] == ["worker_crash"]
+    losses = {point.step: point.values["loss"] for point in product.client.metrics(row.id)}
+    assert sorted(losses) == list(range(1, 61)) and all(losses.values())
+    product.wait(lambda: not product.left_of(row.id), 60)
+
+
 def test_ranks_leave_a_cordoned_node_and_no_job_is_placed_on_it(
     product: Product, undisturbed: dict[int, str]
 ) -> None:

@@ -61,7 +61,10 @@ EVERY_DOCUMENT = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 @cache
 def python_files() -> tuple[str, ...]:
     """Every Python file of the packages and the tests, as a path that begins with a slash."""
-    folders = [*(ROOT / package for package in PACKAGES), ROOT / "tests", ROOT / "benchmarks"]
+    folders = [
+        *(ROOT / package for package in PACKAGES),
+        *(ROOT / name for name in ("tests", "benchmarks", "examples")),
+    ]
     found = [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.py")]
     return (*found, "/api/dashboard/build.py", "/api/generate_client.py")
 

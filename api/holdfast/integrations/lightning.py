@@ -12,14 +12,24 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.integrations.batches import samples_of
 from holdfast_workers.programs.attachment import Attachment, attach
+from holdfast_workers.protocol.messages import Tier
+
+if TYPE_CHECKING:
+    from holdfast.integrations.agreed_stop import AgreedStop
+    from holdfast.integrations.memory_folders import MemoryFolders
 
 STATE_KEY = "holdfast"
 """Of a Lightning checkpoint: what the callback adds to it."""
+EVERY_STEPS_VARIABLE = "LIGHTNING_MEMORY_EVERY_STEPS"
+"""Steps between two checkpoints in memory; not set: none."""
+PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+CHECKPOINT = "memory.ckpt"
 STOP_FILE = "last-holdfast.ckpt"
 """Name of the checkpoint that is saved before a stop."""
 
@@ -34,12 +44,35 @@ def lightning_callbacks() -> list[Any]:
     return _callbacks("lightning.pytorch")
 
 
+def memory_checkpoints(every_n_train_steps: int) -> Any:
+    """A callback for a script's own `callbacks`: a checkpoint in memory after so many steps, from
+    which a restarted `fit` continues. Without a line in the script: the job's environment sets
+    `LIGHTNING_MEMORY_EVERY_STEPS`. Outside of Holdfast it does nothing."""
+    package = next((name for name in PACKAGES if name in sys.modules), PACKAGES[0])
+    attachment = attach("lightning")
+    if not attachment.active:
+        return importlib.import_module(package).Callback()
+    return _memory_callback(package, attachment, every_n_train_steps)
+
+
 def _callbacks(package: str) -> list[Any]:
     attachment = attach("lightning")
     if not attachment.active:
         return []
     base = importlib.import_module(package).Callback
-    return [type("HoldfastProgress", (TrainerProgress, base), {})(attachment)]
+    found = [type("HoldfastProgress", (TrainerProgress, base), {})(attachment)]
+    every = os.environ.get(EVERY_STEPS_VARIABLE, "")
+    if every:
+        found.append(_memory_callback(package, attachment, int(every)))
+    return found
+
+
+def _memory_callback(package: str, attachment: Attachment, every: int) -> Any:
+    """Lightning resumes by itself from a callback that is an OnExceptionCheckpoint, if the file
+    exists to which its `ckpt_path` leads."""
+    callbacks = importlib.import_module(f"{package}.callbacks")
+    bases = (TrainerMemory, callbacks.OnExceptionCheckpoint)
+    return type("HoldfastMemory", bases, {})(attachment, every)
 
 
 class TrainerProgress:
@@ -107,10 +140,74 @@ class TrainerProgress:
 
     def _save(self, trainer: Any) -> None:
         """Save beside the script's own checkpoints, with a name that `ckpt_path="last"` finds."""
-        folders = [getattr(own, "dirpath", None) for own in trainer.checkpoint_callbacks]
+        own = [each for each in trainer.checkpoint_callbacks if not isinstance(each, TrainerMemory)]
+        folders = [getattr(callback, "dirpath", None) for callback in own]
         if folder := next(filter(None, folders), None):
             self._saved = Path(folder) / STOP_FILE
             trainer.save_checkpoint(self._saved)
+
+
+class TrainerMemory:
+    """The hooks of a callback that keeps the Trainer's checkpoints in memory; combined with the
+    class `OnExceptionCheckpoint` of the package that the script uses."""
+
+    def __init__(self, attachment: Attachment, every: int) -> None:
+        self._attachment = attachment
+        self._every = every
+        self._memory: MemoryFolders | None = None
+        self._agreed: AgreedStop | None = None
+        self._last = 0
+        self.dirpath = ""
+        self._resumed = Path()
+        place = attachment.place
+        if place is not None and place.restore.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
+            room = Path(place.segment_path).parent / "resumed"
+            room.mkdir(exist_ok=True)
+            self._resumed = room / CHECKPOINT
+            self._resumed.touch()
+
+    @property
+    def ckpt_path(self) -> str:
+        """Where Lightning looks for a checkpoint to resume: a file that stands for the one in
+        memory, whose content arrives in `setup`."""
+        return str(self._resumed) if self._resumed.name else ""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The process group exists, and nothing is restored yet."""
+        if stage != "fit" or not self._attachment.active:
+            return
+        from holdfast.integrations.agreed_stop import AgreedStop
+        from holdfast.integrations.memory_folders import MemoryFolders
+
+        self._agreed = AgreedStop()
+        self._memory = MemoryFolders(self._attachment, self._agreed.gather)
+        if self._resumed.name:
+            loaded = self._memory.load(newer_than=None)
+            if loaded is not None:
+                (loaded / CHECKPOINT).replace(self._resumed)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._last = trainer.global_step
+        if self._resumed.name:
+            self._resumed.unlink(missing_ok=True)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if self._memory is None or step == self._last or step % self._every:
+            return
+        self._last = step
+        folder = self._memory.staging(step)
+        if folder is not None:
+            trainer.save_checkpoint(folder / CHECKPOINT)
+            self._memory.keep(step, folder)
+
+    def on_exception(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """No collective after an error: the peers may be gone."""
+
+    def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Nothing is left to remove."""
 
 
 def _stop(trainer: Any) -> None:

@@ -62,6 +62,8 @@ class MemoryFolders:
         the folder of rank 0 gives nothing."""
         if self._tier is None:
             return False
+        if self._gives:  # what `load` left there has been read
+            shutil.rmtree(self._room, ignore_errors=True)
         mark, rank = folder / f".{uuid.uuid4().hex}", int(os.environ.get("RANK", "0"))
         if rank == 0:
             mark.touch()

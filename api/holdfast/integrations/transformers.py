@@ -10,31 +10,32 @@ a resumed run has the same losses. Outside of Holdfast the callback does nothing
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from holdfast.integrations.agreed_stop import AgreedStop
+from holdfast.integrations.memory_folders import MemoryFolders
+from holdfast.integrations.trainer_folders import FOLDER_PREFIX, newest_whole
 from holdfast_workers.programs.attachment import attach
-
-FOLDER_PREFIX = "checkpoint-"
-STATE_FILE = "trainer_state.json"
-"""The last file of a checkpoint that rank 0 writes."""
 
 
 class HoldfastCallback(TrainerCallback):
-    """Reports each step; saves and stops when Holdfast asks for it."""
+    """Reports each step, saves and stops when Holdfast asks for it, and keeps a copy of every
+    checkpoint in memory."""
 
     def __init__(self) -> None:
         self._attachment = attach("transformers")
         self._stop: AgreedStop | None = None
+        self._memory: MemoryFolders | None = None
         self._tokens_seen = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if self._attachment.active:
             self._stop = AgreedStop()
+            self._memory = MemoryFolders(self._attachment, self._stop.gather)
             self._tokens_seen = _tokens(state)
         return control
 
@@ -51,6 +52,12 @@ class HoldfastCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> Any:
         if self._stop is not None and logs and "loss" in logs:
             self._report(args, state, logs)
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        if self._memory is not None:
+            folder = Path(args.output_dir) / f"{FOLDER_PREFIX}{state.global_step}"
+            self._memory.keep_copy(state.global_step, folder)
         return control
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -73,11 +80,16 @@ class HoldfastCallback(TrainerCallback):
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The folder of the newest whole checkpoint in `output_dir`, for `resume_from_checkpoint`; None
-    if there is none. Call it on every rank, after the `TrainingArguments` are made: all ranks get
-    the choice of rank 0."""
-    folder = Path(output_dir)
-    return _same_on_all_ranks(lambda: _newest_whole(folder))
+    """The folder of the newest whole checkpoint, in memory or in `output_dir`, for
+    `resume_from_checkpoint`; None if there is none. Call it on every rank, after the
+    `TrainingArguments` are made: all ranks get the same step. Raises StateMissing."""
+    folder, gather = Path(output_dir), AgreedStop().gather
+    saved = gather(_newest_whole(folder))[0]
+    step = int(saved.removeprefix(FOLDER_PREFIX)) if saved else None
+    in_memory = MemoryFolders(attach("transformers"), gather).load(newer_than=step)
+    if in_memory is not None:
+        return str(in_memory)
+    return str(folder / saved) if saved else None
 
 
 def _newest_whole(folder: Path) -> str | None:
@@ -85,37 +97,7 @@ def _newest_whole(folder: Path) -> str | None:
         path.name: [file.name for file in path.iterdir()]
         for path in folder.glob(f"{FOLDER_PREFIX}*")
     }
-    chosen = newest_whole(names, int(os.environ.get("WORLD_SIZE", "1")))
-    return str(folder / chosen) if chosen else None
-
-
-def newest_whole(checkpoints: Mapping[str, Iterable[str]], world_size: int) -> str | None:
-    """The name of the checkpoint to resume. `checkpoints`: name -> names of its files.
-
-    A rank that is killed may leave a checkpoint without its last files. One that lacks a rank's
-    random state is chosen only if all do: it was saved by fewer ranks.
-    """
-    wanted = {"rng_state.pth"}
-    if world_size > 1:
-        wanted = {f"rng_state_{rank}.pth" for rank in range(world_size)}
-    whole: list[tuple[bool, int, str]] = []
-    for name, files in checkpoints.items():
-        step = name.removeprefix(FOLDER_PREFIX)
-        present = set(files)
-        if step.isdecimal() and STATE_FILE in present:
-            whole.append((wanted <= present, int(step), name))
-    return max(whole)[-1] if whole else None
-
-
-def _same_on_all_ranks(choose: Any) -> str | None:
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        found: str | None = choose()
-        return found
-    choice = [choose() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(choice)
-    return choice[0]
+    return newest_whole(names, int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def _tokens(state: Any) -> int:

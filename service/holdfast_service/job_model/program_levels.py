@@ -27,7 +27,7 @@ class Brings(StrEnum):
         return self not in (Brings.RECIPE, Brings.FUNCTION)
 
 
-class Level(IntEnum):
+class ProgramLevel(IntEnum):
     """How much a program works with Holdfast."""
 
     SCRIPT = 0
@@ -36,45 +36,56 @@ class Level(IntEnum):
     CONTEXT = 3
 
 
-GIVES: Mapping[Level, str] = {
-    Level.SCRIPT: "Holdfast launches the program on all ranks, keeps its output, sees exits, "
-    "errors and silence, and starts all ranks again after a fault. The program continues from its "
-    "own checkpoints.",
-    Level.PLUGIN: "Holdfast also sees every step: it names the rank that causes a hang and slow "
-    "ranks, accounts for lost time, draws metrics, and asks the program to save before a planned "
-    "end.",
-    Level.MEMORY_TIER: "Holdfast also keeps the program's checkpoints in the memory of the node "
-    "and of a partner, verified when they are loaded: after a fault a step or two are lost.",
-    Level.CONTEXT: "Holdfast runs the step loop: surviving ranks continue in place, with the same "
-    "bits, and the number of ranks may change.",
+GIVES: Mapping[ProgramLevel, str] = {
+    ProgramLevel.SCRIPT: (
+        "Holdfast launches the program on all ranks, keeps its output, sees exits, errors and "
+        "silence, and starts all ranks again after a fault. The program continues from its own "
+        "checkpoints."
+    ),
+    ProgramLevel.PLUGIN: (
+        "Holdfast also sees every step: it names the rank that causes a hang, accounts for lost "
+        "time, draws metrics, and asks the program to save before a planned end."
+    ),
+    ProgramLevel.MEMORY_TIER: (
+        "Holdfast also keeps the program's checkpoints in the memory of the node and of a partner, "
+        "verified when they are loaded. A save takes milliseconds, so it can be made every few "
+        "steps."
+    ),
+    ProgramLevel.CONTEXT: (
+        "Holdfast runs the step loop: surviving ranks continue in place, with the same bits, and "
+        "state is divided anew for another number of ranks."
+    ),
 }
 
 _ATTACH = """import holdfast
 
 job = holdfast.attach()  # no effect outside of Holdfast
 job.step(step, loss=loss)  # after each step, on every rank"""
-_TIER = """from holdfast.torch import tier
+_TIER = """import holdfast.torch
 
-memory = tier()  # no effect outside of Holdfast
-dcp.save(state, storage_writer=memory)
-dcp.load(state, storage_reader=memory)"""
-_FUNCTION = """def train(ctx):  # function: my_module:train
+tier = holdfast.torch.tier()  # keeps nothing outside of Holdfast
+dcp.save(state, storage_writer=tier.at(step))
+if (newest := tier.newest()) is not None:  # at the start
+    dcp.load(state, storage_reader=tier.at(newest))"""
+_FUNCTION = """def main(ctx):  # function: train:main
     ctx.register(model=model, optimizer=optimizer)
-    for batch in ctx.batches(...):
-        ..."""
+    for step in ctx.steps():
+        for samples in ctx.batches(len(data)):
+            ctx.backward(loss_of(model, data[samples]))
+        ctx.step()"""
 _REPORT = """ray.train.report({"loss": loss})  # after each step, on every rank"""
 _REPORT_CHECKPOINT = (
     """ray.train.report({"loss": loss}, checkpoint=Checkpoint.from_directory(folder))"""
 )
-_LINES: Mapping[Level, str] = {
-    Level.PLUGIN: _ATTACH,
-    Level.MEMORY_TIER: _TIER,
-    Level.CONTEXT: _FUNCTION,
+_LINES: Mapping[ProgramLevel, str] = {
+    ProgramLevel.PLUGIN: _ATTACH,
+    ProgramLevel.MEMORY_TIER: _TIER,
+    ProgramLevel.CONTEXT: _FUNCTION,
 }
-_RAY_TRAIN_LINES: Mapping[Level, str] = {
-    Level.PLUGIN: _REPORT,
-    Level.MEMORY_TIER: _REPORT_CHECKPOINT,
-    Level.CONTEXT: _FUNCTION,
+_RAY_TRAIN_LINES: Mapping[ProgramLevel, str] = {
+    ProgramLevel.PLUGIN: _REPORT,
+    ProgramLevel.MEMORY_TIER: _REPORT_CHECKPOINT,
+    ProgramLevel.CONTEXT: _FUNCTION,
 }
 
 
@@ -82,7 +93,7 @@ _RAY_TRAIN_LINES: Mapping[Level, str] = {
 class NextLevel:
     """What the next level would bring, and how to reach it."""
 
-    level: Level
+    level: ProgramLevel
     gives: str
     lines: str
     """What to add to the program."""
@@ -94,22 +105,22 @@ def brings(spec: Mapping[str, Any]) -> Brings:
     return next(of_user, Brings.RECIPE)
 
 
-def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> Level | None:
+def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> ProgramLevel | None:
     """The level of a job at its newest `attempt`; None: its program has not started yet.
     `attached`: the fields of its newest event `program.attached`, of any attempt."""
     if not kind.is_program:
-        return Level.CONTEXT
+        return ProgramLevel.CONTEXT
     if not attempt:
         return None
     level = (attached or {}).get("level", 0)
-    return Level(min(max(0, int(level)), max(Level)))
+    return ProgramLevel(min(max(0, int(level)), max(ProgramLevel)))
 
 
-def next_level(kind: Brings, level: Level | None) -> NextLevel | None:
+def next_level(kind: Brings, level: ProgramLevel | None) -> NextLevel | None:
     """None: there is none."""
-    higher = Level.SCRIPT if level is None else level + 1
-    if level is None or higher > max(Level):
+    higher = ProgramLevel.SCRIPT if level is None else level + 1
+    if level is None or higher > max(ProgramLevel):
         return None
-    wanted = Level(higher)
+    wanted = ProgramLevel(higher)
     lines = _RAY_TRAIN_LINES if kind is Brings.RAY_TRAIN else _LINES
     return NextLevel(wanted, GIVES[wanted], lines[wanted])

@@ -38,7 +38,12 @@ from holdfast_service.store.models import InjectedFault
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_service.views.jobs import FaultView
 from holdfast_service.views.pages import FaultPage, next_number
-from holdfast_workers.fault_injection.kinds import Injection, Victim, injection_faults
+from holdfast_workers.fault_injection.kinds import (
+    Injection,
+    Victim,
+    injection_faults,
+    program_faults,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -115,8 +120,11 @@ def _new_fault(
     tx: JobTransaction, document: Mapping[str, Any], idempotency_key: str | None
 ) -> InjectedFault:
     """Add a row to the session. Raises InvalidFault, JobEnded, SpecUnreadable."""
-    world_size = spec_of(tx.job).parallel.world_size
+    spec = spec_of(tx.job)
+    world_size = spec.parallel.world_size
     problems = injection_faults(document, world_size)
+    if not problems and spec.brings_program:
+        problems = program_faults(Injection.of(document))
     if problems:
         raise InvalidFault.of(problems)
     if tx.state.terminal:

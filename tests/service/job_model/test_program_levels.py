@@ -7,7 +7,7 @@ import pytest
 from holdfast_service.job_model.program_levels import (
     GIVES,
     Brings,
-    Level,
+    ProgramLevel,
     brings,
     level_of,
     next_level,
@@ -22,25 +22,27 @@ def test_a_spec_brings_what_it_names(kind: Brings) -> None:
 
 def test_recipes_and_functions_have_the_highest_level_and_no_next_one() -> None:
     for kind in (Brings.RECIPE, Brings.FUNCTION):
-        assert level_of(kind, 0, None) is Level.CONTEXT
-    assert next_level(Brings.FUNCTION, Level.CONTEXT) is None
+        assert level_of(kind, 0, None) is ProgramLevel.CONTEXT
+    assert next_level(Brings.FUNCTION, ProgramLevel.CONTEXT) is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Brings if kind.is_program])
 def test_a_program_reaches_the_levels_one_after_the_other(kind: Brings) -> None:
     assert level_of(kind, 0, None) is None and next_level(kind, None) is None
-    assert level_of(kind, 1, None) is Level.SCRIPT
-    assert level_of(kind, 2, {"attempt": 1, "level": 2}) is Level.MEMORY_TIER
-    assert level_of(kind, 1, {"level": 99}) is Level.CONTEXT
-    for level in (Level.SCRIPT, Level.PLUGIN, Level.MEMORY_TIER):
+    assert level_of(kind, 1, None) is ProgramLevel.SCRIPT
+    assert level_of(kind, 2, {"attempt": 1, "level": 2}) is ProgramLevel.MEMORY_TIER
+    assert level_of(kind, 1, {"level": 99}) is ProgramLevel.CONTEXT
+    for level in (ProgramLevel.SCRIPT, ProgramLevel.PLUGIN, ProgramLevel.MEMORY_TIER):
         following = next_level(kind, level)
         assert following is not None and following.level == level + 1
         assert following.gives == GIVES[following.level] and following.lines
 
 
-@pytest.mark.parametrize("level", [Level.PLUGIN, Level.MEMORY_TIER, Level.CONTEXT])
+@pytest.mark.parametrize(
+    "level", [ProgramLevel.PLUGIN, ProgramLevel.MEMORY_TIER, ProgramLevel.CONTEXT]
+)
 @pytest.mark.parametrize("kind", [Brings.SCRIPT, Brings.RAY_TRAIN])
-def test_the_lines_of_a_level_are_python(kind: Brings, level: Level) -> None:
-    following = next_level(kind, Level(level - 1))
+def test_the_lines_of_a_level_are_python(kind: Brings, level: ProgramLevel) -> None:
+    following = next_level(kind, ProgramLevel(level - 1))
     assert following is not None
     compile(following.lines, "<lines>", "exec")

@@ -32,12 +32,20 @@ class LauncherSide:
     """One rank's launcher. `socket_name` goes into the program's environment. `replicates`: every
     saved step is reported as held by the partners at once; `problem`: why there is no state."""
 
-    def __init__(self, place: ProgramPlace, *, replicates: bool = True, problem: str = "") -> None:
+    def __init__(
+        self,
+        place: ProgramPlace,
+        *,
+        replicates: bool = True,
+        problem: str = "",
+        delay_s: float = 0.0,
+    ) -> None:
         self.socket_name = f"holdfast-test-{uuid.uuid4().hex}"
         self.place = place
         self.messages: list[ProgramMessage] = []
         self._replicates = replicates
         self._problem = problem
+        self._delay_s = delay_s
         self._changed = threading.Condition()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{self.socket_name}")
@@ -78,6 +86,10 @@ class LauncherSide:
         assert self._link is not None
         control_channel.send(self._link, message)
 
+    def _send_if_open(self, message: object) -> None:
+        with contextlib.suppress(WorkersError):
+            self.send(message)
+
     def _serve(self) -> None:
         try:
             self._link, _ = self._listener.accept()
@@ -91,7 +103,8 @@ class LauncherSide:
 
     def _take(self, message: ProgramMessage) -> None:
         if isinstance(message, ProgramSaved) and self._replicates:
-            self.send(StepReplicated(self.place.attempt, message.step))
+            reply = StepReplicated(self.place.attempt, message.step)
+            threading.Timer(self._delay_s, self._send_if_open, [reply]).start()
         with self._changed:
             self.messages.append(message)
             self._changed.notify_all()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,8 +22,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.torch import tier
-from holdfast_workers.programs import folder_parts
-from holdfast_workers.programs.payload import PayloadWriter
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.programs import dcp_storage, folder_parts, own_segment
+from holdfast_workers.programs.attachment import SOCKET_VARIABLE
+from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadWriter
 from holdfast_workers.programs.rank_payloads import RankPayloads
 from holdfast_workers.state.digest import payload_digest
 
@@ -98,6 +104,13 @@ def save_beside_training(rank: int, kind: str, save_at: int, until: int) -> dict
     return losses
 
 
+def save_beside_training_outside(rank: int, until: int) -> bool:
+    """The same program, without Holdfast."""
+    del os.environ[SOCKET_VARIABLE]
+    save_beside_training(rank, "fsdp2", 3, until)
+    return tier().active
+
+
 def restore_and_train(rank: int, kind: str, until: int) -> dict[int, float]:
     training, kept = Training(kind), tier()
     step = kept.newest()
@@ -109,7 +122,7 @@ def restore_and_train(rank: int, kind: str, until: int) -> dict[int, float]:
 
 
 def grid(rank: int, world_size: int, factor: float) -> dict[str, Any]:
-    """A sharded tensor of 12 rows, and a replicated one."""
+    """Tensors that are sharded by 12 rows or columns, replicated, and of several forms."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (world_size,))
@@ -118,6 +131,10 @@ def grid(rank: int, world_size: int, factor: float) -> dict[str, Any]:
         "rows": distribute_tensor(whole, mesh, [Shard(0)]),
         "columns": distribute_tensor(whole.t().contiguous(), mesh, [Shard(1)]),
         "same": distribute_tensor(whole + 1, mesh, [Replicate()]),
+        "turned": whole[:3].t(),  # not contiguous
+        "half": (whole[0] + 2).bfloat16(),
+        "flags": whole[1] > 30 * factor,
+        "empty": torch.zeros(0, 3),
         "scalar": torch.tensor(3.5 * factor, dtype=torch.float64),
         "name": f"run {float(factor)}",
     }
@@ -133,6 +150,57 @@ def save_grid(rank: int, steps: list[int], kill: str, killed_rank: int) -> list[
             _die_at(kill)
         dcp.save(grid(rank, world_size, step), storage_writer=kept.at(step))
     return steps
+
+
+def save_grid_without_room(rank: int) -> None:
+    """The metadata does not fit into the slot that the data got."""
+    dcp_storage.METADATA_BYTES = dcp_storage.METADATA_BYTES_PER_ITEM = 0
+    own_segment.HEAD_ROOM_BYTES, own_segment.HEAD_ROOM_SHARE = 0, 1 << 40
+    kept = tier()
+    for step in (10, 20):
+        dcp.save(grid(rank, dist.get_world_size(), step), storage_writer=kept.at(step))
+
+
+def save_alone(rank: int) -> None:
+    """Each rank saves a state that only it knows."""
+    dcp.save(_own_state(rank, 1.0), storage_writer=tier().at(10), no_dist=True)
+
+
+def load_alone(rank: int) -> None:
+    state = _own_state(rank, 0.0)
+    kept = tier()
+    assert kept.newest() == 10
+    dcp.load(state, storage_reader=kept.at(10), no_dist=True)
+    assert torch.equal(state[f"of-{rank}"], torch.ones(rank + 1))
+
+
+def _own_state(rank: int, value: float) -> dict[str, Any]:
+    return {f"of-{rank}": torch.full((rank + 1,), value)}
+
+
+def save_too_early(rank: int) -> list[int]:
+    """A save begins before the last one is complete; the last one fails, and this one is kept."""
+    payloads = tier()._payloads
+    assert payloads is not None
+    index = PayloadIndex(PayloadKind.OBJECT, 1, rank, 1)
+    first = payloads.begin(1, [], index)
+    second = payloads.begin(2, [], replace(index, step=2))
+    with (
+        pytest.raises(WorkersError, match="wait for the result of async_save"),
+        payloads.finishing(first),
+    ):
+        payloads.commit(first, index)
+    with payloads.finishing(second):
+        payloads.commit(second, replace(index, step=2))
+    return payloads.find(2).owners
+
+
+def save_on_some_ranks(rank: int) -> None:
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        with pytest.raises(CheckpointException, match="a process group of all ranks"):
+            state = {"weights": torch.ones(2)}
+            dcp.save(state, storage_writer=tier().at(1), process_group=group)
 
 
 def _die_at(point: str) -> None:
@@ -178,6 +246,15 @@ def save_objects(rank: int, steps: list[int]) -> list[bool]:
         kept.save(step, {"step": step, "weights": torch.full((rank + 1, 3), float(step))})
         for step in steps
     ]
+
+
+def timed_save(rank: int) -> float:
+    """Seconds of the second save; the first makes the segment."""
+    kept = tier()
+    kept.save(1, torch.zeros(3))
+    began = time.monotonic()
+    kept.save(2, torch.zeros(3))
+    return time.monotonic() - began
 
 
 def load_objects(rank: int, of_rank: int | None) -> Any:

@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -56,15 +57,23 @@ class TierWorlds:
         one_node: bool = False,
         late: Sequence[int] = (),
         problem: str = "",
+        delay_s: float = 0.0,
+        stop_wanted: bool = False,
     ) -> Iterator[list[Rank]]:
-        """`late`: ranks whose partners hold nothing; `one_node`: all segments are on one node."""
+        """`late`: ranks whose partners hold nothing; `delay_s`: how late the others' partners are;
+        `one_node`: all segments are on one node."""
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         with contextlib.ExitStack() as stack:
             self.sides = []
             for rank in range(world_size):
                 place = place_in(self.folder, rank, world_size, attempt, restore)
                 place = on_one_node(place) if one_node else place
-                side = LauncherSide(place, replicates=rank not in late, problem=problem)
+                side = LauncherSide(
+                    replace(place, stop_wanted=stop_wanted),
+                    replicates=rank not in late,
+                    problem=problem,
+                    delay_s=delay_s,
+                )
                 self.sides.append(stack.enter_context(side))
             ranks = [
                 self._start(program, rank, world_size, store.port, extra)

@@ -27,6 +27,7 @@ from holdfast_workers.fault_injection.kinds import (
     Injection,
     Victim,
     injection_faults,
+    program_faults,
 )
 
 WAIT_S = 20.0
@@ -239,3 +240,22 @@ def test_a_storage_fails_as_requested_until_the_given_time(
     FailingStorage(real, FaultKind(kind), time.time() - 1).put_new("after", b"")
     request.write_text(json.dumps({"kind": kind, "until": time.time() - 1}))
     assert with_injected_failures(real, request) is real
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"kind": "nan"}, "kind"),
+        ({"kind": "collective"}, "kind"),
+        ({"kind": "kill", "at_step": 3}, "at_step"),
+        ({"kind": "stop", "phase": "forward"}, "phase"),
+        ({"kind": "kill"}, None),
+        ({"kind": "stop", "rank": 1}, None),
+        ({"kind": "node_loss"}, None),
+    ],
+)
+def test_a_program_of_the_user_gets_only_faults_that_need_none_of_our_code(
+    document: dict[str, str | int], path: str | None
+) -> None:
+    found = program_faults(Injection.of(document))
+    assert [fault.path for fault in found] == ([path] if path else [])

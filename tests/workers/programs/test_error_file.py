@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from holdfast_workers.programs import error_file
+from holdfast_workers.programs.payload_exchange import StateMissing
+from holdfast_workers.programs.rank_payloads import PayloadDamaged, PeerFailed
+from holdfast_workers.protocol.messages import ErrorKind
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -107,3 +110,18 @@ def test_without_a_traceback_the_last_line_says_why() -> None:
     found = error_file.of_output("exit code 127", "starting\ncannot run x: No such file\n\n")
     assert found.message == "the program ended with exit code 127: cannot run x: No such file"
     assert error_file.of_output("exit code 3", "").message == "the program ended with exit code 3"
+
+
+def test_errors_of_memory_checkpoints_tell_what_is_wrong_with_the_state() -> None:
+    by_error = {
+        PayloadDamaged("step 3 does not match its digest"): ErrorKind.DAMAGED,
+        StateMissing("step 3 did not arrive"): ErrorKind.RESTORE,
+        PeerFailed("rank 1: step 3 did not arrive"): ErrorKind.COMMUNICATION,
+        ValueError("3"): ErrorKind.USER,
+    }
+    for error, kind in by_error.items():
+        line = f"{type(error).__module__}.{type(error).__name__}: {error}"
+        output = f"Traceback (most recent call last):\n  File ...\n{line}\n"
+        recorded = error_file.of_output("exit code 1", output)
+        assert error_file.kind_of(recorded, by_peer=False) is kind
+    assert error_file.kind_of(recorded, by_peer=True) is ErrorKind.COMMUNICATION

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,10 @@ def index_of(contents: dict[str, bytes]) -> PayloadIndex:
     return PayloadIndex(PayloadKind.FOLDER, 7, 1, 2, parts)
 
 
+def _fill(content: bytes, view: memoryview) -> None:
+    view[:] = content
+
+
 def write(
     contents: dict[str, bytes], slot: memoryview, *, larger: memoryview | None = None
 ) -> tuple[PayloadIndex, str]:
@@ -38,9 +44,7 @@ def write(
         if number % 2:
             parts[name] = writer.copy(content)
         else:
-            parts[name] = writer.fill(
-                len(content), lambda view, content=content: view.__setitem__(slice(None), content)
-            )
+            parts[name] = writer.fill(len(content), partial(_fill, content))
     if larger is not None:
         writer.move_to(larger)
     index = PayloadIndex(PayloadKind.FOLDER, 7, 1, 2, parts)

@@ -227,6 +227,7 @@ class NodeAgent:
             cut_links,
             self._health.inject_xid,
             lambda: self._memory.port,
+            runs_program=config.brings_program,
         )
         children = ChildEvents(
             self._child_processes,

@@ -256,6 +256,23 @@ def injection_faults(document: Mapping[str, Any], world_size: int) -> list[SpecF
     return faults
 
 
+def program_faults(fault: Injection) -> list[SpecFault]:
+    """Why the fault cannot be injected into a user's program, which has none of Holdfast's code:
+    a signal can be sent to it at once."""
+    if fault.victim is not Victim.RANK:
+        return []
+    if fault.kind not in SIGNALS:
+        known = ", ".join(SIGNALS)
+        message = f"{fault.kind} cannot be injected into a program of the user: use one of {known}"
+        return [SpecFault(path="kind", message=message)]
+    given = {"at_step": fault.at_step, "phase": fault.phase, "micro_batch": fault.micro_batch}
+    return [
+        SpecFault(path=name, message=f"a fault of a program has no {name}: leave it out")
+        for name, value in given.items()
+        if value is not None
+    ]
+
+
 def carry_out(fault: Injection, point: str) -> None:
     """Execute the fault now, in this thread. Returns if the fault ends."""
     import structlog  # late: the command line imports this module and must start fast

@@ -55,13 +55,18 @@ class FaultOrders:
         cut_links: Callable[[float], None] | None,
         show_xid: Callable[[int], None],
         data_port: Callable[[], int],
+        *,
+        runs_program: bool = False,
     ) -> None:
+        """`runs_program`: the process of a rank is the launcher of a program, to which it passes a
+        fault on."""
         self._root = root
         self._child_of = child_of
         self._node_killer = lose_node
         self._cut_links = cut_links
         self._show_xid = show_xid
         self._data_port = data_port
+        self._runs_program = runs_program
         self._lock = threading.Lock()
         self._taken: set[int] = set()
         self._armed: dict[int, Injection] = {}
@@ -102,7 +107,8 @@ class FaultOrders:
     def _hand_over(self, number: int, fault: Injection) -> None:
         assert fault.rank is not None
         child = self._child_of(fault.rank)
-        if child is not None and fault.at_once and fault.kind in SIGNALS:
+        is_rank = child is not None and not self._runs_program
+        if child is not None and is_rank and fault.at_once and fault.kind in SIGNALS:
             _signal(child, SIGNALS[fault.kind])
             return
         with self._lock:

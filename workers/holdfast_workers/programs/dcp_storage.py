@@ -43,7 +43,13 @@ from holdfast_workers.programs.payload_exchange import (
     carry_out,
     plan_transfers,
 )
-from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, WrongWorld, together
+from holdfast_workers.programs.rank_payloads import (
+    Payloads,
+    RankPayloads,
+    SavedOtherwise,
+    WrongWorld,
+    together,
+)
 from holdfast_workers.programs.staging import KeptStaging
 
 METADATA = ".metadata"
@@ -329,7 +335,7 @@ def _metadata_bytes(found: Payloads, owner: int) -> bytes:
     index = found.index(owner)
     part = index.parts.get(METADATA)
     if index.kind is not PayloadKind.DCP or part is None:
-        raise StateMissing(
+        raise SavedOtherwise(
             f"step {index.step} was saved as {index.kind}, not by torch.distributed.checkpoint: "
             "load it as it was saved"
         )

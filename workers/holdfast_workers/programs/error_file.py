@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast_workers.protocol.messages import ErrorKind
+
 MAX_BYTES = 1 << 20
 _RANK_MARK = re.compile(r"^\[rank\d+\]: ")
 """torch puts it before the lines of a traceback once there is a process group."""
@@ -30,6 +32,20 @@ class RecordedError:
     traceback: str
     is_communication: bool | None = None
     """Whether the cause lies with a peer; None: the file does not say."""
+
+
+_MEMORY_ERRORS = {
+    "PayloadDamaged": ErrorKind.DAMAGED,
+    "StateMissing": ErrorKind.RESTORE,
+    "PeerFailed": ErrorKind.COMMUNICATION,
+}
+"""Errors of memory checkpoints, by the names of their classes: a program's output has no more."""
+
+
+def kind_of(error: RecordedError, *, by_peer: bool) -> ErrorKind:
+    """What the supervisor makes of `error`. `by_peer`: its cause lies with a peer."""
+    other = ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER
+    return _MEMORY_ERRORS.get(error.type, other)
 
 
 def write(path: Path, error: BaseException, *, is_communication: bool) -> None:

@@ -50,7 +50,7 @@ _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_./-]+")
 
 
 @dataclass
-class _File:
+class _EventFile:
     path: Path
     offset: int = 0
     problem: str = ""
@@ -65,7 +65,7 @@ class EventFiles:
         """Why the newest damaged file is left out; "" if none is."""
         self._folder = folder
         self._since = since
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, _EventFile] = {}
         self._steps: dict[int, dict[str, Scalar]] = {}
         """The scalars of steps that were not returned yet: tag -> the newest."""
         self._own = OwnMetrics()
@@ -124,20 +124,20 @@ class EventFiles:
                 break
         return found
 
-    def _present(self) -> Iterable[_File]:
+    def _present(self) -> Iterable[_EventFile]:
         """The readable files; those that are new are found at each call."""
         try:
             for path in sorted(self._folder.glob(PATTERN)):
                 if path in self._files or len(self._files) == MOST_FILES:
                     continue
                 if path.stat().st_mtime >= self._since:
-                    self._files[path] = _File(path)
+                    self._files[path] = _EventFile(path)
         except OSError as error:
             self.problem = f"{self._folder}: {error.strerror}"
         return [file for file in self._files.values() if not file.problem]
 
 
-def _new_scalars(file: _File, at_most: int) -> list[Scalar]:
+def _new_scalars(file: _EventFile, at_most: int) -> list[Scalar]:
     """Read the whole records after the file's offset, about `at_most` bytes. Raises OSError,
     BadRecord."""
     found: list[Scalar] = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.fault_injection.kinds import FaultKind, Injection
+from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs.program_attempt import ProgramAttempt
@@ -231,15 +231,14 @@ class Launcher:
         )
 
     def _inject(self, order: ArmFault) -> None:
-        """Carry out a fault that needs no cooperation of the program; others are refused by the
-        control plane."""
+        """Send the fault's signal to the program; others are refused when they are requested."""
         process = self._attempt.process if self._attempt is not None else None
-        if order.number in self._injected or process is None:
+        number = SIGNALS.get(Injection.of(order.fault).kind)
+        if order.number in self._injected or process is None or number is None:
             return
         self._injected.add(order.number)
         self._send(FaultFired(order.number))
-        kind = Injection.of(order.fault).kind
-        process.signal_all(signal.SIGSTOP if kind is FaultKind.STOP else signal.SIGKILL)
+        process.signal(number)
 
     # --- the program ----------------------------------------------------------------------------
 

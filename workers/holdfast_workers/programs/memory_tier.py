@@ -27,9 +27,10 @@ from holdfast_workers.programs.folder_parts import (
     pieces_of,
     read_into,
 )
+from holdfast_workers.programs.gloo_groups import GlooGroups
 from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadPart
 from holdfast_workers.programs.payload_exchange import StateMissing, carry_out, plan_transfers
-from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, together
+from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, SavedOtherwise, together
 from holdfast_workers.programs.staging import KeptStaging
 
 TIMEOUT_S = 300.0
@@ -40,7 +41,7 @@ OBJECT = "object"
 
 class MemoryTier:
     """Memory checkpoints of this rank. All ranks make the same calls in the same order, from one
-    thread; only the storage of `at` may be used by `async_save`."""
+    thread; only the storage of `at` may be used by `async_save`. A process has one."""
 
     def __init__(
         self,
@@ -56,10 +57,12 @@ class MemoryTier:
         Holdfast."""
         attachment = attachment or attach()
         self._fallback = Path(fallback) if fallback is not None else None
+        self._groups = GlooGroups(timeout_s)
         self._payloads = (
-            RankPayloads(attachment, timeout_s, replication_wait_s) if attachment.active else None
+            RankPayloads(attachment, self._groups, timeout_s, replication_wait_s)
+            if attachment.active
+            else None
         )
-
         self._staging = KeptStaging()
 
     @property
@@ -89,9 +92,7 @@ class MemoryTier:
         torch.distributed."""
         if not (dist.is_available() and dist.is_initialized()):
             return None
-        if self._payloads is None:
-            return dist.group.WORLD
-        return self._payloads.group("async_save")
+        return self._groups.get("async_save")
 
     # --- objects --------------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ def _object_bytes(found: Payloads, rank: int) -> bytes:
     index = found.index(rank)
     part = index.parts.get(OBJECT)
     if index.kind is not PayloadKind.OBJECT or part is None:
-        raise StateMissing(
+        raise SavedOtherwise(
             f"step {index.step} was saved as {index.kind}, not by save(): load it as it was saved"
         )
     return bytes(found.view(rank)[part.offset : part.offset + part.nbytes])
@@ -212,7 +213,7 @@ def _check_complete(step: int, indices: Mapping[int, PayloadIndex]) -> None:
     """Raises StateMissing, on all ranks or on none."""
     for index in indices.values():
         if index.kind is not PayloadKind.FOLDER:
-            raise StateMissing(
+            raise SavedOtherwise(
                 f"step {step} was saved as {index.kind}, not by save_folder(): load it as it was "
                 "saved"
             )

@@ -40,6 +40,7 @@ class OwnSegment:
         self._path = path
         self._attempt = attempt
         self._segment: Segment | None = None
+        self._beside.unlink(missing_ok=True)  # of a program that was killed while it made one
 
     def current(self) -> Segment | None:
         """The segment as it is found now; None: there is none of a program."""
@@ -75,13 +76,18 @@ class OwnSegment:
             self._segment.close()
             self._segment = None
 
+    @property
+    def _beside(self) -> Path:
+        """Where a larger segment is made."""
+        return self._path.with_suffix(".larger")
+
     def _larger(self, former: Segment, capacity: int) -> Segment:
         """A segment with larger slots in the place of `former`, with its newest step.
 
         It is made beside it and renamed, so a program that is killed leaves the one or the other.
         """
         _log.info("a memory checkpoint needs more room", path=self._path.name, nbytes=capacity)
-        beside = self._path.with_suffix(".larger")
+        beside = self._beside
         segment = Segment.create(beside, program_layout(capacity))
         try:
             for commit in former.commits()[:1]:

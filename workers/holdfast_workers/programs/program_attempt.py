@@ -22,10 +22,11 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import error_file
-from holdfast_workers.programs.metric_sources import MetricSources
+from holdfast_workers.programs.metric_names import OwnMetrics
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
+from holdfast_workers.programs.step_sources import StepSources
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,
@@ -108,9 +109,10 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
-        self._metrics = MetricSources(spec.program, Path(config.code)) if order.rank == 0 else None
+        self._sources = StepSources(spec.program, time.time()) if order.rank == 0 else None
+        self._own = OwnMetrics()
         self._level = 0
-        """1: the program reports its steps. 2: it also keeps checkpoints in memory."""
+        """The highest level at which the program has attached, see `ProgramAttached`."""
         self._integration = ""
         self._program: socket.socket | None = None
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
@@ -167,7 +169,7 @@ class ProgramAttempt:
         for _ in range(DRAIN_READS):
             if not self.relay(1 << 16):
                 break
-        self._read_event_files(final=True)
+        self._read_files(final=True)
         process.close()
         self.process, self.has_ended = None, True
         return end
@@ -195,7 +197,7 @@ class ProgramAttempt:
         if by_peer is None:
             by_peer = _blames_a_peer(f"{recorded.traceback}\n{recorded.message}")
         report = ErrorReport(
-            kind=ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER,
+            kind=error_file.kind_of(recorded, by_peer=by_peer),
             type=recorded.type or str(end).replace(" ", "_"),
             message=control_channel.shorten_middle(recorded.message),
             traceback=control_channel.shorten_middle(recorded.traceback),
@@ -218,26 +220,33 @@ class ProgramAttempt:
         while view:
             view = view[os.write(1, view) :]
         for line in self._output.feed(piece):
-            self._read_line(line)
+            self._read_metrics(line)
         return bool(piece)
 
-    def _read_line(self, line: str) -> None:
-        """A program that attaches reports its steps itself."""
-        if self._metrics is not None and not self._level:
-            for step in self._metrics.of_line(line):
-                self._take_step(step)
+    def _read_metrics(self, line: str) -> None:
+        """A step that a line shows; a program that attaches reports its steps itself."""
+        if self._sources is None or self._shows_steps:
+            return
+        if (step := self._sources.read_line(line, time.time())) is not None:
+            self._take_step(step)
 
-    def _read_event_files(self, *, final: bool = False) -> None:
-        if self._metrics is not None and not self._level:
-            for step in self._metrics.of_files(final=final):
-                self._take_step(step)
+    def _read_files(self, *, final: bool = False) -> None:
+        if self._sources is None or self._shows_steps:
+            return
+        for step in self._sources.poll(time.time(), final=final):
+            self._take_step(step)
+
+    @property
+    def _shows_steps(self) -> bool:
+        """Whether the program reports its steps itself."""
+        return self._program is not None or self._level > 0
 
     def look(self) -> None:
-        """Show in the beacon whether a program without steps is at work, and read its metrics."""
+        """Show in the beacon whether a program without steps is at work; read its event files."""
         process = self.process
-        self._read_event_files()
         if process is None or self.is_held or self._program is not None:
             return
+        self._read_files()
         now = time.monotonic()
         if self._silence.has_sign_of_life(self._output.bytes, process.processor_s(), now):
             self._enter_program()
@@ -294,19 +303,18 @@ class ProgramAttempt:
                 self._take_step(message)
             case ProgramSaved(step=step):
                 self._send(CommittedToMemory(self.number, step))
-                self._reach_level(2)
+                self._reach(2)
             case Attached(integration=integration):
                 self._integration = integration
-                self._reach_level(1)
+                self._reach(1)
             case StateTaken():
-                self._reach_level(2)
+                pass
 
-    def _reach_level(self, level: int) -> None:
-        """Report once what the program does beyond being launched; for all ranks by the first."""
+    def _reach(self, level: int) -> None:
+        """Report a level of the program that is higher than before."""
         if level > self._level:
             self._level = level
-            if self.order.rank == 0:
-                self._signal(ProgramAttached(level, self._integration))
+            self._signal(ProgramAttached(level, self._integration))
 
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
@@ -323,7 +331,7 @@ class ProgramAttempt:
             step_time_s=step.step_time_s,
             loader_wait_s=0.0,
             samples="",
-            own=step.own,
+            own=self._own.storable(step.own),
         )
         self._send(StepReport(self.order.rank, row))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -101,6 +102,12 @@ class ProgramProcess:
         """Send a signal to the program and to the processes of its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program alone. One that ends it leaves no core file."""
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, 0))
+            signal.pidfd_send_signal(self.pidfd, number)
 
     def processor_s(self) -> float:
         """Processor time of the program and its descendants so far, in seconds; of those that have

@@ -55,7 +55,7 @@ def _execute(arguments: Sequence[str]) -> None:
 
 
 def _of_file(arguments: Sequence[str], main: ModuleType) -> CodeType:
-    path = os.path.abspath(arguments[0])
+    path = os.path.abspath(arguments[0])  # noqa: PTH100  (links stay, as in the interpreter)
     sys.argv = list(arguments)
     folder = str(Path(path).resolve().parent)
     if sys.path[:1] != [folder]:

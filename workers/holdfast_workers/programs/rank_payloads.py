@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment
 from holdfast_workers.programs.attachment import Attachment
+from holdfast_workers.programs.gloo_groups import GlooGroups
 from holdfast_workers.programs.own_segment import OwnSegment
 from holdfast_workers.programs.payload import (
     PayloadIndex,
@@ -33,12 +33,22 @@ from holdfast_workers.programs.payload_exchange import StateMissing
 from holdfast_workers.protocol.messages import Tier
 from holdfast_workers.protocol.programs import ProgramPlace
 
+LEAVE_WAIT_S = 5.0
+"""How long the save of a program that is asked to stop waits for the partners: its node may go."""
 _SEGMENT_FILE = re.compile(r"(?:own|replica)-(\d+)\.seg")
 _log = structlog.get_logger()
 
 
 class PayloadDamaged(WorkersError):
     """A memory checkpoint does not have its digest."""
+
+
+class PeerFailed(WorkersError):
+    """Another rank has raised the error that the message names."""
+
+
+class SavedOtherwise(WorkersError):
+    """The step is in memory, saved by another call than that which loads it."""
 
 
 class WrongWorld(WorkersError):
@@ -92,6 +102,14 @@ class Payloads:
         order = sorted(self._found, key=lambda owner: (owner != self._own_rank, owner))
         return self.index(order[0]) if order else None
 
+    def is_current(self, attempt: int, step: int) -> bool:
+        """Whether these are payloads of this step, none of which has been overwritten."""
+        return bool(self._found) and all(
+            (each.commit.attempt, each.commit.step) == (attempt, step)
+            and each.segment.is_current(each.commit)
+            for each in self._found.values()
+        )
+
     def check_current(self) -> None:
         """Raises StateMissing if a payload that was read has been overwritten meanwhile."""
         for owner, at_hand in self._found.items():
@@ -103,7 +121,13 @@ class RankPayloads:
     """The payloads of this process's rank. `timeout_s` bounds the arrival of the state and every
     exchange; `replication_wait_s` the wait of a save for the partners' copies of the last one."""
 
-    def __init__(self, attachment: Attachment, timeout_s: float, replication_wait_s: float) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        groups: GlooGroups,
+        timeout_s: float,
+        replication_wait_s: float,
+    ) -> None:
         assert attachment.place is not None
         self.place: ProgramPlace = attachment.place
         self._attachment = attachment
@@ -116,7 +140,8 @@ class RankPayloads:
         self._saved: int | None = None
         self._kept: int | None = None  # the step on which the program builds: saved, or taken
         self._arrived = False
-        self._groups: dict[str, tuple[Any, dist.ProcessGroup]] = {}
+        self._found: Payloads | None = None
+        self._groups = groups
 
     # --- the ranks ------------------------------------------------------------------------------
 
@@ -133,17 +158,6 @@ class RankPayloads:
             )
         return size > 1
 
-    def group(self, purpose: str) -> dist.ProcessGroup:
-        """A gloo group of all ranks for one purpose; made by the first call, which all ranks
-        make."""
-        world = dist.group.WORLD
-        made_in, group = self._groups.get(purpose, (None, None))
-        if group is None or made_in is not world:
-            timeout = timedelta(seconds=self._timeout_s)
-            group = dist.new_group(backend="gloo", timeout=timeout, group_desc=f"tier-{purpose}")
-            self._groups[purpose] = (world, group)
-        return group
-
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank, by rank; all ranks call it."""
         if not self.is_distributed:
@@ -155,7 +169,7 @@ class RankPayloads:
     @property
     def exchange_group(self) -> dist.ProcessGroup:
         """The group of the exchanges that the training thread makes."""
-        return self.group("exchange")
+        return self._groups.get("exchange")
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -169,13 +183,15 @@ class RankPayloads:
         newest = self._kept
         if newest is None:  # the program began anew: what its segment contains is abandoned
             return True
-        held = self._attachment.wait_replicated(newest, self._replication_wait_s)
+        last = self._attachment.should_stop
+        wait_s = max(self._replication_wait_s, LEAVE_WAIT_S) if last else self._replication_wait_s
+        held = self._attachment.wait_replicated(newest, wait_s)
         if held < newest:
             _log.warning(
                 "a memory checkpoint is skipped: its partners do not hold the last one yet",
                 step=step,
                 last=newest,
-                waited_s=self._replication_wait_s,
+                waited_s=wait_s,
             )
         return held >= newest
 
@@ -214,6 +230,8 @@ class RankPayloads:
         self._writer = None
         self._saved = self._kept = index.step
         self._attachment.report_saved(index.step)
+        if self._attachment.should_stop:
+            self._attachment.wait_replicated(index.step, LEAVE_WAIT_S)
 
     # --- restoring ------------------------------------------------------------------------------
 
@@ -230,12 +248,17 @@ class RankPayloads:
             if reply.problem:
                 error = PayloadDamaged if reply.damaged else StateMissing
                 raise error(f"step {restore.step} cannot be restored from memory: {reply.problem}")
+            found = self.find(restore.step)
+            if self.place.rank in found.owners:
+                found.view(self.place.rank)
             self._arrived = True
         return restore.step
 
     def find(self, step: int) -> Payloads:
         """What is at hand of `step`, saved by this attempt, or the one that it starts from."""
         attempt = self._attempt_of(step)
+        if self._found is not None and self._found.is_current(attempt, step):
+            return self._found  # verified already
         found: dict[int, _AtHand] = {}
         own = self._own.current()
         commit = own.find(attempt, step) if own is not None else None
@@ -245,7 +268,8 @@ class RankPayloads:
             name = _SEGMENT_FILE.fullmatch(path.name)
             if name and int(name[1]) not in found:
                 _add(found, int(name[1]), path, attempt, step)
-        return Payloads(found, self.place.rank)
+        self._found = Payloads(found, self.place.rank)
+        return self._found
 
     def taken(self, step: int) -> None:
         """The program goes on from `step`."""
@@ -253,7 +277,7 @@ class RankPayloads:
         commit = own.find(attempt, step) if own is not None else None
         if own is not None and commit is not None:
             own.make_newest(commit)
-        self._kept = step
+        self._kept, self._found = step, None  # of other ranks nothing stays mapped
         if attempt != self.place.attempt:
             self._attachment.report_taken(step)
 
@@ -289,5 +313,5 @@ def together(payloads: RankPayloads, act: Callable[[], Any]) -> list[Any]:
     outcomes = payloads.gather((outcome, None))
     for rank, (_, failed) in enumerate(outcomes):
         if failed is not None:
-            raise StateMissing(f"rank {rank}: {failed}")
+            raise PeerFailed(f"rank {rank}: {failed}")
     return [each for each, _ in outcomes]
