@@ -61,7 +61,7 @@ class EndWanted(SystemExit):
         super().__init__(0)
 
 
-class TrainCalls(LocalTrainFnUtils):
+class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
     """Of one rank. `report`, `get_preemption_info`, `barrier` and `broadcast_from_rank_zero` are
     called by all ranks; the others by any."""
 
@@ -263,7 +263,7 @@ class TrainCalls(LocalTrainFnUtils):
         )
 
 
-class _RankContext(LocalTrainContext):
+class _RankContext(LocalTrainContext):  # type: ignore[misc]  # Ray has no types
     """The attributes of this rank; with the run's folder as its storage."""
 
     folder: Path

@@ -44,7 +44,7 @@ FEWEST_POINTS = 16
 """That the server thins a series to; the last one is always among them."""
 
 
-class JobNotSucceeded(TrainingFailedError):
+class JobNotSucceeded(TrainingFailedError):  # type: ignore[misc]  # Ray has no types
     """The job of `fit()` failed or was cancelled. `job_id`: its id; `result`: what it left."""
 
     def __init__(self, message: str, job_id: str) -> None:
@@ -53,7 +53,7 @@ class JobNotSucceeded(TrainingFailedError):
         self.result: Result | None = None
 
 
-class TorchTrainer(StockTrainer):
+class TorchTrainer(StockTrainer):  # type: ignore[misc]  # Ray has no types
     """As `ray.train.torch.TorchTrainer`; what Holdfast does not serve is refused by `fit()`."""
 
     def fit(self) -> Result:
