@@ -31,7 +31,14 @@ from benchmarks.conditions import (
 from benchmarks.figures import MeasuredFault, median_phases, spread
 
 RANKS = 2
+RAY_TRAIN = "ray_train_"
 Side = Callable[[], AbstractContextManager[StepFiles]]
+HOLDFAST: dict[str, Callable[..., AbstractContextManager[StepFiles]]] = {
+    "holdfast_script": holdfast_sides.script,
+    "holdfast_ray_level0": partial(holdfast_sides.ray_train, level=0),
+    "holdfast_ray_level2": partial(holdfast_sides.ray_train, level=2),
+}
+DEFAULT_SIDES = ("torchrun", f"{RAY_TRAIN}{ray_train_side.BEST.name}", *HOLDFAST)
 
 
 @dataclass(frozen=True)
@@ -56,32 +63,22 @@ def main(arguments: list[str] | None = None) -> int:
         f"{stock_sides.EVERY} steps; {options.kills} kills per side"
     )
     wait_for_idle_machine(options.quiet, options.patience_s)
-    faults: dict[str, list[MeasuredFault]] = {}
-    for name, side in _stock(options.settings).items():
-        faults[name] = _measure(name, side, options)
-    with holdfast_side.serving(RANKS) as server:
-        for name, side in _holdfast(server).items():
-            faults[name] = _measure(name, side, options)
+    faults = {name: _measure(name, side, options) for name, side in _stock(options.sides).items()}
+    if any(name in options.sides for name in HOLDFAST):
+        with holdfast_side.serving(RANKS) as server:
+            for name in (name for name in HOLDFAST if name in options.sides):
+                faults[name] = _measure(name, partial(HOLDFAST[name], server, RANKS), options)
     result = _result(faults)
     if options.json:
         print_json(result)
     return 0
 
 
-def _stock(settings: list[str]) -> dict[str, Side]:
+def _stock(names: list[str]) -> dict[str, Side]:
     sides: dict[str, Side] = {"torchrun": partial(stock_sides.torchrun, RANKS)}
     for setting in ray_train_side.SETTINGS:
-        if setting.name in settings:
-            sides[f"ray_train_{setting.name}"] = partial(stock_sides.ray_train, RANKS, setting)
-    return sides
-
-
-def _holdfast(server: holdfast_side.RunningServer) -> dict[str, Side]:
-    return {
-        "holdfast_script": partial(holdfast_sides.script, server, RANKS),
-        "holdfast_ray_level0": partial(holdfast_sides.ray_train, server, RANKS, 0),
-        "holdfast_ray_level2": partial(holdfast_sides.ray_train, server, RANKS, 2),
-    }
+        sides[f"{RAY_TRAIN}{setting.name}"] = partial(stock_sides.ray_train, RANKS, setting)
+    return {name: side for name, side in sides.items() if name in names}
 
 
 def _measure(name: str, side: Side, options: argparse.Namespace) -> list[MeasuredFault]:
@@ -97,12 +94,12 @@ def _measure(name: str, side: Side, options: argparse.Namespace) -> list[Measure
 def _result(faults: dict[str, list[MeasuredFault]]) -> BringResult:
     spreads = {name: spread(fault.recovery_s for fault in found) for name, found in faults.items()}
     medians = {name: found.median for name, found in spreads.items()}
-    ray_train = [medians[name] for name in medians if name.startswith("ray_train_")]
+    ray_train = [medians[name] for name in medians if name.startswith(RAY_TRAIN)]
     best = min(ray_train, default=None)
     return BringResult(
-        ray_train_level2_ratio=_ratio(best, medians["holdfast_ray_level2"]),
-        ray_train_level0_ratio=_ratio(best, medians["holdfast_ray_level0"]),
-        torchrun_level0_ratio=_ratio(medians["torchrun"], medians["holdfast_script"]),
+        ray_train_level2_ratio=_ratio(best, medians.get("holdfast_ray_level2")),
+        ray_train_level0_ratio=_ratio(best, medians.get("holdfast_ray_level0")),
+        torchrun_level0_ratio=_ratio(medians.get("torchrun"), medians.get("holdfast_script")),
         median_s={name: round(seconds, 3) for name, seconds in medians.items()},
         min_max_s={
             name: [round(found.least, 3), round(found.greatest, 3)]
@@ -111,24 +108,24 @@ def _result(faults: dict[str, list[MeasuredFault]]) -> BringResult:
     )
 
 
-def _ratio(stock_s: float | None, holdfast_s: float) -> float | None:
-    return None if stock_s is None else round(stock_s / holdfast_s, 2)
+def _ratio(stock_s: float | None, holdfast_s: float | None) -> float | None:
+    return None if stock_s is None or holdfast_s is None else round(stock_s / holdfast_s, 2)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    names = [setting.name for setting in ray_train_side.SETTINGS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bring", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.add_argument("--kills", type=int, default=3, help="per side; default 3")
     parser.add_argument(
         "--steps-between", type=int, default=12, help="steps between two kills; default 12"
     )
+    stock = ("torchrun", *(f"{RAY_TRAIN}{setting.name}" for setting in ray_train_side.SETTINGS))
     parser.add_argument(
-        "--settings",
-        nargs="*",
-        default=["best"],
-        choices=names,
-        help="settings of Ray Train; default: best; without a value: Ray Train is left out",
+        "--sides",
+        nargs="+",
+        default=list(DEFAULT_SIDES),
+        choices=[*stock, *HOLDFAST],
+        help=f"default: {' '.join(DEFAULT_SIDES)}",
     )
     add_idle_options(parser)
     return parser.parse_args(arguments)

@@ -54,7 +54,7 @@ SMOKES = {
     "gpu": Smoke("--device cpu --small", GpuResult),
     "dcp_integrity": Smoke("--points 2", IntegrityResult),
     "reshard": Smoke("--pairs 1 --most-ranks 2 --state-mb 8", ReshardResult),
-    "bring": Smoke("--kills 1 --steps-between 2 --settings --quiet 1000", BringResult),
+    "bring": Smoke("--kills 1 --steps-between 2 --sides holdfast_script --quiet 1000", BringResult),
     "parity": Smoke("--meshes 1", ParityResult),
     "meshes": Smoke("--meshes 1 --rounds 1 --steps 1 --dim 32", MeshesResult),
     "restore": Smoke("--state-mb 8 --rounds 2", RestoreResult),
@@ -89,7 +89,7 @@ PARTS = {
 }
 """Programs that a benchmark starts."""
 MARKS: Mapping[str, pytest.MarkDecorator] = {
-    "bring": pytest.mark.cluster,
+    "bring": pytest.mark.soak,
     "corruption": pytest.mark.chaos,
     "detection": pytest.mark.chaos,
     "gpu": pytest.mark.chaos,

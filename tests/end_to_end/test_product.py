@@ -548,3 +548,35 @@ def _mentioning(mark: bytes) -> set[int]:
             if mark in environ.read_bytes():
                 found.add(int(environ.parent.name))
     return found - {os.getpid()}
+
+
+def test_fit_of_a_ray_train_example_runs_a_job_that_outlives_a_rank(
+    product: Product, tmp_path: Path
+) -> None:
+    """`TorchTrainer(...).fit()`, as docs/bring/ray-train.md shows it."""
+    client, epochs = product.client, 60
+    example = REPOSITORY / "examples" / "ray_train" / "train.py"
+    process = subprocess.Popen(
+        [sys.executable, str(example), "--epochs", str(epochs), "--storage", str(tmp_path)],
+        env={**os.environ, "HOLDFAST_ADDRESS": client.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        product.wait(lambda: any(job.name.startswith("ray_train_run") for job in client.list()))
+        (job_id,) = [job.id for job in client.list() if job.name.startswith("ray_train_run")]
+        product.wait_step(job_id, 5)
+        pid = product.members(job_id)[1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert f"checkpoint_{epochs:06d}" in output.splitlines()[-1]
+    ended = client.get(job_id)
+    assert (ended.state, ended.progress.step) == ("SUCCEEDED", epochs), ended.outcome
+    assert len(client.attempts(job_id)) == 2
+    (run,) = tmp_path.iterdir()
+    assert len(list(run.glob("checkpoint_*"))) == 2

@@ -63,11 +63,13 @@ def main(arguments: Sequence[str]) -> int:
     set_train_fn_utils(calls)
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(ray.train.torch.get_device())
     value = call(function, config)
-    group.barrier()
+    if dist.is_initialized():  # the function may have ended it
+        group.barrier()
     if place.rank == 0:
         folder.write_result(calls.last_metrics, value)
-    group.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        group.barrier()
+        dist.destroy_process_group()
     return 0
 
 
