@@ -23,6 +23,7 @@ from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import error_file
 from holdfast_workers.programs.metric_names import OwnMetrics
+from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
@@ -72,7 +73,6 @@ PHASE = "program"
 """The phase of a program that shows no steps."""
 HOLD = "hold"
 """The phase of a program that is stopped until its rank has a lease."""
-DRAIN_READS = 4096
 _log = structlog.get_logger()
 
 
@@ -161,14 +161,12 @@ class ProgramAttempt:
         if self.process is not None:
             self.process.signal_all(signal.SIGCONT)
 
-    def reap(self) -> ProcessEnd:
-        """The program has ended: relay the rest of its output, and collect its exit status."""
+    def reap(self, relay: OutputRelay) -> ProcessEnd:
+        """The program has ended: collect its exit status, and relay the rest of its output."""
         process = self.process
         assert process is not None
         end = process.reap()
-        for _ in range(DRAIN_READS):
-            if not self.relay(1 << 16):
-                break
+        relay.finish(process.output)
         self._read_files(final=True)
         process.close()
         self.process, self.has_ended = None, True
@@ -207,21 +205,10 @@ class ProgramAttempt:
 
     # --- signs of life --------------------------------------------------------------------------
 
-    def relay(self, at_most: int) -> bool:
-        """Pass a piece of output on. False at its end, and while there is none."""
-        process = self.process
-        if process is None:
-            return False
-        try:
-            piece = os.read(process.output, at_most)
-        except BlockingIOError:
-            return False
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(1, view) :]
+    def take_output(self, piece: bytes) -> None:
+        """Read the metrics in a piece of the program's output, and keep its last lines."""
         for line in self._output.feed(piece):
             self._read_metrics(line)
-        return bool(piece)
 
     def _read_metrics(self, line: str) -> None:
         """A step that a line shows; a program that attaches reports its steps itself."""

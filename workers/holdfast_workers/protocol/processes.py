@@ -365,6 +365,8 @@ class WorkerJob:
     env: dict[str, str] = field(default_factory=dict)
     place: RankPlace | None = None
     """The only place that it may be given; None: any place."""
+    launches: bool = False
+    """Whether it only launches a program of the user."""
 
     process: ClassVar[str] = "worker"
     answers: ClassVar[tuple[type, ...]] = get_args(WorkerMessage)
