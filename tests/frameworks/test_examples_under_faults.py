@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 from tests.support.nodes.supervised import SupervisedRun
 from tests.support.programs import environments
+from tests.support.programs.example_jobs import EXAMPLES as EXAMPLES_FOLDER
 from tests.support.programs.example_jobs import example_job, printed_losses, reported_losses
+from tests.support.programs.played_world import played_world
 from tests.support.programs.worlds import attempts, wait_next_attempt
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
@@ -64,7 +67,7 @@ EXAMPLES = {
     ),
     "accelerate": Example("accelerate_fit.py", environments.TRANSFORMERS, ("accelerate",)),
 }
-WITH_PLUG_IN = ("lightning", "transformers", "accelerate")
+WITH_PLUG_IN = [name for name, example in EXAMPLES.items() if example.pins]
 
 
 @pytest.fixture(scope="module", params=EXAMPLES)
@@ -126,13 +129,15 @@ def test_losses_are_the_same_after_a_stop_on_request(
     assert before | after == undisturbed
 
 
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_a_checkpoint_in_memory_suffices(
-    tmp_path: Path, example: Example, undisturbed: dict[int, Any]
+    tmp_path: Path, example: Example, undisturbed: dict[int, Any], ranks_per_node: int
 ) -> None:
     """The checkpoints on the disk are gone when the world restarts."""
     if not example.pins:
         pytest.skip("a script without a plug-in keeps nothing in memory")
-    with example.job(tmp_path, job_env={"LIGHTNING_MEMORY_EVERY_STEPS": "5"}) as run:
+    interval = {"LIGHTNING_MEMORY_EVERY_STEPS": "5"}
+    with example.job(tmp_path, workers_per_node=ranks_per_node, job_env=interval) as run:
         wait_loss(run, example, 13)
         run.kill(1)
         shutil.rmtree(tmp_path / "saved")
@@ -147,6 +152,42 @@ def test_a_recorded_exception_is_the_cause_of_the_incident(tmp_path: Path) -> No
         [incident] = run.of(EventKind.INCIDENT_CLOSED)
         assert "the learning rate 12 is too high" in str(incident)
         assert incident["lost"][0]["rank"] == 1
+
+
+def test_a_script_of_the_other_package_of_lightning_is_watched_too(tmp_path: Path) -> None:
+    arguments = ["--steps", "20", "--folder", str(tmp_path / "saved")]
+    with example_job(
+        tmp_path,
+        "lightning_fit.py",
+        *arguments,
+        pins=environments.BOTH_LIGHTNINGS,
+        changes={
+            "import pytorch_lightning as pl": "import lightning.pytorch as pl",
+            "from pytorch_lightning.callbacks": "from lightning.pytorch.callbacks",
+        },
+        job_env={"LIGHTNING_MEMORY_EVERY_STEPS": "5"},
+    ) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert sorted(run.rows) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("name", WITH_PLUG_IN)
+def test_a_script_with_a_plug_in_runs_under_torchrun_too(tmp_path: Path, name: str) -> None:
+    example = EXAMPLES[name]
+    code = tmp_path / "code"
+    code.mkdir()
+    environments.write_entry_points(code)
+    paths = [str(environments.modules_of(example.pins)), str(code), *sys.path]
+    arguments = [str(EXAMPLES_FOLDER / example.script), "--folder", str(tmp_path / "saved")]
+    for steps in (7, 12):
+        with played_world(
+            tmp_path,
+            [*arguments, "--steps", str(steps)],
+            environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            attached=False,
+        ) as world:
+            said = world.wait()
+    assert not any("holdfast" in line.lower() for line in "\n".join(said).splitlines()), said
 
 
 def wait_loss(run: SupervisedRun, example: Example, step: int) -> None:

@@ -14,7 +14,6 @@ from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, NotUnderstood, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.submit import UnreadableSpec, follow_job, print_suggestions
-from holdfast.errors import ServerUnreachable
 from holdfast.formats import documents, launch_lines, requirements_file
 from holdfast.formats.launch_lines import LaunchLine
 
@@ -105,11 +104,7 @@ def run(
     _read_files(spec, pip, set_ or [])
     for text in (*torchrun.notices, *line.notices):
         output.progress(text)
-    try:
-        return _submit(spec, options, dry_run=dry_run, follow=follow)
-    except ServerUnreachable as error:
-        message = f"{error}; start a server on this machine with `holdfast serve`"
-        raise ServerUnreachable(message) from error
+    return _submit(spec, options, dry_run=dry_run, follow=follow)
 
 
 def _complete(

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.integrations.batches import samples_of
 from holdfast_workers.programs.attachment import Attachment, attach
@@ -61,10 +62,18 @@ def _callbacks(package: str) -> list[Any]:
         return []
     base = importlib.import_module(package).Callback
     found = [type("HoldfastProgress", (TrainerProgress, base), {})(attachment)]
-    every = os.environ.get(EVERY_STEPS_VARIABLE, "")
-    if every:
-        found.append(_memory_callback(package, attachment, int(every)))
+    if every := _steps_between(os.environ.get(EVERY_STEPS_VARIABLE, "")):
+        found.append(_memory_callback(package, attachment, every))
     return found
+
+
+def _steps_between(text: str) -> int:
+    """0: no checkpoints in memory. Raises ValueError."""
+    if text and not text.isdecimal():
+        raise ValueError(
+            f"{EVERY_STEPS_VARIABLE} is {text!r}: set it to a whole number of steps, or not at all"
+        )
+    return int(text or "0")
 
 
 def _memory_callback(package: str, attachment: Attachment, every: int) -> Any:
@@ -151,6 +160,9 @@ class TrainerMemory:
     """The hooks of a callback that keeps the Trainer's checkpoints in memory; combined with the
     class `OnExceptionCheckpoint` of the package that the script uses."""
 
+    _has_resumed: ClassVar[bool] = False
+    """The first Trainer of a process resumes; a later one starts as its script says."""
+
     def __init__(self, attachment: Attachment, every: int) -> None:
         self._attachment = attachment
         self._every = every
@@ -160,7 +172,8 @@ class TrainerMemory:
         self.dirpath = ""
         self._resumed = Path()
         place = attachment.place
-        if place is not None and place.restore.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
+        in_memory = place is not None and place.restore.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM)
+        if place is not None and in_memory and not TrainerMemory._has_resumed:
             room = Path(place.segment_path).parent / "resumed"
             room.mkdir(exist_ok=True)
             self._resumed = room / CHECKPOINT
@@ -183,13 +196,16 @@ class TrainerMemory:
         self._memory = MemoryFolders(self._attachment, self._agreed.gather)
         if self._resumed.name:
             loaded = self._memory.load(newer_than=None)
-            if loaded is not None:
+            if loaded is not None and self._memory.gives:
+                _remove(self._resumed)
                 (loaded / CHECKPOINT).replace(self._resumed)
+            TrainerMemory._has_resumed = True
+            self._agreed.gather(None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._last = trainer.global_step
         if self._resumed.name:
-            self._resumed.unlink(missing_ok=True)
+            _remove(self._resumed)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -208,6 +224,14 @@ class TrainerMemory:
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Nothing is left to remove."""
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder: a sharded checkpoint is a folder. Ranks of a node share it."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _stop(trainer: Any) -> None:

@@ -34,14 +34,15 @@ class MemoryFolders:
 
             self._tier = tier()
             self._room = Path(attachment.place.segment_path).parent / "staging"
-        self._gives = os.environ.get("LOCAL_RANK", "0") == "0"
+        self.gives = os.environ.get("LOCAL_RANK", "0") == "0"
+        """Whether this rank acts for all ranks of its node."""
 
     def staging(self, step: int) -> Path | None:
         """An empty folder for the checkpoint of `step`; None: nothing would be kept."""
         if self._tier is None:
             return None
         folder = self._room / f"step-{step}"
-        if self._gives:
+        if self.gives:
             shutil.rmtree(self._room, ignore_errors=True)
             folder.mkdir(parents=True)
         self._gather(None)
@@ -52,8 +53,8 @@ class MemoryFolders:
         if self._tier is None:
             return False
         self._gather(None)
-        kept = self._tier.save_folder(step, folder if self._gives else None)
-        if self._gives:
+        kept = self._tier.save_folder(step, folder if self.gives else None)
+        if self.gives:
             shutil.rmtree(self._room, ignore_errors=True)
         return kept
 
@@ -62,13 +63,13 @@ class MemoryFolders:
         the folder of rank 0 gives nothing."""
         if self._tier is None:
             return False
-        if self._gives:  # what `load` left there has been read
+        if self.gives:  # what `load` left there has been read
             shutil.rmtree(self._room, ignore_errors=True)
         mark, rank = folder / f".{uuid.uuid4().hex}", int(os.environ.get("RANK", "0"))
         if rank == 0:
             mark.touch()
         of_rank_0 = folder / self._gather(mark.name)[0]
-        gives = rank == 0 or (self._gives and not of_rank_0.exists() and folder.exists())
+        gives = rank == 0 or (self.gives and not of_rank_0.exists() and folder.exists())
         self._gather(None)
         mark.unlink(missing_ok=True)
         return self._tier.save_folder(step, folder if gives else None)

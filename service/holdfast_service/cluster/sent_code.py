@@ -1,23 +1,28 @@
 """The package of Holdfast's own code that a server sends to the nodes of a Ray cluster.
 
-It has the packages that supervisors and agents import, from the folders that this process imported
-them from, editable installs included. Its name has the build of its ranks and a digest of all its
+It has the packages that supervisors, agents and users' programs import, from the folders that this
+process imported them from, editable installs included, and the entry points of the installation, by
+which Lightning finds its plug-in. Its name has the build of its ranks and a digest of all its
 files, so that equal code is stored and unpacked once, and other code never takes its place.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import io
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import holdfast_service
-import holdfast_workers
+from holdfast_service.extras import DISTRIBUTION
 from holdfast_workers import build
 
+PACKAGES = ("holdfast", "holdfast_service", "holdfast_workers")
+NOT_SENT = ("dashboard",)
+"""Folders of a package that only a server needs."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of a ZIP entry
 _MODE = 0o644 << 16
 _LENGTH = 12
@@ -33,15 +38,14 @@ class SentCode:
 
 def own_code() -> SentCode:
     """The package of the code of this process, read when it starts; some 0.1 s. Raises OSError."""
-    folders = (
-        Path(str(package.__file__)).parent for package in (holdfast_workers, holdfast_service)
-    )
+    found = (importlib.util.find_spec(name) for name in PACKAGES)
+    folders = [Path(spec.origin).parent for spec in found if spec is not None and spec.origin]
     files = {
-        f"{folder.name}/{name}": folder / name
+        f"{folder.name}/{name}": (folder / name).read_bytes()
         for folder in folders
         for name in sent_names(str(path.relative_to(folder)) for path in _files(folder))
     }
-    content = packed({name: path.read_bytes() for name, path in files.items()})
+    content = packed({**files, **_about_installation()})
     digest = hashlib.sha256(content).hexdigest()[:_LENGTH]
     return SentCode(f"gcs://_ray_pkg_holdfast_{build.LOADED}_{digest}.zip", content)
 
@@ -63,10 +67,23 @@ def packed(files: Mapping[str, bytes]) -> bytes:
     return archive.getvalue()
 
 
+def _about_installation() -> dict[str, bytes]:
+    """Name and entry points of the installed distribution; nothing without an installation."""
+    try:
+        installed = importlib.metadata.distribution(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    folder = f"{DISTRIBUTION.replace('-', '_')}-{installed.version}.dist-info"
+    texts = {name: installed.read_text(name) for name in ("METADATA", "entry_points.txt")}
+    return {f"{folder}/{name}": text.encode() for name, text in texts.items() if text is not None}
+
+
 def _files(folder: Path) -> Iterable[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
 def _is_left_out(path: PurePosixPath) -> bool:
+    if path.parts[0] in NOT_SENT:
+        return True
     is_hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
     return is_hidden or path.suffix in (".pyc", ".pyo")

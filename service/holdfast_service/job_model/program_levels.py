@@ -64,9 +64,9 @@ job.step(step, loss=loss)  # after each step, on every rank"""
 _TIER = """import holdfast.torch
 
 tier = holdfast.torch.tier()  # keeps nothing outside of Holdfast
-dcp.save(state, storage_writer=tier.at(step))
-if (newest := tier.newest()) is not None:  # at the start
-    dcp.load(state, storage_reader=tier.at(newest))"""
+if (saved := tier.newest()) is not None:  # at the start
+    dcp.load(state, storage_reader=tier.at(saved))
+dcp.save(state, storage_writer=tier.at(step))"""
 _FUNCTION = """def main(ctx):  # function: train:main
     ctx.register(model=model, optimizer=optimizer)
     for step in ctx.steps():
@@ -103,6 +103,12 @@ def brings(spec: Mapping[str, Any]) -> Brings:
     """What a stored spec brings; older specs lack the newer keys."""
     of_user = (kind for kind in Brings if kind is not Brings.RECIPE and spec.get(kind) is not None)
     return next(of_user, Brings.RECIPE)
+
+
+def has_goodput(spec: Mapping[str, Any], step: int) -> bool:
+    """Whether the time in steps is known. A program may never report one: its goodput is then not
+    zero, but not known."""
+    return step > 0 or not brings(spec).is_program
 
 
 def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> ProgramLevel | None:

@@ -19,6 +19,7 @@ from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
+from holdfast_service.job_model.program_levels import has_goodput
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.job_model.world_history import FormedWorld, mesh_changes, world_periods
 from holdfast_service.policy.quarantine import NodeStanding
@@ -302,7 +303,7 @@ async def _standing(
         outcome_code=job.outcome_code,
         outcome_message=job.outcome_message or "",
         eta_s=job_row_stats.eta_s(job),
-        goodput=account.goodput,
+        goodput=account.goodput if has_goodput(job.spec, job.step) else None,
         held_device_s=account.held_device_s,
         lost_device_s=sum(account.lost_device_s.values()),
         reported_at=job.told_at,

@@ -62,6 +62,11 @@ class ReplayService:
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             spec = spec_of(job)
+            if spec.brings_program:
+                raise NothingToReplay(
+                    f"job {job_id} runs a program, whose state has no digests: only recipes and "
+                    "functions can be verified"
+                )
             if not spec.checkpoint.digest_every_steps:
                 raise NothingToReplay(
                     f"job {job_id} has no digests to compare: submit it with "

@@ -184,8 +184,12 @@ def mesh_change_view(change: tuple[FormedWorld, FormedWorld] | None) -> MeshChan
 
 def goodput_view(job: JobRecord, goodput: Goodput) -> GoodputView:
     lost = goodput.lost_device_s
+    known = program_levels.has_goodput(job.spec, job.step)
+    ratio = goodput.effective_training_time_ratio
     return GoodputView.from_attributes(
         goodput,
+        goodput=goodput.goodput if known else None,
+        effective_training_time_ratio=ratio if known else None,
         by_kind_s=dict(goodput.by_kind_s),
         device_seconds_held=goodput.held_device_s,
         device_seconds_by_kind=dict(goodput.by_kind_device_s),

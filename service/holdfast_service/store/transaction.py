@@ -22,6 +22,7 @@ from holdfast_service.job_model.events.codec import AnyEvent, encode
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentRecord
 from holdfast_service.job_model.events.progress import JobStateEvent, WaitEvent, WaitingEvent
 from holdfast_service.job_model.lifecycle import TERMINAL, State, require
+from holdfast_service.job_model.program_levels import has_goodput
 from holdfast_service.job_model.webhook_messages import is_sent, message
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import text
@@ -124,6 +125,8 @@ class JobTransaction:
     def update_goodput(self) -> None:
         """Update the goodput shown in lists: productive time over time on the cluster."""
         job = self.job
+        if not has_goodput(job.spec, job.step):
+            return
         held_s = job.held_s
         if job.held_since is not None:
             held_s += max(0.0, self.now - job.held_since)

@@ -22,7 +22,8 @@ class GoodputView(View):
         description="the kinds of by_kind_s in device-seconds; sums to device_seconds_held"
     )
     goodput: float | None = Field(
-        description="productive device-seconds / device_seconds_held; null: no time on the cluster"
+        description="productive device-seconds / device_seconds_held; null: no time on the "
+        "cluster, or a program that has reported no step"
     )
     effective_training_time_ratio: float | None = Field(
         description="the same for productive + between_steps"

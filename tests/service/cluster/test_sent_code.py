@@ -28,6 +28,7 @@ from holdfast_workers import build
         ("spec.pyc", False),
         (".hidden", False),
         (".cache/x.py", False),
+        ("dashboard/index.html", False),
     ],
 )
 def test_sources_are_sent_and_caches_are_not(name: str, is_sent: bool) -> None:
@@ -49,7 +50,9 @@ def test_the_name_has_the_build_and_changes_with_any_file() -> None:
     assert build.LOADED in code.uri
     with zipfile.ZipFile(io.BytesIO(code.content)) as archive:
         names = archive.namelist()
-    assert {name.partition("/")[0] for name in names} == {"holdfast_service", "holdfast_workers"}
+    packages = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert packages == {"holdfast", "holdfast_service", "holdfast_workers"}
+    assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
     assert "holdfast_workers/py.typed" in names
 
 
@@ -61,7 +64,8 @@ def test_the_unpacked_package_is_enough_for_supervisors_agents_and_their_childre
         archive.extractall(tmp_path)
     modules = (
         "holdfast_service.cluster.supervisor_actor, holdfast_service.cluster.agent_actor, "
-        "holdfast_workers.child_programs.zygote, holdfast_workers.build"
+        "holdfast_workers.child_programs.zygote, holdfast_workers.build, "
+        "holdfast.integrations.lightning"
     )
     program = (
         f"import sys; sys.path.insert(0, sys.argv[1]); import {modules}\n"
@@ -77,5 +81,6 @@ def test_the_unpacked_package_is_enough_for_supervisors_agents_and_their_childre
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith(f"{build.LOADED} ['holdfast_service', 'holdfast_workers']")
+    packages = "['holdfast', 'holdfast_service', 'holdfast_workers']"
+    assert ran.stdout.startswith(f"{build.LOADED} {packages}")
     assert str(tmp_path) in ran.stdout

@@ -200,6 +200,9 @@ async def test_a_job_that_proves_nothing_is_not_replayed(
     job, _ = await jobs.submit(ELASTIC)
     with pytest.raises(NothingToReplay, match="has committed no step"):
         await replays.replay(job.id)
+    program, _ = await jobs.submit({"name": "program", "command": "trainer"})
+    with pytest.raises(NothingToReplay, match="only recipes and functions"):
+        await replays.replay(program.id)
     without, _ = await jobs.submit({**ELASTIC, "checkpoint": {"digest_every_steps": 0}})
     with pytest.raises(NothingToReplay, match="digest_every_steps"):
         await replays.replay(without.id)

@@ -353,6 +353,7 @@ async def test_the_level_of_a_program_follows_its_newest_event(
         supervisor.emit(EventKind.PROGRAM_ATTACHED, attempt=1, level=1, integration="lightning")
         supervisor.end()
         await until_state(jobs, job_id, State.SUCCEEDED)
+    assert (await jobs.goodput(job_id)).goodput is None, "it has reported no step"
     attached = await jobs.get(job_id)
     assert (attached.level, attached.integration) == (1, "lightning")
     assert attached.gives is not None and attached.gives.startswith("Holdfast also sees every step")

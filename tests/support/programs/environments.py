@@ -24,6 +24,8 @@ LIGHTNING = (
     "torchmetrics==1.9.0",
     "tqdm==4.70.1",
 )
+BOTH_LIGHTNINGS = ("lightning==2.6.6", *LIGHTNING)
+"""Lightning has two packages with the same classes; a script imports one of them."""
 TRANSFORMERS = (
     "accelerate==1.15.0",
     "hf-xet==1.8.0",

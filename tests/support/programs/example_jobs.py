@@ -4,8 +4,7 @@ each rank on a node of its own."""
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,18 @@ def example_job(
     pins: tuple[str, ...] = (),
     preload: Sequence[str] = (),
     program: dict[str, Any] | None = None,
+    changes: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Iterator[SupervisedRun]:
-    """A job of two ranks. `pins`: its own packages. `program`: fields of its section."""
+    """A job of two ranks. `pins`: its own packages. `program`: fields of its section.
+    `changes`: text of the script -> what stands there instead."""
     code = folder / "code"
     code.mkdir(parents=True)
-    shutil.copy(EXAMPLES / script, code)
+    text = (EXAMPLES / script).read_text()
+    for old, new in (changes or {}).items():
+        assert old in text
+        text = text.replace(old, new)
+    (code / script).write_text(text)
     environments.write_entry_points(code)
     if pins:
         environments.modules_of(pins)
