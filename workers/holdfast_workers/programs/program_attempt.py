@@ -35,7 +35,13 @@ from holdfast_workers.programs.torchrun_variables import (
     visible_devices,
     with_variables,
 )
-from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, JoinOrder, StepRow
+from holdfast_workers.protocol.messages import (
+    PROGRAM_PHASE,
+    ErrorKind,
+    ErrorReport,
+    JoinOrder,
+    StepRow,
+)
 from holdfast_workers.protocol.processes import (
     CommittedToMemory,
     PartnerPresence,
@@ -69,8 +75,6 @@ from holdfast_workers.spec import TrainingSpec
 if TYPE_CHECKING:
     from holdfast_workers.progress.beacon import Beacon
 
-PHASE = "program"
-"""The phase of a program that shows no steps."""
 HOLD = "hold"
 """The phase of a program that is stopped until its rank has a lease."""
 _log = structlog.get_logger()
@@ -239,7 +243,7 @@ class ProgramAttempt:
             self._enter_program()
 
     def _enter_program(self) -> None:
-        self._beacon.enter(PHASE, self._step, bound_s=self._spec.program.silence_s)
+        self._beacon.enter(PROGRAM_PHASE, self._step, bound_s=self._spec.program.silence_s)
 
     # --- the attachment -------------------------------------------------------------------------
 
@@ -247,7 +251,7 @@ class ProgramAttempt:
         """The program has attached: give it its place."""
         self._program = link
         order = self.order
-        self._tell(
+        self._send_to_program(
             ProgramPlace(
                 job_id=self._config.job_id,
                 attempt=self.number,
@@ -263,7 +267,7 @@ class ProgramAttempt:
             )
         )
         for message in self._memory.values():
-            self._tell(message)
+            self._send_to_program(message)
 
     def detach(self) -> None:
         """The program's side has closed: it is about to end, or runs on without steps."""
@@ -273,7 +277,7 @@ class ProgramAttempt:
             self._enter_program()
 
     def ask_to_stop(self) -> None:
-        self._tell(StopWanted())
+        self._send_to_program(StopWanted())
 
     def pass_on(self, message: StateReply | StepReplicated | PartnerPresence) -> None:
         """Pass the agent's message on, and keep the newest of each kind: it may arrive before the
@@ -281,7 +285,7 @@ class ProgramAttempt:
         if isinstance(message, PartnerPresence):  # what former partners held no longer counts
             self._memory.pop(StepReplicated, None)
         self._memory[type(message)] = message
-        self._tell(message)
+        self._send_to_program(message)
 
     def take(self, message: ProgramMessage) -> None:
         """Take a message of the program."""
@@ -322,7 +326,7 @@ class ProgramAttempt:
         )
         self._send(StepReport(self.order.rank, row))
 
-    def _tell(self, message: object) -> None:
+    def _send_to_program(self, message: object) -> None:
         if self._program is not None:
             with contextlib.suppress(control_channel.ControlClosed, BlockingIOError):
                 control_channel.send(self._program, message, wait=False)

@@ -270,6 +270,8 @@ class StorePort:
     """0: on none, and the process ends."""
     problem: str = ""
     """Why it listens on none."""
+    attempt: int = 0
+    """As asked for in `AskStorePort`."""
 
 
 @dataclass(frozen=True)
