@@ -197,15 +197,16 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
     look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent))
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.stall_limit_s)
+    by_steps = _is_silent_by_steps(state, look, now)
     overdue = state.timer.stage is Stage.RUNNING and (
-        not _reports_steps(state) or now >= _stall_deadline(state) + late_s
+        by_steps or not _reports_steps(state) or now >= _stall_deadline(state) + late_s
     )
     verdict = hang_culprit.judge(
         state.worlds.shape.mesh,
         look,
         suspicion.before,
         overdue=overdue,
-        without_limits=_is_silent_by_steps(state, look, now),
+        without_limits=by_steps,
     )
     if verdict.finding is HangFinding.HANG and verdict.sure:
         _report_hang(state, suspicion, verdict, now)
