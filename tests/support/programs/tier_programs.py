@@ -216,6 +216,8 @@ def _die_at(point: str) -> None:
 
     if point == "write":
         PayloadWriter.copy = die_in_the_middle  # type: ignore[method-assign]
+    if point == "copy":
+        PayloadWriter.copy = die  # type: ignore[method-assign]
     if point == "commit":
         RankPayloads.commit = die  # type: ignore[method-assign]
 
@@ -246,6 +248,15 @@ def save_objects(rank: int, steps: list[int]) -> list[bool]:
         kept.save(step, {"step": step, "weights": torch.full((rank + 1, 3), float(step))})
         for step in steps
     ]
+
+
+def save_again(rank: int, step: int) -> None:
+    """Go on from `step`, and save it again; rank 1 is killed while it writes."""
+    kept = tier(replication_wait_s=WAIT_S)
+    assert kept.load()["step"] == step
+    if rank == 1:
+        _die_at("copy")
+    kept.save(step, {"step": step, "weights": torch.zeros(3)})
 
 
 def timed_save(rank: int) -> float:

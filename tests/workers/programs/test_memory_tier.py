@@ -54,6 +54,18 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
     worlds.run(tier_programs.load_grid, 2, 20, attempt=2, restore=from_memory(20))
 
 
+def test_a_rank_that_is_killed_while_it_saves_its_first_step_again_leaves_it(
+    worlds: TierWorlds,
+) -> None:
+    worlds.run(tier_programs.save_objects, 2, [1, 2])
+    with worlds.started(tier_programs.save_again, 2, 2, attempt=2, restore=from_memory(2)) as ranks:
+        with pytest.raises((ChildProcessError, EOFError)):
+            ranks[1].result()
+        ranks[0].process.kill()
+    assert worlds.steps(1)[-1] == 2
+    worlds.run(tier_programs.load_objects, 2, None, attempt=3, restore=from_memory(2))
+
+
 def test_a_flipped_byte_is_found(worlds: TierWorlds) -> None:
     worlds.run(tier_programs.save_grid, 2, [10], "", -1)
     with Segment.open(worlds.segment(1)) as segment:
