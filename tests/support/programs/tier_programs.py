@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.integrations.ray_train.memory_checkpoints import TierCheckpoints
+from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.torch import tier
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.programs import dcp_storage, folder_parts, own_segment
-from holdfast_workers.programs.attachment import SOCKET_VARIABLE
+from holdfast_workers.programs.attachment import SOCKET_VARIABLE, attach
+from holdfast_workers.programs.folder_parts import FilePiece, FolderWriter
 from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadWriter
 from holdfast_workers.programs.rank_payloads import RankPayloads
 from holdfast_workers.state.digest import payload_digest
@@ -286,10 +292,62 @@ def save_files(rank: int, folder: str, gives: bool) -> bool:
 
 def load_files(rank: int, folder: str) -> dict[str, str]:
     """The digests of the files."""
+    target = Path(folder) / f"to-{rank}"
+    _load_in_pieces(target)
+    return _digests(target)
+
+
+def load_shared_files(rank: int, folder: str) -> tuple[int, dict[str, str]]:
+    """Number of pieces that this rank wrote, and the digests of the files in a folder that the
+    ranks share."""
+    written = []
+    write = FolderWriter.write
+
+    def count(self: FolderWriter, piece: FilePiece, content: memoryview) -> None:
+        written.append(piece)
+        write(self, piece, content)
+
+    FolderWriter.write = count  # type: ignore[method-assign]
+    _load_in_pieces(Path(folder) / "shared")
+    return len(written), _digests(Path(folder) / "shared")
+
+
+def load_files_without_room(rank: int, folder: str) -> tuple[str, list[str]]:
+    """The error of a load for which rank 0 has no room, and the files that are left."""
+    target = Path(folder) / f"to-{rank}"
+    with _file_limit(1000 if rank == 0 else resource.RLIM_INFINITY):
+        try:
+            _load_in_pieces(target)
+        except WorkersError as error:
+            return type(error).__name__, [path.name for path in target.rglob("*")]
+    return "", []
+
+
+def take_report_without_room(rank: int) -> bool:
+    """Whether Ray Train's report came from memory; rank 0 has no room for its files."""
+    checkpoints = TierCheckpoints(attach(), RankGroup(WAIT_S * 20), is_first_of_node=True)
+    with _file_limit(1000 if rank == 0 else resource.RLIM_INFINITY):
+        return checkpoints.take(stored=0) is not None
+
+
+@contextmanager
+def _file_limit(nbytes: int) -> Iterator[None]:
+    """Files may have only `nbytes`: a write beyond it fails, as on a full file system."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _load_in_pieces(target: Path) -> None:
     folder_parts.PIECE_BYTES = 1 << 16
     folder_parts.BATCH_BYTES = 1 << 17
-    target = Path(folder) / f"to-{rank}"
     assert tier().load_folder(target) == 5
+
+
+def _digests(target: Path) -> dict[str, str]:
     return {
         path.relative_to(target).as_posix(): payload_digest(path.read_bytes())
         for path in target.rglob("*")
