@@ -37,6 +37,8 @@ from holdfast_workers.state.digest import payload_digest
 
 WIDTH = 32
 WAIT_S = 0.5
+SMALL = 1 << 17
+"""Bytes of a file for which there is room."""
 
 
 class Training(Stateful):
@@ -315,7 +317,7 @@ def load_shared_files(rank: int, folder: str) -> tuple[int, dict[str, str]]:
 def load_files_without_room(rank: int, folder: str) -> tuple[str, list[str]]:
     """The error of a load for which rank 0 has no room, and the files that are left."""
     target = Path(folder) / f"to-{rank}"
-    with _file_limit(1000 if rank == 0 else resource.RLIM_INFINITY):
+    with file_limit(SMALL if rank == 0 else resource.RLIM_INFINITY):
         try:
             _load_in_pieces(target)
         except WorkersError as error:
@@ -326,12 +328,12 @@ def load_files_without_room(rank: int, folder: str) -> tuple[str, list[str]]:
 def take_report_without_room(rank: int) -> bool:
     """Whether Ray Train's report came from memory; rank 0 has no room for its files."""
     checkpoints = TierCheckpoints(attach(), RankGroup(WAIT_S * 20), is_first_of_node=True)
-    with _file_limit(1000 if rank == 0 else resource.RLIM_INFINITY):
+    with file_limit(SMALL if rank == 0 else resource.RLIM_INFINITY):
         return checkpoints.take(stored=0) is not None
 
 
 @contextmanager
-def _file_limit(nbytes: int) -> Iterator[None]:
+def file_limit(nbytes: int) -> Iterator[None]:
     """Files may have only `nbytes`: a write beyond it fails, as on a full file system."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
