@@ -22,7 +22,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _FilesAtHand:
     """What a rank contributes to the load."""
 
     target: tuple[Hashable, ...]
@@ -35,16 +35,16 @@ def load_files(payloads: RankPayloads, step: int, folder: Path) -> None:
     """Write the files of all ranks of `step` to `folder`; all ranks call it. Raises BadFolder,
     StateMissing, PayloadDamaged; if it fails on one rank, PeerFailed on the others."""
     found = payloads.find(step)
-    offers = together(payloads, lambda: _offer(payloads, found, folder))
-    indices = {owner: index for each in offers for owner, index in each.indices.items()}
+    at_hand = together(payloads, lambda: _at_hand(payloads, found, folder))
+    indices = {owner: index for each in at_hand for owner, index in each.indices.items()}
     _check_complete(step, indices)
-    rank = payloads.place.rank if len(offers) > 1 else 0
-    known = [list(each.indices) for each in offers]
-    writers = writing_ranks([each.target for each in offers])
+    rank = payloads.place.rank if len(at_hand) > 1 else 0
+    known = [list(each.indices) for each in at_hand]
+    writers = writing_ranks([each.target for each in at_hand])
     pieces = pieces_of({owner: index.parts for owner, index in indices.items()})
     by_range = {piece.range: piece for piece in pieces}
     transfers = plan_transfers(
-        [list(by_range) if each in writers else [] for each in range(len(offers))], known
+        [list(by_range) if each in writers else [] for each in range(len(at_hand))], known
     )
     writes, names = rank in writers, [piece.name for piece in pieces]
     writer = FolderWriter(folder, names, payloads.place.rank, writes=writes)
@@ -68,11 +68,11 @@ def writing_ranks(targets: Sequence[Hashable]) -> set[int]:
     return {targets.index(target) for target in targets}
 
 
-def _offer(payloads: RankPayloads, found: Payloads, folder: Path) -> _Offer:
+def _at_hand(payloads: RankPayloads, found: Payloads, folder: Path) -> _FilesAtHand:
     room = Path(payloads.place.segment_path).parent.stat()
     node = (socket.gethostname(), BOOT_ID.read_text(), room.st_dev, room.st_ino)
     indices = {owner: found.index(owner) for owner in found.owners}
-    return _Offer((*node, os.path.realpath(folder)), indices)
+    return _FilesAtHand((*node, os.path.realpath(folder)), indices)
 
 
 def _finish(found: Payloads, writer: FolderWriter) -> None:
