@@ -109,9 +109,7 @@ class AccelerateProgress:
         folder, unless the ranks stop now; outside of Holdfast then nothing is saved."""
         if not to_memory_only or self.should_stop:
             self._save_to_folder()
-        if folder := self._memory.staging(self.step):
-            self._accelerator.save_state(str(folder))
-            self._memory.keep(self.step, folder)
+        self._memory.keep(self.step, lambda folder: self._accelerator.save_state(str(folder)))
 
     def state_dict(self) -> dict[str, int]:
         """Of `register_for_checkpointing`."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.integrations.batches import samples_of
+from holdfast.integrations.memory_setting import keeps_in_memory
 from holdfast_workers.programs.attachment import Attachment, attach
 from holdfast_workers.protocol.messages import Tier
 
@@ -48,10 +49,11 @@ def lightning_callbacks() -> list[Any]:
 def memory_checkpoints(every_n_train_steps: int) -> Any:
     """A callback for a script's own `callbacks`: a checkpoint in memory after so many steps, from
     which a restarted `fit` continues. Without a line in the script: the job's environment sets
-    `LIGHTNING_MEMORY_EVERY_STEPS`. Outside of Holdfast it does nothing."""
+    `LIGHTNING_MEMORY_EVERY_STEPS`. Outside of Holdfast, and in a job without a memory tier, it
+    does nothing."""
     package = next((name for name in PACKAGES if name in sys.modules), PACKAGES[0])
     attachment = attach("lightning")
-    if not attachment.active:
+    if not (attachment.active and keeps_in_memory()):
         return importlib.import_module(package).Callback()
     return _memory_callback(package, attachment, every_n_train_steps)
 
@@ -62,7 +64,8 @@ def _callbacks(package: str) -> list[Any]:
         return []
     base = importlib.import_module(package).Callback
     found = [type("HoldfastProgress", (TrainerProgress, base), {})(attachment)]
-    if every := _steps_between(os.environ.get(EVERY_STEPS_VARIABLE, "")):
+    every = _steps_between(os.environ.get(EVERY_STEPS_VARIABLE, ""))
+    if every and keeps_in_memory():
         found.append(_memory_callback(package, attachment, every))
     return found
 
@@ -214,16 +217,22 @@ class TrainerMemory:
         if self._memory is None or step == self._last or step % self._every:
             return
         self._last = step
-        folder = self._memory.staging(step)
-        if folder is not None:
-            trainer.save_checkpoint(folder / CHECKPOINT)
-            self._memory.keep(step, folder)
+        self._memory.keep(step, lambda folder: _save_to(trainer, folder / CHECKPOINT))
 
     def on_exception(self, trainer: Any, *_: Any, **__: Any) -> None:
         """No collective after an error: the peers may be gone."""
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Nothing is left to remove."""
+
+
+def _save_to(trainer: Any, path: Path) -> None:
+    """Raises OSError, on the rank that could not write."""
+    try:
+        trainer.save_checkpoint(path)
+    except OSError:
+        trainer.strategy.barrier()  # where the other ranks wait at the end of `save_checkpoint`
+        raise
 
 
 def _remove(path: Path) -> None:

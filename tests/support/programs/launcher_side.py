@@ -30,7 +30,8 @@ NOTHING = Restore(Tier.INIT, 0)
 
 class LauncherSide:
     """One rank's launcher. `socket_name` goes into the program's environment. `replicates`: every
-    saved step is reported as held by the partners at once; `problem`: why there is no state."""
+    step that is saved or taken is reported as held by the partners at once; `problem`: why there is
+    no state."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class LauncherSide:
             return  # the program has ended, or the test
 
     def _take(self, message: ProgramMessage) -> None:
-        if isinstance(message, ProgramSaved) and self._replicates:
+        if isinstance(message, ProgramSaved | StateTaken) and self._replicates:
             reply = StepReplicated(self.place.attempt, message.step)
             threading.Timer(self._delay_s, self._send_if_open, [reply]).start()
         with self._changed:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +24,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.integrations.ray_train.memory_checkpoints import TierCheckpoints
+from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.torch import tier
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.programs import dcp_storage, folder_parts, own_segment
-from holdfast_workers.programs.attachment import SOCKET_VARIABLE
+from holdfast_workers.programs.attachment import SOCKET_VARIABLE, attach
+from holdfast_workers.programs.folder_parts import FilePiece, FolderWriter
 from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadWriter
 from holdfast_workers.programs.rank_payloads import RankPayloads
 from holdfast_workers.state.digest import payload_digest
 
 WIDTH = 32
 WAIT_S = 0.5
+SMALL = 1 << 17
+"""Bytes of a file for which there is room."""
 
 
 class Training(Stateful):
@@ -216,6 +224,8 @@ def _die_at(point: str) -> None:
 
     if point == "write":
         PayloadWriter.copy = die_in_the_middle  # type: ignore[method-assign]
+    if point == "copy":
+        PayloadWriter.copy = die  # type: ignore[method-assign]
     if point == "commit":
         RankPayloads.commit = die  # type: ignore[method-assign]
 
@@ -248,6 +258,15 @@ def save_objects(rank: int, steps: list[int]) -> list[bool]:
     ]
 
 
+def save_again(rank: int, step: int) -> None:
+    """Go on from `step`, and save it again; rank 1 is killed while it writes."""
+    kept = tier(replication_wait_s=WAIT_S)
+    assert kept.load()["step"] == step
+    if rank == 1:
+        _die_at("copy")
+    kept.save(step, {"step": step, "weights": torch.zeros(3)})
+
+
 def timed_save(rank: int) -> float:
     """Seconds of the second save; the first makes the segment."""
     kept = tier()
@@ -275,10 +294,62 @@ def save_files(rank: int, folder: str, gives: bool) -> bool:
 
 def load_files(rank: int, folder: str) -> dict[str, str]:
     """The digests of the files."""
+    target = Path(folder) / f"to-{rank}"
+    _load_in_pieces(target)
+    return _digests(target)
+
+
+def load_shared_files(rank: int, folder: str) -> tuple[int, dict[str, str]]:
+    """Number of pieces that this rank wrote, and the digests of the files in a folder that the
+    ranks share."""
+    written = []
+    write = FolderWriter.write
+
+    def count(self: FolderWriter, piece: FilePiece, content: memoryview) -> None:
+        written.append(piece)
+        write(self, piece, content)
+
+    FolderWriter.write = count  # type: ignore[method-assign]
+    _load_in_pieces(Path(folder) / "shared")
+    return len(written), _digests(Path(folder) / "shared")
+
+
+def load_files_without_room(rank: int, folder: str) -> tuple[str, list[str]]:
+    """The error of a load for which rank 0 has no room, and the files that are left."""
+    target = Path(folder) / f"to-{rank}"
+    with file_limit(SMALL if rank == 0 else resource.RLIM_INFINITY):
+        try:
+            _load_in_pieces(target)
+        except WorkersError as error:
+            return type(error).__name__, [path.name for path in target.rglob("*")]
+    return "", []
+
+
+def take_report_without_room(rank: int) -> bool:
+    """Whether Ray Train's report came from memory; rank 0 has no room for its files."""
+    checkpoints = TierCheckpoints(attach(), RankGroup(WAIT_S * 20), is_first_of_node=True)
+    with file_limit(SMALL if rank == 0 else resource.RLIM_INFINITY):
+        return checkpoints.take(stored=0) is not None
+
+
+@contextmanager
+def file_limit(nbytes: int) -> Iterator[None]:
+    """Files may have only `nbytes`: a write beyond it fails, as on a full file system."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _load_in_pieces(target: Path) -> None:
     folder_parts.PIECE_BYTES = 1 << 16
     folder_parts.BATCH_BYTES = 1 << 17
-    target = Path(folder) / f"to-{rank}"
     assert tier().load_folder(target) == 5
+
+
+def _digests(target: Path) -> dict[str, str]:
     return {
         path.relative_to(target).as_posix(): payload_digest(path.read_bytes())
         for path in target.rglob("*")

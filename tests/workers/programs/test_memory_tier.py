@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.programs import tier_programs
@@ -52,6 +53,18 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
         ranks[1 - killed_rank].process.kill()
     assert worlds.steps(killed_rank) == [20]
     worlds.run(tier_programs.load_grid, 2, 20, attempt=2, restore=from_memory(20))
+
+
+def test_a_rank_that_is_killed_while_it_saves_its_first_step_again_leaves_it(
+    worlds: TierWorlds,
+) -> None:
+    worlds.run(tier_programs.save_objects, 2, [1, 2])
+    with worlds.started(tier_programs.save_again, 2, 2, attempt=2, restore=from_memory(2)) as ranks:
+        with pytest.raises((ChildProcessError, EOFError)):
+            ranks[1].result()
+        ranks[0].process.kill()
+    assert worlds.steps(1)[-1] == 2
+    worlds.run(tier_programs.load_objects, 2, None, attempt=3, restore=from_memory(2))
 
 
 def test_a_flipped_byte_is_found(worlds: TierWorlds) -> None:
@@ -154,14 +167,7 @@ def test_a_larger_checkpoint_gets_a_larger_segment_which_keeps_the_last_step(
 def test_every_rank_has_the_files_of_all_ranks(
     worlds: TierWorlds, tmp_path: Path, one_node: bool
 ) -> None:
-    content = bytes(range(256)) * 1024
-    for rank in (0, 1):
-        folder = tmp_path / f"from-{rank}"
-        (folder / "deep" / "er").mkdir(parents=True)
-        (folder / f"state-{rank}.bin").write_bytes(content[rank:])
-        (folder / "deep" / "er" / "empty").write_bytes(b"")
-        (folder / "both").write_text(str(rank))
-    worlds.run(tier_programs.save_files, 2, str(tmp_path), True, one_node=one_node)
+    files = save_files(worlds, tmp_path, one_node)
     found = worlds.run(
         tier_programs.load_files,
         2,
@@ -170,13 +176,52 @@ def test_every_rank_has_the_files_of_all_ranks(
         restore=from_memory(5),
         one_node=one_node,
     )
-    files = {
+    assert found == [files, files]
+
+
+def test_a_folder_that_ranks_of_a_node_share_is_written_once(
+    worlds: TierWorlds, tmp_path: Path
+) -> None:
+    files = save_files(worlds, tmp_path, one_node=True)
+    found = worlds.run(
+        tier_programs.load_shared_files,
+        2,
+        str(tmp_path),
+        attempt=2,
+        restore=from_memory(5),
+        one_node=True,
+    )
+    assert [digests for _, digests in found] == [files, files]
+    assert [bool(pieces) for pieces, _ in found] == [True, False]
+
+
+def test_a_rank_that_has_no_room_for_the_files_keeps_no_other_waiting(
+    worlds: TierWorlds, tmp_path: Path
+) -> None:
+    save_files(worlds, tmp_path, one_node=False)
+    again: dict[str, Any] = {"attempt": 2, "restore": from_memory(5)}
+    found = worlds.run(tier_programs.load_files_without_room, 2, str(tmp_path), **again)
+    assert [error for error, _ in found] == ["BadFolder", "PeerFailed"]
+    assert not any("partial" in name for _, names in found for name in names)
+    assert worlds.run(tier_programs.take_report_without_room, 2, **again) == [False, False]
+
+
+def save_files(worlds: TierWorlds, folder: Path, one_node: bool) -> dict[str, str]:
+    """Save files of two ranks; returns the digests of those that all ranks have then."""
+    content = bytes(range(256)) * 1024
+    for rank in (0, 1):
+        own = folder / f"from-{rank}"
+        (own / "deep" / "er").mkdir(parents=True)
+        (own / f"state-{rank}.bin").write_bytes(content[rank:])
+        (own / "deep" / "er" / "empty").write_bytes(b"")
+        (own / "both").write_text(str(rank))
+    worlds.run(tier_programs.save_files, 2, str(folder), True, one_node=one_node)
+    return {
         "state-0.bin": payload_digest(content),
         "state-1.bin": payload_digest(content[1:]),
         "deep/er/empty": payload_digest(b""),
         "both": payload_digest(b"0"),
     }
-    assert found == [files, files]
 
 
 def test_a_state_that_did_not_arrive_is_an_error(worlds: TierWorlds) -> None:

@@ -70,6 +70,33 @@ def test_a_new_process_goes_on_with_the_segment(tmp_path: Path) -> None:
     assert intact_steps(path) == {1: 100, 2: 100}
 
 
+def test_a_step_that_is_saved_again_leaves_the_former_one_until_it_is_complete(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "own-0.seg"
+    own = OwnSegment(path, attempt=1)
+    for step in (1, 2):
+        save(own, step, 100)
+    own.close()
+    own = OwnSegment(path, attempt=2)
+    own.begin(2, 100)  # the program is killed
+    assert intact_steps(path) == {2: 100}
+    save(own, 2, 100)
+    with Segment.open(path, writable=False) as segment:
+        assert [commit.attempt for commit in segment.commits()] == [2, 1]
+
+
+def test_a_reader_of_the_former_step_does_not_turn_a_save_to_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "own-0.seg"
+    own = OwnSegment(path, attempt=1)
+    for step in (1, 2):
+        save(own, step, 100)
+    with Segment.open(path) as reader:
+        reader.pin(reader.commits()[1], for_s=30)
+        own.begin(3, 100)
+    assert intact_steps(path) == {2: 100}
+
+
 def test_what_a_killed_program_left_of_a_larger_segment_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "own-0.seg"
     path.with_suffix(".larger").write_bytes(bytes(1000))

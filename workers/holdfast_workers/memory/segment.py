@@ -166,16 +166,17 @@ class Segment:
     def layout(self) -> StateLayout:
         return self._layout
 
-    def begin(self, step: int) -> memoryview:
+    def begin(self, step: int, *, keep_newest: bool = False) -> memoryview:
         """Choose and invalidate the slot for `step`; returns its `payload_bytes` writable bytes.
 
         Chooses a slot without a commit if there is one (no complete state is lost), else the slot
         that already holds `step`, else the slot written first. A slot that a reader has pinned is
-        chosen only if it holds `step`.
+        chosen only if it holds `step`. `keep_newest`: never the slot written last, although it
+        holds `step` or a reader has pinned the other.
         """
         if not self.writable:
             raise SegmentError(f"{self.path} is open for reading only")
-        slot = self._slot_for(step)
+        slot = self._slot_for(step, keep_newest)
         self._clear_word(slot)
         self._open_slot = slot
         return self._slot(slot)
@@ -289,15 +290,17 @@ class Segment:
         start = self._slots[slot]
         return self._view[start : start + self._payload_bytes]
 
-    def _slot_for(self, step: int) -> int:
+    def _slot_for(self, step: int, keep_newest: bool) -> int:
         words = {slot: self._read_word(slot) for slot in range(SLOTS)}
         for slot, word in words.items():
             if word is None:
                 return slot
+        oldest_first = sorted(words, key=lambda slot: words[slot].seq)  # type: ignore[union-attr]
+        if keep_newest:
+            return oldest_first[0]
         for slot, word in words.items():
             if word is not None and word.step == step:
                 return slot
-        oldest_first = sorted(words, key=lambda slot: words[slot].seq)  # type: ignore[union-attr]
         return oldest_first[1] if oldest_first[0] == self._pinned() else oldest_first[0]
 
     def _next_seq(self) -> int:

@@ -235,7 +235,7 @@ class Attachment:
             pass  # the launcher has ended, and this process is about to
 
     def _end(self) -> None:
-        if self._beacon is not None:
+        if self._beacon is not None and self._pid == os.getpid():
             assert self._place is not None
             self._beacon.enter("exit", self._step, bound_s=self._place.start_bound_s)
 
@@ -245,8 +245,9 @@ _attaching = threading.Lock()
 
 
 def attach(integration: str = "") -> Attachment:
-    """The attachment of this process, the same at every call; inactive outside of Holdfast.
-    Raises LauncherGone."""
+    """The attachment of this process, the same at every call; inactive outside of Holdfast, and
+    with a warning where the launcher cannot be reached: in a container, or after its end. Raises
+    LauncherGone if it can be reached and does not answer."""
     global _attached  # noqa: PLW0603  (there is one launcher per process)
     with _attaching:
         if _attached is None:
@@ -256,16 +257,22 @@ def attach(integration: str = "") -> Attachment:
         return _attached
 
 
-def _connect(name: str) -> socket.socket:
+def _connect(name: str) -> socket.socket | None:
+    """None, with a warning: the launcher cannot be reached."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.settimeout(CONNECT_TIMEOUT_S)
     try:
         link.connect(f"\0{name}")
     except OSError as error:
         link.close()
-        raise LauncherGone(
-            f"cannot reach Holdfast's launcher at {SOCKET_VARIABLE}={name}: {error}"
-        ) from error
+        print(
+            "holdfast: this process runs as if without Holdfast: its launcher cannot be reached "
+            f"at {SOCKET_VARIABLE}={name}: {error}. If it is a rank, start it in the network "
+            "namespace of the node agent; if not, unset the variable",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
     return link
 
 

@@ -6,10 +6,11 @@ when it is complete. Of files of the same name, that of the lowest rank counts.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.programs.payload import PayloadPart
@@ -84,41 +85,60 @@ def batches_of(transfers: Sequence[Transfer]) -> Iterator[list[Transfer]]:
 
 
 class FolderWriter:
-    """Writes pieces of files to hidden files, which get their names at the end. Several ranks may
-    write to the same folder. As a context manager it removes what is not complete."""
+    """Writes pieces of files to hidden files, which get their names in `finish`; `discard` removes
+    what did not. Several ranks may write to the same folder.
 
-    def __init__(self, folder: Path, names: Sequence[str], rank: int) -> None:
+    After the first error of the file system nothing more is written, and `finish` raises it.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], rank: int, *, writes: bool) -> None:
+        """`writes`: whether this rank does. Raises BadFolder for a name outside of `folder`."""
         self._folder = folder
         self._rank = rank
         for name in names:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise BadFolder(f"a checkpoint's file may not be written to {name}")
-        self._names = list(dict.fromkeys(names))
-
-    def __enter__(self) -> FolderWriter:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for name in self._names:
-            hidden = self._hidden(name)
-            hidden.parent.mkdir(parents=True, exist_ok=True)
-            hidden.write_bytes(b"")
-        return self
+        self._names = list(dict.fromkeys(names)) if writes else []
+        self._problem: OSError | None = None
+        with self._keeping_the_first_problem():
+            if writes:
+                folder.mkdir(parents=True, exist_ok=True)
+            for name in self._names:
+                hidden = self._hidden(name)
+                hidden.parent.mkdir(parents=True, exist_ok=True)
+                hidden.write_bytes(b"")
 
     def write(self, piece: FilePiece, content: memoryview) -> None:
-        with self._hidden(piece.name).open("r+b") as file:
+        if self._problem is not None:
+            return
+        with self._keeping_the_first_problem(), self._hidden(piece.name).open("r+b") as file:
             file.seek(piece.start)
             file.write(content)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def finish(self) -> None:
+        """Give the files their names. Raises BadFolder."""
+        if self._problem is None:
+            with self._keeping_the_first_problem():
+                for name in self._names:
+                    self._hidden(name).replace(self._folder / name)
+        if self._problem is not None:
+            raise BadFolder(
+                f"a checkpoint cannot be written to {self._folder}: {self._problem}. Give its file "
+                "system more room (for /dev/shm in a container: --shm-size)"
+            ) from self._problem
+
+    def discard(self) -> None:
+        """Remove the hidden files that are left."""
         for name in self._names:
-            if error is None:
-                self._hidden(name).replace(self._folder / name)
-            else:
+            with contextlib.suppress(OSError):
                 self._hidden(name).unlink(missing_ok=True)
+
+    @contextmanager
+    def _keeping_the_first_problem(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._problem = error
 
     def _hidden(self, name: str) -> Path:
         path = self._folder / name

@@ -8,7 +8,6 @@ is saved and nothing is found, unless the user names a folder to fall back on.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,16 +19,10 @@ import torch.distributed as dist
 from holdfast_workers.programs.attachment import Attachment, attach
 from holdfast_workers.programs.dcp_folder import DcpFolder, NoStorage, newest_in
 from holdfast_workers.programs.dcp_storage import DcpStorage
-from holdfast_workers.programs.folder_parts import (
-    FolderWriter,
-    batches_of,
-    files_in,
-    pieces_of,
-    read_into,
-)
+from holdfast_workers.programs.folder_loading import load_files
+from holdfast_workers.programs.folder_parts import files_in, read_into
 from holdfast_workers.programs.gloo_groups import GlooGroups
 from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadPart
-from holdfast_workers.programs.payload_exchange import StateMissing, carry_out, plan_transfers
 from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, SavedOtherwise, together
 from holdfast_workers.programs.staging import KeptStaging
 
@@ -160,31 +153,13 @@ class MemoryTier:
 
     def load_folder(self, folder: str | Path) -> int | None:
         """Write the files of all ranks of the step `newest()` to `folder`; returns the step, or
-        None: there is none. Files of other names stay. All ranks call it."""
+        None: there is none. Files of other names stay. All ranks call it; of those on a node that
+        name the same folder, one writes. Raises BadFolder, StateMissing, PayloadDamaged;
+        PeerFailed if another rank does."""
         payloads, step = self._payloads, self.newest()
         if payloads is None or step is None:
             return None
-        found = payloads.find(step)
-        known = together(payloads, lambda: {owner: found.index(owner) for owner in found.owners})
-        indices = {owner: index for each in known for owner, index in each.items()}
-        _check_complete(step, indices)
-        pieces = pieces_of({owner: index.parts for owner, index in indices.items()})
-        ranges = [piece.range for piece in pieces]
-        transfers = plan_transfers([ranges] * len(known), [list(each) for each in known])
-        rank = payloads.place.rank
-        names = [piece.name for piece in pieces]
-        with FolderWriter(Path(folder), names, rank) as writer:
-            for piece in pieces:
-                if piece.range.owner in known[rank if len(known) > 1 else 0]:
-                    start = piece.range.offset
-                    view = found.view(piece.range.owner)
-                    writer.write(piece, view[start : start + piece.range.nbytes])
-            by_range = {piece.range: piece for piece in pieces}
-            for batch in batches_of(transfers):
-                received = carry_out(batch, rank, found.view, payloads.exchange_group)
-                for range_, content in received.items():
-                    writer.write(by_range[range_], content.numpy().data)
-            found.check_current()
+        load_files(payloads, step, Path(folder))
         payloads.taken(step)
         return step
 
@@ -207,17 +182,3 @@ def _object_bytes(found: Payloads, rank: int) -> bytes:
             f"step {index.step} was saved as {index.kind}, not by save(): load it as it was saved"
         )
     return bytes(found.view(rank)[part.offset : part.offset + part.nbytes])
-
-
-def _check_complete(step: int, indices: Mapping[int, PayloadIndex]) -> None:
-    """Raises StateMissing, on all ranks or on none."""
-    for index in indices.values():
-        if index.kind is not PayloadKind.FOLDER:
-            raise SavedOtherwise(
-                f"step {step} was saved as {index.kind}, not by save_folder(): load it as it was "
-                "saved"
-            )
-    world_size = next((index.world_size for index in indices.values()), 1)
-    missing = sorted(set(range(world_size)) - set(indices))
-    if missing:
-        raise StateMissing(f"step {step}: no rank has the files of ranks {missing} in memory")

@@ -2,8 +2,8 @@
 
 Promises:
 
-- The slot of the newest step is never touched while another is written: a program that is killed at
-  any moment leaves it as it is.
+- The slot of the newest step is never touched, not even by another save of that step: a program
+  that is killed at any moment leaves it as it is.
 - A step that needs more room gets a larger segment. It takes the place of the former one only when
   it contains the newest step of that one.
 
@@ -64,7 +64,7 @@ class OwnSegment:
         elif segment.layout.payload_bytes < nbytes:
             segment = self._larger(segment, capacity_for(nbytes))
         self._segment = segment
-        return segment.begin(step)
+        return segment.begin(step, keep_newest=True)
 
     def commit(self, step: int, digest: str) -> Commit:
         """Declare the slot of the last `begin` complete."""

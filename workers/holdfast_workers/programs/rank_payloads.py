@@ -178,10 +178,10 @@ class RankPayloads:
         Waits for the partners."""
         segment = self._own.current()
         commits = segment.commits() if segment is not None else []
-        if len(commits) < 2 or step in (commit.step for commit in commits):
-            return True
         newest = self._kept
         if newest is None:  # the program began anew: what its segment contains is abandoned
+            return True
+        if len(commits) < 2 or (step != newest and step in (each.step for each in commits)):
             return True
         last = self._attachment.should_stop
         wait_s = max(self._replication_wait_s, LEAVE_WAIT_S) if last else self._replication_wait_s

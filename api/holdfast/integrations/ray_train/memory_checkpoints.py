@@ -71,7 +71,7 @@ class TierCheckpoints:
     def save(self, index: int, part: Path | None) -> None:
         try:
             self._tier.save_folder(index, part)
-        except WorkersError as error:
+        except (WorkersError, OSError) as error:
             _log.warning(
                 "a reported checkpoint is not kept in memory", report=index, problem=str(error)
             )
@@ -87,7 +87,7 @@ class TierCheckpoints:
         problem = ""
         try:
             self._tier.load_folder(target)
-        except WorkersError as error:
+        except (WorkersError, OSError) as error:
             problem = str(error)
         if problem := next(filter(None, self._group.gather(problem)), ""):
             _log.warning("memory has no whole checkpoint", report=newest, problem=problem)

@@ -18,9 +18,6 @@ CONFIG_VARIABLE = "HOLDFAST_TRAIN_CONFIG"
 RUN_VARIABLE = "HOLDFAST_TRAIN_RUN"
 """The section `ray_run` of the spec, as JSON."""
 
-MEMORY_VARIABLE = "HOLDFAST_MEMORY_STEPS"
-"""`checkpoint.memory.every_steps` of the spec."""
-
 
 @dataclass(frozen=True)
 class WorldPlace:
@@ -63,11 +60,6 @@ def run_of(variables: Mapping[str, str] = os.environ) -> RayRunSpec:
         return RayRunSpec.model_validate(_mapping(variables, RUN_VARIABLE))
     except ValidationError as error:
         raise FunctionUnusable(f"{RUN_VARIABLE} cannot be used: {error}") from error
-
-
-def keeps_in_memory(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether the job has a memory tier."""
-    return variables.get(MEMORY_VARIABLE, "0") != "0"
 
 
 def _mapping(variables: Mapping[str, str], name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from holdfast.integrations.memory_setting import keeps_in_memory
 from holdfast.integrations.ray_train import versions
 
 versions.check(versions.installed())  # before anything of Ray is imported
@@ -34,7 +35,6 @@ from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.integrations.ray_train.rank_place import (
     WorldPlace,
     config_of,
-    keeps_in_memory,
     run_of,
 )
 from holdfast.integrations.ray_train.run_folder import Retention, RunFolder

@@ -15,7 +15,6 @@ from holdfast.integrations.ray_train.rank_place import (
     RUN_VARIABLE,
     WorldPlace,
     config_of,
-    keeps_in_memory,
     run_of,
 )
 from holdfast.integrations.ray_train.rank_process import call, load
@@ -48,12 +47,6 @@ def test_the_configuration_and_the_options_are_read() -> None:
 def test_unusable_options_are_refused(text: str) -> None:
     with pytest.raises(FunctionUnusable, match=RUN_VARIABLE):
         run_of({RUN_VARIABLE: text})
-
-
-def test_memory_is_used_if_the_spec_has_a_memory_tier() -> None:
-    name = "HOLDFAST_MEMORY_STEPS"
-    assert [keeps_in_memory({name: text}) for text in ("0", "1", "auto")] == [False, True, True]
-    assert not keeps_in_memory({})
 
 
 @pytest.mark.parametrize(
