@@ -507,8 +507,8 @@ class ProgramSpec(Section):
     )
     grace_s: Annotated[float, Field(ge=0, le=120)] = Field(
         default=30.0,
-        description="Seconds between SIGTERM and SIGKILL when the program is asked to end. One that "
-        "attaches gets as long before SIGTERM.",
+        description="Seconds between SIGTERM and SIGKILL when the program is asked to end. One "
+        "that attaches gets as long before SIGTERM.",
     )
     steps: Positive | None = Field(
         default=None, description="Number of steps that the program takes, if known, for displays."
