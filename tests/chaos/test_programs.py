@@ -364,3 +364,55 @@ def test_scalars_of_event_files_become_metrics(tmp_path: Path) -> None:
         assert {s: row.loss for s, row in run.rows.items()} == pytest.approx(
             {step: 1.0 / step for step in range(1, 6)}
         )
+
+
+def test_a_program_that_computes_without_steps_for_too_long_is_restarted(tmp_path: Path) -> None:
+    script = """
+        import os
+        print("step 1 loss 0.5")
+        while os.environ["HOLDFAST_ATTEMPT"] == "1":
+            pass
+    """
+    pattern = "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"
+    training = program_training(script="train.py", program=ProgramSpec(metrics=pattern))
+    config = {"stall_limit_s": 1.5}
+    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        [incident] = run.of(EventKind.INCIDENT_CLOSED)
+        assert incident["cause"] == "hang"
+
+
+def test_what_left_the_session_of_a_program_ends_when_its_agent_dies(tmp_path: Path) -> None:
+    script = """
+        setsid sleep 1000 &
+        echo "apart $!"
+        bash -c 'sleep 1001; true' &
+        echo "beside $!"
+        wait
+    """
+    training = program_training(command="bash run.sh", ranks=1)
+    with running_program(tmp_path, {"run.sh": script}, training) as run:
+        apart, beside = (int(printed(run, f"{name} ").split()[1]) for name in ("apart", "beside"))
+        before = attempts(run)
+        run.agents.kill(run.seat_of(0))
+        wait_next_attempt(run, before)
+        deadline = time.monotonic() + 10
+        while linux_processes.is_alive(apart) or linux_processes.is_alive(beside):
+            assert time.monotonic() < deadline, "a process of the program runs on"
+
+
+def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Path) -> None:
+    script = """
+        setsid bash -c 'while true; do :; done' &
+        echo "apart $!"
+        wait
+    """
+    training = program_training(command="bash run.sh", ranks=1)
+    config = {"lease_s": 1.0, "lease_margin_s": 0.2}
+    with running_program(tmp_path, {"run.sh": script}, training, config=config) as run:
+        apart = int(printed(run, "apart ").split()[1])
+        run.end_supervisor()
+        run.cluster_answers = False
+        deadline = time.monotonic() + 15
+        while linux_processes.run_state(apart) != "T":
+            assert time.monotonic() < deadline, "it runs on without a lease"

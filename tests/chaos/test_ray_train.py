@@ -71,7 +71,8 @@ def test_a_run_with_killed_ranks_has_the_losses_of_an_unbroken_run(
     run, losses = run_to_end(tmp_path / "b", spec, workers_per_node=workers_per_node)
     assert losses == calm
     assert sorted(calm) == list(range(1, EPOCHS + 1))
-    assert {row.attempt for row in run.all_rows} == {1, 2, 3}, run.story()
+    first = {row.attempt: row.step for row in reversed(run.all_rows)}
+    assert first == {1: 1, 2: 4, 3: 7}, run.story()
     folder = tmp_path / "b" / "s" / "run"
     assert [each.index for each in read_list(folder)] == [EPOCHS - 1, EPOCHS]
     result = read_result(folder)
@@ -140,7 +141,8 @@ def test_a_function_that_does_not_look_ends_after_a_checkpoint_when_it_is_to_sto
         began = time.monotonic()
         run.stop(StopKind.PAUSE)
         run.wait(lambda: bool(run.of(EventKind.ENDED)))
-        assert time.monotonic() - began < spec.program.grace_s
+        took_s = time.monotonic() - began
+        assert took_s < spec.program.grace_s / 2
         saved = read_list(tmp_path / "s" / "run")
         assert saved[-1].index >= run.newest_step() >= 3
         assert saved[-1].metrics == {"number": saved[-1].index}

@@ -93,14 +93,16 @@ def judge(
     before: WorldObservation | None = None,
     *,
     overdue: bool = False,
+    without_limits: bool = False,
 ) -> HangVerdict:
     """The verdict on a world in which some rank has made no progress for a long time.
 
     `before`: the previous inspection, if this is the second one. `overdue`: no step has been made
     for longer than a job may stall; then it is a hang once every rank is beyond its limit, even if
-    no rank can be blamed.
+    no rank can be blamed. `without_limits`: every rank counts as beyond its limit, which says only
+    how long it may neither print nor compute: a rank that waits for a device computes.
     """
-    return _Case(mesh, observation, before, overdue).verdict()
+    return _Case(mesh, observation, before, overdue, without_limits).verdict()
 
 
 def smallest_group(mesh: Mapping[str, int], ranks: Collection[int]) -> tuple[int, ...]:
@@ -124,11 +126,13 @@ class _Case:
         observation: WorldObservation,
         before: WorldObservation | None,
         overdue: bool,
+        without_limits: bool,
     ) -> None:
         self._mesh = mesh
         self._observation = observation
         self._before = before
         self._overdue = overdue
+        self._without_limits = without_limits
         self._beats = observation.beats
         self._waits = find_waits(mesh, self._beats, observation.silent)
         self._cycles = self._waits.root_blockers()
@@ -231,7 +235,7 @@ class _Case:
     def _is_late(self, rank: int) -> bool:
         """Whether the rank is beyond its limit. A rank without an inspection counts as late."""
         beat = self._beats.get(rank)
-        return beat is None or beat.age_s > beat.limit_s
+        return beat is None or self._without_limits or beat.age_s > beat.limit_s
 
     def _stood_still(self, accused: Collection[int]) -> bool:
         return self._before is not None and not any(self._has_moved(rank) for rank in accused)

@@ -78,8 +78,8 @@ class ChildEvents:
             case StoreJob(), StorePort(port=0, problem=problem):
                 self._log.error("no_rendezvous_store", why=problem)
                 self._rendezvous.record_problem(problem)
-            case StoreJob(), StorePort(port=port):
-                self._rendezvous.record_port(port)
+            case StoreJob(), StorePort(port=port, attempt=attempt):
+                self._rendezvous.record_port(port, attempt)
             case FrozenCopy() as copy, ShardRecord() | StorageRefusal() as outcome:
                 self._saves.on_message(copy, outcome)
 

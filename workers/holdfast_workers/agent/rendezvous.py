@@ -37,6 +37,7 @@ class Rendezvous:
         self._child: Child | None = None
         self._port = 0
         self._answers = 0
+        self._attempt = 0
         self._forked_at = 0.0
         self.problem = ""
         """Why there has never been a store yet; "" once there was one."""
@@ -53,10 +54,11 @@ class Rendezvous:
             self._child = child
         io.watch(child)
 
-    def record_port(self, port: int) -> None:
-        """Record the answer of the store's process: the port on which it listens."""
+    def record_port(self, port: int, attempt: int = 0) -> None:
+        """Record the answer of the store's process: the port on which it listens, and the attempt
+        that the store is for, if it is for one."""
         with self._changed:
-            self._port = port
+            self._port, self._attempt = port, attempt
             self._answers += 1
             self.problem = ""
             self._changed.notify_all()
@@ -88,7 +90,8 @@ class Rendezvous:
             child.send(AskStorePort(attempt))
         with self._changed:
             answered = self._changed.wait_for(
-                lambda: self._answers > before and self._port > 0, timeout_s
+                lambda: self._answers > before and self._port > 0 and self._attempt >= attempt,
+                timeout_s,
             )
             if answered:
                 return True

@@ -255,7 +255,9 @@ class WorkerPool:
             slots = {name: slot for name, slot in self._slots.items() if slot.attempt < attempt}
         self._kill_dismissed()
         for slot in slots.values():
-            if slot.name in condemned:
+            if self._config.brings_program:  # its launcher does not hang, and ends it whole
+                slot.child.send(LeaveAttempts(attempt))
+            elif slot.name in condemned:
                 slot.child.kill("it held up the other ranks")
             elif self._config.reform == Reform.FORK and slot.state is not WorkerState.WARM:
                 slot.child.kill()
@@ -491,7 +493,7 @@ class WorkerPool:
             self._changed.wait_for(self._can_have_devices, EXIT_WAIT_S)
             env = self._devices.assign(name)
         path = self._beacon_of(name)
-        job = WorkerJob(str(path), env, place)
+        job = WorkerJob(str(path), env, place, launches=self._config.brings_program)
         try:
             beacon.create(path)
             fork = self._child_processes.fork if place is None else self._templates.fork

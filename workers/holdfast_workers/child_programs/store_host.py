@@ -28,7 +28,7 @@ def run(end: socket.socket, job: StoreJob) -> int:
         store = _open(job)
         with contextlib.suppress(control_channel.ControlClosed):  # the agent has closed its end
             while True:
-                control_channel.send(end, StorePort(store.port))
+                control_channel.send(end, StorePort(store.port, attempt=attempt))
                 asked = control_channel.receive(end, AskStorePort)
                 if asked.attempt > attempt:
                     former, store, attempt = store, _open(job), asked.attempt

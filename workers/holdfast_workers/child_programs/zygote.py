@@ -95,7 +95,7 @@ def main() -> None:
                 _import_for_training()
                 _choose_kernels(config)
                 enter_packages(config.packages)
-                _enter_code(config.code)
+                _enter_code(_folder_of(config))
             else:
                 _import_for_storage()
             gc.enable()
@@ -142,6 +142,16 @@ def _import_for_storage() -> None:
     linux_processes.name_process("hf-storage")
     from holdfast_workers.checkpoint import s3  # noqa: F401
     from holdfast_workers.child_programs import loader, saver  # noqa: F401
+
+
+def _folder_of(config: ZygoteConfig) -> str:
+    """Where users' code runs: a program in a copy of it, beside which it may write files."""
+    from holdfast_workers.programs.working_folder import working_folder
+    from holdfast_workers.spec import TrainingSpec
+
+    if not config.code or not TrainingSpec.model_validate(config.training).brings_program:
+        return config.code
+    return working_folder(config.code, config.cache_dir, config.job_id)
 
 
 def _enter_code(folder: str) -> None:

@@ -33,11 +33,17 @@ from holdfast_workers.protocol.processes import (
     Job,
     ProcessReady,
     StorageZygoteConfig,
+    WorkerJob,
     WorkerOrder,
     ZygoteConfig,
 )
 
 _log = structlog.get_logger()
+
+
+PROGRAM_MARK = "HOLDFAST_PROGRAM_SOCKET"
+"""In the environment of every process that a user's program executes."""
+MOST_ROUNDS, ROUND_S = 50, 0.005
 
 
 class ZygoteFailed(WorkersError):
@@ -111,11 +117,26 @@ class Child:
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the pid still belongs to it
+        if isinstance(self.job, WorkerJob) and self.job.launches:
+            self._kill_program()
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
             return ProcessEnd()  # reaped elsewhere
         return linux_processes.process_end(status) if pid else ProcessEnd()
+
+    def _kill_program(self) -> None:
+        """Kill what a launcher has left that was killed itself: its session, and what left the
+        session and became a child of this process."""
+        for _ in range(MOST_ROUNDS):
+            left = [pid for pid in linux_processes.session_members(self.pid) if pid != self.pid]
+            left += linux_processes.children_with(PROGRAM_MARK)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                return
+            time.sleep(ROUND_S)
 
     def close(self) -> None:
         with self._lock:

@@ -59,6 +59,41 @@ def die_with_parent(parent: int, timeout_s: float) -> bool:
     return os.getppid() == parent
 
 
+def survive_parent() -> None:
+    """Take back the request of `die_with_parent`."""
+    _prctl(PR_SET_PDEATHSIG, 0)
+
+
+def session_members(session: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] not in ("Z", "X"):
+                found.append(int(entry.name))
+    return found
+
+
+def children_with(variable: str) -> list[int]:
+    """The children of this process that were executed with this environment variable."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += [int(pid) for pid in (thread / "children").read_text().split()]
+    return [pid for pid in found if _has_variable(pid, variable.encode())]
+
+
+def _has_variable(pid: int, variable: bytes) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return any(entry.startswith(variable + b"=") for entry in environment.split(b"\0"))
+
+
 def allow_tracing(tracer: int) -> None:
     """Allow `tracer` and its descendants to read this process from outside. Without it, a kernel
     with Yama allows only ancestors."""

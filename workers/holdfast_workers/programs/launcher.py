@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -30,8 +31,10 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.programs.agent_link import AgentLink
+from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.program_attempt import ProgramAttempt
-from holdfast_workers.programs.program_process import ProgramLine
+from holdfast_workers.programs.program_process import ProgramLine, descendants, kill_descendants
 from holdfast_workers.protocol.lease import clock_s
 from holdfast_workers.protocol.processes import (
     WORKER_ORDERS,
@@ -59,7 +62,8 @@ LOOK_S = 0.5
 """Between two looks at a program that shows no steps."""
 FENCE_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for a program whose attempt is over."""
-READ_BYTES = 1 << 16
+LAST_WAIT_S = 5.0
+"""How long the end of a launcher waits for the end of what its program has started."""
 _CREDENTIALS = struct.Struct("3i")
 _log = structlog.get_logger()
 
@@ -90,29 +94,64 @@ class Launcher:
         self._left = 0
         self._lease = (0, 0.0)  # number, until when
         self._injected: set[int] = set()
+        self._faults_waiting: list[ArmFault] = []
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._link = AgentLink(end)
+        self._sending_end = os.dup(end.fileno())  # watched apart, for room to send
+        self._relay = OutputRelay(self._take_output)
+        self._ended_outputs: set[int] = set()
 
     def run(self) -> int:
         linux_processes.become_subreaper()
+        linux_processes.survive_parent()  # to end the program and all that it has started
         self._beacon.end()
         self._watch(self._end, self._read_order)
         self._watch(self._listener, self._accept)
-        while True:
-            for key, _ in self._selector.select(self._pause_s()):
+        try:
+            while True:
+                self._run_once()
+        except control_channel.ControlClosed:  # the agent has ended
+            kill_descendants(LAST_WAIT_S)
+            return 0
+        except BaseException:
+            kill_descendants(LAST_WAIT_S)
+            raise
+
+    def _run_once(self) -> None:
+        for key, _ in self._selector.select(self._pause_s()):
+            if key.fd in self._selector.get_map():  # not unregistered by a call before it
                 key.data()
-            now = time.monotonic()
-            for name, (due, call) in tuple(self._timers.items()):
-                if due <= now and name in self._timers:
-                    del self._timers[name]
-                    call()
+        now = time.monotonic()
+        for name, (due, call) in tuple(self._timers.items()):
+            if due <= now and name in self._timers:
+                del self._timers[name]
+                call()
+        self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Wait for the agent to read where something waits for that, and only then."""
+        for waits, descriptor, call in (
+            (self._link.is_full, self._sending_end, self._link.flush),
+            (self._relay.is_full, self._relay.target, self._read_output),
+        ):
+            watched = descriptor in self._selector.get_map()
+            if waits and not watched:
+                self._selector.register(descriptor, selectors.EVENT_WRITE, call)
+            elif watched and not waits:
+                self._selector.unregister(descriptor)
+        process = self._attempt.process if self._attempt is not None else None
+        if process is None or process.output in self._ended_outputs:
+            return
+        reads = process.output in self._selector.get_map()
+        if self._relay.is_full and reads:
+            self._selector.unregister(process.output)
+        elif not self._relay.is_full and not reads:
+            self._watch(process.output, self._read_output)
 
     # --- messages of the agent ------------------------------------------------------------------
 
     def _read_order(self) -> None:
-        try:
-            order: WorkerOrder = control_channel.receive(self._end, *WORKER_ORDERS)
-        except control_channel.ControlClosed:
-            os._exit(0)  # the agent is gone: the program dies with this process
+        order: WorkerOrder = control_channel.receive(self._end, *WORKER_ORDERS)
         self._handle(order)
 
     def _handle(self, order: WorkerOrder) -> None:
@@ -120,8 +159,8 @@ class Launcher:
             case JoinAttempt(order=join, faults=faults):
                 if join.attempt >= self._fence:
                     self._join(order)
-                for fault in faults:
-                    self._inject(fault)
+                self._faults_waiting = list(faults)
+                self._inject_waiting()
             case LeaveAttempts(attempt=attempt):
                 self._leave(attempt)
             case LeaseUpdate(attempt=attempt, until=until, number=number):
@@ -159,14 +198,22 @@ class Launcher:
     def _start(self) -> None:
         attempt = self._attempt
         assert attempt is not None
-        private = [self._end.fileno(), self._listener.fileno(), self._selector_descriptor]
+        private = [
+            self._end.fileno(),
+            self._sending_end,
+            self._relay.target,
+            self._listener.fileno(),
+            self._selector_descriptor,
+        ]
         try:
             process = attempt.start(private)
         except OSError as error:
             attempt.report_failure(WorkersError(f"no process could be started: {error}"))
             return
+        self._ended_outputs.clear()
         self._watch(process.output, self._read_output)
         self._watch(process.pidfd, self._reap)
+        self._inject_waiting()
         self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
 
     def _take_lease(self, number: int, until: float) -> None:
@@ -179,7 +226,7 @@ class Launcher:
             self._hold()
             return
         self._timers["lease"] = (time.monotonic() + left_s, self._hold)
-        if attempt.process is None and not attempt.has_ended:
+        if attempt.process is None and not (attempt.has_ended or attempt.stop_wanted):
             self._start()
         elif attempt.is_held:
             attempt.resume()
@@ -204,11 +251,17 @@ class Launcher:
     def _stop(self, *, leaves: bool) -> None:
         """Ask the program to end: through its attachment if it has one, else by SIGTERM."""
         attempt = self._attempt
-        if attempt is None or attempt.stop_wanted:
+        if attempt is None:
+            return
+        if attempt.stop_wanted:  # to end the job is more than to leave its attempt
+            attempt.leaves = attempt.leaves and leaves
             return
         attempt.stop_wanted, attempt.leaves = True, leaves
         grace_s = self._spec.program.grace_s
+        if attempt.has_ended:
+            return  # that was reported
         if attempt.process is None:
+            attempt.has_ended = True
             attempt.report_end(ProcessEnd(exit_code=0))
         elif self._attached is not None:
             attempt.ask_to_stop()
@@ -230,6 +283,11 @@ class Launcher:
             lambda: process.signal_all(signal.SIGKILL),
         )
 
+    def _inject_waiting(self) -> None:
+        """Inject the faults that came with the order, once there is a program."""
+        for order in self._faults_waiting:
+            self._inject(order)
+
     def _inject(self, order: ArmFault) -> None:
         """Send the fault's signal to the program; others are refused when they are requested."""
         process = self._attempt.process if self._attempt is not None else None
@@ -246,8 +304,13 @@ class Launcher:
         attempt = self._attempt
         if attempt is None or attempt.process is None:
             return
-        if not attempt.relay(READ_BYTES):
+        if not self._relay.pump(attempt.process.output):
+            self._ended_outputs.add(attempt.process.output)
             self._selector.unregister(attempt.process.output)
+
+    def _take_output(self, piece: bytes) -> None:
+        if self._attempt is not None:
+            self._attempt.take_output(piece)
 
     def _look(self) -> None:
         attempt = self._attempt
@@ -264,7 +327,9 @@ class Launcher:
         self._selector.unregister(process.pidfd)
         if process.output in self._selector.get_map():
             self._selector.unregister(process.output)
-        end = attempt.reap()
+        while self._attached is not None and _is_readable(self._attached):
+            self._read_program()  # its last messages
+        end = attempt.reap(self._relay)
         self._drop_attached()
         for name in ("look", "end", "lease"):
             self._timers.pop(name, None)
@@ -290,10 +355,11 @@ class Launcher:
     def _accept(self) -> None:
         link, _ = self._listener.accept()
         raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(raw)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
         attempt = self._attempt
-        if self._attached is not None or attempt is None or uid != os.getuid():
-            link.close()  # a helper of the program, such as a data loader
+        ours = uid == os.getuid() and pid in descendants(os.getpid())
+        if self._attached is not None or attempt is None or not ours:
+            link.close()  # of a helper of the program, such as a data loader, or of a stranger
             return
         link.setblocking(True)
         self._attached = link
@@ -333,10 +399,11 @@ class Launcher:
         return None if due == inf else max(0.0, due - time.monotonic())
 
     def _send(self, message: WorkerMessage) -> None:
-        try:
-            control_channel.send(self._end, message)
-        except control_channel.ControlClosed:
-            os._exit(0)
+        self._link.send(message)
+
+
+def _is_readable(link: socket.socket) -> bool:
+    return bool(select.select([link], [], [], 0)[0])
 
 
 _FINAL = (signal.SIGKILL, signal.SIGSTOP)

@@ -23,6 +23,7 @@ from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import error_file
 from holdfast_workers.programs.metric_names import OwnMetrics
+from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
@@ -34,7 +35,13 @@ from holdfast_workers.programs.torchrun_variables import (
     visible_devices,
     with_variables,
 )
-from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, JoinOrder, StepRow
+from holdfast_workers.protocol.messages import (
+    PROGRAM_PHASE,
+    ErrorKind,
+    ErrorReport,
+    JoinOrder,
+    StepRow,
+)
 from holdfast_workers.protocol.processes import (
     CommittedToMemory,
     PartnerPresence,
@@ -68,11 +75,8 @@ from holdfast_workers.spec import TrainingSpec
 if TYPE_CHECKING:
     from holdfast_workers.progress.beacon import Beacon
 
-PHASE = "program"
-"""The phase of a program that shows no steps."""
 HOLD = "hold"
 """The phase of a program that is stopped until its rank has a lease."""
-DRAIN_READS = 4096
 _log = structlog.get_logger()
 
 
@@ -161,14 +165,12 @@ class ProgramAttempt:
         if self.process is not None:
             self.process.signal_all(signal.SIGCONT)
 
-    def reap(self) -> ProcessEnd:
-        """The program has ended: relay the rest of its output, and collect its exit status."""
+    def reap(self, relay: OutputRelay) -> ProcessEnd:
+        """The program has ended: collect its exit status, and relay the rest of its output."""
         process = self.process
         assert process is not None
         end = process.reap()
-        for _ in range(DRAIN_READS):
-            if not self.relay(1 << 16):
-                break
+        relay.finish(process.output)
         self._read_files(final=True)
         process.close()
         self.process, self.has_ended = None, True
@@ -204,21 +206,10 @@ class ProgramAttempt:
 
     # --- signs of life --------------------------------------------------------------------------
 
-    def relay(self, at_most: int) -> bool:
-        """Pass a piece of output on. False at its end, and while there is none."""
-        process = self.process
-        if process is None:
-            return False
-        try:
-            piece = os.read(process.output, at_most)
-        except BlockingIOError:
-            return False
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(1, view) :]
+    def take_output(self, piece: bytes) -> None:
+        """Read the metrics in a piece of the program's output, and keep its last lines."""
         for line in self._output.feed(piece):
             self._read_metrics(line)
-        return bool(piece)
 
     def _read_metrics(self, line: str) -> None:
         """A step that a line shows; a program that attaches reports its steps itself."""
@@ -249,7 +240,7 @@ class ProgramAttempt:
             self._enter_program()
 
     def _enter_program(self) -> None:
-        self._beacon.enter(PHASE, self._step, bound_s=self._spec.program.silence_s)
+        self._beacon.enter(PROGRAM_PHASE, self._step, bound_s=self._spec.program.silence_s)
 
     # --- the attachment -------------------------------------------------------------------------
 
@@ -257,7 +248,7 @@ class ProgramAttempt:
         """The program has attached: give it its place."""
         self._program = link
         order = self.order
-        self._tell(
+        self._send_to_program(
             ProgramPlace(
                 job_id=self._config.job_id,
                 attempt=self.number,
@@ -273,7 +264,7 @@ class ProgramAttempt:
             )
         )
         for message in self._memory.values():
-            self._tell(message)
+            self._send_to_program(message)
 
     def detach(self) -> None:
         """The program's side has closed: it is about to end, or runs on without steps."""
@@ -283,7 +274,7 @@ class ProgramAttempt:
             self._enter_program()
 
     def ask_to_stop(self) -> None:
-        self._tell(StopWanted())
+        self._send_to_program(StopWanted())
 
     def pass_on(self, message: StateReply | StepReplicated | PartnerPresence) -> None:
         """Pass the agent's message on, and keep the newest of each kind: it may arrive before the
@@ -291,7 +282,7 @@ class ProgramAttempt:
         if isinstance(message, PartnerPresence):  # what former partners held no longer counts
             self._memory.pop(StepReplicated, None)
         self._memory[type(message)] = message
-        self._tell(message)
+        self._send_to_program(message)
 
     def take(self, message: ProgramMessage) -> None:
         """Take a message of the program."""
@@ -332,7 +323,7 @@ class ProgramAttempt:
         )
         self._send(StepReport(self.order.rank, row))
 
-    def _tell(self, message: object) -> None:
+    def _send_to_program(self, message: object) -> None:
         if self._program is not None:
             with contextlib.suppress(control_channel.ControlClosed, BlockingIOError):
                 control_channel.send(self._program, message, wait=False)

@@ -25,6 +25,7 @@ from holdfast_workers.ipc import linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import python_main
 
+MOST_ROUNDS = 20
 CLEAR_S = 5.0
 """How long killed descendants of a program may take to end."""
 _CLEAR_POLL_S = 0.005
@@ -96,12 +97,27 @@ class ProgramProcess:
         self.pid = pid
         self.output = reader
         """The reading end of its output, not blocking."""
-        self.pidfd = os.pidfd_open(pid)
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except OSError:  # it must not run unwatched
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(reader)
+            raise
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to the program and to the processes of its group."""
+        """Send a signal to the program and to all that it has started, also in other groups."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+        reached: set[int] = set()
+        for _ in range(MOST_ROUNDS):  # until none of them has started another meanwhile
+            apart = {pid for pid in descendants(os.getpid()) if not _is_in_group(pid, self.pid)}
+            if apart <= reached:
+                return
+            for pid in apart - reached:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            reached |= apart
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the program alone. One that ends it leaves no core file."""
@@ -118,7 +134,7 @@ class ProgramProcess:
         """Collect the exit status, once the pidfd is readable, and kill what it left behind."""
         self.signal_all(signal.SIGKILL)  # not reaped yet: the group is its own
         _, status = os.waitpid(self.pid, 0)
-        _kill_children()
+        kill_descendants(CLEAR_S)
         return linux_processes.process_end(status)
 
     def close(self) -> None:
@@ -152,19 +168,27 @@ def _processor_s(pid: int) -> float:
     return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
 
-def _kill_children() -> None:
-    """Kill all descendants of this process, which as a subreaper inherits the orphans."""
-    deadline = time.monotonic() + CLEAR_S
-    while time.monotonic() < deadline:
-        left = _children(os.getpid())
+def kill_descendants(wait_s: float) -> bool:
+    """Kill all descendants of this process, which as a subreaper inherits the orphans. False if
+    some are left after `wait_s`: they wait for a device or a file system."""
+    deadline = time.monotonic() + wait_s
+    while left := descendants(os.getpid()):
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        if not left:
-            return
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(_CLEAR_POLL_S)
+    return True
+
+
+def _is_in_group(pid: int, group: int) -> bool:
+    try:
+        return os.getpgid(pid) == group
+    except ProcessLookupError:
+        return True
 
 
 def _become(

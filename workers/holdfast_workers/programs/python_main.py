@@ -7,6 +7,7 @@ threads are joined, exit handlers run, and the exit code is the script's.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib.util
 import os
@@ -48,7 +49,7 @@ def _seed_generators() -> None:
 
 def _execute(arguments: Sequence[str]) -> None:
     main = ModuleType("__main__")
-    main.__dict__.update(__builtins__=__builtins__, __spec__=None, __annotations__={})
+    main.__dict__.update(__builtins__=builtins, __spec__=None, __annotations__={})
     code = _of_module(arguments, main) if arguments[0] == "-m" else _of_file(arguments, main)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
@@ -99,8 +100,8 @@ def _exit_code(part: Callable[[], None], on_error: Callable[[Exception], None]) 
         return 130
     except Exception as error:
         error.__traceback__ = _from_users_code(error)
-        traceback.print_exception(error)
         on_error(error)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 

@@ -129,6 +129,10 @@ JOINING_PHASE = "joining"
 """The phase of a rank whose worker is ready, and has not begun to carry out its order."""
 
 
+PROGRAM_PHASE = "program"
+"""The phase of a user's program that shows no steps itself: whether it prints or computes."""
+
+
 @dataclass(frozen=True)
 class Beat:
     """The progress of one rank, read from its beacon without the rank's help."""

@@ -270,6 +270,8 @@ class StorePort:
     """0: on none, and the process ends."""
     problem: str = ""
     """Why it listens on none."""
+    attempt: int = 0
+    """As asked for in `AskStorePort`."""
 
 
 @dataclass(frozen=True)
@@ -365,6 +367,8 @@ class WorkerJob:
     env: dict[str, str] = field(default_factory=dict)
     place: RankPlace | None = None
     """The only place that it may be given; None: any place."""
+    launches: bool = False
+    """Whether it only launches a program of the user."""
 
     process: ClassVar[str] = "worker"
     answers: ClassVar[tuple[type, ...]] = get_args(WorkerMessage)

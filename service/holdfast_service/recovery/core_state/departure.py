@@ -26,6 +26,10 @@ class Departure:
         """Whether the ranks of `attempt` were asked to leave."""
         return self.fault is not None and self.attempt == attempt
 
+    def end(self) -> None:
+        """The ranks are waited for no more."""
+        self.attempt, self.fault = 0, None
+
     def due_at(self, attempt: int) -> float | None:
         """Until when they are waited for; None if they were not asked."""
         return self.deadline if self.is_of(attempt) else None

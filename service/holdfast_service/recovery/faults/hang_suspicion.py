@@ -32,7 +32,7 @@ from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.world import attempt_formation
 from holdfast_workers.protocol.commands import Inspect
-from holdfast_workers.protocol.messages import JOINING_PHASE, Inspection
+from holdfast_workers.protocol.messages import JOINING_PHASE, PROGRAM_PHASE, Inspection
 
 
 def handle_rank_stalled(state: CoreState, step: int, at: float, now: float) -> None:
@@ -197,10 +197,17 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
     look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent))
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.stall_limit_s)
+    by_steps = _is_silent_by_steps(state, look, now)
     overdue = state.timer.stage is Stage.RUNNING and (
-        not _reports_steps(state) or now >= _stall_deadline(state) + late_s
+        by_steps or not _reports_steps(state) or now >= _stall_deadline(state) + late_s
     )
-    verdict = hang_culprit.judge(state.worlds.shape.mesh, look, suspicion.before, overdue=overdue)
+    verdict = hang_culprit.judge(
+        state.worlds.shape.mesh,
+        look,
+        suspicion.before,
+        overdue=overdue,
+        without_limits=by_steps,
+    )
     if verdict.finding is HangFinding.HANG and verdict.sure:
         _report_hang(state, suspicion, verdict, now)
     elif verdict.finding is HangFinding.HANG and (
@@ -209,6 +216,14 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
         suspicion.confirm_with_another(look, now + state.config.inspect_pause_s)
     else:
         _keep_watching(state, suspicion, verdict, now)
+
+
+def _is_silent_by_steps(state: CoreState, look: WorldObservation, now: float) -> bool:
+    """Whether a program whose steps are read from its output has shown none for too long, though
+    its ranks print or compute."""
+    phases = {inspection.beat.phase for inspection in look.seen.values()}
+    is_running = state.timer.stage is Stage.RUNNING and _reports_steps(state)
+    return phases == {PROGRAM_PHASE} and is_running and now >= _stall_deadline(state)
 
 
 def _have_not_begun(look: WorldObservation, ranks: Collection[int]) -> bool:

@@ -173,10 +173,14 @@ def let_program_leave(state: CoreState, faults: tuple[Fault, ...], now: float) -
     asked to save and to end. Returns the faults that are not to wait for that."""
     world = state.worlds.present
     planned = all(fault.cause is Cause.PREEMPTED for fault in faults)
+    if world is not None and state.departure.is_of(world.attempt):
+        if now < state.departure.deadline and planned:
+            return ()
+        fault = state.departure.fault  # its ranks may have ended by now
+        state.departure.end()
+        return faults or ((fault,) if fault is not None else ())
     if not (faults and state.config.runs_program and planned) or world is None:
         return faults
-    if state.departure.is_of(world.attempt):
-        return faults if now >= state.departure.deadline else ()
     deadline = min([now + state.config.leave_timeout_s, *_removals(state, faults)])
     if deadline <= now:
         return faults

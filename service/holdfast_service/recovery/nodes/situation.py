@@ -32,6 +32,9 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_workers.protocol.messages import ErrorKind
 
+OWN_ENDS_FACTOR = 6.0
+"""Of the time after which an attempt of a program without steps counts as progress."""
+
 
 def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
     """The input of the ladder for a batch of faults. Their offences must already be recorded."""
@@ -94,19 +97,23 @@ def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: floa
     else:
         state.budget.count_failure(now)
         state.incidents.amend(failures=(*(incident.failures if incident else ()), now))
-    if _ran_long(state, now):
+    if _ran_long(state, batch, now):
         state.progress.count_as_progress()
     elif is_lack_of_progress(batch):
         state.progress.count_lack_of_progress()
     record_offences(state, batch, now)
 
 
-def _ran_long(state: CoreState, now: float) -> bool:
-    """Whether a program that reports no steps ran so long that it must have got on."""
+def _ran_long(state: CoreState, batch: Sequence[Fault], now: float) -> bool:
+    """Whether a program that reports no steps ran so long that it must have got on. If it ended by
+    itself, it may have come to the same place again: that takes longer to count."""
     world = state.worlds.present
     if not state.config.runs_program or world is None or world.first_step is not None:
         return False
-    return world.joined_at is not None and now - world.joined_at >= state.config.program_progress_s
+    wanted_s = state.config.program_progress_s
+    if is_lack_of_progress(batch):
+        wanted_s *= OWN_ENDS_FACTOR
+    return world.joined_at is not None and now - world.joined_at >= wanted_s
 
 
 def record_offences(state: CoreState, batch: Sequence[Fault], now: float) -> None:

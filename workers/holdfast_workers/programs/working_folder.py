@@ -1,0 +1,54 @@
+"""The folder in which a job's programs start on a node: a copy of its code, of its own.
+
+The code package that the cluster unpacks is shared by all jobs with the same code, and is removed
+when none uses it. A program writes files beside its script, so each job gets a copy, on the disk
+of the node: it stays over restarts, and after the job for a while. Other nodes have others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+FOLDER = "programs"
+"""Of the node's cache."""
+KEPT_S = 30 * 86400.0
+"""How long the folder of a job that no longer starts is kept."""
+
+
+def working_folder(code: str, cache: str, job_id: str) -> str:
+    """The job's folder, made from `code` if there is none yet; it stays as long as this process.
+    Several processes may call this at once. Raises OSError."""
+    folders = Path(cache) / FOLDER
+    folder = folders / job_id
+    if not folder.is_dir():
+        folders.mkdir(parents=True, exist_ok=True)
+        copy = tempfile.mkdtemp(prefix=f".{job_id}.", dir=folders)
+        shutil.copytree(code, copy, symlinks=True, dirs_exist_ok=True)
+        try:
+            Path(copy).rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(copy, ignore_errors=True)
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+    os.utime(folder)
+    _remove_unused(folders)
+    return str(folder)
+
+
+def _remove_unused(folders: Path) -> None:
+    limit = time.time() - KEPT_S
+    for folder in folders.iterdir():
+        with contextlib.suppress(OSError):  # another process uses it, or has removed it
+            if folder.stat().st_mtime >= limit:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
