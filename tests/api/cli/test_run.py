@@ -80,9 +80,11 @@ def test_ranks_get_the_gpus_that_the_nodes_have_unless_an_option_says_otherwise(
 ) -> None:
     line = ("run", "--dry-run", "--json", "--nproc-per-node", "2")
     assert resolved(capsys, "--", "train.py")["resources"]["gpus_per_worker"] == 0
-    nodes = (NodeCapacity("node0", "127.0.0.1", cpus=2.0, gpus=0.0),)
-    nodes += (NodeCapacity("node1", "127.0.0.2", cpus=2.0, gpus=8.0),)
-    server.cluster.nodes = Capacity(nodes=nodes, can_grow=False)
+    nodes = [
+        NodeCapacity(f"node{n}", f"127.0.0.{n}", cpus=2.0, gpus=gpus)
+        for n, gpus in enumerate((0.0, 8.0))
+    ]
+    server.cluster.nodes = Capacity(nodes=tuple(nodes), can_grow=False)
     eventually(lambda: any(node.gpus for node in client.nodes()), 20)
     for options, gpus in (
         ((), 1),
