@@ -1,0 +1,225 @@
+"""A launcher obeys its agent whatever the program does, and also while the agent does not read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.programs.launcher import Launcher
+from holdfast_workers.progress import beacon
+from holdfast_workers.progress.beacon import Beacon
+from holdfast_workers.protocol.lease import clock_s
+from holdfast_workers.protocol.messages import JoinOrder, Restore, Tier
+from holdfast_workers.protocol.processes import (
+    ArmFault,
+    AttemptsLeft,
+    FaultFired,
+    JoinAttempt,
+    LeaseUpdate,
+    LeaveAttempts,
+    ProgramStarted,
+    StopAfterStep,
+    StorageOptions,
+    WorkerJob,
+    WorkerMessage,
+    WorkerSignal,
+    ZygoteConfig,
+)
+from holdfast_workers.protocol.signals import WorkerDone, WorkerFailed
+from holdfast_workers.spec import ProgramSpec, TrainingSpec
+
+WAIT_S = 20.0
+
+
+class Agent:
+    """The agent's side of one launcher."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self._folder = folder
+        spec = TrainingSpec(command=command, program=ProgramSpec(grace_s=1.0))
+        beacon.create(folder / "beacon")
+        self.end, theirs = control_channel.pair()
+        self.end.settimeout(WAIT_S)
+        self.log, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.end.close()
+            os.close(self.log)
+            os.dup2(writer, 1)
+            os._exit(_run(theirs, folder, spec))
+        theirs.close()
+        os.close(writer)
+
+    def send(self, *orders: JoinAttempt | LeaveAttempts | LeaseUpdate | StopAfterStep) -> None:
+        for order in orders:
+            control_channel.send(self.end, order)
+
+    def receive(self) -> WorkerMessage:
+        return control_channel.receive(self.end, *WorkerJob.answers)
+
+    def receive_all(self, for_s: float) -> list[WorkerMessage]:
+        """The messages that come within this time."""
+        found: list[WorkerMessage] = []
+        deadline = time.monotonic() + for_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            self.end.settimeout(left_s)
+            try:
+                found.append(self.receive())
+            except TimeoutError:
+                break
+        self.end.settimeout(WAIT_S)
+        return found
+
+    def join(self, *faults: ArmFault) -> JoinAttempt:
+        order = JoinOrder(
+            attempt=1,
+            rank=0,
+            world_size=1,
+            mesh={"dp_shard": 1, "tp": 1},
+            store_host="127.0.0.1",
+            store_port=1,
+            restore=Restore(Tier.INIT, 0),
+            segment_root=str(self._folder),
+            segment_path=str(self._folder / "own-0.seg"),
+            timeout_s=10.0,
+            device="cpu",
+            leased=True,
+        )
+        return JoinAttempt(order, faults)
+
+    def started(self) -> int:
+        """The process of the program, once it is started."""
+        while not isinstance(message := self.receive(), ProgramStarted):
+            pass
+        return message.pid
+
+    def close(self) -> None:
+        self.end.close()
+        os.close(self.log)
+        deadline = time.monotonic() + WAIT_S
+        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            assert time.monotonic() < deadline, "the launcher outlives its agent"
+            time.sleep(0.01)
+
+
+def _run(end: socket.socket, folder: Path, spec: TrainingSpec) -> int:
+    config = ZygoteConfig(
+        job_id="job",
+        training=spec.model_dump(mode="json"),
+        mesh={"dp_shard": 1, "tp": 1},
+        remote_root=str(folder),
+        storage=StorageOptions(),
+        storage_fault_file="",
+        device="cpu",
+        cache_dir=str(folder),
+        replication_patience_s=1.0,
+        replication_share=0.01,
+    )
+    return Launcher(end, config, Beacon(folder / "beacon")).run()
+
+
+@contextmanager
+def launched(folder: Path, command: str) -> Iterator[Agent]:
+    agent = Agent(folder, command)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def lease(for_s: float, number: int = 1) -> LeaseUpdate:
+    return LeaseUpdate(1, clock_s() + for_s, number)
+
+
+def wait_state(pid: int, states: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while (state := linux_processes.run_state(pid)) not in states:
+        assert time.monotonic() < deadline, f"its state is {state!r}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("output", ["0", "400000"])
+def test_the_end_of_a_lease_stops_the_program_also_if_its_output_is_not_read(
+    tmp_path: Path, output: str
+) -> None:
+    command = f"bash -c 'head -c {output} /dev/zero; while true; do :; done'"
+    with launched(tmp_path, command) as agent:
+        agent.send(agent.join(), lease(1.0))
+        pid = agent.started()
+        wait_state(pid, "T")
+        agent.send(lease(30.0, 2))
+        wait_state(pid, "RS")
+
+
+def test_all_output_arrives_however_late_it_is_read(tmp_path: Path) -> None:
+    with launched(tmp_path, "head -c 400000 /dev/zero") as agent:
+        agent.send(agent.join(), lease(60.0))
+        agent.started()
+        time.sleep(0.3)
+        received = 0
+        while received < 400_000:
+            received += os.read(agent.log, 1 << 16).count(b"\0")
+
+
+def test_a_stop_before_the_first_lease_ends_the_attempt_and_starts_nothing(tmp_path: Path) -> None:
+    with launched(tmp_path, "sleep 1000") as agent:
+        agent.send(agent.join(), StopAfterStep(1), lease(30.0))
+        kinds = [
+            type(message.detail) if isinstance(message, WorkerSignal) else type(message)
+            for message in agent.receive_all(1.0)
+        ]
+        assert kinds == [WorkerDone]
+
+
+def test_a_program_that_has_failed_is_not_done_when_it_is_asked_to_stop(tmp_path: Path) -> None:
+    with launched(tmp_path, "no-such-program") as agent:
+        agent.send(agent.join(), lease(30.0))
+        agent.started()
+        while not isinstance(getattr(message := agent.receive(), "detail", None), WorkerFailed):
+            assert not isinstance(message, AttemptsLeft)
+        agent.send(StopAfterStep(1), LeaveAttempts(2))
+        assert isinstance(agent.receive(), AttemptsLeft)
+
+
+def test_a_fence_ends_a_program_that_ignores_sigterm_and_is_stopped(tmp_path: Path) -> None:
+    with launched(tmp_path, "bash -c 'trap \"\" TERM; while true; do :; done'") as agent:
+        agent.send(agent.join(), lease(60.0))
+        pid = agent.started()
+        wait_state(pid, "R")
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        agent.send(LeaveAttempts(2))
+        while not isinstance(agent.receive(), AttemptsLeft):
+            pass
+        assert time.monotonic() - began < 5
+        assert not linux_processes.is_alive(pid)
+
+
+def test_a_fault_that_comes_with_the_order_fires_once_the_program_runs(tmp_path: Path) -> None:
+    with launched(tmp_path, "sleep 1000") as agent:
+        agent.send(agent.join(ArmFault(7, {"kind": "stop", "rank": 0})), lease(60.0))
+        pid = agent.started()
+        wait_state(pid, "T")
+        fired = [m for m in agent.receive_all(0.5) if isinstance(m, FaultFired)]
+        assert fired == [FaultFired(7)]
+
+
+def test_the_end_of_the_agent_ends_all_that_the_program_has_started(tmp_path: Path) -> None:
+    command = "bash -c 'setsid sleep 1001 & echo $!; sleep 1002'"
+    with launched(tmp_path, command) as agent:
+        agent.send(agent.join(), lease(60.0))
+        pid = agent.started()
+        text = b""
+        while b"\n" not in text:
+            text += os.read(agent.log, 1024)
+        helper = int(text.split()[0])
+    assert not linux_processes.is_alive(pid)
+    assert not linux_processes.is_alive(helper)
