@@ -375,7 +375,8 @@ class CheckpointSpec(Section):
     final_save_s: Annotated[float, Field(ge=0)] = Field(
         default=60.0,
         description="Seconds that the last state of a cancelled or paused job may take to reach "
-        "the remote tier. 0: no final save; the newest checkpoint there is used.",
+        "the remote tier. 0: no final save; the newest checkpoint there is used. A program has "
+        "at least twice `program.grace_s` and 10 s.",
     )
     overhead_target: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.01,
@@ -504,9 +505,10 @@ class ProgramSpec(Section):
         description="Whether ranks of a script are forked from a process that has imported the "
         "modules. false: each starts a new Python interpreter, as a command does.",
     )
-    grace_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+    grace_s: Annotated[float, Field(ge=0, le=120)] = Field(
         default=30.0,
-        description="Seconds between SIGTERM and SIGKILL when the program is asked to end.",
+        description="Seconds between SIGTERM and SIGKILL when the program is asked to end. One "
+        "that attaches gets as long before SIGTERM.",
     )
     steps: Positive | None = Field(
         default=None, description="Number of steps that the program takes, if known, for displays."
@@ -533,6 +535,12 @@ class ProgramSpec(Section):
         description="Folder in which rank 0 writes TensorBoard event files, whose scalars become "
         "metrics; relative to the code folder.",
     )
+
+    @property
+    def leave_s(self) -> float:
+        """How long ranks that are asked to end may take: `grace_s` before SIGTERM, as long again
+        before SIGKILL, and the way to the agents and back."""
+        return 2 * self.grace_s + 10.0
 
 
 class RayRunSpec(Section):
@@ -614,6 +622,13 @@ class TrainingSpec(Section):
     def brings_program(self) -> bool:
         """Whether the ranks run a program of the user, which has its own loop."""
         return any(text is not None for text in (self.script, self.command, self.ray_train))
+
+    @property
+    def stop_s(self) -> float:
+        """How long a pause or cancel waits for the last save: a program gets at least the time that
+        its ranks may take to end."""
+        saving = self.checkpoint.final_save_s
+        return max(saving, self.program.leave_s) if self.brings_program else saving
 
     @property
     def preloaded(self) -> tuple[str, ...]:

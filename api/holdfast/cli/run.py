@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -16,6 +16,9 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.submit import UnreadableSpec, follow_job, print_suggestions
 from holdfast.formats import documents, launch_lines, requirements_file
 from holdfast.formats.launch_lines import LaunchLine
+
+if TYPE_CHECKING:
+    from holdfast.client.synchronous.client import Client
 
 TORCHRUN = Group("Accepted from torchrun", sort_key=90)
 
@@ -64,7 +67,10 @@ def run(
     nnodes: Annotated[
         str | None, Parameter(help="Nodes; 1. 1:4 is an elastic job on 1 to 4 nodes.")
     ] = None,
-    gpus: Annotated[float, Parameter(help="GPUs of each rank.")] = 0,
+    gpus: Annotated[
+        float | None,
+        Parameter(help="GPUs of each rank; default: 1 if nodes of the cluster have any, else 0."),
+    ] = None,
     name: Annotated[str | None, Parameter(help="Name of the job; default: the script's.")] = None,
     code: Annotated[
         bool, Parameter(help="Send the current folder with the job, but for ignored files.")
@@ -112,7 +118,7 @@ def _complete(
     line: LaunchLine,
     *,
     folder: Path | None,
-    gpus: float,
+    gpus: float | None,
     preload: Sequence[str] | None,
     env: Sequence[str] | None,
 ) -> None:
@@ -122,7 +128,7 @@ def _complete(
         script = line.script[0] if line.script else "-m"
         if script != "-m" and not (folder / script).is_file():
             raise UnreadableSpec(f"there is no file {script} in {folder}, which is sent as code")
-    if gpus:
+    if gpus is not None:
         spec["resources"]["gpus_per_worker"] = gpus
     if preload:
         modules = [module for given in preload for module in given.split(",") if module]
@@ -151,8 +157,20 @@ def _read_files(spec: dict[str, Any], pip: Path | None, assignments: Sequence[st
         raise UnreadableSpec(f"--set: {error}") from error
 
 
+def _choose_gpus(spec: dict[str, Any], client: Client) -> None:
+    """Give each rank a GPU where the cluster has any, unless an option says how many."""
+    resources = spec["resources"]
+    if not isinstance(resources, dict) or resources.get("gpus_per_worker") is not None:
+        return
+    chosen = launch_lines.gpus_per_rank(node.gpus for node in client.nodes() if node.there)
+    resources["gpus_per_worker"] = chosen
+    if chosen:
+        output.progress("each rank gets a GPU, as the cluster has some: --gpus 0 for none")
+
+
 def _submit(spec: dict[str, Any], options: Options, *, dry_run: bool, follow: bool) -> ExitCode:
     with options.connect(LONG_RETRY_S if follow and not dry_run else SHORT_RETRY_S) as client:
+        _choose_gpus(spec, client)
         if dry_run:
             resolved = client.validated(spec)
             if not output.results(options, [resolved.spec]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
@@ -160,6 +160,11 @@ def spec_of(line: LaunchLine, *, name: str | None = None) -> dict[str, Any]:
     }
 
 
+def gpus_per_rank(gpus_of_nodes: Iterable[float]) -> int:
+    """GPUs of each rank where no option says how many: one, if a node of the cluster has any."""
+    return int(any(gpus > 0 for gpus in gpus_of_nodes))
+
+
 def _torchrun(words: Sequence[str], folder: PurePath | None) -> LaunchLine:
     options, at = _Options(), 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
@@ -228,8 +233,8 @@ def _script(words: Sequence[str], folder: PurePath | None) -> LaunchLine:
 def _ranks(text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,5}", text, re.ASCII):
         raise UnreadableLaunchLine(
-            f"--nproc-per-node {text} is not a number: write how many ranks a node has, and "
-            "--gpus 1 for a GPU each"
+            f"--nproc-per-node {text} is not a number: write how many ranks a node has; each gets "
+            "a GPU if the nodes have any, and with --gpus 1 in any case"
         )
     return int(text)
 

@@ -125,6 +125,7 @@ def recovery_config(
     """The recovery core's configuration from a job's spec, its resolved `init_from` (`origin`) and
     its ledger of skipped windows."""
     install_s = spec.timeouts.install_s if spec.runtime_env.pip else 0.0
+    leave_s = spec.program.leave_s if spec.brings_program else RecoveryConfig.leave_timeout_s
     return RecoveryConfig(
         shapes=spec.shapes,
         standby_nodes=spec.resources.standby_nodes,
@@ -154,6 +155,7 @@ def recovery_config(
         load_timeout_s=spec.timeouts.load_s or 0.0,
         first_step_timeout_s=spec.timeouts.first_step_s,
         finish_timeout_s=spec.timeouts.finish_s,
+        leave_timeout_s=leave_s,
         stall_limit_s=spec.detection.stall_limit_s,
         replace_stragglers=spec.detection.replace_stragglers,
         straggler_patience_s=spec.detection.straggler_patience_s,

@@ -432,7 +432,7 @@ class JobDriver:
             await self._crash_hook(CrashPoint.CANCEL_INTENDED)
             return NextStep(0.0)
         intent = intents[Effect.CANCEL]
-        deadline = 0.0 if Effect.CANCEL_NOW in intents else intent.at + _final_save_s(job)
+        deadline = 0.0 if Effect.CANCEL_NOW in intents else intent.at + _stop_s(job)
         forced = max(deadline, intent.at) + self._settings.cancel_deadline_s
         if time.time() > forced or Effect.RELEASE in intents:  # the job was paused before
             return await self._cancel_by_force(job)
@@ -452,7 +452,7 @@ class JobDriver:
         if Effect.RELEASE in intents:
             return await self._finish_pause(job, intents)
         intent = intents[Effect.PAUSE]
-        order = StopOrder(StopKind.PAUSE, "paused by the user", intent.at + _final_save_s(job))
+        order = StopOrder(StopKind.PAUSE, "paused by the user", intent.at + _stop_s(job))
         await self._send_stop(job, intents, Effect.PAUSE, order)
         return None
 
@@ -596,8 +596,8 @@ def _initial_checkpoint(origin: dict[str, Any] | None) -> InitialCheckpoint | No
     return None if origin is None else codec.restore(InitialCheckpoint, origin)
 
 
-def _final_save_s(job: JobRecord) -> float:
-    return JobSpec.model_validate(job.spec).checkpoint.final_save_s
+def _stop_s(job: JobRecord) -> float:
+    return JobSpec.model_validate(job.spec).stop_s
 
 
 def _is_truncated(report: SupervisorReport) -> bool:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from tests.support.service.live_server import LiveServer
+from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
+from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 
 
 @pytest.fixture
@@ -70,6 +72,30 @@ def test_a_command_needs_no_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert (spec["command"], spec["code"]) == ("trainer --fast", None)
     assert run(["run", "--no-code", "--gpus", "1", "--", "trainer"]) == ExitCode.USAGE
     assert "1 workers of 1 GPUs together do not fit" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_ranks_get_the_gpus_that_the_nodes_have_unless_an_option_says_otherwise(
+    server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ("run", "--dry-run", "--json", "--nproc-per-node", "2")
+    assert resolved(capsys, "--", "train.py")["resources"]["gpus_per_worker"] == 0
+    nodes = [
+        NodeCapacity(f"node{n}", f"127.0.0.{n}", cpus=2.0, gpus=gpus)
+        for n, gpus in enumerate((0.0, 8.0))
+    ]
+    server.cluster.nodes = Capacity(nodes=tuple(nodes), can_grow=False)
+    eventually(lambda: any(node.gpus for node in client.nodes()), 20)
+    for options, gpus in (
+        ((), 1),
+        (("--gpus", "0"), 0),
+        (("--gpus", "1"), 1),
+        (("--set", "resources.gpus_per_worker=0"), 0),
+    ):
+        assert run([*line, *options, "--", "train.py"]) == ExitCode.OK
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["resources"]["gpus_per_worker"] == gpus
+        assert ("--gpus 0 for none" in shown.err) == (not options)
 
 
 @pytest.mark.usefixtures("folder")

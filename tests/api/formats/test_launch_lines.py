@@ -15,6 +15,7 @@ from holdfast.formats.launch_lines import (
     LaunchLine,
     UnreadableLaunchLine,
     combined,
+    gpus_per_rank,
     notice,
     read,
     spec_of,
@@ -152,3 +153,9 @@ def test_any_words_become_a_job_or_a_refusal(words: list[str]) -> None:
         return
     assert bool(found.script) != bool(found.command)
     assert parse({"name": spec_of(found)["name"], "command": "x"}, None)
+
+
+@given(st.lists(st.floats(0, 16)))
+def test_a_rank_gets_a_gpu_where_any_node_has_one(gpus: list[float]) -> None:
+    assert gpus_per_rank(gpus) == (1 if sum(gpus) > 0 else 0)
+    assert gpus_per_rank([*gpus, 8.0]) == 1

@@ -145,6 +145,14 @@ def test_a_job_without_deadlines_has_those_of_agent_and_core(working_folder: Pat
         assert getattr(core, f"{name}_timeout_s") == getattr(default, f"{name}_timeout_s"), name
 
 
+@pytest.mark.parametrize("grace_s", [0, 30, 120])
+def test_the_ranks_of_a_program_may_use_their_grace_before_they_leave(grace_s: float) -> None:
+    spec = parse({"name": "x", "command": "train", "program": {"grace_s": grace_s}}, None)
+    assert recovery_config(spec, None).leave_timeout_s > 2 * grace_s
+    own = parse({"name": "x", "program": {"grace_s": grace_s}}, None)
+    assert recovery_config(own, None).leave_timeout_s == RecoveryConfig.leave_timeout_s
+
+
 def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(
     tmp_path: Path,
 ) -> None:

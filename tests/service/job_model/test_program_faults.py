@@ -60,6 +60,7 @@ def test_a_program_is_a_sufficient_spec(keys: dict[str, Any]) -> None:
         ({"script": "-m x", "ray_train": "a:b"}, "ray_train", "either script or ray_train"),
         ({"command": "x", "recipe": "my:Recipe"}, "recipe", "either a recipe or a command"),
         ({"command": "x", "program": {"metrics": "("}}, "program.metrics", "regular expression"),
+        ({"command": "x", "program": {"grace_s": 121}}, "program.grace_s", "equal to 120"),
         ({"command": "x", "program": {"preload": ["a b"]}}, "program.preload.0", "import"),
         (
             {"ray_train": "a:b", "ray_run": {"storage_path": "s3://bucket/runs"}},

@@ -75,6 +75,23 @@ async def test_an_ignored_cancel_removes_the_resources_by_force(
     assert not cluster.supervisors
 
 
+async def test_a_program_is_stopped_no_sooner_than_its_ranks_may_take_to_end(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    spec = {"name": "x", "command": "train", "program": {"grace_s": 120}}
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit(spec)
+        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+        supervisor = cluster.supervisors[job.id]
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, job.id, State.RUNNING)
+        before = time.time()
+        await jobs.pause(job.id)
+        await until_state(jobs, job.id, State.PAUSED)
+    assert supervisor.orders[-1].deadline - before >= 2 * 120
+
+
 async def test_a_paused_job_holds_no_resources_and_resumes_with_its_history(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:

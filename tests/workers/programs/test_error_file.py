@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from holdfast_workers.programs import error_file
@@ -39,27 +44,22 @@ def test_a_file_of_torchs_own_handler_is_read(
         ErrorHandler().record_exception(error)
     found = error_file.read(path)
     assert found is not None
-    assert (found.type, found.message, found.is_communication) == (
-        "KeyError",
-        "'the shard 7'",
-        None,
-    )
+    assert (found.type, found.message) == ("KeyError", "'the shard 7'")
     assert "Traceback" in found.traceback
 
 
-@pytest.mark.parametrize("by_peer", [True, False])
-def test_what_was_written_is_read(tmp_path: Path, by_peer: bool) -> None:
+def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    error_file.write(path, raised(), is_communication=by_peer)
+    error_file.write(path, raised())
     found = error_file.read(path)
     assert found is not None
-    assert (found.type, found.is_communication) == ("KeyError", by_peer)
+    assert (found.type, found.message) == ("KeyError", "'the shard 7'")
 
 
 def test_a_file_of_the_program_itself_stays(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": "MyError: mine"}}))
-    error_file.write(path, raised(), is_communication=False)
+    error_file.write(path, raised())
     found = error_file.read(path)
     assert found is not None
     assert found.type == "MyError"
@@ -76,7 +76,7 @@ def test_a_file_that_torch_wrote_after_a_crash_is_read(tmp_path: Path) -> None:
 @given(st.binary(max_size=200) | st.recursive(
     st.none() | st.integers() | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["message", "extraInfo", "py_callstack", "communication"]), inner, max_size=3),
+        ["message", "extraInfo", "py_callstack"]), inner, max_size=3),
     max_leaves=8,
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_no_content_of_the_file_is_an_error(
@@ -123,5 +123,84 @@ def test_errors_of_memory_checkpoints_tell_what_is_wrong_with_the_state() -> Non
         line = f"{type(error).__module__}.{type(error).__name__}: {error}"
         output = f"Traceback (most recent call last):\n  File ...\n{line}\n"
         recorded = error_file.of_output("exit code 1", output)
-        assert error_file.kind_of(recorded, by_peer=False) is kind
-    assert error_file.kind_of(recorded, by_peer=True) is ErrorKind.COMMUNICATION
+        assert error_file.kind_of(recorded) is kind
+
+
+PEER_DIES = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    os._exit(1)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_whose_peer_dies_blames_it() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PEER_DIES],
+            env={**os.environ, **shared, "TORCHELASTIC_USE_AGENT_STORE": "1", "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    output, _ = (rank.communicate(timeout=60)[1] for rank in ranks)
+    recorded = error_file.of_output("exit code 1", output)
+    assert error_file.kind_of(recorded) is ErrorKind.COMMUNICATION, output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.distributed.DistNetworkError: The client socket has timed out after 1000ms",
+        "torch.distributed.DistStoreError: wait timeout after 1000ms, keys: /x",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690",
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 900ms for recv",
+        "RuntimeError: [c10d] recvValue failed: Connection reset by peer",
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "[rank1]: "])
+def test_errors_between_ranks_blame_a_peer(line: str, mark: str) -> None:
+    output = f"{mark}Traceback (most recent call last):\n{mark}  File ...\n{mark}{line}\n"
+    recorded = error_file.of_output("exit code 1", output)
+    assert error_file.kind_of(recorded) is ErrorKind.COMMUNICATION
+    wrapped = replace(recorded, type="ValueError", message="training failed")
+    assert error_file.kind_of(wrapped) is ErrorKind.COMMUNICATION
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(104, "Connection reset by peer"),
+        BrokenPipeError(32, "Broken pipe"),
+        TimeoutError("Timed out waiting for the dataset"),
+        RuntimeError("could not restore the state: connection closed by the store of features"),
+        ValueError("the backend NCCL is not available"),
+    ],
+)
+def test_a_download_that_fails_is_an_error_of_the_program(error: Exception, tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    error_file.write(path, error)
+    recorded = error_file.read(path)
+    assert recorded is not None
+    in_torch = '  File "torch/distributed/distributed_c10d.py", line 1, in timeout\n'
+    line = f"{type(error).__name__}: {error}"
+    output = f"Traceback (most recent call last):\n{in_torch}{line}\n"
+    for each in (recorded, error_file.of_output("exit code 1", output)):
+        assert error_file.kind_of(each) is ErrorKind.USER
+
+
+@given(st.text(), st.text())
+def test_a_text_without_a_transport_blames_nobody(message: str, traceback: str) -> None:
+    recorded = error_file.RecordedError("OSError", f"{message} connection reset", traceback)
+    named = any(
+        word in f"{traceback}{message}".lower() for word in ("gloo", "nccl", "c10d", "dist")
+    )
+    assert named or not error_file.blames_a_peer(recorded)

@@ -103,6 +103,8 @@ def test_numbers_are_read_as_they_are_printed(value: float) -> None:
         (r"(?P<loss>(?:\d+)+)x", "can take hours"),
         (r"(?P<loss>(?:a|aa)*)x", "can take hours"),
         (r"(?P<loss>(?:(?:a{2,}))*)x", "can take hours"),
+        (r".*epoch.*step.*loss.*lr.* (?P<lr>\S+)", "5 repeats such as .*"),
+        (r"[^,]*a\W+b\s+c\D{2,}d.+ (?P<lr>\S+)", "write at most 4"),
         ("(?P<loss>" + "x{60000}" * 9 + "{99999999999999999999})", "not a regular expression"),
     ],
 )
@@ -116,20 +118,42 @@ def test_a_bad_pattern_is_refused_with_its_reason(pattern: str, told: str) -> No
         r"step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)",
         r"\((?P<loss>[)+*|]+)\)+ (?:it|step)? (?P<step>\d+)",
         r"[]+)]*(?P<acc>\d{1,3})(?:,\d)?",
+        r"(?P<step>\d+) (?P<loss>\S+) (?P<grad_norm>\S+) (?P<lr>\S+) (?P<tokens>[\d,]+) (?P<a>\w+)",
+        r"step (?P<step>\d+).*loss (?P<loss>\S+).*norm (?P<grad_norm>\S+).*lr (?P<lr>\S+)",
+        r"\.*\.*\.*\.*\.*\*[.]+ (?P<loss>\d)",
     ],
 )
 def test_usual_patterns_are_accepted(pattern: str) -> None:
     assert re.compile(pattern) and pattern_fault(pattern) is None
 
 
-def test_a_slow_pattern_is_given_up() -> None:
-    lines = MetricLines(r"a.*b.*(?P<loss>\d+)$")
-    began = time.process_time()
+@pytest.mark.parametrize(
+    "pattern",
+    [r".*a.*a.*a.*(?P<loss>x)", r"\S+\S+\S+\S+(?P<loss>x)", r"(?:a?){99}(?P<loss>a{99})x"],
+)
+def test_the_slowest_patterns_are_given_up_within_seconds(pattern: str) -> None:
+    assert pattern_fault(pattern) is None
+    lines = MetricLines(pattern)
+    longest_s, began = 0.0, time.process_time()
     while not lines.problem:
-        assert lines.read("ab" * 5_000_000, 0.0) is None
-        assert time.process_time() - began < 60.0
+        before = time.process_time()
+        assert lines.read("a" * 100_000, 0.0) is None
+        longest_s = max(longest_s, time.process_time() - before)
+        assert time.process_time() - began < 10.0
+    assert longest_s < 1.0, "the launcher does nothing else meanwhile"
     assert "no more lines are searched" in lines.problem
-    assert lines.read("abb1", 0.0) is None
+    assert lines.read("aaax", 0.0) is None
+
+
+def test_a_pattern_of_many_names_is_quick_in_a_line_that_repeats_them() -> None:
+    lines = MetricLines(r".*epoch.*step.*loss.*lr (?P<lr>\S+) end")
+    began = time.process_time()
+    assert lines.read("epoch step loss lr " * 50, 0.0) is None
+    assert time.process_time() - began < 0.5 and not lines.problem
+
+
+def test_the_end_of_a_long_line_is_not_searched() -> None:
+    assert MetricLines(r"loss (?P<loss>\S+)").read("-" * 300 + "loss 1", 0.0) is None
 
 
 def test_of_a_progress_bar_the_last_state_counts() -> None:

@@ -30,8 +30,6 @@ class RecordedError:
     type: str
     message: str
     traceback: str
-    is_communication: bool | None = None
-    """Whether the cause lies with a peer; None: the file does not say."""
 
 
 _MEMORY_ERRORS = {
@@ -42,13 +40,34 @@ _MEMORY_ERRORS = {
 """Errors of memory checkpoints, by the names of their classes: a program's output has no more."""
 
 
-def kind_of(error: RecordedError, *, by_peer: bool) -> ErrorKind:
-    """What the supervisor makes of `error`. `by_peer`: its cause lies with a peer."""
-    other = ErrorKind.COMMUNICATION if by_peer else ErrorKind.USER
+_DIST_ERROR = re.compile(r"Dist(Backend|Network|Store)?Error")
+_RAISED_DIST_ERROR = re.compile(rf"^([\w.]+\.)?{_DIST_ERROR.pattern}\b", re.MULTILINE)
+_BETWEEN_RANKS = re.compile(r"gloo|NCCL|TCPStore|c10d", re.IGNORECASE)
+_CONNECTION_FAULT = re.compile(
+    r"connection|socket|broken pipe|time(d )?out|peer|remote process|network", re.IGNORECASE
+)
+_END_CHARACTERS = 4000
+"""Of a text; an error of a peer is looked for in them."""
+
+
+def kind_of(error: RecordedError) -> ErrorKind:
+    """What the supervisor makes of `error`."""
+    other = ErrorKind.COMMUNICATION if blames_a_peer(error) else ErrorKind.USER
     return _MEMORY_ERRORS.get(error.type, other)
 
 
-def write(path: Path, error: BaseException, *, is_communication: bool) -> None:
+def blames_a_peer(error: RecordedError) -> bool:
+    """Whether the cause lies with another rank or the rendezvous store: an exception of
+    `torch.distributed`, or a line of one of its transports about a connection. A connection of the
+    program's own, such as that of a download, is its own affair."""
+    text = f"{error.traceback}\n{error.message}"[-_END_CHARACTERS:]
+    if _DIST_ERROR.fullmatch(error.type) or _RAISED_DIST_ERROR.search(text):
+        return True
+    told = [line for line in text.splitlines() if not line.startswith(" ")]  # no lines of code
+    return any(_BETWEEN_RANKS.search(line) and _CONNECTION_FAULT.search(line) for line in told)
+
+
+def write(path: Path, error: BaseException) -> None:
     """Record `error`, unless `@record` has done so already. Raises OSError."""
     if path.exists():
         return
@@ -58,7 +77,6 @@ def write(path: Path, error: BaseException, *, is_communication: bool) -> None:
             "py_callstack": "".join(traceback.format_exception(error)),
             "timestamp": str(int(time.time())),
         },
-        "communication": is_communication,
     }
     path.write_text(json.dumps({"message": recorded}))
 
@@ -98,10 +116,8 @@ def _of_document(message: dict[str, Any]) -> RecordedError:
     callstack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
     name, colon, rest = text.partition(": ")
     is_named = bool(colon) and name.replace(".", "").replace("_", "").isalnum()
-    communication = message.get("communication")
     return RecordedError(
         type=name if is_named else "",
         message=rest if is_named else text,
         traceback=str(callstack),
-        is_communication=communication if isinstance(communication, bool) else None,
     )

@@ -1,7 +1,7 @@
 """Metrics from the lines that a program prints, by the regular expression of its spec.
 
 No I/O. A line never ends a program's run: text that is no number is left out. A line is searched up
-to a limit, and a pattern that takes long all the same is given up.
+to a limit of characters and of time, and a pattern that takes long all the same is given up.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ import re
 import time
 from collections.abc import Callable
 
+from holdfast_workers.programs import processor_limit
 from holdfast_workers.programs.metric_names import NAME, RESERVED_NAMES, OwnMetrics
 from holdfast_workers.protocol.programs import ProgramStep
 
-MOST_CHARACTERS = 1000
+MOST_CHARACTERS = 300
 """Of a line; the rest is not searched."""
 MOST_SLOW_S = 1.0
-"""What all slow searches of an attempt may take together."""
+"""What all slow searches of an attempt may take together, in seconds of the processor."""
+MOST_SEARCH_S = 0.25
+"""What one search may take: the launcher does nothing else meanwhile."""
+MOST_REPEATS = 4
+"""Repeats without a limit that match spaces: each may multiply the time of a search."""
 SLOW_S = 0.05
 STEP = "step"
 NAMED = ("loss", "grad_norm", "lr")
@@ -43,13 +48,18 @@ def pattern_fault(pattern: str) -> str | None:
             "a repeated group contains a repetition or alternatives, such as (a+)+ or (a|b)*, "
             "which can take hours to search a line: write the group out, or a set such as [ab]*"
         )
+    if (repeats := _wide_repeats(pattern)) > MOST_REPEATS:
+        return (
+            f"it has {repeats} repeats such as .* or [^,]+, which take long together: write at "
+            rf"most {MOST_REPEATS}, \S+ for a .+ that is a number, and nothing for a .* at its ends"
+        )
     return None
 
 
 class MetricLines:
     """Reads the lines of one rank in one attempt."""
 
-    def __init__(self, pattern: str, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, pattern: str, clock: Callable[[], float] = time.process_time) -> None:
         """`pattern`: without a `pattern_fault`."""
         self.problem = ""
         """Why no more lines are searched, for the job's log; "" while they are."""
@@ -94,7 +104,12 @@ class MetricLines:
     def _search(self, text: str) -> re.Match[str] | None:
         shown = text.rstrip("\r\n").rpartition("\r")[2]  # of a progress bar: what is left of it
         began = self._clock()
-        found = self._pattern.search(shown[:MOST_CHARACTERS])
+        try:
+            found = processor_limit.call(
+                lambda: self._pattern.search(shown[:MOST_CHARACTERS]), MOST_SEARCH_S
+            )
+        except processor_limit.TookTooLong:
+            found = None
         took_s = self._clock() - began
         self._slow_s += took_s if took_s > SLOW_S else 0.0
         if self._slow_s > MOST_SLOW_S:
@@ -165,6 +180,31 @@ def _repeats_a_choice(pattern: str) -> bool:
         previous = item
         at += 1
     return False
+
+
+def _wide_repeats(pattern: str) -> int:
+    """How many sets that contain the space are repeated without a limit."""
+    repeats, at = 0, 0
+    while at < len(pattern):
+        start = at
+        if pattern[at] == "[":
+            at = _end_of_set(pattern, at)
+        elif pattern[at] == "\\":
+            at += 1
+        at += 1
+        item = pattern[start:at]
+        is_set = item == "." or item[0] in "[\\"
+        if is_set and _UNLIMITED.match(pattern, at) and _matches_a_space(item):
+            repeats += 1
+    return repeats
+
+
+def _matches_a_space(item: str) -> bool:
+    """Of `.`, a set or an escape; False for one that has no meaning by itself, such as `\\1`."""
+    try:
+        return re.fullmatch(item, " ") is not None
+    except re.error:
+        return False
 
 
 def _end_of_set(pattern: str, start: int) -> int:

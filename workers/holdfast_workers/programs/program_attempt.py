@@ -195,11 +195,8 @@ class ProgramAttempt:
         self._signal(WorkerFailed(report))
 
     def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
-        by_peer = recorded.is_communication
-        if by_peer is None:
-            by_peer = _blames_a_peer(f"{recorded.traceback}\n{recorded.message}")
         report = ErrorReport(
-            kind=error_file.kind_of(recorded, by_peer=by_peer),
+            kind=error_file.kind_of(recorded),
             type=recorded.type or str(end).replace(" ", "_"),
             message=control_channel.shorten_middle(recorded.message),
             traceback=control_channel.shorten_middle(recorded.traceback),
@@ -367,11 +364,8 @@ class ProgramAttempt:
         collective_counts.install(beacon)
 
     def _record_error(self, error: Exception) -> None:
-        from holdfast_workers.parallelize import process_groups
-
-        by_peer = process_groups.is_communication_error(error)
         with contextlib.suppress(OSError):
-            error_file.write(self._error_path, error, is_communication=by_peer)
+            error_file.write(self._error_path, error)
 
     def _signal(self, detail: SignalOfWorker) -> None:
         self._send(WorkerSignal(self.number, self.order.rank, detail))
@@ -379,21 +373,3 @@ class ProgramAttempt:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-_PEER_MARKS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "NCCL error",
-    "Timed out waiting",
-)
-"""In the text of an error whose cause lies with a peer."""
-
-
-def _blames_a_peer(text: str) -> bool:
-    last = text[-2000:]
-    return any(mark in last for mark in _PEER_MARKS)
