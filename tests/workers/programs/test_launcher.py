@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,6 +53,7 @@ class Agent:
         if self.pid == 0:
             self.end.close()
             os.close(self.log)
+            os.setsid()
             os.dup2(writer, 1)
             os._exit(_run(theirs, folder, spec))
         theirs.close()
@@ -139,7 +140,7 @@ def lease(for_s: float, number: int = 1) -> LeaseUpdate:
     return LeaseUpdate(1, clock_s() + for_s, number)
 
 
-def wait_state(pid: int, states: str) -> None:
+def wait_state(pid: int, states: Container[str]) -> None:
     deadline = time.monotonic() + WAIT_S
     while (state := linux_processes.run_state(pid)) not in states:
         assert time.monotonic() < deadline, f"its state is {state!r}"
@@ -223,3 +224,16 @@ def test_the_end_of_the_agent_ends_all_that_the_program_has_started(tmp_path: Pa
         helper = int(text.split()[0])
     assert not linux_processes.is_alive(pid)
     assert not linux_processes.is_alive(helper)
+
+
+def test_what_a_program_has_started_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
+    command = "bash -c 'setsid sleep 1001 & echo $!; sleep 1002 & echo $!; wait'"
+    with launched(tmp_path, command) as agent:
+        agent.send(agent.join(), lease(60.0))
+        pid = agent.started()
+        text = b""
+        while text.count(b"\n") < 2:
+            text += os.read(agent.log, 1024)
+        os.kill(agent.pid, signal.SIGKILL)
+        for each in (pid, *map(int, text.split()[:2])):
+            wait_state(each, ("", "Z"))

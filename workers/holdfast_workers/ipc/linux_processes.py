@@ -59,11 +59,6 @@ def die_with_parent(parent: int, timeout_s: float) -> bool:
     return os.getppid() == parent
 
 
-def survive_parent() -> None:
-    """Take back the request of `die_with_parent`."""
-    _prctl(PR_SET_PDEATHSIG, 0)
-
-
 def session_members(session: int) -> list[int]:
     """The living processes of a session."""
     found = []
@@ -83,15 +78,22 @@ def children_with(variable: str) -> list[int]:
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             found += [int(pid) for pid in (thread / "children").read_text().split()]
-    return [pid for pid in found if _has_variable(pid, variable.encode())]
+    return [pid for pid in found if _has_entry(pid, f"{variable}=")]
 
 
-def _has_variable(pid: int, variable: bytes) -> bool:
+def marked(entry: str) -> list[int]:
+    """The living processes of this machine that were executed with this entry of the environment,
+    `NAME=value`, as far as this process may look."""
+    numbers = [int(found.name) for found in Path("/proc").iterdir() if found.name.isdigit()]
+    return [pid for pid in numbers if _has_entry(pid, f"{entry}\0") and is_alive(pid)]
+
+
+def _has_entry(pid: int, start: str) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
-    return any(entry.startswith(variable + b"=") for entry in environment.split(b"\0"))
+    return environment.startswith(start.encode()) or f"\0{start}".encode() in environment
 
 
 def allow_tracing(tracer: int) -> None:

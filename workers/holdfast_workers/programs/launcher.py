@@ -32,6 +32,8 @@ from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs.agent_link import AgentLink
+from holdfast_workers.programs.attachment import SOCKET_VARIABLE
+from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.program_attempt import ProgramAttempt
 from holdfast_workers.programs.program_process import ProgramLine, descendants, kill_descendants
@@ -102,8 +104,8 @@ class Launcher:
         self._ended_outputs: set[int] = set()
 
     def run(self) -> int:
+        start_guard(f"{SOCKET_VARIABLE}={self._name}")
         linux_processes.become_subreaper()
-        linux_processes.survive_parent()  # to end the program and all that it has started
         self._beacon.end()
         self._watch(self._end, self._read_order)
         self._watch(self._listener, self._accept)
@@ -292,6 +294,8 @@ class Launcher:
         """Send the fault's signal to the program; others are refused when they are requested."""
         process = self._attempt.process if self._attempt is not None else None
         number = SIGNALS.get(Injection.of(order.fault).kind)
+        if process is None and order not in self._faults_waiting:
+            self._faults_waiting.append(order)
         if order.number in self._injected or process is None or number is None:
             return
         self._injected.add(order.number)
@@ -303,6 +307,7 @@ class Launcher:
     def _read_output(self) -> None:
         attempt = self._attempt
         if attempt is None or attempt.process is None:
+            self._relay.flush()
             return
         if not self._relay.pump(attempt.process.output):
             self._ended_outputs.add(attempt.process.output)

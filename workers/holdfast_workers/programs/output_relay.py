@@ -40,7 +40,7 @@ class OutputRelay:
         """Pass one piece of `source` (not blocking) on, or what is left of the last one. False at
         the end of the output."""
         if self._kept:
-            self._write()
+            self.flush()
             return True
         try:
             piece = os.read(source, PIECE_BYTES)
@@ -48,7 +48,7 @@ class OutputRelay:
             return True
         self._on_piece(piece)
         self._kept = piece
-        self._write()
+        self.flush()
         return bool(piece)
 
     def finish(self, source: int) -> None:
@@ -67,7 +67,10 @@ class OutputRelay:
     def close(self) -> None:
         os.close(self._target)
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Write what the pipe takes of the piece that waits."""
+        if not self._kept:
+            return
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             self._kept = self._kept[os.write(self._target, self._kept) :]
 
