@@ -63,6 +63,7 @@ class Attachment:
         self._last_step_at = time.monotonic()
         self._first_step = sys.maxsize
         self._longest_s = 0.0
+        self._blocked_ns = 0
         self._step = 0
         self._pid = os.getpid()
         if link is not None:
@@ -118,8 +119,11 @@ class Attachment:
         now = time.monotonic()
         took_s, self._last_step_at = now - self._last_step_at, now
         self._beacon.cold = False
+        blocked_ns, self._blocked_ns = self._blocked_ns, self._beacon.blocked_ns
         if step > self._first_step:  # the first includes what precedes it
             self._longest_s = max(self._longest_s, took_s)
+            blocked_s = (self._blocked_ns - blocked_ns) * 1e-9
+            self._beacon.add_step_time(max(0.0, took_s - blocked_s))
         self._first_step = min(self._first_step, step)
         self._step = step
         self._beacon.enter(STEP_PHASE, step + 1, bound_s=self._step_bound_s())
