@@ -161,9 +161,15 @@ class Attachment:
             late = f"the state did not arrive within {timeout_s:g} s"
             return self._state or StateReply(self.attempt, late)
 
-    def report_saved(self, step: int) -> None:
-        """This rank's segment contains a commit of `step`, made by this attempt."""
-        self._send(ProgramSaved(step))
+    def report_saved(self, step: int, protected: int = -1) -> None:
+        """This rank's segment contains a commit of `step`, made by this attempt. `protected`: a
+        step that the partners of every rank hold; -1: not known."""
+        self._send(ProgramSaved(step, protected))
+
+    @property
+    def has_partner(self) -> bool:
+        """Whether the rank has partners now, which keep copies of its memory checkpoints."""
+        return self._has_partner
 
     def report_taken(self, step: int) -> None:
         """This rank goes on from the commit of `step` in its segment."""
