@@ -110,12 +110,17 @@ def _split(source: DatasetSource, ranks: int, checkpoint: Path | None) -> dict[s
                 epoch=start.epoch,
                 rows_seen_again=start.repeated,
             )
-        context = dataset.context
-        context.execution_options.preserve_order = True
-        context._execution_idx = start.epoch  # orders that differ by epoch go on from it
-        streams = dataset.streaming_split(ranks, equal=True, locality_hints=None)
-        found[name] = _SplitDataset(list(streams), start)
+        found[name] = _SplitDataset(split_over(ranks, dataset, start.epoch), start)
     return found
+
+
+def split_over(ranks: int, dataset: Any, epoch: int) -> list[Any]:
+    """The shards of a dataset by rank, as iterators of Ray Data. Their order is the same each time
+    they are made, and orders that differ by epoch go on from `epoch`."""
+    context = dataset.context
+    context.execution_options.preserve_order = True
+    context._execution_idx = epoch
+    return list(dataset.streaming_split(ranks, equal=True, locality_hints=None))
 
 
 def _made(source: DatasetSource) -> Mapping[str, Any]:
