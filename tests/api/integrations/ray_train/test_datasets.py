@@ -1,10 +1,12 @@
-"""Shards of real Ray datasets: what was taken before a checkpoint is left out after it."""
+"""Shards of real Ray datasets: they reach the ranks, and what was taken before a checkpoint is left
+out after it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from ray.data import RandomSeedConfig
 
 from holdfast.integrations.ray_train.counted_shard import CountedShard
 from holdfast.integrations.ray_train.datasets import split_over
+from holdfast.integrations.ray_train.errors import NotServed
 from holdfast.integrations.ray_train.shard_position import EpochCounter, ShardPosition
+from holdfast.integrations.ray_train.shipped_datasets import shipped_datasets, write_package
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 ROWS, RANKS, BATCH = 101, 2, 9
@@ -80,6 +84,19 @@ def test_an_interrupted_epoch_goes_on_behind_the_rows_that_were_taken(way: str) 
     assert [position for _, position in after] == [ShardPosition(2)] * RANKS
     if way == "torch":  # the epochs after it are whole
         assert [len(ids) for ids, _ in together(second, way)] == [ROWS // RANKS] * RANKS
+
+
+def test_datasets_of_a_trainer_reach_rank_0_as_lineage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = ray.data.range(5).map(lambda row: {"square": row["id"] ** 2})
+    write_package(None, {"train": numbers, "eval": lambda: ray.data.range(3)}, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    made = shipped_datasets()
+    assert [row["square"] for row in made["train"].take_all()] == [0, 1, 4, 9, 16]
+    assert made["eval"].count() == 3
+    with pytest.raises(NotServed, match=r"datasets\['train'\].*in the memory"):
+        write_package(None, {"train": ray.data.from_items([1])}, tmp_path)
 
 
 def _batches(shard: CountedShard, way: str) -> Any:
