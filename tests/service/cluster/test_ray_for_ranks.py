@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from holdfast.integrations.ray_train.rank_place import ClusterPlace, cluster_of
 from holdfast_service.cluster.ray_for_ranks import NodesCluster, uses_ray, variables_for_ranks
@@ -20,7 +21,7 @@ RUN = {"datasets": "my_module:datasets"}
 
 
 def test_only_ray_train_functions_with_datasets_use_ray() -> None:
-    jobs = {
+    jobs: dict[str, tuple[dict[str, Any], bool]] = {
         "with": ({"ray_train": "a:b", "ray_run": RUN}, True),
         "without": ({"ray_train": "a:b"}, False),
         "script": ({"script": "-m a", "ray_run": RUN}, False),

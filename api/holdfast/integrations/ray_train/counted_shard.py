@@ -10,16 +10,19 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
+import structlog
 from ray.data import DataContext, DataIterator, Schema
 from ray.data._internal.execution.interfaces import RefBundle
 from ray.data._internal.execution.interfaces.ref_bundle import BlockEntry
 from ray.data.block import BlockAccessor
 
-from holdfast.integrations.ray_train.shard_position import EpochCounter
+from holdfast.integrations.ray_train.shard_position import EpochCounter, ShardPosition
 
+_log = structlog.get_logger()
 DEFAULT_BATCH = 256
 """Rows of a batch, as in Ray Data."""
 
@@ -27,9 +30,10 @@ DEFAULT_BATCH = 256
 class CountedShard(DataIterator):  # type: ignore[misc]  # Ray has no types
     """Of one rank; its iterations are those of `stream`, in step with the other ranks'."""
 
-    def __init__(self, stream: DataIterator, counter: EpochCounter, seed: str) -> None:
-        """`seed`: of local shuffles to which the function gives none."""
-        self._stream, self._counter, self._seed = stream, counter, seed
+    def __init__(self, stream: DataIterator, counter: EpochCounter, name: str) -> None:
+        """`name`: from which local shuffles without a seed take theirs."""
+        self._stream, self._counter, self._name = stream, counter, name
+        self._compared = False
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
         return _Repeatable(self._rows)
@@ -64,8 +68,8 @@ class CountedShard(DataIterator):  # type: ignore[misc]  # Ray has no types
         start = self._counter.begin()
         shuffles = local_shuffle_buffer_size is not None
         if shuffles and local_shuffle_seed is None:  # the same order after a restart
-            local_shuffle_seed = zlib.crc32(f"{self._seed}-{start.epoch}".encode())
-        rest = _RestOfEpoch(self._stream, 0 if shuffles else start.rows)
+            local_shuffle_seed = zlib.crc32(f"{self._name}-{start.epoch}".encode())
+        rest = self._rest(start, 0 if shuffles else start.rows)
         batches = rest._iter_batches(
             batch_size=batch_size,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
@@ -78,29 +82,48 @@ class CountedShard(DataIterator):  # type: ignore[misc]  # Ray has no types
                 rows = batch_size or rest.block_rows.popleft()
                 if number < left_out:
                     continue
-                self._counter.take(start.epoch, rows)
+                self._hand_out(start, rows)
                 yield batch
         finally:
             self._counter.end(start.epoch)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         start = self._counter.begin()
-        rest = _RestOfEpoch(self._stream, start.rows)
+        rest = self._rest(start, start.rows)
         try:
             for batch in rest._iter_batches(batch_size=None, batch_format=None):
                 block = BlockAccessor.for_block(BlockAccessor.batch_to_block(batch))
                 for row in block.iter_rows(public_row_format=True):
-                    self._counter.take(start.epoch, 1)
+                    self._hand_out(start, 1)
                     yield row
         finally:
             self._counter.end(start.epoch)
+
+    def _rest(self, start: ShardPosition, left_out: int) -> _RestOfEpoch:
+        see_block = partial(self._counter.see_block, start.epoch)
+        return _RestOfEpoch(self._stream, left_out, see_block)
+
+    def _hand_out(self, start: ShardPosition, rows: int) -> None:
+        if not self._compared:
+            self._compared = True
+            if not self._counter.is_divided_as_before:
+                _log.warning(
+                    "rows of this epoch may be seen twice or not at all: the blocks of the dataset "
+                    "are others than before the restart. Give override_num_blocks where it is read",
+                    shard=self._name,
+                    epoch=start.epoch,
+                    rows_taken_before=start.rows,
+                )
+        self._counter.take(start.epoch, rows)
 
 
 class _RestOfEpoch(DataIterator):  # type: ignore[misc]  # as above
     """One iteration over `stream`, without its first rows."""
 
-    def __init__(self, stream: DataIterator, left_out: int) -> None:
-        self._stream, self._left_out = stream, left_out
+    def __init__(
+        self, stream: DataIterator, left_out: int, see_block: Callable[[int], None]
+    ) -> None:
+        self._stream, self._left_out, self._see_block = stream, left_out, see_block
         self.block_rows: deque[int] = deque()
         """Of the blocks, in order: without a batch size each is a batch."""
 
@@ -121,12 +144,18 @@ class _RestOfEpoch(DataIterator):  # type: ignore[misc]  # as above
 
     def _to_ref_bundle_iterator(self) -> tuple[Iterator[RefBundle], Any, Any]:
         bundles, stats, executor = self._stream._to_ref_bundle_iterator()
-        return self._counted(without_first(bundles, self._left_out)), stats, executor
+        rest = without_first(self._seen(bundles), self._left_out)
+        return self._kept(rest), stats, executor
 
-    def _counted(self, bundles: Iterator[RefBundle]) -> Iterator[RefBundle]:
+    def _seen(self, bundles: Iterator[RefBundle]) -> Iterator[RefBundle]:
         for bundle in bundles:
-            rows = (entry.metadata.num_rows for entry in bundle.blocks)
-            self.block_rows.extend(count for count in rows if count)
+            for rows in _block_rows(bundle):
+                self._see_block(rows)
+            yield bundle
+
+    def _kept(self, bundles: Iterator[RefBundle]) -> Iterator[RefBundle]:
+        for bundle in bundles:
+            self.block_rows.extend(_block_rows(bundle))
             yield bundle
 
 
@@ -149,6 +178,11 @@ def without_first(bundles: Iterable[RefBundle], rows: int) -> Iterator[RefBundle
             continue
         yield _tail(bundle, rows) if rows else bundle
         rows = 0
+
+
+def _block_rows(bundle: RefBundle) -> list[int]:
+    """The sizes of the blocks that are not empty."""
+    return [entry.metadata.num_rows for entry in bundle.blocks if entry.metadata.num_rows]
 
 
 def _tail(bundle: RefBundle, rows: int) -> RefBundle:

@@ -70,9 +70,10 @@ class DatasetShards:
         splits: dict[str, _SplitDataset] = cloudpickle.loads(group.from_rank_zero(made))
         for name, split in splits.items():
             counter = EpochCounter(split.start.positions[group.rank])
-            seed = f"{name}-{group.rank}"
             self._counters[name] = counter
-            self._shards[name] = CountedShard(split.streams[group.rank], counter, seed)
+            self._shards[name] = CountedShard(
+                split.streams[group.rank], counter, f"{name}-{group.rank}"
+            )
 
     def of(self, name: str | None) -> Any:
         """The shard of a dataset. Raises NotServed, FunctionUnusable."""

@@ -8,8 +8,9 @@ taken from the present epoch, so it is true whatever is fetched ahead.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.integrations.ray_train.errors import StorageUnusable
@@ -20,10 +21,12 @@ FILE_NAME = ".holdfast-shards.json"
 
 @dataclass(frozen=True)
 class ShardPosition:
-    """Of one rank in one dataset. `epoch` counts from 0; `rows`: those of it that were taken."""
+    """Of one rank in one dataset. `epoch` counts from 0; `rows`: those of it that were taken.
+    `blocks`: by `fingerprint`, to see after a restart whether they are divided as before."""
 
     epoch: int = 0
     rows: int = 0
+    blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,29 +47,63 @@ class EpochCounter:
     """Counts what one rank takes from one shard."""
 
     def __init__(self, start: ShardPosition) -> None:
-        self.position = start
+        self._start, self._at = start, start
         self._runs = False
+        self._block_rows: list[int] = []
+
+    @property
+    def position(self) -> ShardPosition:
+        """With the fingerprint of the blocks whose rows were taken."""
+        if not self._at.rows:
+            return self._at
+        return replace(self._at, blocks=fingerprint(self._block_rows, self._at.rows))
+
+    @property
+    def is_divided_as_before(self) -> bool:
+        """Whether the epoch that runs has the same blocks as before the checkpoint, as far as its
+        rows were taken then; known once the first row behind them has come."""
+        before = self._start
+        is_same_epoch = self._runs and self._at.epoch == before.epoch
+        if not (is_same_epoch and before.rows):
+            return True
+        return fingerprint(self._block_rows, before.rows) == before.blocks
+
+    def see_block(self, epoch: int, rows: int) -> None:
+        """The next block of the iteration of this epoch has come, before its rows are taken."""
+        if self._is_at(epoch):
+            self._block_rows.append(rows)
 
     def begin(self) -> ShardPosition:
         """Begin an iteration: its epoch, and how many of its rows were taken before the
         checkpoint. One that still runs ends."""
         if self._runs:
-            self.end(self.position.epoch)
-        self._runs = True
-        return self.position
+            self.end(self._at.epoch)
+        self._runs, self._block_rows = True, []
+        return self._at
 
     def take(self, epoch: int, rows: int) -> None:
         """Rows of the iteration of this epoch are handed to the function."""
         if self._is_at(epoch):
-            self.position = ShardPosition(epoch, self.position.rows + rows)
+            self._at = ShardPosition(epoch, self._at.rows + rows)
 
     def end(self, epoch: int) -> None:
         """That iteration is complete, or the function has left it: the next is the next epoch."""
         if self._is_at(epoch):
-            self.position, self._runs = ShardPosition(epoch + 1), False
+            self._at, self._runs = ShardPosition(epoch + 1), False
 
     def _is_at(self, epoch: int) -> bool:
-        return self._runs and epoch == self.position.epoch
+        return self._runs and epoch == self._at.epoch
+
+
+def fingerprint(block_rows: Sequence[int], rows: int) -> int:
+    """Of the sizes of the leading blocks that have no more than `rows` rows together."""
+    found, total = 0, 0
+    for size in block_rows:
+        total += size
+        if total > rows:
+            break
+        found = zlib.crc32(str(size).encode(), found)
+    return found
 
 
 def start_of(stored: Sequence[ShardPosition], ranks: int) -> ShardStart:
@@ -76,17 +113,17 @@ def start_of(stored: Sequence[ShardPosition], ranks: int) -> ShardStart:
     had not left an epoch that another rank had left begins the next one with it.
     """
     epoch = max((each.epoch for each in stored), default=0)
-    taken = [each.rows if each.epoch == epoch else 0 for each in stored]
+    here = tuple(each if each.epoch == epoch else ShardPosition(epoch) for each in stored)
     if len(stored) == ranks:
-        return ShardStart(tuple(ShardPosition(epoch, rows) for rows in taken))
-    return ShardStart((ShardPosition(epoch),) * ranks, sum(taken))
+        return ShardStart(here)
+    return ShardStart((ShardPosition(epoch),) * ranks, sum(each.rows for each in here))
 
 
 def encode(by_rank: Sequence[Mapping[str, ShardPosition]]) -> str:
     """The text of the file. `by_rank`: the position in each dataset, of every rank."""
     names = sorted({name for positions in by_rank for name in positions})
     found = {name: [each.get(name, ShardPosition()) for each in by_rank] for name in names}
-    shards = {name: [[at.epoch, at.rows] for at in each] for name, each in found.items()}
+    shards = {name: [[at.epoch, at.rows, at.blocks] for at in each] for name, each in found.items()}
     return json.dumps({"version": 1, "shards": shards})
 
 
@@ -97,7 +134,7 @@ def read(folder: Path) -> dict[str, tuple[ShardPosition, ...]]:
     try:
         shards = json.loads(path.read_text())["shards"]
         return {
-            name: tuple(ShardPosition(int(epoch), int(rows)) for epoch, rows in positions)
+            name: tuple(ShardPosition(*map(int, position)) for position in positions)
             for name, positions in shards.items()
         }
     except FileNotFoundError:

@@ -49,16 +49,16 @@ class Rank:
         ids = []
         for batch in islice(_batches(self.shard, way), batches):
             ids += batch
+            assert self.counter.is_divided_as_before
             at = self.counter.position
         return ids, self.counter.position if batches is None else at
 
 
-def attempt(epoch: int, rows: list[int]) -> list[Rank]:
+def attempt(epoch: int, starts: list[ShardPosition]) -> list[Rank]:
     """An order that is another one in each epoch, of blocks of unequal size."""
     numbers = ray.data.range(ROWS, override_num_blocks=7)
     seed = RandomSeedConfig(3, reseed_after_execution=True)
     streams = split_over(RANKS, numbers.randomize_block_order(seed=seed), epoch)
-    starts = [ShardPosition(epoch, each) for each in rows]
     return [Rank(*both, rank) for rank, both in enumerate(zip(streams, starts, strict=True))]
 
 
@@ -69,13 +69,14 @@ def together(ranks: list[Rank], way: str, batches: int | None = None) -> list[An
 
 @pytest.mark.parametrize("way", ["torch", "rows", "shuffled", "blocks"])
 def test_an_interrupted_epoch_goes_on_behind_the_rows_that_were_taken(way: str) -> None:
-    first = attempt(0, [0, 0])
+    first = attempt(0, [ShardPosition()] * RANKS)
     for ids, position in (whole := together(first, way)):
         assert (len(set(ids)), position) == (ROWS // RANKS, ShardPosition(1))
     before = together(first, way, 11 if way == "rows" else 2)
-    rows = [position.rows for _, position in before]
-    assert rows == [len(ids) for ids, _ in before]
-    second = attempt(1, rows)
+    starts = [position for _, position in before]
+    assert [start.rows for start in starts] == [len(ids) for ids, _ in before]
+    assert all(start.blocks for start in starts) or way == "rows", "whole blocks were taken"
+    second = attempt(1, starts)
     after = together(second, way)
     seen = [a + b for (a, _), (b, _) in zip(before, after, strict=True)]
     assert all(len(each) == ROWS // RANKS for each in seen)

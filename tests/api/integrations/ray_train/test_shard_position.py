@@ -18,7 +18,7 @@ from holdfast.integrations.ray_train.shard_position import (
     start_of,
 )
 
-POSITIONS = st.builds(ShardPosition, st.integers(0, 5), st.integers(0, 100))
+POSITIONS = st.builds(ShardPosition, st.integers(0, 5), st.integers(0, 100), st.integers(0, 9))
 
 
 @given(
@@ -62,7 +62,7 @@ def test_all_ranks_begin_in_one_epoch_and_no_row_twice_unless_their_number_chang
     if len(stored) == ranks:
         assert start.repeated == 0
         for before, now in zip(stored, start.positions, strict=True):
-            assert now.rows == (before.rows if before.epoch == start.epoch else 0)
+            assert now == (before if before.epoch == start.epoch else ShardPosition(start.epoch))
     else:
         assert {each.rows for each in start.positions} == {0}
         here = [each.rows for each in stored if each.epoch == start.epoch]
@@ -83,6 +83,30 @@ def test_an_iteration_that_is_left_ends_its_epoch_and_no_later_one() -> None:
     assert counter.position == ShardPosition(3, 4)
     counter.end(second.epoch)
     assert counter.position == ShardPosition(4, 0)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.lists(st.integers(1, 9)), st.data())
+def test_other_blocks_than_before_the_checkpoint_are_seen(
+    before: list[int], now: list[int], data: st.DataObject
+) -> None:
+    rows = data.draw(st.integers(1, sum(before)))
+    first = EpochCounter(ShardPosition(2))
+    first.begin()
+    for size in before:
+        first.see_block(2, size)
+    first.take(2, rows)
+    second = EpochCounter(first.position)
+    assert second.is_divided_as_before, "nothing is known yet"
+    second.begin()
+    for size in now:
+        second.see_block(2, size)
+    assert second.is_divided_as_before == (_leading(before, rows) == _leading(now, rows))
+    second.end(2)
+    assert second.is_divided_as_before, "later epochs are whole"
+
+
+def _leading(sizes: list[int], rows: int) -> list[int]:
+    return [size for at, size in enumerate(sizes) if sum(sizes[: at + 1]) <= rows]
 
 
 @given(st.lists(st.fixed_dictionaries({"train": POSITIONS, "eval": POSITIONS}), min_size=1))
