@@ -13,10 +13,12 @@ import pytest
 import ray
 import ray.data
 from ray.data import RandomSeedConfig
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from holdfast.integrations.ray_train.counted_shard import CountedShard
 from holdfast.integrations.ray_train.datasets import split_over
-from holdfast.integrations.ray_train.errors import NotServed
+from holdfast.integrations.ray_train.errors import ClusterUnusable, NotServed
+from holdfast.integrations.ray_train.ray_client import wait_for_free_cpu
 from holdfast.integrations.ray_train.shard_position import EpochCounter, ShardPosition
 from holdfast.integrations.ray_train.shipped_datasets import shipped_datasets, write_package
 
@@ -98,6 +100,17 @@ def test_datasets_of_a_trainer_reach_rank_0_as_lineage(
     assert made["eval"].count() == 3
     with pytest.raises(NotServed, match=r"datasets\['train'\].*in the memory"):
         write_package(None, {"train": ray.data.from_items([1])}, tmp_path)
+
+
+def test_a_cluster_without_a_free_cpu_is_named_after_the_deadline() -> None:
+    wait_for_free_cpu(30.0)
+    group = placement_group([{"CPU": 2}])
+    assert group.wait(30)
+    try:
+        with pytest.raises(ClusterUnusable, match="for 1 s jobs had reserved all"):
+            wait_for_free_cpu(1.0)
+    finally:
+        remove_placement_group(group)
 
 
 def _batches(shard: CountedShard, way: str) -> Any:
