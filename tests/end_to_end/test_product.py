@@ -608,7 +608,7 @@ def test_each_row_of_ray_datasets_is_seen_once_per_epoch_though_rank_0_is_killed
         "resources": {"cpus_per_worker": 0.5, "workers_per_node": 1, "standby_nodes": 0},
     }
     job = product.client.submit(document)
-    ended = product.finish(job.id)
+    ended = product.finish(job.id, 180)
     assert ended.state == "SUCCEEDED", ended.outcome
     assert len(product.client.attempts(job.id)) == 2
     last = Path(read_list(tmp_path / "run")[-1].path)
