@@ -64,6 +64,9 @@ def serve(
     release_unknown_jobs: Annotated[
         bool, Parameter(negative="", help="After a restored backup: end jobs unknown to it.")
     ] = False,
+    end_with_stdin: Annotated[
+        bool, Parameter(negative="", help="Stop when stdin, a pipe, is closed: with its writer.")
+    ] = False,
     json: Annotated[bool, Parameter(name="--json", negative="", help="JSON on stdout.")] = False,
 ) -> ExitCode:
     """Run the control plane until Ctrl-C or SIGTERM.
@@ -71,9 +74,6 @@ def serve(
     Every option with a value can also be set as HOLDFAST_<OPTION> in the environment.
     """
     extras.require_server()
-    from holdfast.rest import serve as server  # late: it loads the whole service
-    from holdfast_workers import log_setup
-
     settings = settings_of(
         host=host,
         port=port,
@@ -89,7 +89,15 @@ def serve(
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,
         release_unknown_jobs=release_unknown_jobs or None,
+        end_with_stdin=end_with_stdin or None,
     )
+    if settings.end_with_stdin and settings.ray_address is None:
+        from holdfast.rest import embedded  # late: it is part of the server
+
+        embedded.begin(settings)  # the user waits: it starts while the server is loaded
+    from holdfast.rest import serve as server  # late: it loads the whole service
+    from holdfast_workers import log_setup
+
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     log_setup.configure(timestamps=True, json_fields=None if sys.stderr.isatty() else {})
 
