@@ -136,7 +136,7 @@ def follow_job(
             job = client.get(job.id)
         else:
             job = follow_output(client, job, ranks)
-            print_outcome(job)
+            print_outcome(job, None if ranks is None else output.stderr())
     except KeyboardInterrupt:
         interrupted = interrupted or _tell_detached
         interrupted(job)
