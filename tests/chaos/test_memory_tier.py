@@ -17,6 +17,7 @@ from tests.support.programs.worlds import (
 )
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers.memory.segment import Segment
 
 pytestmark = pytest.mark.chaos
@@ -147,3 +148,35 @@ def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_loss
         assert incident["tiers"] == {"0": "own_ram", "1": "partner_ram"}
         assert resumed_at(run.logs)[-1] >= 10
         assert losses(run.logs) == undisturbed_losses
+
+
+def test_a_script_goes_on_from_memory_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
+    partial = "planner=dcp.DefaultLoadPlanner(allow_partial_load=True)"
+    reader = "storage_reader=kept.at(newest)"
+    script = FSDP2.replace(reader, f"{reader}, {partial}")  # a new rank has no random state there
+    shapes = tuple(WorldShape.of({"dp_shard": ranks, "tp": 1}, 1) for ranks in (2, 1))
+    config = {"shapes": shapes, "grow_after_s": 0.5, "wait_for_replacement_s": 0.5}
+    training = program_training(script="train.py 5000")
+    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
+
+        def sizes() -> list[int]:
+            return [event["world_size"] for event in run.of(EventKind.ATTEMPT_FORMING)]
+
+        printed(run, "step 10 ")
+        lost = run.seat_of(1)
+        run.agents.kill_node(lost)
+        run.wait(lambda: sizes() == [2, 1])
+        shrunk = run.of(EventKind.ATTEMPT_FORMING)[-1]["restore"]
+        assert set(shrunk["tiers"].values()) == {"reshard"}, run.story()
+        printed(run, f"goes on from {shrunk['step']}")
+        run.wait(lambda: any(step > shrunk["step"] + 3 for step, _ in losses(run.logs)))
+        run.agents.return_node(lost)
+        run.wait(lambda: sizes() == [2, 1, 2])
+        grown = run.of(EventKind.ATTEMPT_FORMING)[-1]["restore"]
+        assert set(grown["tiers"].values()) == {"reshard"}, run.story()
+        run.wait(lambda: resumed_at(run.logs)[-2:] == [grown["step"]] * 2)
+        run.wait(
+            lambda: any(rank == 1 and step > grown["step"] + 3 for step, rank in losses(run.logs))
+        )
+        meshes = {path.parent.name for path in run.agents.root.glob("*/*/*.seg")}
+        assert meshes == {"dp_shard=2,tp=1"}, "the payloads of the smaller world are still there"

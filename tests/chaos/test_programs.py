@@ -417,3 +417,27 @@ def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Pa
         deadline = time.monotonic() + 15
         while linux_processes.run_state(apart) != "T":
             assert time.monotonic() < deadline, "it runs on without a lease"
+
+
+def test_a_slow_rank_of_a_program_is_named(tmp_path: Path) -> None:
+    script = """
+        import time
+        import torch
+        import torch.distributed as dist
+        from holdfast import attach
+
+        run = attach()
+        dist.init_process_group("gloo")
+        for step in range(1, 100000):
+            time.sleep(0.06 if dist.get_rank() == 2 else 0.02)
+            dist.all_reduce(torch.ones(1))
+            run.step(step)
+    """
+    training = program_training(script="train.py", ranks=3)
+    options = {"workers_per_node": 3, "config": {"replace_stragglers": False}}
+    with running_program(tmp_path, {"train.py": script}, training, **options) as run:
+        run.wait(lambda: bool(run.of(EventKind.STRAGGLER)), 60)
+        slow = run.of(EventKind.STRAGGLER)[0]
+        assert slow["rank"] == 2, run.story()
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["outcome"] == "CANCELLED"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import prod
 
 from holdfast_workers.protocol.messages import Held, InitPart, Origin, Place, Restore, Tier
 from holdfast_workers.state.replicas import ranks_by_shard
@@ -293,6 +294,20 @@ def copies_by_step(copies: Iterable[HeldCopy], bad: frozenset[BadCopy]) -> list[
         StepCopies(mesh, step, attempt, {rank: tuple(ranks[rank]) for rank in sorted(ranks)})
         for (step, attempt, mesh), ranks in sorted(found.items(), reverse=True)
     ]
+
+
+def of_whole_worlds(copies: Iterable[HeldCopy]) -> tuple[HeldCopy, ...]:
+    """The copies of those states of which every rank's own part is there."""
+    known = tuple(copies)
+    ranks: dict[tuple[int, int, str], set[int]] = {}
+    for held in (copy.held for copy in known):
+        ranks.setdefault((held.step, held.attempt, held.mesh), set()).add(held.rank)
+    whole = {
+        key for key, found in ranks.items() if found >= set(range(prod(sizes(key[2]).values())))
+    }
+    return tuple(
+        copy for copy in known if (copy.held.step, copy.held.attempt, copy.held.mesh) in whole
+    )
 
 
 def _newest_of_own(

@@ -36,6 +36,7 @@ from holdfast_service.recovery.core_state.inputs import (
     NodesDraining,
     NodeStatus,
     PartnersSet,
+    RanksTimed,
     RemoteCheckpoints,
     Signals,
     SizeOrdered,
@@ -176,6 +177,12 @@ class RecoveryCore:
         return self._state.worlds.attempt
 
     @property
+    def world_size(self) -> int:
+        """The number of ranks of the present world; 0 between worlds."""
+        world = self._state.worlds.present
+        return world.shape.world_size if world is not None else 0
+
+    @property
     def committed(self) -> int:
         """The newest step known to be committed on the present line."""
         return self._state.progress.committed
@@ -223,6 +230,8 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
             save_intervals.handle_step_rows(state, event.rows)
             state.speeds.add_rows(event.rows, state.worlds.shapes)
             faults = straggler_response.handle_step_rows(state, event.rows, now)
+        case RanksTimed(row=row):
+            faults = straggler_response.handle_step_rows(state, (row,), now)
         case NodeChecked():
             node_eviction.record_node_check(state, event.report)
         case LinkChecked():

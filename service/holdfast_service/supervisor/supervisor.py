@@ -46,6 +46,7 @@ from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_service.supervisor.link_check import LinkChecker
 from holdfast_service.supervisor.news import News
 from holdfast_service.supervisor.progress_record import ProgressRecord
+from holdfast_service.supervisor.rank_times import RankTimes
 from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
@@ -57,7 +58,7 @@ from holdfast_workers.fault_injection.kinds import Injection, Victim
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
 from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Request
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
-from holdfast_workers.protocol.messages import EventCopy
+from holdfast_workers.protocol.messages import Beat, EventCopy
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import Signal
 
@@ -133,6 +134,7 @@ class Supervisor:
         self._events = EventLog(launch.last_event, self._news.tell)
         self._run_buffer = RunBuffer()
         self._progress = ProgressRecord()
+        self._rank_times, self._comparing = RankTimes(), threading.Lock()
         former = launch.former
         self._fence = FenceRecord(fence, FenceFloor(former.epoch, former.attempt))
         self._successors = SuccessorWatch(self._fence, is_latest, config.lease_margin_s)
@@ -478,6 +480,7 @@ class Supervisor:
         self._events.mark_backed_up(seat, incarnation, events)
         answer = call.result()
         self._progress.add(seat, answer.beats)
+        self._compare_ranks(answer.beats)
         self._inputs.put(
             inputs.WorkersPolled(
                 seat, incarnation, answer.workers, answer.shards, answer.failed_shards
@@ -494,6 +497,16 @@ class Supervisor:
                 inputs.StepCommitted(newest.attempt, newest.step, newest.protected_step)
             )
         return len(answer.rows) >= PAGE_ROWS or len(answer.lines) >= PAGE_LINES
+
+    def _compare_ranks(self, beats: tuple[Beat, ...]) -> None:
+        """Of a program: its ranks do not tell each other how long they compute."""
+        core = self._core
+        if core is None or not self._config.runs_program:
+            return
+        with self._comparing:
+            row = self._rank_times.add(beats, core.world_size, time.monotonic())
+        if row is not None:
+            self._inputs.put(inputs.RanksTimed(row))
 
     # --- effects ----------------------------------------------------------------------------------
 

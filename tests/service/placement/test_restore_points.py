@@ -17,6 +17,7 @@ from holdfast_service.placement.restore_points import (
     RestoreSource,
     copies_by_step,
     find_restore_point,
+    of_whole_worlds,
     restore_for,
 )
 from holdfast_workers.protocol.messages import Held, Place, Tier
@@ -198,3 +199,24 @@ def test_the_limits_of_attempts_are_those_of_the_line(
     for attempt in range(1, len(attempts) + 1):
         for step in range(32):
             assert line.contains(attempt, step) == (step <= limits.get(attempt, step))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.integers(1, 3), st.sampled_from(("dp_shard=2", "dp_shard=3"))
+        ),
+        max_size=20,
+    )
+)
+def test_of_a_program_only_states_count_of_which_every_ranks_part_is_there(
+    found: list[tuple[int, int, str]],
+) -> None:
+    copies = [held("a", rank, step, mesh=mesh) for rank, step, mesh in found]
+    kept = of_whole_worlds(copies)
+    for copy in copies:
+        size = int(copy.held.mesh[-1])
+        ranks = {
+            rank for rank, step, mesh in found if (step, mesh) == (copy.held.step, copy.held.mesh)
+        }
+        assert (copy in kept) == (ranks >= set(range(size)))

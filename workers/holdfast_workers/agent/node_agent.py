@@ -544,7 +544,7 @@ class NodeAgent:
         join = join_order(order, seat, self._config, self._memory.own_segment(seat.rank))
         slot = self._worker_pool.seat(order, seat, join, self._fault_orders.pending(seat.rank))
         if slot is not None:
-            self._memory.on_seated(slot, seat, order.attempt)
+            self._memory.on_seated(slot, seat, order.attempt, order.world_size)
             self._fault_orders.send_pending(seat.rank, slot.child)  # ordered during its fork
 
     def _send_lease(self, attempt: int, until: float, number: int) -> None:

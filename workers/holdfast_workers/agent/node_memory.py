@@ -22,7 +22,7 @@ from holdfast_workers.memory.fetch import BadShard, SourceLost
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
-from holdfast_workers.memory.state_delivery import StateDelivery
+from holdfast_workers.memory.state_delivery import StateDelivery, parts_for
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Held, Partner, Place, Seat, Tier
 from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
@@ -50,6 +50,7 @@ class NodeMemory:
         self._faults = FaultPoints.from_environment()
         self._run_in_background = run_in_background
         self._attempt = attempt
+        self._agent, self._runs_program = config.agent, config.brings_program
         self._closing = closing
         self._worker_pool: WorkerPool | None = None
         self._offering = threading.Lock()
@@ -139,8 +140,10 @@ class NodeMemory:
             for commit in segment.commits()[:1] if segment is not None else ():
                 self._replicator.offer(slot.rank, commit.attempt, commit.step)
 
-    def on_seated(self, slot: Slot, seat: Seat, attempt: int) -> None:
+    def on_seated(self, slot: Slot, seat: Seat, attempt: int, world_size: int) -> None:
         """Deliver the state that a worker waits for, if its order restores from memory."""
+        if seat.restore.tier is Tier.RESHARD and self._runs_program:
+            self._run_in_background(self._bring_parts, slot, attempt, world_size)
         if seat.restore.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
             self._run_in_background(self._bring, slot, attempt, {})
 
@@ -183,6 +186,20 @@ class NodeMemory:
                 lost = tuple((lost.agent, lost.place, lost.rank) for lost in error.origins)
                 self._signals.send(SourcesLost(lost, message), attempt, slot.rank)
             answer = StateReply(attempt, message, damaged)
+        slot.child.send(answer)
+
+    def _bring_parts(self, slot: Slot, attempt: int, world_size: int) -> None:
+        """Deliver whole payloads of another world, of which each rank of this one gets its share:
+        only the program can divide them. The program reads them where they are."""
+        assert slot.rank is not None
+        assert slot.restore is not None
+        answer = StateReply(attempt)
+        try:
+            for rank, source in parts_for(slot.rank, world_size, slot.restore, self._agent).items():
+                store = self._store.for_mesh(slot.restore.mesh)
+                self._delivery.deliver(attempt, rank, source, store, {})
+        except Exception as error:  # the program's rank reports it as a failed restore
+            answer = StateReply(attempt, f"{type(error).__name__}: {error}")
         slot.child.send(answer)
 
     def _replicated(self, rank: int, attempt: int, step: int) -> None:

@@ -196,4 +196,6 @@ class ProgressWatch:
             age_s=max(0.0, (time.monotonic_ns() - reading.changed_ns) * 1e-9),
             limit_s=limit_s,
             groups=reading.groups,
+            steps_timed=reading.steps_timed,
+            computed_s=reading.computed_s,
         )

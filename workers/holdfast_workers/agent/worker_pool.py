@@ -391,10 +391,11 @@ class WorkerPool:
                 self._record_row(slot, message)
             case StepDigest(step=step, digest=digest, attempt=attempt):
                 self._journal.add_digest(step, digest, attempt)
-            case CommittedToMemory(attempt=attempt, step=step):
+            case CommittedToMemory(attempt=attempt, step=step, protected=protected):
                 with self._changed:
                     slot.step = step
                 self._on_state_held(slot, attempt)
+                self._end_reshard(slot, protected)
             case FrozenCopy():
                 self._hand_to_saver(message)
             case LoadOrder():
@@ -429,21 +430,25 @@ class WorkerPool:
     def _record_row(self, slot: Slot, report: StepReport) -> None:
         row = report.row
         with self._changed:
-            slot.step, restore = row.step, slot.restore
-            resharded = (
-                restore is not None
-                and restore.tier is Tier.RESHARD
-                and row.protected_step >= restore.step
-            )
-            if resharded:
-                slot.restore = None
-        if resharded:
-            self._on_resharded()
+            slot.step = row.step
+        self._end_reshard(slot, row.protected_step)
         if self._journal.add_row(row):
             first = FirstStep(row.step, row.at)
             self._signals.send(first, row.attempt, report.rank, slot.name, pid=slot.pid)
             self._kill_dismissed()
             self._on_first_step()
+
+    def _end_reshard(self, slot: Slot, protected: int) -> None:
+        """`protected`: every rank and its partners hold this step on the new mesh."""
+        with self._changed:
+            restore = slot.restore
+            ended = (
+                restore is not None and restore.tier is Tier.RESHARD and protected >= restore.step
+            )
+            if ended:
+                slot.restore = None
+        if ended:
+            self._on_resharded()
 
     def _record_parked(self, slot: Slot, attempt: int) -> None:
         with self._changed:

@@ -18,13 +18,41 @@ from holdfast_workers.memory import wire
 from holdfast_workers.memory.fetch import fetch
 from holdfast_workers.memory.reshard import Reshard
 from holdfast_workers.memory.segment_store import SegmentStore
-from holdfast_workers.protocol.messages import Place, Restore, Tier
+from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
 
 STOP_S = 5.0
 
 
 class DeliveryStuck(WorkersError):
     """A delivery for a fenced attempt did not stop in time, so the fence is not proven."""
+
+
+def parts_for(rank: int, world_size: int, source: Restore, agent: str) -> dict[int, Restore]:
+    """Of which ranks of another world the new `rank` gets the whole state, and from where; without
+    those that `agent`, its own, holds already. Each rank of the new world gets one at least."""
+    by_rank: dict[int, list[Origin]] = {}
+    for origin in source.origins:
+        by_rank.setdefault(origin.rank, []).append(origin)
+    former = sorted(by_rank)
+    wanted = {old for old in former if old % world_size == rank} or {former[rank % len(former)]}
+    return {
+        old: _whole(source, by_rank[old][0])
+        for old in sorted(wanted)
+        if not any(origin.agent == agent for origin in by_rank[old])
+    }
+
+
+def _whole(source: Restore, origin: Origin) -> Restore:
+    return Restore(
+        Tier.PARTNER_RAM,
+        source.step,
+        attempt=source.attempt,
+        digest=origin.digest,
+        agent=origin.agent,
+        place=origin.place,
+        host=origin.host,
+        data_port=origin.data_port,
+    )
 
 
 class StateDelivery:

@@ -63,6 +63,7 @@ class Attachment:
         self._last_step_at = time.monotonic()
         self._first_step = sys.maxsize
         self._longest_s = 0.0
+        self._blocked_ns = 0
         self._step = 0
         self._pid = os.getpid()
         if link is not None:
@@ -118,8 +119,11 @@ class Attachment:
         now = time.monotonic()
         took_s, self._last_step_at = now - self._last_step_at, now
         self._beacon.cold = False
+        blocked_ns, self._blocked_ns = self._blocked_ns, self._beacon.blocked_ns
         if step > self._first_step:  # the first includes what precedes it
             self._longest_s = max(self._longest_s, took_s)
+            blocked_s = (self._blocked_ns - blocked_ns) * 1e-9
+            self._beacon.add_step_time(max(0.0, took_s - blocked_s))
         self._first_step = min(self._first_step, step)
         self._step = step
         self._beacon.enter(STEP_PHASE, step + 1, bound_s=self._step_bound_s())
@@ -157,9 +161,15 @@ class Attachment:
             late = f"the state did not arrive within {timeout_s:g} s"
             return self._state or StateReply(self.attempt, late)
 
-    def report_saved(self, step: int) -> None:
-        """This rank's segment contains a commit of `step`, made by this attempt."""
-        self._send(ProgramSaved(step))
+    def report_saved(self, step: int, protected: int = -1) -> None:
+        """This rank's segment contains a commit of `step`, made by this attempt. `protected`: a
+        step that the partners of every rank hold; -1: not known."""
+        self._send(ProgramSaved(step, protected))
+
+    @property
+    def has_partner(self) -> bool:
+        """Whether the rank has partners now, which keep copies of its memory checkpoints."""
+        return self._has_partner
 
     def report_taken(self, step: int) -> None:
         """This rank goes on from the commit of `step` in its segment."""

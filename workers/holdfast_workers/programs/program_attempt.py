@@ -118,6 +118,7 @@ class ProgramAttempt:
         self._level = 0
         """The highest level at which the program has attached, see `ProgramAttached`."""
         self._integration = ""
+        self._protected = -1  # the newest step that the partners of every rank hold
         self._program: socket.socket | None = None
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.restore.step
@@ -289,8 +290,9 @@ class ProgramAttempt:
         match message:
             case ProgramStep():
                 self._take_step(message)
-            case ProgramSaved(step=step):
-                self._send(CommittedToMemory(self.number, step))
+            case ProgramSaved(step=step, protected=protected):
+                self._protected = max(self._protected, protected)
+                self._send(CommittedToMemory(self.number, step, protected))
                 self._reach(2)
             case Attached(integration=integration):
                 self._integration = integration
@@ -319,6 +321,7 @@ class ProgramAttempt:
             step_time_s=step.step_time_s,
             loader_wait_s=0.0,
             samples="",
+            protected_step=self._protected,
             own=self._own.storable(step.own),
         )
         self._send(StepReport(self.order.rank, row))

@@ -25,6 +25,7 @@ from holdfast_workers.programs.gloo_groups import GlooGroups
 from holdfast_workers.programs.own_segment import OwnSegment
 from holdfast_workers.programs.payload import (
     PayloadIndex,
+    PayloadKind,
     PayloadWriter,
     needed_bytes,
     read_index,
@@ -140,6 +141,9 @@ class RankPayloads:
         self._saved: int | None = None
         self._kept: int | None = None  # the step on which the program builds: saved, or taken
         self._arrived = False
+        self._fits = True
+        """Whether the state that the attempt starts from can be divided among its ranks."""
+        self._protected = -1
         self._found: Payloads | None = None
         self._groups = groups
 
@@ -176,6 +180,7 @@ class RankPayloads:
     def is_ready(self, step: int) -> bool:
         """Whether this rank may save `step`: no step is lost by it that may be the only one left.
         Waits for the partners."""
+        self._protected = -1
         segment = self._own.current()
         commits = segment.commits() if segment is not None else []
         newest = self._kept
@@ -193,6 +198,8 @@ class RankPayloads:
                 last=newest,
                 waited_s=wait_s,
             )
+        if held >= newest and self._attachment.has_partner:
+            self._protected = newest  # if all ranks save, it holds for all
         return held >= newest
 
     def all_ready(self, step: int) -> bool:
@@ -229,7 +236,7 @@ class RankPayloads:
         self._own.commit(index.step, writer.finish(index))
         self._writer = None
         self._saved = self._kept = index.step
-        self._attachment.report_saved(index.step)
+        self._attachment.report_saved(index.step, self._protected)
         if self._attachment.should_stop:
             self._attachment.wait_replicated(index.step, LEAVE_WAIT_S)
 
@@ -241,7 +248,7 @@ class RankPayloads:
         if self._saved is not None:
             return self._saved
         restore = self.place.restore
-        if restore.tier not in (Tier.OWN_RAM, Tier.PARTNER_RAM):
+        if restore.tier not in (Tier.OWN_RAM, Tier.PARTNER_RAM, Tier.RESHARD):
             return None
         if not self._arrived:
             reply = self._attachment.wait_state(self._timeout_s)
@@ -249,10 +256,13 @@ class RankPayloads:
                 error = PayloadDamaged if reply.damaged else StateMissing
                 raise error(f"step {restore.step} cannot be restored from memory: {reply.problem}")
             found = self.find(restore.step)
-            if self.place.rank in found.owners:
+            if restore.tier is Tier.RESHARD:
+                index = found.any_index()
+                self._fits = index is not None and index.kind is not PayloadKind.OBJECT
+            elif self.place.rank in found.owners:
                 found.view(self.place.rank)
             self._arrived = True
-        return restore.step
+        return restore.step if self._fits else None
 
     def find(self, step: int) -> Payloads:
         """What is at hand of `step`, saved by this attempt, or the one that it starts from."""

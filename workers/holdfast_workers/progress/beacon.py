@@ -41,6 +41,8 @@ _ENDED_PHASE = struct.Struct("<16sq?7x")
 """Phase, longest standstill in nanoseconds, cold."""
 
 _PHASE_AT = 0
+_TIMES_AT = 96
+"""Two numbers of 8 bytes: steps timed, and the seconds that they were computed for."""
 _GROUPS_AT, _GROUP_STRIDE, MAX_GROUPS = 128, 96, 20
 _RING_AT, RING_ENTRIES = 2048, 512
 FILE_BYTES = _RING_AT + RING_ENTRIES * _ENDED_PHASE.size
@@ -165,6 +167,7 @@ class Beacon:
         self._buffer = memoryview(_mapped(path, writable=True))
         self._attempt = 0
         self._writes = 0
+        self._times = self._buffer[_TIMES_AT : _TIMES_AT + 16].cast("d")
         self.take_over()
         self._changed_ns = _monotonic_ns()
         self._longest_ns = 0
@@ -196,8 +199,14 @@ class Beacon:
         for index in range(MAX_GROUPS):
             at = _GROUPS_AT + index * _GROUP_STRIDE
             self._buffer[at : at + _GROUP.size] = bytes(_GROUP.size)
+        self._times[0] = self._times[1] = 0.0
         self._attempt = attempt
         self.cold = True
+
+    def add_step_time(self, computed_s: float) -> None:
+        """A step of a user's program took this long, without waits in collectives."""
+        self._times[1] += computed_s
+        self._times[0] += 1.0
 
     def enter(self, name: str, step: int, micro_batch: int = 0, bound_s: float = 0.0) -> None:
         """Phase `name` begins, and the phase before it has ended normally."""
@@ -291,6 +300,9 @@ class BeaconReading:
     changed_ns: int
     """The time of the last change, by `time.monotonic_ns()`."""
     groups: tuple[GroupBeat, ...]
+    steps_timed: int = 0
+    """See `Beacon.add_step_time`."""
+    computed_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -307,6 +319,7 @@ class BeaconReader:
 
     def __init__(self, path: Path) -> None:
         self._buffer = memoryview(_mapped(path, writable=False))
+        self._times = self._buffer[_TIMES_AT : _TIMES_AT + 16].cast("d")
         self._records: dict[int, tuple[Any, ...]] = {}
         self.phases_read = 0
         """The number of ended phases that were read or had been overwritten before."""
@@ -334,6 +347,8 @@ class BeaconReader:
             cold=cold,
             changed_ns=changed_ns,
             groups=tuple(groups),
+            steps_timed=int(self._times[0]),
+            computed_s=self._times[1],
         )
 
     def ended_phases(self) -> list[EndedPhase]:

@@ -153,6 +153,11 @@ class Beat:
     """How long the rank may stay in this phase before it counts as stalled, as learned so far."""
     groups: tuple[GroupBeat, ...] = ()
     """Its process groups; empty in a `PollAnswer`."""
+    steps_timed: int = 0
+    """Of a user's program: the steps whose time `computed_s` adds up, in this attempt."""
+    computed_s: float = 0.0
+    """Time for these steps without waits in collectives, as far as functions of torch.distributed
+    start these."""
 
 
 @dataclass(frozen=True)

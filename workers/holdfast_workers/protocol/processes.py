@@ -177,6 +177,8 @@ class CommittedToMemory:
 
     attempt: int
     step: int
+    protected: int = -1
+    """Of a program: a step that the partners of every rank hold; -1: not known."""
 
 
 @dataclass(frozen=True)

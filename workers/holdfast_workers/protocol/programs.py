@@ -80,6 +80,8 @@ class ProgramSaved:
     """The rank's segment contains this step."""
 
     step: int
+    protected: int = -1
+    """A step that the partners of every rank hold; -1: not known."""
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,14 @@ class StepsMeasured:
 
 
 @dataclass(frozen=True)
+class RanksTimed:
+    """How long each rank of a program computed for a step, on average since the time before."""
+
+    row: StepRow
+    """Only `compute_s`, `step_time_s` and its place mean something."""
+
+
+@dataclass(frozen=True)
 class DamagedCheckpoint:
     """A finished folder of the remote tier whose manifest is unreadable."""
 
@@ -285,6 +293,7 @@ Input = (
     | MeshPrepared
     | StepCommitted
     | StepsMeasured
+    | RanksTimed
     | RemoteCheckpoints
     | CheckpointFinalized
     | WorkersPolled

@@ -23,6 +23,7 @@ from holdfast_service.placement.restore_points import (
     RestorePoint,
     RestoreSource,
     find_restore_point,
+    of_whole_worlds,
 )
 from holdfast_service.placement.tier_inventory import (
     Holding,
@@ -201,9 +202,8 @@ def _restore_point(state: CoreState, shape: WorldShape, known: dict[str, Any]) -
         mesh=shape.mesh,
         initial=state.config.initial,
     )
-    if state.config.runs_program:  # only its program could divide its state otherwise
-        fitting = tuple(copy for copy in known["copies"] if copy.held.mesh == shape.mesh_name)
-        known = {**known, "copies": fitting}
+    if state.config.runs_program:  # each rank's state is its own: no other rank has the same
+        known = {**known, "copies": of_whole_worlds(known["copies"])}
     point = find(**{**known, "bad": known["bad"] | state.saves.doubted_copies})
     return point if point.source is not RestoreSource.INIT else find(**known)
 

@@ -54,10 +54,12 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
     before = state.progress.committed
     state.progress.record_step(attempt, step)
     world = state.worlds.present
-    if world is None or attempt != world.attempt or step <= world.restored_step:
+    if world is None or attempt != world.attempt:
         return
     if state.config.runs_program and world.first_step is None:
         _record_own_restore(state, world, step, before)
+    elif step <= world.restored_step:
+        return
     world.record_first_step(step)
     advance(state, now)
 
@@ -66,7 +68,7 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
     """The first step that a program reports tells from which step it has gone on. `before`: the
     newest step that was known of the attempts before it."""
     state.progress.continue_from(world.attempt, step)
-    if step - 1 <= world.restored_step:
+    if step - 1 == world.restored_step:
         return
     lost = max(0, before - step + 1)
     state.emit(
