@@ -75,12 +75,15 @@ def plural(count: int, noun: str) -> str:
 
 
 def steps(step: int, steps: int | None) -> str:
-    """`41/300`, or `41` if the number of steps is not known."""
-    return str(step) if steps is None else f"{step}/{steps}"
+    """`41/300`, `41` if the number of steps is not known, or `-` if no step is: a program that
+    reports none has step 0 for ever."""
+    if steps is None:
+        return str(step) if step else "-"
+    return f"{step}/{steps}"
 
 
 def has_steps(job: JobView) -> bool:
-    """Whether the job's step is known. A program that reports none has step 0 for ever."""
+    """Whether the job's step is known."""
     return job.progress.steps is not None or job.progress.step > 0
 
 

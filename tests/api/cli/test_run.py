@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.service.fake_cluster import row
 from tests.support.service.live_server import LiveServer
 from tests.support.waiting import eventually
 
@@ -190,3 +193,38 @@ def test_describe_shows_the_level_and_the_lines_of_the_next(
     assert "At level 1" in shown and "job = holdfast.attach()" in shown
     assert run(["ls"]) == ExitCode.OK
     assert " 41 " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_a_program_without_steps_is_not_shown_at_step_0(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "--no-follow", "--", "train.py"]) == ExitCode.OK
+    job_id = capsys.readouterr().out.strip()
+    server.run_job(job_id, steps=0)
+    assert run(["wait", job_id, "--timeout", "20"]) == ExitCode.OK
+    assert capsys.readouterr().out.strip() == "SUCCEEDED"
+    assert run(["describe", job_id]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "no step reported, attempt 1" in shown and "step 0" not in shown
+    assert run(["ls"]) == ExitCode.OK
+    assert re.search(r"SUCCEEDED +- ", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_tokens_that_a_program_does_not_report_are_not_measured(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "--no-follow", "--", "train.py"]) == ExitCode.OK
+    job_id = capsys.readouterr().out.strip()
+    supervisor = server.supervisor(job_id)
+    supervisor.form(1)
+    supervisor.rows = [replace(row(1, step), tokens=0) for step in range(1, 4)]
+    supervisor.end()
+    assert run(["wait", job_id, "--timeout", "20"]) == ExitCode.OK
+    assert run(["metrics", job_id, "tokens", "tokens_per_second", "loss"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "tokens: not measured" in shown and "tokens_per_second: not measured" in shown
+    assert "loss  now" in shown
+    assert run(["describe", job_id]) == ExitCode.OK
+    assert re.search(r"^Tokens/s +-$", capsys.readouterr().out, re.MULTILINE)
