@@ -72,10 +72,13 @@ def local_server(nodes: int, name: str, data_dir: Path | None) -> Iterator[Local
         ):
             _await_nodes(client, nodes)
             shown.end(server.address)
-            yield LocalServer(client, folder)
+            try:
+                yield LocalServer(client, folder)
+            finally:
+                output.progress("ending the server of this run")
 
 
-def cancel(client: Client, job: JobView, ranks: RankOutput | None) -> None:
+def cancel(client: Client, job: JobView, ranks: RankOutput) -> None:
     """Cancel the job and follow it to its end: its program gets the time to save. Another Ctrl-C
     raises KeyboardInterrupt."""
     output.progress("the program may save its state now; Ctrl-C again ends it at once")

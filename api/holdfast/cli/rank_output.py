@@ -19,13 +19,17 @@ LOOK_S = 0.1
 class RankOutput:
     """A `Watcher`: each call prints the lines that the ranks have written since the previous call.
 
-    Lines of several ranks name their rank. `copy` gets all lines, those of agents included.
+    Lines of several ranks name their rank. `copy` gets all lines, those of agents included;
+    `shown` is false if stdout gets none.
     """
 
-    def __init__(self, client: Client, *, several: bool, copy: TextIO | None = None) -> None:
+    def __init__(
+        self, client: Client, *, several: bool, copy: TextIO | None = None, shown: bool = True
+    ) -> None:
         self._client = client
         self._several = several
         self._copy = copy
+        self._shown = shown
         self._stdout = sys.stdout
         self._last_line = 0
 
@@ -46,7 +50,7 @@ class RankOutput:
         for line in page.items:
             if self._copy is not None:
                 self._copy.write(f"{plain_line(line)}\n")
-            if line.rank is not None:
+            if self._shown and line.rank is not None:
                 prefix = f"[rank {line.rank}] " if self._several else ""
                 self._write(f"{prefix}{line.text}\n")
         if self._copy is not None:

@@ -221,7 +221,7 @@ def _run_at_server(
                 f"{error}; or run it without one: holdfast run --local -- ..."
             ) from error
         if follow:
-            return follow_job(client, job, options, ranks=_output_of(client, spec))
+            return follow_job(client, job, options, ranks=_output_of(client, spec, options))
         if not output.results(options, [job]):
             output.console().print(job.id)
         print_suggestions(job)
@@ -241,9 +241,12 @@ def _run_here(
         if dry_run:
             return _print_resolved(client, spec, options)
         with (server.folder / local_run.OUTPUT_LOG).open("w") as copy:
-            ranks = _output_of(client, spec, copy)
+            job, ranks = client.submit(spec), _output_of(client, spec, options, copy)
             cancel = partial(local_run.cancel, client, ranks=ranks)
-            return follow_job(client, client.submit(spec), options, ranks=ranks, interrupted=cancel)
+            code = follow_job(client, job, options, ranks=ranks, interrupted=cancel)
+            if options.plain:  # no line was shown until now
+                ranks(client.get(job.id))
+            return code
 
 
 def _present(client: Client) -> list[NodeView]:
@@ -257,5 +260,8 @@ def _print_resolved(client: Client, spec: dict[str, Any], options: Options) -> E
     return ExitCode.OK
 
 
-def _output_of(client: Client, spec: dict[str, Any], copy: TextIO | None = None) -> RankOutput:
-    return RankOutput(client, several=launch_lines.ranks_of(spec) != 1, copy=copy)
+def _output_of(
+    client: Client, spec: dict[str, Any], options: Options, copy: TextIO | None = None
+) -> RankOutput:
+    several = launch_lines.ranks_of(spec) != 1
+    return RankOutput(client, several=several, copy=copy, shown=not options.plain)

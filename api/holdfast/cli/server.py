@@ -91,11 +91,10 @@ def serve(
         release_unknown_jobs=release_unknown_jobs or None,
         end_with_stdin=end_with_stdin or None,
     )
-    if settings.end_with_stdin and settings.ray_address is None:
-        from holdfast.rest import embedded  # late: it is part of the server
+    from holdfast.rest import embedded  # late, as all of the server
 
-        embedded.begin(settings)  # the user waits: it starts while the server is loaded
-    from holdfast.rest import serve as server  # late: it loads the whole service
+    embedded.begin(settings)
+    from holdfast.rest import serve as server  # it loads the whole service
     from holdfast_workers import log_setup
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)

@@ -22,6 +22,8 @@ FOLDER = "runs"
 KEPT_S = 30 * 86400.0
 """How long a folder in the cache is kept after its last use."""
 _NAME = re.compile(r"\d{4}-\d{2}-\d{2}-\d{6}-.+")
+_OTHER_THAN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_MOST_OF_A_NAME = 63
 _MOST_OF_A_SECOND = 1000
 
 
@@ -31,13 +33,16 @@ def default_parent() -> Path:
 
 
 def make(parent: Path, name: str, now: float) -> Path:
-    """A new folder below `parent`, named by the time (Unix seconds) and `name`. Raises OSError."""
+    """A new folder below `parent`, named by the time (Unix seconds) and `name`. It is sent with no
+    code, if it lies in a folder of code. Raises OSError."""
     parent.mkdir(parents=True, exist_ok=True)
-    stem = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(now)) + f"-{name}"
+    short = _OTHER_THAN_NAMES.sub("-", name)[:_MOST_OF_A_NAME]
+    stem = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(now)) + f"-{short}"
     for number in range(1, _MOST_OF_A_SECOND):
         folder = parent.absolute() / (stem if number == 1 else f"{stem}-{number}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
+            (folder / ".gitignore").write_text("*\n")
             return folder
     raise FileExistsError(f"{parent / stem}: all of its names are taken")
 

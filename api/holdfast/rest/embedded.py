@@ -4,16 +4,23 @@ can start while the rest of the server is loaded."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, RayHealthCheck
+from holdfast_service.embedded_cluster.owner_pipe import NotAPipe, OwnerPipe
 from holdfast_service.settings import Settings
 
 
 def begin(settings: Settings) -> None:
-    """Let the cluster start, and do not wait for it."""
-    local_cluster.begin(settings.data_dir, **_options(settings))
+    """Let the cluster of a server that ends with its owner start, and do not wait for it: the owner
+    waits. Nothing else is checked before, so it is not for a server that others may use."""
+    if not settings.end_with_stdin or settings.ray_address is not None:
+        return
+    with suppress(NotAPipe):  # the server reports it
+        OwnerPipe()
+        local_cluster.begin(settings.data_dir, **_options(settings))
 
 
 def ensure(settings: Settings, cancelled: Callable[[], bool] = lambda: False) -> LocalCluster:

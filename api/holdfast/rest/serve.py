@@ -32,7 +32,7 @@ from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.embedded_cluster import local_cluster, process_priority
-from holdfast_service.embedded_cluster.owner_pipe import OwnerPipe
+from holdfast_service.embedded_cluster.owner_pipe import NotAPipe, OwnerPipe
 from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, token_variables
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.token_file import read_token
@@ -147,17 +147,18 @@ def _end_with_owner(settings: Settings, stopping: asyncio.Event) -> None:
     """Stop when the process that holds the other end of stdin has ended. Raises ServeError."""
     if not settings.end_with_stdin:
         return
-    loop, pipe = asyncio.get_running_loop(), OwnerPipe()
+    loop = asyncio.get_running_loop()
+    try:
+        pipe = OwnerPipe()
+    except NotAPipe as error:
+        raise ServeError("--end-with-stdin needs a pipe as stdin") from error
 
     def look() -> None:
         if pipe.owner_has_ended():
             loop.remove_reader(pipe)
             stopping.set()
 
-    try:
-        loop.add_reader(pipe, look)
-    except OSError as error:  # a file, or /dev/null
-        raise ServeError("--end-with-stdin needs a pipe as stdin") from error
+    loop.add_reader(pipe, look)
 
 
 def _refuse_wrong_store(settings: Settings) -> None:

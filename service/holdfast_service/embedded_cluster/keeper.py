@@ -292,7 +292,7 @@ def _take(lock: int) -> bool:
 
 
 def _keep(files: ClusterFolder, options: argparse.Namespace) -> int:
-    stop_request = StopRequest(OwnerPipe() if options.end_with_stdin else None)
+    stop_request = StopRequest(OwnerPipe.moved_from_stdin() if options.end_with_stdin else None)
     if left := files.read():  # the last keeper was killed, or the machine crashed
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
     health = node_health(options.health_period_s, options.health_failures)

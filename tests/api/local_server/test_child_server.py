@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from holdfast.formats import code_archive
 from holdfast.local_server import child_server, run_folders, start_stages
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, LocalNode
 
@@ -59,6 +62,14 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> No
     assert len(set(made)) == 3 and all(folder.is_dir() for folder in made)
     assert all("-train" in folder.name for folder in made)
     assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
+
+
+def test_a_run_within_a_folder_of_code_is_not_sent_with_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    run = run_folders.make(tmp_path / "runs", "../of: a/name", 0.0)
+    assert run.parent == tmp_path / "runs" and run.name.endswith("-..-of-a-name")
+    (run / "holdfast.db").write_text("")
+    assert zipfile.ZipFile(io.BytesIO(code_archive.pack(tmp_path))).namelist() == ["train.py"]
 
 
 def test_only_folders_of_old_runs_are_removed(tmp_path: Path) -> None:
