@@ -129,6 +129,10 @@ class TrainerProgress:
             self._save(trainer)
             _stop(trainer)
 
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """An evaluation makes no steps, and may take long."""
+        self._attachment.alive()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._stop.close()
 

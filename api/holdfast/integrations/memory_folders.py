@@ -97,7 +97,11 @@ class MemoryFolders:
         except WorkersError as raised:
             error = raised
         has_no_room = any(self._gather(isinstance(error, BadFolder)))
-        if error is not None and not (has_no_room and newer_than is not None):
+        if error is not None and has_no_room and newer_than is None:
+            from holdfast_workers.programs.payload_exchange import StateMissing
+
+            raise StateMissing(f"step {step} in memory cannot be used: {error}") from error
+        if error is not None and not has_no_room:
             raise error
         if error is not None:
             self._warn(error)

@@ -54,6 +54,11 @@ class HoldfastCallback(TrainerCallback):
             self._report(args, state, logs)
         return control
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """An evaluation makes no steps, and may take long."""
+        self._attachment.alive()
+        return control
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if self._memory is not None:
             folder = Path(args.output_dir) / f"{FOLDER_PREFIX}{state.global_step}"

@@ -119,6 +119,10 @@ def _of_former_server(launch: JobLaunch, spec: JobSpec) -> JobLaunch:
     return replace(launch, remote_root=root, former=former_numbers(job_dir))
 
 
+NO_LAST_STEP = 2**53
+"""A program decides itself which step is its last."""
+
+
 def recovery_config(
     spec: JobSpec, origin: InitialCheckpoint | None, skipped: tuple[tuple[int, int], ...] = ()
 ) -> RecoveryConfig:
@@ -129,7 +133,7 @@ def recovery_config(
     return RecoveryConfig(
         shapes=spec.shapes,
         standby_nodes=spec.resources.standby_nodes,
-        steps=spec.train.steps,
+        steps=NO_LAST_STEP if spec.brings_program else spec.train.steps,
         schedule=tuple(ScheduledShape(*entry) for entry in spec.schedule),
         intervals=spec.checkpoint.first_intervals,
         auto=auto_tiers(spec),

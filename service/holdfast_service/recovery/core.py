@@ -146,7 +146,9 @@ class RecoveryCore:
             return None
         deadline = state.timer.deadline
         due = [deadline, hang_suspicion.next_due(state), node_eviction.next_check_due(state)]
-        due += [resizing.next_due(state), state.departure.due_at(state.worlds.attempt)]
+        due.append(resizing.next_due(state))
+        if state.timer.stage is Stage.RUNNING:
+            due.append(state.departure.due_at(state.worlds.attempt))
         if state.roster.live():  # without a live agent there is no retry; a new one gets it at once
             due.append(state.saves.next_retry_at())
         if deadline is not None and state.ending.stop is not None:

@@ -29,7 +29,11 @@ class RankTimes:
             if beat.steps_timed and beat.attempt >= self._attempt:
                 self._take(beat, now)
         everyone = range(ranks)
-        if self._newest.keys() != set(everyone) or not all(map(self._has_stepped, everyone)):
+        if (
+            not ranks
+            or self._newest.keys() != set(everyone)
+            or not all(map(self._has_stepped, everyone))
+        ):
             return None
         compute_s = tuple(self._per_step(rank) for rank in everyone)
         step = min(beat.steps_timed for beat in self._newest.values())

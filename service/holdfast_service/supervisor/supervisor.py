@@ -501,10 +501,9 @@ class Supervisor:
     def _compare_ranks(self, beats: tuple[Beat, ...]) -> None:
         """Of a program: its ranks do not tell each other how long they compute."""
         core = self._core
-        if core is None or not self._config.runs_program:
-            return
+        ranks = core.world_size if core is not None and self._config.runs_program else 0
         with self._comparing:
-            row = self._rank_times.add(beats, core.world_size, time.monotonic())
+            row = self._rank_times.add(beats, ranks, time.monotonic())
         if row is not None:
             self._inputs.put(inputs.RanksTimed(row))
 

@@ -36,7 +36,7 @@ def test_without_room_an_older_checkpoint_is_loaded_and_training_never_begins_an
     worlds.run(folder_programs.keep, 2, {3: (LARGE, True)}, one_node=True)
     assert worlds.run(folder_programs.load, 2, 2, False, **again(3)) == [None, None]
     failed = worlds.run(folder_programs.load, 2, None, False, **again(3))
-    assert failed == ["BadFolder", "PeerFailed"]
+    assert failed == ["StateMissing", "StateMissing"]
 
 
 def test_a_job_without_a_memory_tier_keeps_nothing(worlds: TierWorlds) -> None:

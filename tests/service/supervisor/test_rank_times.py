@@ -57,3 +57,8 @@ def test_nothing_is_compared_before_every_rank_has_stepped_or_across_attempts() 
 
 def test_a_beat_without_times_changes_nothing() -> None:
     assert RankTimes().add([beat(0, 0, 0.0)], 1, 0.0) is None
+
+
+def test_between_worlds_nothing_is_compared() -> None:
+    assert RankTimes().add([], 0, 0.0) is None
+    assert RankTimes().add([beat(0, 3, 1.0)], 0, 0.0) is None

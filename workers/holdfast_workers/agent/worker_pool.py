@@ -67,6 +67,8 @@ from holdfast_workers.protocol.signals import (
 )
 
 EXIT_WAIT_S = 5.0
+PROGRAM_GRACE_S = 4.0
+"""For a launcher to end its program and all that this has started."""
 POLL_S = 0.02
 
 
@@ -537,7 +539,10 @@ class WorkerPool:
         of its groups is cut waits for an event that will never come: when a connection ends, gloo
         drops a send whose receiver never arrived, and waits for its time-out.
         """
-        deadline = time.monotonic() + self._config.abort_grace_s
+        grace_s = self._config.abort_grace_s
+        if self._config.brings_program:  # its launcher kills it sooner, and waits for its end
+            grace_s = max(grace_s, PROGRAM_GRACE_S)
+        deadline = time.monotonic() + grace_s
         asleep = dict.fromkeys(slots, 0)
         while time.monotonic() < deadline:
             for name in self._unparked(slots, attempt):
@@ -548,7 +553,7 @@ class WorkerPool:
             if self._wait_parked(slots, attempt, POLL_S):
                 return
         for name in self._unparked(slots, attempt):
-            slots[name].child.kill(f"it did not leave within {self._config.abort_grace_s} s")
+            slots[name].child.kill(f"it did not leave within {grace_s} s")
 
     def _unparked(self, slots: dict[str, Slot], attempt: int) -> list[str]:
         return [n for n, s in slots.items() if n in self._slots and s.parked_for < attempt]

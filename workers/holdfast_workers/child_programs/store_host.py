@@ -31,8 +31,8 @@ def run(end: socket.socket, job: StoreJob) -> int:
                 control_channel.send(end, StorePort(store.port, attempt=attempt))
                 asked = control_channel.receive(end, AskStorePort)
                 if asked.attempt > attempt:
-                    former, store, attempt = store, _open(job), asked.attempt
-                    del former  # its clients have been ended
+                    del store  # its clients have been ended, and its port may be needed
+                    store, attempt = _open(job), asked.attempt
     except PortsExhausted as error:
         control_channel.send(end, StorePort(0, str(error)))
         return 1

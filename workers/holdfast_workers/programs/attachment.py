@@ -119,8 +119,11 @@ class Attachment:
         now = time.monotonic()
         took_s, self._last_step_at = now - self._last_step_at, now
         self._beacon.cold = False
+        if self._first_step == sys.maxsize:  # from now on this process shows the phases
+            self._beacon.take_over()
+            self._longest_s = took_s  # it includes what preceded the first step
         blocked_ns, self._blocked_ns = self._blocked_ns, self._beacon.blocked_ns
-        if step > self._first_step:  # the first includes what precedes it
+        if step > self._first_step:
             self._longest_s = max(self._longest_s, took_s)
             blocked_s = (self._blocked_ns - blocked_ns) * 1e-9
             self._beacon.add_step_time(max(0.0, took_s - blocked_s))
@@ -142,7 +145,7 @@ class Attachment:
 
     def alive(self) -> None:
         """Show a sign of life within a step that takes long, such as an evaluation or a save."""
-        if self._beacon is not None and self._pid == os.getpid():
+        if self._shows_phases and self._beacon is not None:
             self._beacon.enter(STEP_PHASE, self._step + 1, bound_s=self._step_bound_s())
 
     @property
@@ -203,8 +206,6 @@ class Attachment:
             self._beacon = Beacon(Path(place.beacon))
             self._beacon.begin(place.attempt)
             self._beacon.make_current()
-        self._beacon.take_over()
-        self._beacon.enter("start", 0, bound_s=place.start_bound_s)
         threading.Thread(target=self._listen, name="holdfast-attach", daemon=True).start()
         atexit.register(self._end)
 
@@ -245,9 +246,14 @@ class Attachment:
             pass  # the launcher has ended, and this process is about to
 
     def _end(self) -> None:
-        if self._beacon is not None and self._pid == os.getpid():
+        if self._shows_phases and self._beacon is not None:
             assert self._place is not None
             self._beacon.enter("exit", self._step, bound_s=self._place.start_bound_s)
+
+    @property
+    def _shows_phases(self) -> bool:
+        """Whether this process shows the phases of its rank: since its first step."""
+        return self._first_step < sys.maxsize and self._pid == os.getpid()
 
 
 _attached: Attachment | None = None

@@ -278,7 +278,10 @@ class Launcher:
         process = self._attempt.process if self._attempt is not None else None
         if process is None:
             return
-        process.signal_all(signal.SIGTERM)
+        if self._line.is_script:  # its data loaders are needed until it has saved
+            process.signal(signal.SIGTERM)
+        else:  # a shell passes no signal on
+            process.signal_all(signal.SIGTERM)
         process.signal_all(signal.SIGCONT)  # one that is stopped shall end too
         self._timers["end"] = (
             time.monotonic() + grace_s,

@@ -120,6 +120,7 @@ class ProgramAttempt:
         self._integration = ""
         self._protected = -1  # the newest step that the partners of every rank hold
         self._program: socket.socket | None = None
+        self._program_shows_phases = False
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.restore.step
         self._began = time.monotonic()
@@ -156,12 +157,12 @@ class ProgramAttempt:
         self.is_held = True
         if self.process is not None:
             self.process.signal_all(signal.SIGSTOP)
-        if self._program is None:
+        if not self._program_shows_phases:
             self._beacon.enter(HOLD, self._step, bound_s=math.inf)
 
     def resume(self) -> None:
         self.is_held = False
-        if self._program is None:
+        if not self._program_shows_phases:
             self._enter_program()
         if self.process is not None:
             self.process.signal_all(signal.SIGCONT)
@@ -180,6 +181,8 @@ class ProgramAttempt:
     def report_end(self, end: ProcessEnd) -> bool:
         """Report the end of the program, unless the launcher is to end as it did: False."""
         self._beacon.enter("ended", self._step, bound_s=math.inf)
+        if self.stop_wanted and end.exit_code != 0:
+            _log.warning("program_stopped_early", rank=self.order.rank, ended_by=str(end))
         if end.exit_code == 0 or self.stop_wanted:
             self._signal(WorkerLeft(self._step) if self.leaves else WorkerDone(self._step))
             return True
@@ -233,9 +236,12 @@ class ProgramAttempt:
     def look(self) -> None:
         """Show in the beacon whether a program without steps is at work; read its event files."""
         process = self.process
-        if process is None or self.is_held or self._program is not None:
+        if process is None or self.is_held:
             return
+        process.reap_orphans()
         self._read_files()
+        if self._program_shows_phases:
+            return
         now = time.monotonic()
         if self._silence.has_sign_of_life(self._output.bytes, process.processor_s(), now):
             self._enter_program()
@@ -269,7 +275,7 @@ class ProgramAttempt:
 
     def detach(self) -> None:
         """The program's side has closed: it is about to end, or runs on without steps."""
-        self._program = None
+        self._program, self._program_shows_phases = None, False
         self._beacon.take_over()
         if self.process is not None:
             self._enter_program()
@@ -289,6 +295,7 @@ class ProgramAttempt:
         """Take a message of the program."""
         match message:
             case ProgramStep():
+                self._program_shows_phases = True
                 self._take_step(message)
             case ProgramSaved(step=step, protected=protected):
                 self._protected = max(self._protected, protected)

@@ -26,7 +26,7 @@ from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import python_main
 
 MOST_ROUNDS = 20
-CLEAR_S = 5.0
+CLEAR_S = 2.5
 """How long killed descendants of a program may take to end."""
 _CLEAR_POLL_S = 0.005
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -124,6 +124,12 @@ class ProgramProcess:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, 0))
             signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap_orphans(self) -> None:
+        """Reap what the program has left behind and what has ended since."""
+        for pid in linux_processes.ended_children() - {self.pid}:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
     def processor_s(self) -> float:
         """Processor time of the program and its descendants so far, in seconds; of those that have

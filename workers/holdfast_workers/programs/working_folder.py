@@ -17,6 +17,8 @@ from pathlib import Path
 
 FOLDER = "programs"
 """Of the node's cache."""
+LEFT_S = 3600.0
+"""After which a copy counts as left behind by a process that was killed."""
 KEPT_S = 30 * 86400.0
 """How long the folder of a job that no longer starts is kept."""
 
@@ -28,12 +30,11 @@ def working_folder(code: str, cache: str, job_id: str) -> str:
     folder = folders / job_id
     if not folder.is_dir():
         folders.mkdir(parents=True, exist_ok=True)
-        copy = tempfile.mkdtemp(prefix=f".{job_id}.", dir=folders)
-        shutil.copytree(code, copy, symlinks=True, dirs_exist_ok=True)
-        try:
-            Path(copy).rename(folder)
-        except OSError:  # another process was faster
-            shutil.rmtree(copy, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".{job_id}.", dir=folders) as whole:
+            copy = Path(whole) / "code"
+            shutil.copytree(code, copy, symlinks=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                copy.rename(folder)
     fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
     os.utime(folder)
     _remove_unused(folders)
@@ -41,10 +42,10 @@ def working_folder(code: str, cache: str, job_id: str) -> str:
 
 
 def _remove_unused(folders: Path) -> None:
-    limit = time.time() - KEPT_S
     for folder in folders.iterdir():
+        kept_s = LEFT_S if folder.name.startswith(".") else KEPT_S
         with contextlib.suppress(OSError):  # another process uses it, or has removed it
-            if folder.stat().st_mtime >= limit:
+            if folder.stat().st_mtime >= time.time() - kept_s:
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:

@@ -139,7 +139,7 @@ class AttemptWorld:
         if self.first_step is None:
             self.first_step = step
 
-    def resume(self, first_step: int, now: float) -> None:
+    def resume(self, first_step: int | None, now: float) -> None:
         """Record that the world runs already, as an adopted world does."""
         self.joined_at, self.first_step = now, first_step
 

@@ -177,7 +177,7 @@ def _complete_world(state: CoreState) -> dict[int, tuple[str, WorkerReport]] | N
             if worker.rank in active or state.roster.is_dead(worker.worker):
                 return None
             stopped = worker.state is WorkerState.DONE and worker.step < state.config.steps
-            if stopped and state.ending.stop is None:
+            if stopped and state.ending.stop is None and not state.config.runs_program:
                 return None  # it stopped for a pause that was undone meanwhile
             assert worker.rank is not None
             active[worker.rank] = (record.agent, worker)
@@ -230,7 +230,7 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
     state.worlds.begin(world, state.roster)
     running = facts.running == branch.attempt
     if running:
-        world.resume(max(facts.committed, branch.restored_step), now)
+        world.resume(_first_step(state, facts.committed, branch.restored_step), now)
         state.set_phase(Phase.RUNNING)
         state.enter(Stage.RUNNING, now, None)
         hang_suspicion.inspect_soon(state, now)
@@ -242,6 +242,13 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         worker.step for _, worker in active.values() if worker.state is not WorkerState.JOINING
     ]
     _apply_agent_reports(state, world, max(steps, default=0), now)
+
+
+def _first_step(state: CoreState, committed: int, restored: int) -> int | None:
+    """The step that counts as the first of an adopted world; None: a program reported none."""
+    if state.config.runs_program and committed <= restored:
+        return None
+    return max(committed, restored)
 
 
 def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: float) -> None:

@@ -54,7 +54,7 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
     before = state.progress.committed
     state.progress.record_step(attempt, step)
     world = state.worlds.present
-    if world is None or attempt != world.attempt:
+    if world is None or attempt != world.attempt or step < 1:
         return
     if state.config.runs_program and world.first_step is None:
         _record_own_restore(state, world, step, before)

@@ -12,6 +12,7 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_outage
 from holdfast_workers.protocol.commands import Stop
 
+OWN_CHECKPOINTS = "the program's checkpoints on storage are kept, those in memory are not"
 OUTCOME_OF = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}
 
 
@@ -75,6 +76,8 @@ def _conclude_program(state: CoreState, now: float) -> None:
     if state.ending.stop is not None:
         end_as_stopped(state, now, state.saves.newest(state.progress.line), "")
         return
+    if not is_last_step_durable(state):
+        return
     step = max(state.progress.committed, state.ending.final_step or 0)
     end_job(
         state,
@@ -95,7 +98,7 @@ def end_as_stopped(
     saved = durable.step if durable is not None else 0
     last = max(state.progress.committed, state.ending.final_step or 0, saved)
     if state.config.runs_program:
-        kept = "what the program has saved is kept"
+        kept = OWN_CHECKPOINTS
     elif saved == last:
         kept = f"its last state, step {last}, is in the remote tier" if last else ""
     else:

@@ -43,6 +43,7 @@ def end(state: CoreState, now: float, why: str) -> None:
     durable = state.saves.newest(state.progress.line)
     saved = durable.step if durable is not None else 0
     kept = f"step {saved} is in the remote tier" if saved else "no step was saved"
+    kept = outcome.OWN_CHECKPOINTS if state.config.runs_program else kept
     outcome.end_job(
         state,
         now,
@@ -57,7 +58,10 @@ def end(state: CoreState, now: float, why: str) -> None:
 def _newest_to_save(
     state: CoreState,
 ) -> tuple[CheckpointKey, dict[int, tuple[HeldCopy, ...]]] | None:
-    """The newest step that is whole in the memory of the agents, if none as new is durable."""
+    """The newest step that is whole in the memory of the agents, if none as new is durable. Only a
+    program itself could load its own, so it has none."""
+    if state.config.runs_program:
+        return None
     durable = state.saves.newest(state.progress.line)
     records = state.roster.fenced(state.worlds.attempt)
     for shelf in copies_by_step(copies(records), state.saves.bad_copies):

@@ -1,0 +1,157 @@
+"""Programs are not ended without need, and have their time where they must end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.programs.worlds import (
+    attempts,
+    printed,
+    program_training,
+    running_program,
+    wait_next_attempt,
+)
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
+from holdfast_workers.spec import DetectionSpec, ProgramSpec
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_program_that_attaches_long_before_its_first_step_is_left_alone(tmp_path: Path) -> None:
+    script = """
+        import time
+        from holdfast import attach
+
+        run = attach()
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            pass
+        print("prepared")
+        run.step(1)
+    """
+    training = program_training(
+        script="train.py",
+        program=ProgramSpec(silence_s=1.0, step_limit_s=1.0),
+        detection=DetectionSpec(hang_floor_s=0.5),
+    )
+    config = {"stall_limit_s": 1.0}
+    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert attempts(run) == 1
+
+
+def test_another_supervisor_leaves_a_program_without_steps_alone(tmp_path: Path) -> None:
+    script = """
+        import time
+        for number in range(300):
+            print(f"at {number}")
+            time.sleep(0.02)
+    """
+    training = program_training(script="train.py")
+    config = {"stall_limit_s": 1.0}
+    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
+        printed(run, "at 20")
+        run.lose_supervisor()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert len(run.of(EventKind.ATTEMPT_FORMING)) == 1
+
+
+def test_another_supervisor_adopts_an_attempt_of_which_one_rank_has_ended(tmp_path: Path) -> None:
+    script = """
+        import os, time
+        if os.environ["RANK"] == "0":
+            for number in range(200):
+                print(f"saves {number}")
+                time.sleep(0.02)
+        else:
+            print("rank 1 has ended")
+    """
+    training = program_training(script="train.py")
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        printed(run, "rank 1 has ended")
+        printed(run, "saves 20")
+        run.lose_supervisor()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert len(run.of(EventKind.ATTEMPT_FORMING)) == 1
+
+
+def test_a_program_without_enough_nodes_is_queued_again_and_not_done(tmp_path: Path) -> None:
+    script = """
+        import time
+        from holdfast import attach
+        from holdfast.torch import tier
+
+        run, kept = attach(), tier()
+        for step in range(301, 100000):
+            kept.save(step, step)
+            run.step(step)
+            time.sleep(0.02)
+    """
+    training = program_training(script="train.py")
+    config = {"wait_for_replacement_s": 0.5, "requeue": True}
+    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
+        run.wait_step(310)
+        run.agents.kill_node(run.seat_of(1))
+        end = run.wait_end()
+        assert (end["outcome"], end["code"]) == ("PAUSED", "no_nodes"), run.story()
+        assert "those in memory are not" in end["message"]
+
+
+def test_a_script_with_data_loaders_has_time_to_save_when_it_is_asked_to_end(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import signal, time
+        import torch
+
+        stops = False
+        def stop(*_):
+            global stops
+            stops = True
+        signal.signal(signal.SIGTERM, stop)
+        data = torch.utils.data.DataLoader(list(range(100000)), num_workers=2)
+        for number, _ in enumerate(data):
+            if number == 10:
+                print("loads")
+            if stops:
+                time.sleep(0.2)
+                print("saved before the end")
+                break
+            time.sleep(0.01)
+    """
+    training = program_training(script="train.py", ranks=1)
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        printed(run, "loads")
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
+        assert printed(run, "saved before the end")
+
+
+def test_a_program_whose_state_in_memory_is_older_than_its_own_shows_where_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import time
+        from holdfast import attach
+        from holdfast.torch import tier
+
+        run, kept = attach(), tier()
+        first = 1 if run.attempt == 1 else 3
+        for step in range(first, 100000):
+            kept.save(step, step)
+            run.step(step)
+            time.sleep(0.02)
+    """
+    program = ProgramSpec(grace_s=0.2)
+    training = program_training(script="train.py", ranks=1, program=program)
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        run.wait_step(20)
+        before = attempts(run)
+        run.inject("kill", rank=0)
+        wait_next_attempt(run, before)
+        run.wait(lambda: bool(run.of(EventKind.PROGRAM_RESUMED)))
+        assert run.of(EventKind.PROGRAM_RESUMED)[0]["restored_step"] == 2
+        run.stop(StopKind.CANCEL)
+        run.wait_end()
