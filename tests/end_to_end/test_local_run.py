@@ -124,6 +124,7 @@ def test_ctrl_c_lets_the_program_save(folder: Path) -> None:
     assert left_of(folder, cluster) == []
 
 
+@pytest.mark.soak
 def test_a_killed_server_ends_the_command_with_the_reason(folder: Path) -> None:
     """Its cluster runs on without it: the command ends that too."""
     command = started(folder, "wait")
@@ -142,6 +143,7 @@ def test_a_killed_server_ends_the_command_with_the_reason(folder: Path) -> None:
     assert left_of(folder, cluster) == []
 
 
+@pytest.mark.soak
 def test_a_command_and_a_server_that_are_killed_at_once_leave_no_process(folder: Path) -> None:
     command = started(folder, "wait")
     until_both_ranks_write(command)
