@@ -85,6 +85,11 @@ class Settings(BaseSettings):
         description="Whether this server sends its own Holdfast to the nodes of the cluster at "
         "`ray_address`, which then run it in place of an installed one.",
     )
+    ranks_may_use_ray: bool | None = Field(
+        default=None,
+        description="Whether jobs may use Ray datasets (`ray_run.datasets`): their ranks then are "
+        "clients of the Ray cluster, with its token; null: on the embedded cluster only.",
+    )
     local_nodes: Annotated[int | None, Field(ge=1)] = Field(
         default=None,
         description="Nodes of the embedded cluster, which divide the machine's CPUs and GPUs; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from tests.support.ranks.recipes import SLOW_WHILE
 from tests.support.ranks.toy_images import write_images
 from tests.support.wheels import make_wheel
 
+from holdfast.integrations.ray_train.run_folder import read_list, read_result
 from holdfast_service.diagnosis.grades import Grade
 from holdfast_service.embedded_cluster import local_cluster, processes
 
@@ -580,3 +582,38 @@ def test_fit_of_a_ray_train_example_runs_a_job_that_outlives_a_rank(
     assert len(client.attempts(job_id)) == 2
     (run,) = tmp_path.iterdir()
     assert len(list(run.glob("checkpoint_*"))) == 2
+
+
+def test_each_row_of_ray_datasets_is_seen_once_per_epoch_though_rank_0_is_killed(
+    product: Product, tmp_path: Path
+) -> None:
+    """`ray_run.datasets`, as docs/bring/ray-train.md shows it. Rank 0 owns the datasets; each rank
+    is on a node of its own; tasks of Ray Data import the job's code."""
+    functions, epochs = "numbers_job", 2
+    (tmp_path / "code").mkdir()
+    shutil.copy(
+        REPOSITORY / "tests/support/programs/dataset_functions.py",
+        tmp_path / "code" / f"{functions}.py",
+    )
+    document = {
+        "name": "datasets",
+        "code": str(tmp_path / "code"),
+        "ray_train": f"{functions}:read_numbers",
+        "ray_run": {
+            **{"datasets": f"{functions}:datasets", "storage_path": str(tmp_path)},
+            **{"name": "run", "num_to_keep": 2},
+        },
+        "config": {"epochs": epochs, "kills": [[0, 1, 3, 0]]},
+        "parallel": {"dp_shard": 2},
+        "resources": {"cpus_per_worker": 0.5, "workers_per_node": 1, "standby_nodes": 0},
+    }
+    job = product.client.submit(document)
+    ended = product.finish(job.id)
+    assert ended.state == "SUCCEEDED", ended.outcome
+    assert len(product.client.attempts(job.id)) == 2
+    last = Path(read_list(tmp_path / "run")[-1].path)
+    seen = [json.loads((last / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    for epoch in range(epochs):
+        assert sorted(seen[0][epoch] + seen[1][epoch]) == list(range(120)), epoch
+    result = read_result(tmp_path / "run")
+    assert result is not None and len(result["return_value"]["eval"]) == 5

@@ -573,6 +573,18 @@ class RayRunSpec(Section):
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=1800.0, description="Seconds after which a collective fails by itself."
     )
+    datasets: Reference | None = Field(
+        default=None,
+        description="`package.module:function` of a function without arguments that returns the "
+        "Ray datasets of the run by name; `get_dataset_shard` gives each rank its shard. The ranks "
+        "then are clients of the Ray cluster, which the server must allow "
+        "(`HOLDFAST_RANKS_MAY_USE_RAY`).",
+    )
+    free_cpus_s: Annotated[float, Field(gt=0)] = Field(
+        default=60.0,
+        description="Seconds for which a run with `datasets` waits for a CPU that no job has "
+        "reserved: Ray reads the data with it.",
+    )
 
 
 class TrainingSpec(Section):

@@ -48,6 +48,10 @@ def serve(
     send_own_code: Annotated[
         bool, Parameter(negative="", help="Send this Holdfast to the nodes of that cluster.")
     ] = False,
+    ranks_may_use_ray: Annotated[
+        bool | None,
+        Parameter(help="Allow jobs with Ray datasets; default: on an embedded cluster only."),
+    ] = None,
     local_nodes: Annotated[
         int | None, Parameter(help="Nodes of the embedded cluster; default 1 with GPUs, else 3.")
     ] = None,
@@ -85,6 +89,7 @@ def serve(
         store_secret=store_secret,
         ray_token_file=ray_token_file,
         send_own_code=send_own_code or None,
+        ranks_may_use_ray=ranks_may_use_ray,
         local_nodes=local_nodes,
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,

@@ -22,6 +22,11 @@ import structlog
 
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.rank_metrics import RankMetrics
+from holdfast_service.cluster.ray_for_ranks import (
+    NodesCluster,
+    uses_ray,
+    variables_for_ranks,
+)
 from holdfast_service.cluster.ray_state import (
     ControlServiceAway,
     has_ended,
@@ -231,7 +236,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         **deadlines,
         reform=reform,
         json_logs=os.environ.get(LOGS_VARIABLE, "") == "json",
-        job_env=seat.env,
+        job_env={**seat.env, **_ray_variables(seat, host)},
         env={
             **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
             **reforming.communicator_variables(reform, device),
@@ -240,6 +245,14 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
             "OMP_DYNAMIC": "FALSE",  # the number of threads is the spec's, never the machine's
         },
     )
+
+
+def _ray_variables(seat: AgentSeat, host: str) -> dict[str, str]:
+    """The variables by which the ranks reach Ray, if this job's may."""
+    if not uses_ray(seat.training):
+        return {}
+    address = ray.get_runtime_context().gcs_address
+    return variables_for_ranks(NodesCluster(address, host, code_folder()), os.environ)
 
 
 def domain_of(

@@ -86,6 +86,10 @@ def _ray_run_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     if path is not None and ("://" in path or "\0" in path):
         message = f"{path!r} is not a folder: name one that all nodes share"
         yield _fault("ray_run.storage_path", message)
+    datasets = spec.ray_run.datasets
+    if datasets is not None and not MODULE_ATTRIBUTE.fullmatch(datasets):
+        message = f"{datasets!r} is not a function reference: write package.module:name"
+        yield _fault("ray_run.datasets", message)
 
 
 def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:

@@ -54,7 +54,7 @@ from holdfast_service.readers.metric_series import (
     thinned_with_extremes,
 )
 from holdfast_service.remote_tier import location, server_store
-from holdfast_service.services import code_packages, job_commands
+from holdfast_service.services import code_packages, job_commands, ray_access
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.init_sources import InitSources
@@ -172,10 +172,12 @@ class JobService:
     async def _parse(self, document: Mapping[str, Any]) -> JobSpec:
         capacity = await self._capacity()
         reading = await asyncio.to_thread(job_spec.read, document)
-        fault = None
-        if self._settings.check_data_paths and reading.spec is not None:
-            fault = await self._data_paths.find_fault(reading.spec)
-        spec = job_spec.check(reading, capacity, [] if fault is None else [fault])
+        faults = []
+        if reading.spec is not None:
+            faults.append(ray_access.find_fault(reading.spec, self._settings))
+            if self._settings.check_data_paths:
+                faults.append(await self._data_paths.find_fault(reading.spec))
+        spec = job_spec.check(reading, capacity, filter(None, faults))
         return server_store.with_store(spec, self._settings)
 
     async def _check_code(self, spec: JobSpec) -> None:

@@ -63,6 +63,11 @@ def test_a_program_is_a_sufficient_spec(keys: dict[str, Any]) -> None:
         ({"command": "x", "program": {"grace_s": 121}}, "program.grace_s", "equal to 120"),
         ({"command": "x", "program": {"preload": ["a b"]}}, "program.preload.0", "import"),
         (
+            {"ray_train": "a:b", "ray_run": {"datasets": "my_module"}},
+            "ray_run.datasets",
+            "package.module:name",
+        ),
+        (
             {"ray_train": "a:b", "ray_run": {"storage_path": "s3://bucket/runs"}},
             "ray_run.storage_path",
             "name one that all nodes share",

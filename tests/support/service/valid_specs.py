@@ -80,6 +80,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "storage_path": st.none() | st.sampled_from(["/shared/runs", "~/ray_results", "ä b"]),
     "command": st.none(),
     "ray_train": st.none(),
+    "datasets": st.none() | st.just("my.module:datasets"),
     "preload": st.lists(st.sampled_from(["torch", "transformers.models"]), max_size=2),
     "metrics": st.none() | st.just(r"step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"),
     "event_files": st.none() | st.sampled_from(["runs", "lightning_logs/version_0"]),

@@ -52,6 +52,14 @@ PACKAGES = ("PIP_*", "NETRC", *PROXIES)
 STORAGE = ("AWS_*", *PROXIES)
 """Access to a bucket without a named secret. Users' code does not get it."""
 
+RAY_CLIENT = (
+    *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_*"),
+    *("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"),
+    "RAY_gcs_rpc_server_reconnect_timeout_s",
+)
+"""What a client of the node's Ray cluster needs; of the token, the path of its file. Only the ranks
+of jobs that use Ray datasets get it."""
+
 RESERVED = (
     *("HOLDFAST_*", "RAY_*", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES"),
     *("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
@@ -87,6 +95,11 @@ def for_storage(node: Mapping[str, str], code: str) -> dict[str, str]:
     found["PYTHONPATH"] = os.pathsep.join(apart)
     found["PYTHONSAFEPATH"] = "1"  # the working folder is not searched for modules
     return found
+
+
+def for_ray_clients(node: Mapping[str, str]) -> dict[str, str]:
+    """The part of a node's environment by which its processes are clients of its Ray cluster."""
+    return _selected(node, RAY_CLIENT)
 
 
 def passed_on(node: Mapping[str, str]) -> tuple[str, ...]:

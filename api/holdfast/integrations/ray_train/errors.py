@@ -35,6 +35,12 @@ class StorageUnusable(RayTrainError):
     code = "unusable_storage"
 
 
+class ClusterUnusable(RayTrainError):
+    """The Ray cluster cannot be used by a rank, or has no room to read its datasets."""
+
+    code = "unusable_cluster"
+
+
 class ReportFailed(RayTrainError):
     """A rank could not save its part of a reported checkpoint."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.integrations.ray_train import shipped_datasets
 from holdfast.integrations.ray_train.errors import FunctionUnusable, NotServed
 
 DEFAULT_NAME = "ray-train"
@@ -59,7 +60,7 @@ def job_document(
         "config": _plain_config(options.config or {}),
         "parallel": {"dp_shard": _size(options.scaling)},
         "resources": resources,
-        "ray_run": _ray_run(run, options.torch),
+        "ray_run": {**_ray_run(run, options.torch), **_datasets(options.datasets)},
         "recovery": _recovery(run.failure_config),
         **_environment(run.worker_runtime_env),
     }
@@ -91,10 +92,6 @@ def workers_per_node(
 def _refuse_options(options: TrainerOptions) -> None:
     scaling, run = options.scaling, options.run
     refused = {
-        "datasets": (
-            bool(options.datasets),
-            "read the data in the function, with a DataLoader and prepare_data_loader",
-        ),
         "TorchConfig(init_method)": (
             options.torch.init_method != "env",
             "leave it out: every attempt gets an address of its own",
@@ -190,6 +187,10 @@ def _ray_run(run: Any, torch: Any) -> dict[str, Any]:
         "timeout_s": torch.timeout_s,
     }
     return {**found, "backend": torch.backend}
+
+
+def _datasets(datasets: Mapping[str, Any]) -> dict[str, Any]:
+    return {"datasets": shipped_datasets.REFERENCE} if datasets else {}
 
 
 def _recovery(failures: Any) -> dict[str, Any]:

@@ -17,6 +17,8 @@ CONFIG_VARIABLE = "HOLDFAST_TRAIN_CONFIG"
 """The function's configuration, as JSON."""
 RUN_VARIABLE = "HOLDFAST_TRAIN_RUN"
 """The section `ray_run` of the spec, as JSON."""
+CLUSTER_VARIABLE = "HOLDFAST_TRAIN_CLUSTER"
+"""The Ray cluster of the node, as JSON; set for jobs with Ray datasets."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,18 @@ class WorldPlace:
         return cls(rank, world_size, local_rank, local_world_size, node_rank)
 
 
+@dataclass(frozen=True)
+class ClusterPlace:
+    """The Ray cluster of a rank's node."""
+
+    address: str
+    """Of its control service."""
+    host: str
+    """The node's own address."""
+    code: str
+    """The folder of the job's code package; "": there is none."""
+
+
 def config_of(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The function's configuration. Raises FunctionUnusable."""
     return _mapping(variables, CONFIG_VARIABLE)
@@ -60,6 +74,17 @@ def run_of(variables: Mapping[str, str] = os.environ) -> RayRunSpec:
         return RayRunSpec.model_validate(_mapping(variables, RUN_VARIABLE))
     except ValidationError as error:
         raise FunctionUnusable(f"{RUN_VARIABLE} cannot be used: {error}") from error
+
+
+def cluster_of(variables: Mapping[str, str] = os.environ) -> ClusterPlace:
+    """The cluster with which the datasets are read. Raises FunctionUnusable."""
+    found = _mapping(variables, CLUSTER_VARIABLE)
+    if not found:
+        raise FunctionUnusable(
+            f"{CLUSTER_VARIABLE} is not set, by which a rank finds the Ray cluster of its node: "
+            "Ray datasets are for jobs of a Holdfast server"
+        )
+    return ClusterPlace(found["address"], found["host"], found.get("code", ""))
 
 
 def _mapping(variables: Mapping[str, str], name: str) -> dict[str, Any]:

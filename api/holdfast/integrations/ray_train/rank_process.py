@@ -24,7 +24,7 @@ import ray.train.collective
 import ray.train.torch
 from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 
-from holdfast.integrations.ray_train.datasets import DatasetShards
+from holdfast.integrations.ray_train.datasets import DatasetShards, DatasetSource
 from holdfast.integrations.ray_train.errors import FunctionUnusable, StorageUnusable
 from holdfast.integrations.ray_train.memory_checkpoints import (
     MemoryCheckpoints,
@@ -34,6 +34,7 @@ from holdfast.integrations.ray_train.memory_checkpoints import (
 from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.integrations.ray_train.rank_place import (
     WorldPlace,
+    cluster_of,
     config_of,
     run_of,
 )
@@ -59,7 +60,10 @@ def main(arguments: Sequence[str]) -> int:
     group = RankGroup(options.timeout_s)
     folder = _open_folder(place, options, attachment, group)
     memory = _memory(place, attachment, group)
-    calls = TrainCalls(place, folder.path.name, attachment, group, folder, memory, DatasetShards())
+    shards = DatasetShards()
+    calls = TrainCalls(place, folder.path.name, attachment, group, folder, memory, shards)
+    if options.datasets is not None:
+        shards.open(_datasets(options, attachment), group, calls.newest)
     set_train_fn_utils(calls)
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(ray.train.torch.get_device())
     value = call(function, config)
@@ -120,6 +124,17 @@ def _memory(place: WorldPlace, attachment: Attachment, group: RankGroup) -> Memo
     if attachment.active and keeps_in_memory():
         return TierCheckpoints(attachment, group, is_first_of_node=place.local_rank == 0)
     return NoMemory()
+
+
+def _datasets(options: RayRunSpec, attachment: Attachment) -> DatasetSource:
+    assert options.datasets is not None
+    return DatasetSource(
+        make=load(options.datasets),
+        reference=options.datasets,
+        cluster=cluster_of(),
+        job_id=attachment.place.job_id if attachment.place else DEFAULT_NAME,
+        free_cpus_s=options.free_cpus_s,
+    )
 
 
 def _open_folder(

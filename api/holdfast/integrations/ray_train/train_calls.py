@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
 from ray.train import Checkpoint
@@ -22,6 +23,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 from ray.train.v2.api.report_config import CheckpointConsistencyMode, CheckpointUploadMode
 from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
 
+from holdfast.integrations.ray_train import shard_position
 from holdfast.integrations.ray_train.datasets import DatasetShards
 from holdfast.integrations.ray_train.errors import NotServed, ReportFailed
 from holdfast.integrations.ray_train.memory_checkpoints import MemoryCheckpoints
@@ -33,6 +35,7 @@ from holdfast.integrations.ray_train.run_folder import (
     as_number,
     plain,
 )
+from holdfast.integrations.ray_train.shard_position import ShardPosition
 from holdfast_workers.programs.attachment import Attachment
 
 T = TypeVar("T")
@@ -52,6 +55,8 @@ class _ReportShare:
     """The folder's name, if the function chose one."""
     should_end: bool
     """Whether the program is asked to end, and does not look for that itself."""
+    positions: Mapping[str, ShardPosition]
+    """Where it stands in its shards of datasets."""
 
 
 class EndWanted(SystemExit):
@@ -137,6 +142,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
             folder=in_place,
             name=checkpoint_dir_name,
             should_end=self._attachment.should_stop and not self._looks_for_preemption,
+            positions=self._shards.positions,
         )
         offers = self._group.gather(offer)
         saves = any(each.has_part or each.folder for each in offers)
@@ -148,6 +154,11 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
             shutil.rmtree(checkpoint.path, ignore_errors=True)
         if saves and all(each.should_end for each in offers):
             raise EndWanted
+
+    @property
+    def newest(self) -> Path | None:
+        """The folder of the newest complete checkpoint."""
+        return self._newest
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint, of memory or of the run's folder."""
@@ -201,31 +212,42 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         part: Checkpoint | None,
         metrics: Mapping[str, Any],
     ) -> None:
-        with ExitStack() as stack:
-            source = self._agree(index, lambda: self._copy_part(index, part, stack))
-            if any(each.has_part for each in offers):
-                self._memory.save(index, source)
         name = next((each.name for each in offers if each.name), None) or default_name(index)
         in_place = next((each.folder for each in offers if each.folder), None)
-        self._agree(index, lambda: self._commit(index, name, in_place, metrics))
+        shards = [each.positions for each in offers]
+        record = shard_position.encode(shards) if any(shards) and not self._group.rank else ""
+        with ExitStack() as stack:
+            with_part = "" if in_place else record
+            source = self._agree(index, lambda: self._copy_part(index, part, with_part, stack))
+            if any(each.has_part for each in offers):
+                self._memory.save(index, source)
+        self._agree(index, lambda: self._commit(index, name, in_place, metrics, record))
         self._folder.saved = self._group.from_rank_zero(self._folder.saved)
         self._newest = Path(self._folder.saved[-1].path)
         self._memory.forget()
 
-    def _copy_part(self, index: int, part: Checkpoint | None, stack: ExitStack) -> Path | None:
-        """Copy this rank's part into the run's folder; where the part is, or None without one."""
-        if part is None:
+    def _copy_part(
+        self, index: int, part: Checkpoint | None, record: str, stack: ExitStack
+    ) -> Path | None:
+        """Copy this rank's part, with the positions in datasets that it records, into the run's
+        folder; where the part is, or None without one."""
+        if part is None and not record:
             return None
-        source = Path(stack.enter_context(part.as_directory()))
+        folder = part.as_directory() if part is not None else TemporaryDirectory()
+        source = Path(stack.enter_context(folder))
+        if record:
+            (source / shard_position.FILE_NAME).write_text(record)
         self._folder.add_part(source, index)
         return source
 
     def _commit(
-        self, index: int, name: str, in_place: str | None, metrics: Mapping[str, Any]
+        self, index: int, name: str, in_place: str | None, metrics: Mapping[str, Any], record: str
     ) -> None:
         """On rank 0, as in Ray Train: its metrics belong to the checkpoint."""
         if self._group.rank:
             return
+        if in_place and record:
+            (Path(in_place) / shard_position.FILE_NAME).write_text(record)
         path = in_place or str(self._folder.place(index, name))
         self._folder.commit(KeptCheckpoint(index, path, plain(metrics)))
 

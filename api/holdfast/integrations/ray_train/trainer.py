@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from holdfast.integrations.ray_train import versions
@@ -18,13 +19,13 @@ from holdfast.integrations.ray_train import versions
 versions.check(versions.installed())  # before anything of Ray is imported
 
 # ruff: noqa: E402
-from ray.train import Checkpoint, Result, TrainingFailedError
+from ray.train import Checkpoint, DataConfig, Result, TrainingFailedError
 from ray.train.torch import TorchTrainer as StockTrainer
 
 from holdfast.cli import output
 from holdfast.cli.job_follower import JobFollower
 from holdfast.client.synchronous.client import Client
-from holdfast.integrations.ray_train import run_folder
+from holdfast.integrations.ray_train import run_folder, shipped_datasets
 from holdfast.integrations.ray_train.errors import FunctionUnusable, NotServed
 from holdfast.integrations.ray_train.job_document import (
     NodeSize,
@@ -69,16 +70,29 @@ class TorchTrainer(StockTrainer):  # type: ignore[misc]  # Ray has no types
             )
         with Client(retry_s=RETRY_S) as client:
             document = self._document(client)
-            job = client.submit(document)
+            job = self._submit(client, document)
             output.progress(f"job {job.id}")
             job = JobFollower(client, output.console()).follow(job.id)
             folder = Path(document["ray_run"]["storage_path"]) / (self.run_config.name or job.id)
             metrics = _last_metrics(client, job)
         return _result(job, folder, metrics)
 
+    def _submit(self, client: Client, document: dict[str, Any]) -> JobView:
+        if not self.datasets:
+            return client.submit(document)
+        folder = Path(document["code"]) if "code" in document else None
+        with TemporaryDirectory() as package:
+            shipped_datasets.write_package(folder, self.datasets, Path(package))
+            return client.submit({**document, "code": package})
+
     def _document(self, client: Client) -> dict[str, Any]:
         if self.validation_config is not None:
             raise NotServed("not served by Holdfast: validation_config: validate in the function")
+        if self.datasets and not _is_default(self.data_config):
+            raise NotServed(
+                "not served by Holdfast: dataset_config: leave it out; all datasets are split, in "
+                "their own order"
+            )
         cluster = client.cluster().nodes
         nodes = [NodeSize(node.cpus, node.gpus) for node in cluster if _is_usable(node)]
         options = TrainerOptions(
@@ -89,6 +103,14 @@ class TorchTrainer(StockTrainer):  # type: ignore[misc]  # Ray has no types
             self.datasets,
         )
         return job_document(shipped(self.train_loop_per_worker), options, nodes)
+
+
+def _is_default(config: Any) -> bool:
+    return (
+        type(config) is DataConfig
+        and config._datasets_to_split == "all"
+        and config._user_execution_options is None
+    )
 
 
 def _is_usable(node: NodeView) -> bool:

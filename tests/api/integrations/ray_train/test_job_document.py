@@ -21,6 +21,8 @@ from holdfast.integrations.ray_train.job_document import (
     job_document,
     workers_per_node,
 )
+from holdfast.integrations.ray_train.rank_process import load
+from holdfast.integrations.ray_train.shipped_datasets import shipped_datasets
 from holdfast_service.job_model.job_spec import parse
 
 FUNCTION = ShippedFunction("loop:train", Path("/code"))
@@ -74,6 +76,12 @@ def test_defaults_of_ray_train_become_a_valid_job_with_holdfasts_limits() -> Non
     assert spec.ray_run.storage_path == str(Path("~/ray_results").expanduser())
 
 
+def test_datasets_are_made_by_the_function_that_finds_them_in_the_code() -> None:
+    assert parsed(document()).ray_run.datasets is None
+    spec = parsed(document(datasets={"train": object()}))
+    assert load(spec.ray_run.datasets) is shipped_datasets
+
+
 def test_gpus_are_reserved() -> None:
     scaling = ScalingConfig(num_workers=2, use_gpu=True, accelerator_type="H100")
     spec = parsed(document(scaling=scaling, torch=TorchConfig(backend="nccl")))
@@ -99,7 +107,6 @@ def test_a_range_of_workers_becomes_an_elastic_job() -> None:
         ({"run": RunConfig(storage_path="s3://bucket/runs")}, "s3://bucket/runs"),
         ({"run": RunConfig(worker_runtime_env={"conda": "env"})}, "conda"),
         ({"torch": TorchConfig(backend="gloo", init_method="tcp")}, "init_method"),
-        ({"datasets": {"train": object()}}, "datasets"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], named: str) -> None:
