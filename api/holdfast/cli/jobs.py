@@ -269,8 +269,8 @@ def resize(
 
 def print_outcome(job: JobView, console: Console | None = None) -> None:
     """Print how a job ended; to stderr the reason, if it did not succeed."""
-    at = f"at step {job.progress.step}" if output.has_steps(job) else ""
-    (console or output.console()).print(output.state_text(job.state), at)
+    at = (f"at step {job.progress.step}",) if output.has_steps(job) else ()
+    (console or output.console()).print(output.state_text(job.state), *at)
     if job.outcome is not None and job.state is not State.SUCCEEDED:
         output.progress(f"{job.outcome.code}: {job.outcome.message}")
         if job.outcome.traceback:
