@@ -13,10 +13,12 @@ import pytest
 import ray
 import ray.data
 from ray.data import RandomSeedConfig
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from holdfast.integrations.ray_train.counted_shard import CountedShard
 from holdfast.integrations.ray_train.datasets import split_over
-from holdfast.integrations.ray_train.errors import NotServed
+from holdfast.integrations.ray_train.errors import ClusterUnusable, NotServed
+from holdfast.integrations.ray_train.ray_client import wait_for_free_cpu
 from holdfast.integrations.ray_train.shard_position import EpochCounter, ShardPosition
 from holdfast.integrations.ray_train.shipped_datasets import shipped_datasets, write_package
 
@@ -54,12 +56,15 @@ class Rank:
         return ids, self.counter.position if batches is None else at
 
 
-def attempt(epoch: int, starts: list[ShardPosition]) -> list[Rank]:
-    """An order that is another one in each epoch, of blocks of unequal size."""
+def streams(epoch: int, *, reseed: bool) -> list[Any]:
+    """An order of blocks of unequal size. `reseed`: it is another one in each epoch."""
     numbers = ray.data.range(ROWS, override_num_blocks=7)
-    seed = RandomSeedConfig(3, reseed_after_execution=True)
-    streams = split_over(RANKS, numbers.randomize_block_order(seed=seed), epoch)
-    return [Rank(*both, rank) for rank, both in enumerate(zip(streams, starts, strict=True))]
+    seed = RandomSeedConfig(3, reseed_after_execution=reseed)
+    return split_over(RANKS, numbers.randomize_block_order(seed=seed), epoch)
+
+
+def attempt(shards: list[Any], starts: list[ShardPosition]) -> list[Rank]:
+    return [Rank(*both, rank) for rank, both in enumerate(zip(shards, starts, strict=True))]
 
 
 def together(ranks: list[Rank], way: str, batches: int | None = None) -> list[Any]:
@@ -67,24 +72,44 @@ def together(ranks: list[Rank], way: str, batches: int | None = None) -> list[An
         return list(pool.map(lambda rank: rank.take(way, batches), ranks))
 
 
-@pytest.mark.parametrize("way", ["torch", "rows", "shuffled", "blocks"])
-def test_an_interrupted_epoch_goes_on_behind_the_rows_that_were_taken(way: str) -> None:
-    first = attempt(0, [ShardPosition()] * RANKS)
-    for ids, position in (whole := together(first, way)):
-        assert (len(set(ids)), position) == (ROWS // RANKS, ShardPosition(1))
-    before = together(first, way, 11 if way == "rows" else 2)
-    starts = [position for _, position in before]
-    assert [start.rows for start in starts] == [len(ids) for ids, _ in before]
-    assert all(start.blocks for start in starts) or way == "rows", "whole blocks were taken"
-    second = attempt(1, starts)
-    after = together(second, way)
+def check_once(before: list[Any], after: list[Any]) -> list[list[int]]:
+    """All rows were seen once, and the position is the next epoch; what each rank saw."""
     seen = [a + b for (a, _), (b, _) in zip(before, after, strict=True)]
     assert all(len(each) == ROWS // RANKS for each in seen)
     assert len({*seen[0], *seen[1]}) == 2 * (ROWS // RANKS)
+    for (_, start), (_, end) in zip(before, after, strict=True):
+        assert end == ShardPosition(start.epoch + 1)
+    return seen
+
+
+def test_a_restart_goes_on_in_the_order_of_the_interrupted_epoch() -> None:
+    first = attempt(streams(0, reseed=True), [ShardPosition()] * RANKS)
+    whole = together(first, "torch")
+    assert [position for _, position in whole] == [ShardPosition(1)] * RANKS
+    before = together(first, "torch", 2)
+    starts = [position for _, position in before]
+    assert [(start.epoch, start.rows) for start in starts] == [(1, 2 * BATCH)] * RANKS
+    assert all(start.blocks for start in starts), "whole blocks were taken"
+    second = attempt(streams(1, reseed=True), starts)
+    seen = check_once(before, together(second, "torch"))
     assert [ids for ids, _ in whole] != seen, "the order of this epoch is its own"
-    assert [position for _, position in after] == [ShardPosition(2)] * RANKS
-    if way == "torch":  # the epochs after it are whole
-        assert [len(ids) for ids, _ in together(second, way)] == [ROWS // RANKS] * RANKS
+    assert [len(ids) for ids, _ in together(second, "torch")] == [ROWS // RANKS] * RANKS
+
+
+@pytest.fixture(scope="module")
+def same_each_epoch() -> list[Any]:
+    return streams(0, reseed=False)
+
+
+@pytest.mark.parametrize("way", ["rows", "shuffled", "blocks"])
+def test_each_way_to_iterate_leaves_out_the_rows_that_were_taken(
+    same_each_epoch: list[Any], way: str
+) -> None:
+    first = attempt(same_each_epoch, [ShardPosition()] * RANKS)
+    before = together(first, way, 11 if way == "rows" else 2)
+    starts = [position for _, position in before]
+    assert [start.rows for start in starts] == [len(ids) for ids, _ in before]
+    check_once(before, together(attempt(same_each_epoch, starts), way))
 
 
 def test_datasets_of_a_trainer_reach_rank_0_as_lineage(
@@ -98,6 +123,17 @@ def test_datasets_of_a_trainer_reach_rank_0_as_lineage(
     assert made["eval"].count() == 3
     with pytest.raises(NotServed, match=r"datasets\['train'\].*in the memory"):
         write_package(None, {"train": ray.data.from_items([1])}, tmp_path)
+
+
+def test_a_cluster_without_a_free_cpu_is_named_after_the_deadline() -> None:
+    wait_for_free_cpu(30.0)
+    group = placement_group([{"CPU": 2}])
+    assert group.wait(30)
+    try:
+        with pytest.raises(ClusterUnusable, match="for 1 s jobs had reserved all"):
+            wait_for_free_cpu(1.0)
+    finally:
+        remove_placement_group(group)
 
 
 def _batches(shard: CountedShard, way: str) -> Any:
