@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.conditions import environment
 from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
 from holdfast.client.synchronous.client import Client
-from holdfast.demo.child_server import child_server
 from holdfast.errors import Conflict
+from holdfast.local_server.child_server import temporary_server
 from holdfast_service.views.jobs import IncidentView, MetricPoint
 
 NODES = 3
@@ -72,7 +72,7 @@ def serving(nodes: int) -> Iterator[RunningServer]:
     Every process of the cluster can import the benchmarks' own recipes.
     """
     os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
-    with child_server(nodes) as server, Client(server.address, retry_s=READY_S) as client:
+    with temporary_server(nodes) as server, Client(server.address, retry_s=READY_S) as client:
         client.ready()
         yield RunningServer(client, server.data_dir)
 

@@ -105,6 +105,11 @@ class Settings(BaseSettings):
         description="Port of Ray's metrics exporter on the embedded cluster's first node; the "
         "other nodes use the ports after it; needs the extra `ray-metrics`; null: no exporters.",
     )
+    end_with_stdin: bool = Field(
+        default=False,
+        description="Whether server and embedded cluster end when stdin, a pipe, is closed: with "
+        "the program that started them, even if it is killed.",
+    )
     node_health_period_s: Seconds = Field(
         default=1.0, description="Interval of Ray's health checks of an embedded cluster's node."
     )

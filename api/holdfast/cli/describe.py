@@ -227,6 +227,8 @@ def _print_summary(console: Console, job: JobView) -> None:
 
 
 def _progress(progress: ProgressView) -> str:
+    if progress.steps is None and not progress.step:
+        return f"no step reported, attempt {progress.attempt}"
     of = f" of {progress.steps}" if progress.steps is not None else ""
     return f"step {progress.step}{of}, attempt {progress.attempt}"
 

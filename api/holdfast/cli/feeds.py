@@ -116,6 +116,12 @@ def event_line(event: EventView, shorten: Shortener) -> Text:
     )
 
 
+def plain_line(line: LogLineView) -> str:
+    """`12:00:01 1/rank 0 step 7 loss 2.1`: time, attempt, writer, and what it wrote."""
+    writer = "agent" if line.rank is None else f"rank {line.rank}"
+    return f"{output.clock(line.at)} {line.attempt}/{writer} {line.text}"
+
+
 class DetachNotice:
     """Tells the user after Ctrl-C that only the display ended, and the job continues."""
 
@@ -133,8 +139,7 @@ class DetachNotice:
 def _print_lines(lines: Iterable[LogLineView]) -> None:
     if not sys.stdout.isatty():
         for line in lines:
-            writer = "agent" if line.rank is None else f"rank {line.rank}"
-            sys.stdout.write(f"{output.clock(line.at)} {line.attempt}/{writer} {line.text}\n")
+            sys.stdout.write(f"{plain_line(line)}\n")
             sys.stdout.flush()
         return
     console = output.console()

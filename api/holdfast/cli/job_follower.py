@@ -10,7 +10,7 @@ from rich.text import Text
 
 from holdfast.cli import describe, output
 from holdfast.client.synchronous.client import Client
-from holdfast_service.views.jobs import IncidentView, JobView
+from holdfast_service.views.jobs import IncidentView, JobView, ProgressView
 
 POLL_S = 0.25
 PLAIN_EVERY_S = 2.0
@@ -75,13 +75,18 @@ class JobFollower:
 
 def progress_line(job: JobView) -> Text:
     progress = job.progress
-    parts = [
-        f"step {output.steps(progress.step, progress.steps):>4}",
-        f"loss {output.number(progress.loss, '.4f')}",
-        f"{output.number(progress.tokens_per_second, ',.0f')} tokens/s",
-        f"attempt {progress.attempt}",
-        f"incidents {progress.incidents}",
-    ]
+    parts = _step_parts(progress) if output.has_steps(job) else []
+    parts += [f"attempt {progress.attempt}", f"incidents {progress.incidents}"]
     if job.waiting is not None:
         parts.append(f"waiting for {job.waiting.resource}: {job.waiting.reason}")
     return Text.assemble(f"{job.name}  ", output.state_text(job.state), "  ", "  ".join(parts))
+
+
+def _step_parts(progress: ProgressView) -> list[str]:
+    parts = [
+        f"step {output.steps(progress.step, progress.steps):>4}",
+        f"loss {output.number(progress.loss, '.4f')}",
+    ]
+    if progress.steps is not None or progress.tokens_per_second is not None:
+        parts.append(f"{output.number(progress.tokens_per_second, ',.0f')} tokens/s")
+    return parts

@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.console import Console
 from rich.text import Text
 
 from holdfast.cli import output
@@ -266,10 +267,10 @@ def resize(
         return _print_state(client.resize(client.find(job_word), nodes), options)
 
 
-def print_outcome(job: JobView) -> None:
+def print_outcome(job: JobView, console: Console | None = None) -> None:
     """Print how a job ended; to stderr the reason, if it did not succeed."""
-    console = output.console()
-    console.print(output.state_text(job.state), f"at step {job.progress.step}")
+    at = (f"at step {job.progress.step}",) if output.has_steps(job) else ()
+    (console or output.console()).print(output.state_text(job.state), *at)
     if job.outcome is not None and job.state is not State.SUCCEEDED:
         output.progress(f"{job.outcome.code}: {job.outcome.message}")
         if job.outcome.traceback:

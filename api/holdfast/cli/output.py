@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -23,6 +23,9 @@ from holdfast.cli.common import Format, Options
 from holdfast.client.job_names import short
 from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.job_model.lifecycle import State
+
+if TYPE_CHECKING:
+    from holdfast_service.views.jobs import JobView
 
 STATE_STYLES = {
     State.RUNNING: "green",
@@ -72,8 +75,16 @@ def plural(count: int, noun: str) -> str:
 
 
 def steps(step: int, steps: int | None) -> str:
-    """`41/300`, or `41` if the number of steps is not known."""
-    return str(step) if steps is None else f"{step}/{steps}"
+    """`41/300`, `41` if the number of steps is not known, or `-` if no step is: a program that
+    reports none has step 0 for ever."""
+    if steps is None:
+        return str(step) if step else "-"
+    return f"{step}/{steps}"
+
+
+def has_steps(job: JobView) -> bool:
+    """Whether the job's step is known."""
+    return job.progress.steps is not None or job.progress.step > 0
 
 
 def progress_bar(step: int, steps: int | None, cells: int) -> str:

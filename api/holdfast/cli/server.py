@@ -68,6 +68,9 @@ def serve(
     release_unknown_jobs: Annotated[
         bool, Parameter(negative="", help="After a restored backup: end jobs unknown to it.")
     ] = False,
+    end_with_stdin: Annotated[
+        bool, Parameter(negative="", help="Stop when stdin, a pipe, is closed: with its writer.")
+    ] = False,
     json: Annotated[bool, Parameter(name="--json", negative="", help="JSON on stdout.")] = False,
 ) -> ExitCode:
     """Run the control plane until Ctrl-C or SIGTERM.
@@ -75,9 +78,6 @@ def serve(
     Every option with a value can also be set as HOLDFAST_<OPTION> in the environment.
     """
     extras.require_server()
-    from holdfast.rest import serve as server  # late: it loads the whole service
-    from holdfast_workers import log_setup
-
     settings = settings_of(
         host=host,
         port=port,
@@ -94,7 +94,14 @@ def serve(
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,
         release_unknown_jobs=release_unknown_jobs or None,
+        end_with_stdin=end_with_stdin or None,
     )
+    from holdfast.rest import embedded  # late, as all of the server
+
+    embedded.begin(settings)
+    from holdfast.rest import serve as server  # it loads the whole service
+    from holdfast_workers import log_setup
+
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     log_setup.configure(timestamps=True, json_fields=None if sys.stderr.isatty() else {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, Options
 from holdfast.cli.exit_codes import ExitCode, of_state
 from holdfast.cli.job_follower import JobFollower
 from holdfast.cli.jobs import print_outcome
+from holdfast.cli.rank_output import RankOutput
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code
@@ -114,20 +116,38 @@ def print_suggestions(job: JobView) -> None:
     output.progress(*_suggestions(job))
 
 
-def follow_job(client: Client, job: JobView, options: Options) -> ExitCode:
-    """Show a job until it has ended; returns its exit code. Ctrl-C only ends the display."""
+def follow_job(
+    client: Client,
+    job: JobView,
+    options: Options,
+    *,
+    ranks: RankOutput | None = None,
+    interrupted: Callable[[JobView], None] | None = None,
+) -> ExitCode:
+    """Show a job until it has ended; returns its exit code.
+
+    `ranks`: stdout gets the output of its ranks, and stderr its progress. Ctrl-C calls
+    `interrupted`; by default it only ends the display.
+    """
     output.progress(f"job {job.id}")
     try:
         if options.plain:
             output.results(options, client.follow(job.id))
             job = client.get(job.id)
         else:
-            job = JobFollower(client, output.console()).follow(job.id)
-            print_outcome(job)
+            job = follow_output(client, job, ranks)
+            print_outcome(job, None if ranks is None else output.stderr())
     except KeyboardInterrupt:
-        output.progress(*_detached(job))
+        interrupted = interrupted or _tell_detached
+        interrupted(job)
         return ExitCode.INTERRUPTED
     return of_state(job.state)
+
+
+def follow_output(client: Client, job: JobView, ranks: RankOutput | None) -> JobView:
+    """Show a job, with the output of its ranks if `ranks` is given; returns its final view."""
+    console = output.console() if ranks is None else output.stderr()
+    return JobFollower(client, console).follow(job.id, ranks)
 
 
 def _mesh_lines(meshes: MeshOrderView | None) -> list[Text]:
@@ -163,10 +183,10 @@ def _suggestions(job: JobView) -> list[Text]:
     ]
 
 
-def _detached(job: JobView) -> list[Text]:
+def _tell_detached(job: JobView) -> None:
     (job_id,) = output.ids([job.id])
-    return [
+    output.progress(
         Text.assemble("\n", ("detached", "bold"), f": job {job.name} continues"),
         Text(f"  holdfast wait {job_id}      waits for its end"),
         Text(f"  holdfast cancel {job_id}    saves its last state and ends it"),
-    ]
+    )

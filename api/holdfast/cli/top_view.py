@@ -119,7 +119,7 @@ def _summary(
 
 def _share_done(step: int, steps: int | None, cells: int) -> tuple[str | tuple[str, str], ...]:
     if steps is None:
-        return (f"step {step}",)
+        return (f"step {step}" if step else "no step reported",)
     done = f" {step / max(1, steps):.0%}  step {step} of {steps}"
     return (output.progress_bar(step, steps, cells), "green"), done
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 from cyclopts import Parameter
 
 import holdfast
-from holdfast.cli import output
+from holdfast.cli import interruption, output
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.submit import UnreadableSpec, read_spec
 from holdfast_service import extras
 
 EXAMPLE, STEPS = "stdlib-lm.yaml", 100
 ELASTIC_EXAMPLE, ELASTIC_STEPS = "elastic-lm.yaml", 80
-REPEATED_SIGNAL_S = 2.0
 
 
 def demo(
@@ -53,15 +49,12 @@ def demo(
     """
     extras.require_server()
     from holdfast.demo import elastic_run, run  # late: they need packages of the server
-    from holdfast.demo.child_server import END_SIGNALS
 
     example = ELASTIC_EXAMPLE if elastic else EXAMPLE
     steps = steps or (ELASTIC_STEPS if elastic else STEPS)
     source = str(spec or _installed(example))
     document = read_spec(source, [f"train.steps={steps}", *(set_ or [])])
-    interruption = _Interruption()
-    for number in END_SIGNALS:
-        signal.signal(number, interruption)
+    interruption.install("interrupted; cleaning up")
     console = output.stderr() if json else output.console()
     verdict = elastic_run.run(document, console) if elastic else run.run(document, console)
     if json:
@@ -76,20 +69,3 @@ def _installed(example: str) -> Path:
         if (folder / example).is_file():
             return folder / example
     raise UnreadableSpec(f"the example {example} is not installed; give a file with --spec")
-
-
-class _Interruption:
-    """Ends the demo with KeyboardInterrupt. A second signal within a short time is ignored; a later
-    one counts again, because some of Python's callbacks lose an exception of a signal handler. The
-    clean-up ignores all signals."""
-
-    def __init__(self) -> None:
-        self._raised = -REPEATED_SIGNAL_S
-
-    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if now - self._raised < REPEATED_SIGNAL_S:
-            return
-        self._raised = now
-        output.stderr().print("interrupted; cleaning up")
-        raise KeyboardInterrupt

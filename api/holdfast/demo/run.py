@@ -15,10 +15,10 @@ from rich.console import Console
 from holdfast.cli import output
 from holdfast.cli.job_follower import JobFollower, Watcher
 from holdfast.client.synchronous.client import Client
-from holdfast.demo.child_server import child_server
 from holdfast.demo.compare import RunComparison, compare
 from holdfast.demo.planned_kills import PlannedKills
 from holdfast.errors import HoldfastError
+from holdfast.local_server.child_server import temporary_server
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView
 
@@ -82,7 +82,7 @@ def demo_server(console: Console) -> Iterator[tuple[Client, Path]]:
     began = time.monotonic()
     console.print(f"Starting `holdfast serve` with a Ray cluster of {NODES} local nodes")
     with (
-        child_server(NODES) as server,
+        temporary_server(NODES) as server,
         Client(server.address, retry_s=READY_S) as client,
     ):
         client.ready()

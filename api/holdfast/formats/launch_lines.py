@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import floor
 from pathlib import PurePath
 from typing import Any
 
@@ -64,6 +65,8 @@ _REFUSED: Mapping[str, str] = {
     "srun": f"{_LAUNCH}train.py ...; nodes and ranks are those of the job, not of Slurm",
     "horovodrun": f"{_LAUNCH}train.py ...; the ranks get torchrun's environment, not Horovod's",
 }
+_USUAL_CPUS = 0.5
+"""Default of `resources.cpus_per_worker`."""
 _OF_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_NAME = 63
 
@@ -160,9 +163,43 @@ def spec_of(line: LaunchLine, *, name: str | None = None) -> dict[str, Any]:
     }
 
 
+def ranks_of(spec: Mapping[str, Any]) -> int | None:
+    """The ranks of a spec; None: elastic, or not a number."""
+    ranks = 1
+    for axis in _part(spec, "parallel").values():
+        if not isinstance(axis, int):
+            return None
+        ranks *= axis
+    return ranks
+
+
+def nodes_of(spec: Mapping[str, Any]) -> int:
+    """The most nodes that a spec may use; 1 where that is not said by numbers."""
+    resources = _part(spec, "resources")
+    most = _part(resources, "nodes").get("max")
+    per_node, standbys = resources.get("workers_per_node", 1), resources.get("standby_nodes", 0)
+    if most is None:
+        ranks = ranks_of(spec) or 1
+        most = -(-ranks // per_node) if isinstance(per_node, int) and per_node > 0 else 1
+    numbers = [number for number in (most, standbys) if isinstance(number, int)]
+    return max(1, sum(numbers))
+
+
+def cpus_per_rank(ranks_per_node: int, cpus_of_nodes: Iterable[float]) -> float:
+    """CPUs that each rank reserves where a node has to hold the ranks however few it has: the
+    usual number, or an equal part of the smallest node."""
+    part = min(cpus_of_nodes, default=float(ranks_per_node)) / max(1, ranks_per_node)
+    return min(_USUAL_CPUS, max(0.001, floor(part * 1000) / 1000))
+
+
 def gpus_per_rank(gpus_of_nodes: Iterable[float]) -> int:
     """GPUs of each rank where no option says how many: one, if a node of the cluster has any."""
     return int(any(gpus > 0 for gpus in gpus_of_nodes))
+
+
+def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _torchrun(words: Sequence[str], folder: PurePath | None) -> LaunchLine:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import ipaddress
 import os
 import signal
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING
 import structlog
 import uvicorn
 
-from holdfast.rest import tracing
+from holdfast.rest import embedded, tracing
 from holdfast.rest.app import create_app
 from holdfast.rest.origins import Origin, proxy_origin
 from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.embedded_cluster import local_cluster, process_priority
+from holdfast_service.embedded_cluster.owner_pipe import NotAPipe, OwnerPipe
 from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, token_variables
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.token_file import read_token
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 STREAM_SHUTDOWN_S = 3
+_RAY_MODULE = "holdfast_service.cluster.ray_cluster"
+"""Loads Ray."""
 
 Connect = Callable[[Callable[[], str]], "RayCluster"]
 """Connects to the Ray cluster at the address that its argument finds, and again whenever that
@@ -121,6 +125,7 @@ async def serve(
         raise ServeError(str(error)) from error
     stopping = asyncio.Event()
     _install_signal_handlers(stopping)
+    _end_with_owner(settings, stopping)
     _refuse_wrong_store(settings)
     with _bind(settings) as listener:
         _make_private(settings.data_dir)
@@ -136,6 +141,24 @@ async def serve(
                     broken.check()
         except _StoppedEarly:
             return
+
+
+def _end_with_owner(settings: Settings, stopping: asyncio.Event) -> None:
+    """Stop when the process that holds the other end of stdin has ended. Raises ServeError."""
+    if not settings.end_with_stdin:
+        return
+    loop = asyncio.get_running_loop()
+    try:
+        pipe = OwnerPipe()
+    except NotAPipe as error:
+        raise ServeError("--end-with-stdin needs a pipe as stdin") from error
+
+    def look() -> None:
+        if pipe.owner_has_ended():
+            loop.remove_reader(pipe)
+            stopping.set()
+
+    loop.add_reader(pipe, look)
 
 
 def _refuse_wrong_store(settings: Settings) -> None:
@@ -325,11 +348,12 @@ async def _cluster(
     ending = threading.Event()
     try:
         with local_cluster.attached(settings.data_dir):
-            embedded = await _embedded(settings, stopping)
-            process_priority.lower_session_priority()
-            os.environ |= embedded.environment()  # before the import of Ray, which reads it once
-            again = functools.partial(_ensure_cluster, settings, ending.is_set)
+            await _embedded(settings, stopping)
+            again = functools.partial(
+                embedded.ensure, settings, lambda: ending.is_set() or stopping.is_set()
+            )
             async with _connected(connect, lambda: again().address) as cluster:
+                process_priority.lower_session_priority()
                 yield cluster
     finally:
         ending.set()
@@ -348,35 +372,24 @@ def _use_token(settings: Settings) -> None:
     os.environ |= token_variables(settings.ray_token_file.absolute())
 
 
-async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluster.LocalCluster:
+async def _embedded(settings: Settings, stopping: asyncio.Event) -> None:
+    """Start or adopt the embedded cluster. Meanwhile Ray is imported. Raises ServeError."""
     abandoned = threading.Event()
-    start = asyncio.create_task(asyncio.to_thread(_ensure_cluster, settings, abandoned.is_set))
+    os.environ |= embedded.environment(settings)  # before the import of Ray, which reads it once
+    start = asyncio.create_task(asyncio.to_thread(embedded.ensure, settings, abandoned.is_set))
     stop = asyncio.create_task(stopping.wait())
+    loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, _RAY_MODULE))
     await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
         abandoned.set()
     stop.cancel()
+    await loading
     try:
-        return await start
+        await start
     except local_cluster.LocalClusterError as error:
         if stopping.is_set():
             raise _StoppedEarly from error
         raise ServeError(str(error)) from error
-
-
-def _ensure_cluster(
-    settings: Settings, cancelled: Callable[[], bool] = lambda: False
-) -> local_cluster.LocalCluster:
-    return local_cluster.ensure(
-        settings.data_dir,
-        settings.local_nodes,
-        gpus=settings.local_gpus,
-        health=local_cluster.RayHealthCheck(
-            settings.node_health_period_s, settings.node_health_failures
-        ),
-        metrics_port=settings.ray_metrics_port,
-        cancelled=cancelled,
-    )
 
 
 def _has_ended(settings: Settings, address: str) -> bool:

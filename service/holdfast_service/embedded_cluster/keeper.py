@@ -2,7 +2,8 @@
 
 It holds `keeper.lock` for its whole life and is the parent of the GCS and of every raylet. The
 kernel ends them with it, so a killed keeper leaves no cluster behind. It ends on SIGTERM, when the
-GCS ends, or when no server was attached and nothing ran during the orphan grace.
+GCS ends, when no server was attached and nothing ran during the orphan grace, or with its owner if
+it is given the pipe of one.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from holdfast_service.embedded_cluster.node_shares import (
     divide,
     share_of,
 )
+from holdfast_service.embedded_cluster.owner_pipe import OwnerPipe
 from holdfast_service.embedded_cluster.ray_settings import (
     CLUSTER_SETTINGS,
     OBJECT_STORE_BYTES,
@@ -64,15 +66,17 @@ EXPORTING = {
 
 
 class StopRequest:
-    """Records SIGTERM and SIGINT instead of raising.
+    """Records SIGTERM, SIGINT and the owner's end instead of raising.
 
     An exception raised by a signal handler is lost while the interpreter runs a callback, and the
-    imports of Ray run many callbacks. `wakeup` becomes readable when a signal arrives.
+    imports of Ray run many callbacks. One of `wakeups` becomes readable when a request arrives.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, owner: OwnerPipe | None = None) -> None:
+        self._signalled = False
+        self._owner = owner
         self.wakeup, bell = socket.socketpair()
+        self.wakeups = (self.wakeup,) if owner is None else (self.wakeup, owner)
         for end in (self.wakeup, bell):
             end.setblocking(False)
         self._bell = bell
@@ -80,8 +84,12 @@ class StopRequest:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._record)
 
+    @property
+    def requested(self) -> bool:
+        return self._signalled or (self._owner is not None and self._owner.owner_has_ended())
+
     def _record(self, _signal: int, _frame: FrameType | None) -> None:
-        self.requested = True
+        self._signalled = True
 
 
 class Keeper:
@@ -147,11 +155,9 @@ class Keeper:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self.cluster.control_socket))
             listener.listen()
+            watched = [listener, *self._stop_request.wakeups]
             while not self._stop_request.requested:
-                if (
-                    listener
-                    in select.select([listener, self._stop_request.wakeup], [], [], TICK_S)[0]
-                ):
+                if listener in select.select(watched, [], [], TICK_S)[0]:
                     self._answer(listener.accept()[0])
                 self._watch()
 
@@ -264,6 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--health-period-s", type=float, default=RayHealthCheck.period_s)
     parser.add_argument("--health-failures", type=int, default=RayHealthCheck.failures)
     parser.add_argument("--metrics-port", type=int, default=None)
+    parser.add_argument("--end-with-stdin", action="store_true", help="end when it is closed")
     options = parser.parse_args(arguments)
     log_setup.configure(timestamps=True)
     files = folder(options.data_dir)
@@ -285,8 +292,7 @@ def _take(lock: int) -> bool:
 
 
 def _keep(files: ClusterFolder, options: argparse.Namespace) -> int:
-    process_priority.lower_session_priority()
-    stop_request = StopRequest()
+    stop_request = StopRequest(OwnerPipe.moved_from_stdin() if options.end_with_stdin else None)
     if left := files.read():  # the last keeper was killed, or the machine crashed
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
     health = node_health(options.health_period_s, options.health_failures)
@@ -304,6 +310,7 @@ def _keep(files: ClusterFolder, options: argparse.Namespace) -> int:
     )
     try:
         keeper.start()
+        process_priority.lower_session_priority()  # not before: somebody waits for the start
         keeper.serve()
         return 0
     finally:

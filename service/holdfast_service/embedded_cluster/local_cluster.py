@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,35 @@ class RayHealthCheck:
 
     period_s: float = 1.0
     failures: int = 3
+
+
+@dataclass(frozen=True)
+class KeeperOptions:
+    """What a keeper is to start; the arguments of `ensure` describe the fields."""
+
+    nodes: int | None = None
+    cpus_per_node: int | None = None
+    gpus: Sequence[str] | None = None
+    orphan_grace_s: float = 1800.0
+    health: RayHealthCheck = RayHealthCheck()
+    metrics_port: int | None = None
+    end_with_stdin: bool = False
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the keeper's command line."""
+        given = {
+            "--nodes": self.nodes,
+            "--cpus-per-node": self.cpus_per_node,
+            "--gpus": None if self.gpus is None else ",".join(self.gpus),
+            "--orphan-grace-s": self.orphan_grace_s,
+            "--health-period-s": self.health.period_s,
+            "--health-failures": self.health.failures,
+            "--metrics-port": self.metrics_port,
+        }
+        named = [(name, str(value)) for name, value in given.items() if value is not None]
+        flags = ["--end-with-stdin"] if self.end_with_stdin else []
+        return [word for pair in named for word in pair] + flags
 
 
 @dataclass(frozen=True)
@@ -162,6 +190,15 @@ def ray_environment(token_path: Path) -> dict[str, str]:
     }
 
 
+def begin(data_dir: Path, nodes: int | None = None, **options: Any) -> None:
+    """Let a cluster start, as `ensure` with the same options does, and do not wait for it: a later
+    `ensure` does. Nothing is done if there is one."""
+    files = folder(data_dir)
+    files.make()
+    if not _is_locked(files.keeper_lock):
+        _start_keeper(files, KeeperOptions(nodes, **options))
+
+
 def ensure(
     data_dir: Path,
     nodes: int | None = None,
@@ -169,8 +206,9 @@ def ensure(
     cpus_per_node: int | None = None,
     gpus: Sequence[str] | None = None,
     orphan_grace_s: float = 1800.0,
-    health: RayHealthCheck | None = None,
+    health: RayHealthCheck = RayHealthCheck(),
     metrics_port: int | None = None,
+    end_with_stdin: bool = False,
     timeout_s: float = START_S,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> LocalCluster:
@@ -179,7 +217,8 @@ def ensure(
     The nodes divide the machine's CPUs and GPUs (`node_shares.py`, also for the default number of
     nodes). `gpus`: ids of the GPUs to use; None: all that the keeper finds. `metrics_port` is the
     port of the first node's exporter; later nodes use the following ports; None disables Ray's
-    metrics. A failed start is repeated once. Safe to call from several processes at once.
+    metrics. `end_with_stdin`: the cluster ends when the pipe that is this process's stdin is
+    closed. A failed start is repeated once. Safe to call from several processes at once.
     Raises LocalClusterError after `timeout_s`, or once `cancelled()` is true; a cluster that was
     being started is ended first.
     """
@@ -193,23 +232,25 @@ def ensure(
     files = folder(data_dir)
     files.make()
     deadline = time.monotonic() + timeout_s
-    health = health or RayHealthCheck()
-    start = partial(
-        _start_keeper, files, nodes, cpus_per_node, gpus, orphan_grace_s, health, metrics_port
+    options = KeeperOptions(
+        nodes, cpus_per_node, gpus, orphan_grace_s, health, metrics_port, end_with_stdin
     )
-    keeper, again = start(), True
+    # A keeper that has begun is awaited; it counts as the first start.
+    keeper = None if _is_locked(files.keeper_lock) else _start_keeper(files, options)
+    again = True
     while time.monotonic() < deadline and not cancelled():
         if running := find(data_dir):
             return running
-        if keeper.poll() is not None and not _is_locked(files.keeper_lock):
+        ended = keeper is None or keeper.poll() is not None
+        if ended and not _is_locked(files.keeper_lock):
             if not again:
                 break
-            keeper, again = (
-                start(),
-                False,
-            )  # a busy machine may exceed Ray's limit of 30 s
+            # a busy machine may exceed Ray's limit of 30 s
+            keeper, again = _start_keeper(files, options), False
         time.sleep(POLL_S)
-    if keeper.poll() is None:
+    if keeper is None:
+        stop(data_dir)
+    elif keeper.poll() is None:
         _end_keeper(keeper, data_dir)
     raise LocalClusterError(
         f"the embedded Ray cluster did not start within {timeout_s:.0f} s; the end of its log "
@@ -298,32 +339,16 @@ def missing_for_metrics() -> str | None:
     return None
 
 
-def _start_keeper(
-    files: ClusterFolder,
-    nodes: int | None,
-    cpus_per_node: int | None,
-    gpus: Sequence[str] | None,
-    orphan_grace_s: float,
-    health: RayHealthCheck,
-    metrics_port: int | None,
-) -> subprocess.Popen[bytes]:
-    command = [
-        *(sys.executable, "-m", "holdfast_service.embedded_cluster.keeper"),
-        *("--data-dir", str(files.root.parent)),
-        *(("--nodes", str(nodes)) if nodes is not None else ()),
-        *(("--cpus-per-node", str(cpus_per_node)) if cpus_per_node is not None else ()),
-        *(("--gpus", ",".join(gpus)) if gpus is not None else ()),
-        *("--orphan-grace-s", str(orphan_grace_s)),
-        *("--health-period-s", str(health.period_s)),
-        *("--health-failures", str(health.failures)),
-        *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
-    ]
+def _start_keeper(files: ClusterFolder, options: KeeperOptions) -> subprocess.Popen[bytes]:
     inherited = environment.for_nodes(os.environ)
     with files.log.open("ab") as log:
         return subprocess.Popen(
-            command,
+            [
+                *(sys.executable, "-m", "holdfast_service.embedded_cluster.keeper"),
+                *("--data-dir", str(files.root.parent), *options.arguments),
+            ],
             env={**inherited, **ray_environment(files.token)},
-            stdin=subprocess.DEVNULL,
+            stdin=None if options.end_with_stdin else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C in the server's terminal must not reach the cluster

@@ -26,6 +26,7 @@ def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) 
         json_safe.number(known.get("step_time_s")),
         json_safe.number(known.get("tokens")),
     )
+    known["tokens"] = tokens or None  # a program need not report any
     known["tokens_per_second"] = tokens / seconds if seconds and tokens else None
     own = series.own_metrics(stored)
     values = {

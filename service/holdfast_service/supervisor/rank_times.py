@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from holdfast_workers.protocol.messages import Beat, StepRow
 
 
-class RankTimes:
+class ProgramRankTimes:
     """Compares the newest totals of all ranks with those of the comparison before."""
 
     def __init__(self) -> None:

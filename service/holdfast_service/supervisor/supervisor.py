@@ -46,7 +46,7 @@ from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_service.supervisor.link_check import LinkChecker
 from holdfast_service.supervisor.news import News
 from holdfast_service.supervisor.progress_record import ProgressRecord
-from holdfast_service.supervisor.rank_times import RankTimes
+from holdfast_service.supervisor.rank_times import ProgramRankTimes
 from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
@@ -134,7 +134,7 @@ class Supervisor:
         self._events = EventLog(launch.last_event, self._news.tell)
         self._run_buffer = RunBuffer()
         self._progress = ProgressRecord()
-        self._rank_times, self._comparing = RankTimes(), threading.Lock()
+        self._rank_times, self._comparing = ProgramRankTimes(), threading.Lock()
         former = launch.former
         self._fence = FenceRecord(fence, FenceFloor(former.epoch, former.attempt))
         self._successors = SuccessorWatch(self._fence, is_latest, config.lease_margin_s)

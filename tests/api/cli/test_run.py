@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.service.fake_cluster import row
 from tests.support.service.live_server import LiveServer
 from tests.support.waiting import eventually
 
@@ -14,6 +18,7 @@ from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
+from holdfast_workers.protocol.messages import LogLine
 
 
 @pytest.fixture
@@ -115,7 +120,58 @@ def test_wrong_usage_is_told_before_a_server_is_asked(capsys: pytest.CaptureFixt
 def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "--no-follow", "--address", "http://127.0.0.1:9", "--", "train.py"]
     assert run(arguments) == ExitCode.UNREACHABLE
-    assert "`holdfast serve`" in " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "`holdfast serve`" in told and "holdfast run --local" in told
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_has_no_meaning_with_a_server_of_its_own_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, told in (
+        (["--local", "--address", "http://127.0.0.1:9"], "leave out --address"),
+        (["--local", "--no-follow"], "--no-follow needs a server"),
+        (["--data-dir", "here"], "--data-dir is for --local"),
+    ):
+        assert run(["run", *arguments, "--", "train.py"]) == ExitCode.USAGE
+        assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_place_without_room_for_the_run_is_named(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "file").write_text("")
+    line = ["run", "--local", "--data-dir", str(folder / "file"), "--", "train.py"]
+    assert run(line) == ExitCode.USAGE
+    assert "name another place with --data-dir" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_a_followed_run_shows_what_its_ranks_write(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines of several ranks name their rank; an agent's lines are not those of the program."""
+
+    def play() -> None:
+        with Client(server.address) as client:
+            eventually(lambda: list(client.list()), 20)
+            (job,) = client.list()
+        supervisor = server.run_job(job.id, steps=3, end=False)
+        lines = ((0, "step 1 loss 2.5"), (1, "only \x1b[1mme"), (None, "of the agent"))
+        supervisor.logs = [
+            LogLine("n0", "a", seq, 1.0, "n0.a.0", 1, rank, "stdout", text)
+            for seq, (rank, text) in enumerate(lines, 1)
+        ]
+        supervisor.end()
+
+    player = threading.Thread(target=play)
+    player.start()
+    assert run(["run", "--nproc-per-node", "2", "--", "train.py"]) == ExitCode.OK
+    player.join()
+    shown = capsys.readouterr()
+    assert shown.out == "[rank 0] step 1 loss 2.5\n[rank 1] only \x1b[1mme\n"
+    assert "SUCCEEDED" in shown.err
 
 
 @pytest.mark.usefixtures("folder", "at_server")
@@ -137,3 +193,38 @@ def test_describe_shows_the_level_and_the_lines_of_the_next(
     assert "At level 1" in shown and "job = holdfast.attach()" in shown
     assert run(["ls"]) == ExitCode.OK
     assert " 41 " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_a_program_without_steps_is_not_shown_at_step_0(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "--no-follow", "--", "train.py"]) == ExitCode.OK
+    job_id = capsys.readouterr().out.strip()
+    server.run_job(job_id, steps=0)
+    assert run(["wait", job_id, "--timeout", "20"]) == ExitCode.OK
+    assert capsys.readouterr().out.strip() == "SUCCEEDED"
+    assert run(["describe", job_id]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "no step reported, attempt 1" in shown and "step 0" not in shown
+    assert run(["ls"]) == ExitCode.OK
+    assert re.search(r"SUCCEEDED +- ", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_tokens_that_a_program_does_not_report_are_not_measured(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "--no-follow", "--", "train.py"]) == ExitCode.OK
+    job_id = capsys.readouterr().out.strip()
+    supervisor = server.supervisor(job_id)
+    supervisor.form(1)
+    supervisor.rows = [replace(row(1, step), tokens=0) for step in range(1, 4)]
+    supervisor.end()
+    assert run(["wait", job_id, "--timeout", "20"]) == ExitCode.OK
+    assert run(["metrics", job_id, "tokens", "tokens_per_second", "loss"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "tokens: not measured" in shown and "tokens_per_second: not measured" in shown
+    assert "loss  now" in shown
+    assert run(["describe", job_id]) == ExitCode.OK
+    assert re.search(r"^Tokens/s +-$", capsys.readouterr().out, re.MULTILINE)

@@ -15,8 +15,11 @@ from holdfast.formats.launch_lines import (
     LaunchLine,
     UnreadableLaunchLine,
     combined,
+    cpus_per_rank,
     gpus_per_rank,
+    nodes_of,
     notice,
+    ranks_of,
     read,
     spec_of,
 )
@@ -153,6 +156,35 @@ def test_any_words_become_a_job_or_a_refusal(words: list[str]) -> None:
         return
     assert bool(found.script) != bool(found.command)
     assert parse({"name": spec_of(found)["name"], "command": "x"}, None)
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 3))
+def test_the_nodes_of_a_spec_hold_its_ranks(nodes: int, per_node: int, standbys: int) -> None:
+    spec = spec_of(line(f"torchrun --nnodes {nodes} --nproc-per-node {per_node} train.py"))
+    spec["resources"]["standby_nodes"] = standbys
+    assert (nodes_of(spec), ranks_of(spec)) == (nodes + standbys, nodes * per_node)
+    parsed = parse({**spec, "code": CODE}, None)
+    assert nodes_of(spec) == parsed.nodes
+
+
+def test_an_elastic_spec_may_use_its_most_nodes() -> None:
+    spec = spec_of(line("torchrun --nnodes 1:4 --nproc-per-node 2 train.py"))
+    assert (nodes_of(spec), ranks_of(spec)) == (4, None)
+
+
+@pytest.mark.parametrize("junk", ["x", None, [], {}, 1.5, {"dp_shard": "two"}])
+def test_a_spec_that_makes_no_sense_still_has_a_number_of_nodes(junk: object) -> None:
+    """The server reports what is wrong with it."""
+    for spec in ({"parallel": junk}, {"resources": junk}, {"resources": {"nodes": junk}}):
+        assert nodes_of(spec) == 1
+    assert nodes_of({"resources": {"workers_per_node": junk, "standby_nodes": junk}}) == 1
+
+
+@given(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=1))
+def test_ranks_share_the_processors_of_the_smallest_node(ranks: int, cpus: list[int]) -> None:
+    each = cpus_per_rank(ranks, cpus)
+    assert 0 < each * ranks <= min(cpus)
+    assert each == 0.5 or each == pytest.approx(min(cpus) / ranks, abs=0.001)
 
 
 @given(st.lists(st.floats(0, 16)))

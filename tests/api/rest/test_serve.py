@@ -121,6 +121,21 @@ def test_code_is_sent_to_no_embedded_cluster(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_end_with_stdin_is_refused_without_a_pipe_and_starts_no_cluster(
+    tmp_path: Path,
+) -> None:
+    command = (sys.executable, "-m", "holdfast", "serve", "--port", "0", "--end-with-stdin")
+    ended = subprocess.run(
+        [*command, "--data-dir", str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == ExitCode.SERVER, ended.stderr
+    assert "--end-with-stdin needs a pipe as stdin" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_database_of_a_pre_release_is_refused_before_a_cluster_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.supervisor.rank_times import RankTimes
+from holdfast_service.supervisor.rank_times import ProgramRankTimes
 from holdfast_workers.protocol.messages import Beat
 
 
@@ -33,7 +33,7 @@ def beat(rank: int, steps: int, computed_s: float, attempt: int = 1) -> Beat:
 def test_a_rank_that_takes_the_same_time_for_every_step_is_measured_by_it(
     seconds: list[float], polls: list[tuple[int, int]]
 ) -> None:
-    times, made, last = RankTimes(), [1] * len(seconds), 0
+    times, made, last = ProgramRankTimes(), [1] * len(seconds), 0
     for number, (any_rank, more) in enumerate(polls):
         rank = any_rank % len(seconds)
         made[rank] += more
@@ -45,7 +45,7 @@ def test_a_rank_that_takes_the_same_time_for_every_step_is_measured_by_it(
 
 
 def test_nothing_is_compared_before_every_rank_has_stepped_or_across_attempts() -> None:
-    times = RankTimes()
+    times = ProgramRankTimes()
     assert times.add([beat(0, 5, 5.0), beat(1, 5, 5.0)], 2, 0.0) is None
     assert times.add([beat(0, 6, 6.0)], 2, 1.0) is None
     row = times.add([beat(1, 7, 9.0)], 2, 2.0)
@@ -56,9 +56,9 @@ def test_nothing_is_compared_before_every_rank_has_stepped_or_across_attempts() 
 
 
 def test_a_beat_without_times_changes_nothing() -> None:
-    assert RankTimes().add([beat(0, 0, 0.0)], 1, 0.0) is None
+    assert ProgramRankTimes().add([beat(0, 0, 0.0)], 1, 0.0) is None
 
 
 def test_between_worlds_nothing_is_compared() -> None:
-    assert RankTimes().add([], 0, 0.0) is None
-    assert RankTimes().add([beat(0, 3, 1.0)], 0, 0.0) is None
+    assert ProgramRankTimes().add([], 0, 0.0) is None
+    assert ProgramRankTimes().add([beat(0, 3, 1.0)], 0, 0.0) is None

@@ -1,0 +1,1 @@
+"""`holdfast serve` as a child process, which ends with its parent, even if that is killed."""
