@@ -83,8 +83,9 @@ def progress_line(job: JobView) -> Text:
 
 
 def _step_parts(progress: ProgressView) -> list[str]:
+    last = "" if progress.steps is None else f"/{progress.steps}"
     parts = [
-        f"step {output.steps(progress.step, progress.steps):>4}",
+        f"step {progress.step:>4}{last}",
         f"loss {output.number(progress.loss, '.4f')}",
     ]
     if progress.steps is not None or progress.tokens_per_second is not None:

@@ -229,7 +229,7 @@ def test_submit_follow_exits_with_the_result_of_the_job(
         assert [json.loads(text)["seq"] for text in out] == list(range(1, len(out) + 1))
     else:
         assert "SUCCEEDED" in out[-1]
-        assert any("step  7/7" in text for text in out)
+        assert any("step    7/7" in text for text in out)
 
 
 def test_resize_explains_why_it_refuses_a_job_of_one_size(
