@@ -587,6 +587,10 @@ class RayRunSpec(Section):
     )
 
 
+PROGRAM_FIELDS = ("script", "command", "ray_train")
+"""The fields of which one names the program of a job that brings one."""
+
+
 class TrainingSpec(Section):
     """One training run: of a recipe (a built-in name or `package.module:attribute`), of a user's
     function, which has its own model and data, or of a user's program, which has its own loop."""
@@ -633,7 +637,7 @@ class TrainingSpec(Section):
     @property
     def brings_program(self) -> bool:
         """Whether the ranks run a program of the user, which has its own loop."""
-        return any(text is not None for text in (self.script, self.command, self.ray_train))
+        return any(getattr(self, name) is not None for name in PROGRAM_FIELDS)
 
     @property
     def stop_s(self) -> float:

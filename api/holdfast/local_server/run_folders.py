@@ -9,13 +9,13 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_workers.data.cached_file import cache_folder
+from holdfast_workers.programs.working_folder import remove_unless_used
 
 FOLDER = "runs"
 """Of the user's cache folder."""
@@ -65,13 +65,4 @@ def remove_old(parent: Path, now: float) -> None:
             continue
         with contextlib.suppress(OSError):  # in use, or another command has removed it
             if folder.stat().st_mtime < now - KEPT_S and local_cluster.find(folder) is None:
-                _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+                remove_unless_used(folder)

@@ -63,11 +63,11 @@ def test_the_options_become_the_spec(
 def test_options_of_torchrun_are_accepted_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--standalone", "--rdzv_backend=c10d", "--max-restarts", "3", "--no-follow"]
     assert run(["run", *arguments, "--", "torchrun", "--tee", "3", "train.py"]) == ExitCode.OK
-    told = capsys.readouterr()
+    shown = capsys.readouterr()
     for name in ("--standalone", "--rdzv-backend", "--max-restarts", "--tee"):
-        assert f"{name} is ignored: " in told.err
+        assert f"{name} is ignored: " in shown.err
     with Client() as client:
-        job = client.get(told.out.strip())
+        job = client.get(shown.out.strip())
     assert (job.brings, job.level, job.progress.steps) == ("script", None, None)
 
 
@@ -105,7 +105,7 @@ def test_ranks_get_the_gpus_that_the_nodes_have_unless_an_option_says_otherwise(
 
 @pytest.mark.usefixtures("folder")
 def test_wrong_usage_is_told_before_a_server_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, told in (
+    for arguments, shown in (
         (["--", "other.py"], "there is no file other.py"),
         (["--", "accelerate", "launch", "train.py"], "holdfast run --nproc-per-node N"),
         (["--env", "NOT_SET_HERE", "--", "train.py"], "write NOT_SET_HERE=TEXT"),
@@ -113,28 +113,28 @@ def test_wrong_usage_is_told_before_a_server_is_asked(capsys: pytest.CaptureFixt
         ([], "nothing to start"),
     ):
         assert run(["run", "--address", "http://127.0.0.1:9", *arguments]) == ExitCode.USAGE
-        assert told in " ".join(capsys.readouterr().err.split())
+        assert shown in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.usefixtures("folder")
 def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "--no-follow", "--address", "http://127.0.0.1:9", "--", "train.py"]
     assert run(arguments) == ExitCode.UNREACHABLE
-    told = " ".join(capsys.readouterr().err.split())
-    assert "`holdfast serve`" in told and "holdfast run --local" in told
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "`holdfast serve`" in shown and "holdfast run --local" in shown
 
 
 @pytest.mark.usefixtures("folder")
 def test_what_has_no_meaning_with_a_server_of_its_own_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for arguments, told in (
+    for arguments, shown in (
         (["--local", "--address", "http://127.0.0.1:9"], "leave out --address"),
         (["--local", "--no-follow"], "--no-follow needs a server"),
         (["--data-dir", "here"], "--data-dir is for --local"),
     ):
         assert run(["run", *arguments, "--", "train.py"]) == ExitCode.USAGE
-        assert told in " ".join(capsys.readouterr().err.split())
+        assert shown in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.usefixtures("folder")

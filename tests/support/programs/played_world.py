@@ -15,11 +15,11 @@ from pathlib import Path
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.programs.attachment import SOCKET_VARIABLE
 from holdfast_workers.progress import beacon
 from holdfast_workers.protocol.messages import Restore, Tier
 from holdfast_workers.protocol.programs import (
     PROGRAM_MESSAGES,
+    SOCKET_VARIABLE,
     ProgramMessage,
     ProgramPlace,
     ProgramStep,

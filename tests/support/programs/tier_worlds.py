@@ -20,8 +20,8 @@ from tests.support.ranks.rank_worlds import Rank
 from torch._C._distributed_c10d import TCPStore
 
 from holdfast_workers.memory.segment import Commit, Segment
-from holdfast_workers.programs.attachment import SOCKET_VARIABLE
 from holdfast_workers.protocol.messages import Restore, Tier
+from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 
 TIMEOUT_S = 20.0
 

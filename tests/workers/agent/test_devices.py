@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.agent.devices import Devices, NoDeviceFree, VisibleDevices
+from holdfast_workers.agent.devices import Devices, NoDeviceFree
 from holdfast_workers.ipc import environment
+from holdfast_workers.ipc.visible_devices import VisibleDevices
 
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-a1b2")
 SLICES = ("MIG-b41a0c8a-7d2b-5b5e-9e5d-ec0e4a1c2f11", "MIG-GPU-8932f937-d72c/1/0")

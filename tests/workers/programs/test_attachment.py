@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tests.support.programs.launcher_side import LauncherSide, place_in
 
-from holdfast_workers.programs.attachment import SOCKET_VARIABLE
-from holdfast_workers.protocol.programs import Attached
+from holdfast_workers.protocol.programs import SOCKET_VARIABLE, Attached
 
 WITHOUT_A_LAUNCHER = """
 from holdfast_workers.programs.attachment import attach

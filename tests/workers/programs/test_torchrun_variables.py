@@ -7,11 +7,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,
     program_variables,
-    visible_devices,
     with_variables,
 )
 from holdfast_workers.protocol.messages import JoinOrder, Restore, Tier
@@ -92,8 +92,9 @@ def test_a_rank_without_devices_sees_none() -> None:
 
 
 def test_the_first_variable_that_names_devices_counts() -> None:
-    assert visible_devices({"HIP_VISIBLE_DEVICES": "2, 3", "CUDA_VISIBLE_DEVICES": ""}) == (
+    both = {"HIP_VISIBLE_DEVICES": "2, 3", "CUDA_VISIBLE_DEVICES": ""}
+    assert VisibleDevices.of(both) == VisibleDevices(
         "HIP_VISIBLE_DEVICES",
         ("2", "3"),
     )
-    assert visible_devices({})[1] == ()
+    assert VisibleDevices.of({}).names == ()

@@ -15,6 +15,7 @@ from holdfast_workers.packages.folders import packages_folder
 from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
 from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.processes import StorageOptions, StorageZygoteConfig, ZygoteConfig
+from holdfast_workers.spec import PROGRAM_FIELDS
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class AgentConfig:
     @property
     def brings_program(self) -> bool:
         """Whether the ranks run a program of the user."""
-        return any(self.training.get(name) for name in ("script", "command", "ray_train"))
+        return any(self.training.get(name) is not None for name in PROGRAM_FIELDS)
 
     @property
     def world_size(self) -> int:

@@ -8,35 +8,10 @@ until its process has ended: until then their memory is in use. Not thread-safe.
 from __future__ import annotations
 
 import os
-from collections.abc import KeysView, Mapping
-from dataclasses import dataclass
+from collections.abc import KeysView
 
 from holdfast_workers.errors import WorkersError
-
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""Ray sets the one of the node's vendor; the first that names devices counts."""
-
-
-@dataclass(frozen=True)
-class VisibleDevices:
-    """`names` of devices, in the form in which `variable` names them."""
-
-    variable: str
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> VisibleDevices:
-        """Those of a process with this environment. Pure."""
-        for variable in VARIABLES:
-            listed = (name.strip() for name in environment.get(variable, "").split(","))
-            names = tuple(name for name in listed if name)
-            if names:
-                return cls(variable, names)
-        return cls(VARIABLES[0], ())
-
-    def environment_of(self, names: list[str]) -> dict[str, str]:
-        """The variables of a worker that has only these devices."""
-        return {self.variable: ",".join(names)}
+from holdfast_workers.ipc.visible_devices import VisibleDevices
 
 
 class NoDeviceFree(WorkersError):

@@ -43,6 +43,7 @@ import structlog
 from holdfast_workers import build, log_setup
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.thread_origins import ThreadOrigins
+from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.packages.folders import enter as enter_packages
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import AgentFailure
@@ -281,17 +282,16 @@ def _run(
     from holdfast_workers.child_programs import store_host
     from holdfast_workers.health import preflight
     from holdfast_workers.programs.launcher import Launcher
-    from holdfast_workers.programs.torchrun_variables import visible_devices
     from holdfast_workers.progress.beacon import Beacon
-    from holdfast_workers.spec import TrainingSpec
     from holdfast_workers.worker import main as worker
 
     match job:
-        case WorkerJob(beacon=beacon, env=env, place=place):
-            node_devices = visible_devices(os.environ)
+        case WorkerJob(beacon=beacon, env=env, launches=True):
+            node_devices = VisibleDevices.of(os.environ).names
             os.environ.update(env)
-            if TrainingSpec.model_validate(config.training).brings_program:
-                return Launcher(end, config, Beacon(Path(beacon)), node_devices).run()
+            return Launcher(end, config, Beacon(Path(beacon)), node_devices).run()
+        case WorkerJob(beacon=beacon, env=env, place=place):
+            os.environ.update(env)
             _compute_with(config.threads)
             recipe = _prepare_recipe(config) if recipe is None else recipe
             assert recipe is not None

@@ -37,12 +37,11 @@ from holdfast_workers.protocol.processes import (
     WorkerOrder,
     ZygoteConfig,
 )
+from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 
 _log = structlog.get_logger()
 
 
-PROGRAM_MARK = "HOLDFAST_PROGRAM_SOCKET"
-"""In the environment of every process that a user's program executes."""
 MOST_ROUNDS, ROUND_S = 50, 0.005
 
 
@@ -130,7 +129,7 @@ class Child:
         session and became a child of this process."""
         for _ in range(MOST_ROUNDS):
             left = [pid for pid in linux_processes.session_members(self.pid) if pid != self.pid]
-            left += linux_processes.children_with(PROGRAM_MARK)
+            left += linux_processes.children_with(SOCKET_VARIABLE)
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)

@@ -62,30 +62,44 @@ def die_with_parent(parent: int, timeout_s: float) -> bool:
 def session_members(session: int) -> list[int]:
     """The living processes of a session."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] not in ("Z", "X"):
-                found.append(int(entry.name))
+    for pid in _pids():
+        fields = stat_fields(pid)
+        if fields and int(fields[3]) == session and fields[0] not in ("Z", "X"):
+            found.append(pid)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes of which this one is the parent."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has
+                found += map(int, (thread / "children").read_text().split())
     return found
 
 
 def children_with(variable: str) -> list[int]:
     """The children of this process that were executed with this environment variable."""
-    found = []
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found += [int(pid) for pid in (thread / "children").read_text().split()]
-    return [pid for pid in found if _has_entry(pid, f"{variable}=")]
+    return [pid for pid in children(os.getpid()) if _has_entry(pid, f"{variable}=")]
 
 
 def marked(entry: str) -> list[int]:
     """The living processes of this machine that were executed with this entry of the environment,
     `NAME=value`, as far as this process may look."""
-    numbers = [int(found.name) for found in Path("/proc").iterdir() if found.name.isdigit()]
-    return [pid for pid in numbers if _has_entry(pid, f"{entry}\0") and is_alive(pid)]
+    return [pid for pid in _pids() if _has_entry(pid, f"{entry}\0") and is_alive(pid)]
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of proc(5)'s stat from the state on; empty: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _has_entry(pid: int, start: str) -> bool:
@@ -163,11 +177,8 @@ def has_ended(process: ProcessIdentity) -> bool | None:
 def start_time(pid: int) -> int | None:
     """When the process was started, in clock ticks since the boot; None if there is none. Together
     with the pid, it identifies a process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else None
 
 
 def ended_children() -> set[int]:
@@ -178,11 +189,8 @@ def ended_children() -> set[int]:
         return set()
     if found is None:
         return set()
-    children = {found.si_pid}
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            children |= {int(pid) for pid in (thread / "children").read_text().split()}
-    return {pid for pid in children if run_state(pid) == "Z"}
+    known = {found.si_pid, *children(os.getpid())}
+    return {pid for pid in known if run_state(pid) == "Z"}
 
 
 def is_asleep(pid: int, ignored_thread: str = "") -> bool:

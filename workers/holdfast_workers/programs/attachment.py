@@ -24,6 +24,7 @@ from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
 from holdfast_workers.protocol.programs import (
     LAUNCHER_MESSAGES,
+    SOCKET_VARIABLE,
     Attached,
     ProgramMessage,
     ProgramPlace,
@@ -33,8 +34,6 @@ from holdfast_workers.protocol.programs import (
     StopWanted,
 )
 
-SOCKET_VARIABLE = "HOLDFAST_PROGRAM_SOCKET"
-"""Name of the launcher's socket, in the abstract namespace."""
 CONNECT_TIMEOUT_S = 10.0
 LONGEST_STEPS = 5.0
 """A step may take this many times as long as the longest before it."""

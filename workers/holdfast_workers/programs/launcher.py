@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import selectors
 import signal
 import socket
@@ -22,7 +21,6 @@ import time
 import uuid
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,9 +30,8 @@ from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs.agent_link import AgentLink
-from holdfast_workers.programs.attachment import SOCKET_VARIABLE
 from holdfast_workers.programs.guard import start_guard
-from holdfast_workers.programs.output_relay import OutputRelay
+from holdfast_workers.programs.output_relay import OutputRelay, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt
 from holdfast_workers.programs.program_process import ProgramLine, descendants, kill_descendants
 from holdfast_workers.protocol.lease import clock_s
@@ -54,7 +51,7 @@ from holdfast_workers.protocol.processes import (
     WorkerOrder,
     ZygoteConfig,
 )
-from holdfast_workers.protocol.programs import PROGRAM_MESSAGES, ProgramMessage
+from holdfast_workers.protocol.programs import PROGRAM_MESSAGES, SOCKET_VARIABLE, ProgramMessage
 from holdfast_workers.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -78,11 +75,11 @@ class Launcher:
         end: socket.socket,
         config: ZygoteConfig,
         beacon: Beacon,
-        node_devices: tuple[str, tuple[str, ...]] = ("", ()),
+        node_devices: tuple[str, ...] = (),
     ) -> None:
-        """`node_devices`: as of `torchrun_variables.visible_devices`, of all ranks of the node."""
+        """`node_devices`: those of all ranks of the node."""
         self._end = end
-        self._node_devices = node_devices[1]
+        self._node_devices = node_devices
         self._config = config
         self._beacon = beacon
         self._spec = TrainingSpec.model_validate(config.training)
@@ -93,7 +90,6 @@ class Launcher:
         self._attached: socket.socket | None = None
         self._attempt: ProgramAttempt | None = None
         self._fence = 0
-        self._left = 0
         self._lease = (0, 0.0)  # number, until when
         self._injected: set[int] = set()
         self._faults_waiting: list[ArmFault] = []
@@ -241,7 +237,6 @@ class Launcher:
     def _leave(self, attempt: int) -> None:
         """Answer once no process of an earlier attempt is left."""
         self._fence = max(self._fence, attempt)
-        self._left = max(self._left, attempt)
         running = self._attempt
         if running is None or running.process is None or running.number >= attempt:
             self._attempt = running if running and running.number >= attempt else None
@@ -335,7 +330,7 @@ class Launcher:
         self._selector.unregister(process.pidfd)
         if process.output in self._selector.get_map():
             self._selector.unregister(process.output)
-        while self._attached is not None and _is_readable(self._attached):
+        while self._attached is not None and is_readable(self._attached):
             self._read_program()  # its last messages
         end = attempt.reap(self._relay)
         self._drop_attached()
@@ -344,7 +339,7 @@ class Launcher:
         if attempt.is_fenced:
             self._attempt = None
             self._beacon.end()
-            self._send(AttemptsLeft(self._left))
+            self._send(AttemptsLeft(self._fence))
         elif not attempt.report_end(end):
             self._end_like(end)
 
@@ -410,10 +405,6 @@ class Launcher:
         self._link.send(message)
 
 
-def _is_readable(link: socket.socket) -> bool:
-    return bool(select.select([link], [], [], 0)[0])
-
-
 _FINAL = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -426,11 +417,6 @@ def line_of(spec: TrainingSpec) -> ProgramLine:
         return ProgramLine.of(spec.command, is_script=False, fork=False)
     function = f"-m holdfast.integrations.ray_train {spec.ray_train}"
     return ProgramLine.of(function, is_script=True, fork=fork)
-
-
-def folder_of(config: ZygoteConfig) -> Path:
-    """Where a program of this job starts."""
-    return Path(config.code or ".")
 
 
 def _listen(name: str) -> socket.socket:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import time
 from collections.abc import Callable
 
@@ -55,7 +56,7 @@ class OutputRelay:
         """Pass on what is left in `source`, whose writers have ended."""
         os.set_blocking(source, False)
         deadline = time.monotonic() + LAST_WAIT_S
-        while self._kept or _has_more(source):
+        while self._kept or is_readable(source):
             if not self.pump(source):
                 return
             left_s = deadline - time.monotonic()
@@ -75,5 +76,6 @@ class OutputRelay:
             self._kept = self._kept[os.write(self._target, self._kept) :]
 
 
-def _has_more(source: int) -> bool:
+def is_readable(source: int | socket.socket) -> bool:
+    """Whether a read would not wait."""
     return bool(select.select([source], [], [], 0)[0])

@@ -21,6 +21,7 @@ import structlog
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.programs import error_file
 from holdfast_workers.programs.metric_names import OwnMetrics
 from holdfast_workers.programs.output_relay import OutputRelay
@@ -32,10 +33,10 @@ from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,
     program_variables,
-    visible_devices,
     with_variables,
 )
 from holdfast_workers.protocol.messages import (
+    HOLD_PHASE,
     PROGRAM_PHASE,
     ErrorKind,
     ErrorReport,
@@ -75,8 +76,6 @@ from holdfast_workers.spec import TrainingSpec
 if TYPE_CHECKING:
     from holdfast_workers.progress.beacon import Beacon
 
-HOLD = "hold"
-"""The phase of a program that is stopped until its rank has a lease."""
 _log = structlog.get_logger()
 
 
@@ -158,7 +157,7 @@ class ProgramAttempt:
         if self.process is not None:
             self.process.signal_all(signal.SIGSTOP)
         if not self._program_shows_phases:
-            self._beacon.enter(HOLD, self._step, bound_s=math.inf)
+            self._beacon.enter(HOLD_PHASE, self._step, bound_s=math.inf)
 
     def resume(self) -> None:
         self.is_held = False
@@ -353,11 +352,11 @@ class ProgramAttempt:
         return with_variables(os.environ, variables)
 
     def _device_variables(self) -> dict[str, str]:
-        variable, own = visible_devices(os.environ)
-        if not own:
+        own = VisibleDevices.of(os.environ)
+        if not own.names:
             return {}
-        ordered = ordered_devices(own, self._node_devices, self.order.local_rank)
-        return {variable: ",".join(ordered)}
+        local_rank = self.order.local_rank
+        return own.environment_of(ordered_devices(own.names, self._node_devices, local_rank))
 
     def _in_fork(self) -> None:
         """In a forked script, before its first line."""

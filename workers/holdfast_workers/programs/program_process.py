@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from holdfast_workers.errors import WorkersError
@@ -152,26 +151,13 @@ class ProgramProcess:
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, directly or not, as far as their parents live."""
     found: list[int] = []
-    for child in _children(pid):
+    for child in linux_processes.children(pid):
         found += [child, *descendants(child)]
     return found
 
 
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                children += map(int, (thread / "children").read_text().split())
-    return children
-
-
 def _processor_s(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS_PER_S
+    return sum(map(int, linux_processes.stat_fields(pid)[11:15])) / _TICKS_PER_S
 
 
 def kill_descendants(wait_s: float) -> bool:

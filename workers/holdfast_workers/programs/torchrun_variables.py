@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast_workers.protocol.messages import JoinOrder
+from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 
 MAX_RESTARTS = 1_000_000
 """How often a job may restart is decided by its budget of failures; torchrun's variable is only
@@ -49,21 +50,8 @@ def program_variables(order: JoinOrder, job_id: str, links: ProgramLinks) -> dic
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "HOLDFAST_JOB_ID": job_id,
         "HOLDFAST_ATTEMPT": str(order.attempt),
-        "HOLDFAST_PROGRAM_SOCKET": links.socket,
+        SOCKET_VARIABLE: links.socket,
     }
-
-
-DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-
-
-def visible_devices(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """(variable, names) of the devices that a process with this environment sees."""
-    for variable in DEVICE_VARIABLES:
-        names = (name.strip() for name in environment.get(variable, "").split(","))
-        found = tuple(name for name in names if name)
-        if found:
-            return variable, found
-    return DEVICE_VARIABLES[0], ()
 
 
 def ordered_devices(own: Sequence[str], of_node: Sequence[str], local_rank: int) -> tuple[str, ...]:

@@ -45,11 +45,15 @@ def _remove_unused(folders: Path) -> None:
     for folder in folders.iterdir():
         kept_s = LEFT_S if folder.name.startswith(".") else KEPT_S
         with contextlib.suppress(OSError):  # another process uses it, or has removed it
-            if folder.stat().st_mtime >= time.time() - kept_s:
-                continue
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+            if folder.stat().st_mtime < time.time() - kept_s:
+                remove_unless_used(folder)
+
+
+def remove_unless_used(folder: Path) -> None:
+    """Remove a folder that no process has locked. Raises OSError if one has."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)

@@ -129,6 +129,8 @@ JOINING_PHASE = "joining"
 """The phase of a rank whose worker is ready, and has not begun to carry out its order."""
 
 
+HOLD_PHASE = "hold"
+"""The phase of a rank that stands still until it has a lease."""
 PROGRAM_PHASE = "program"
 """The phase of a user's program that shows no steps itself: whether it prints or computes."""
 

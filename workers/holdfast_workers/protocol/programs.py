@@ -12,6 +12,10 @@ from typing import get_args
 from holdfast_workers.protocol.messages import Restore
 from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
 
+SOCKET_VARIABLE = "HOLDFAST_PROGRAM_SOCKET"
+"""The environment variable with the name of the launcher's socket, in the abstract namespace. Every
+process has it that a program executes."""
+
 # --- from the launcher to the program -------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import (
+    HOLD_PHASE,
     ErrorKind,
     ErrorReport,
     JoinOrder,
@@ -77,8 +78,6 @@ if TYPE_CHECKING:
 COPY_GRACE_S = 1.0
 LEAVE_WAIT_S = 5.0
 """How long the last step before a planned change of the mesh waits for replication."""
-HOLD = "hold"
-"""The phase of a rank that waits for the supervisor to renew its lease."""
 COLD_STEPS = 3
 """The first steps of an attempt touch memory for the first time, and may compile."""
 
@@ -241,7 +240,7 @@ class RankAttempt:
         """Without a lease, wait for one, in a separate phase without a bound, so that the wait
         counts neither as a hang nor for learned limits."""
         if not self._link.has_lease(self._number):
-            with self._beacon.nested_phase(HOLD, math.inf):
+            with self._beacon.nested_phase(HOLD_PHASE, math.inf):
                 self._link.await_lease(self._number)
 
     def replicated_step(self) -> int:

@@ -1,4 +1,4 @@
-"""What a rank is told by its environment: its place, and how the function is to be called."""
+"""The environment of a rank states its place, and how the function is to be called."""
 
 from __future__ import annotations
 

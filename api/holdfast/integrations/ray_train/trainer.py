@@ -36,7 +36,7 @@ from holdfast.integrations.ray_train.shipped_function import shipped
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.views.jobs import JobView, NodeView
-from holdfast_workers.programs.attachment import SOCKET_VARIABLE
+from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 
 RETRY_S = 60.0
 """How long a server may be away while the job is followed."""
