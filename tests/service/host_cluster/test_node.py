@@ -63,7 +63,10 @@ def raylet(tmp_path: Path, mark: str) -> Iterator[subprocess.Popen[bytes]]:
         shutil.copy(shutil.which("sleep") or "", program)
     process = subprocess.Popen([program, "600"], env={**os.environ, CLUSTER_MARK: mark})
     try:
-        eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "raylet\n")
+        # The kernel shows a new program's name before its environment.
+        place = Path("/proc", str(process.pid))
+        eventually(lambda: (place / "comm").read_text() == "raylet\n")
+        eventually(lambda: f"{CLUSTER_MARK}={mark}".encode() in (place / "environ").read_bytes())
         yield process
     finally:
         with suppress(ProcessLookupError):
