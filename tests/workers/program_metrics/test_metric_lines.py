@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.programs.metric_lines import MetricLines, StepNumbers, number, pattern_fault
-from holdfast_workers.programs.metric_names import MAX_NAMES, OwnMetrics
+from holdfast_workers.program_metrics.metric_lines import (
+    MetricLines,
+    StepNumbers,
+    number,
+    pattern_fault,
+)
+from holdfast_workers.program_metrics.metric_names import MAX_NAMES, OwnMetrics
 
 STEP_AND_LOSS = r"step (?P<step>[0-9,]+) .*loss (?P<loss>\S+)"
 

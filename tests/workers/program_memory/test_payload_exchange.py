@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.programs.folder_parts import BATCH_BYTES, batches_of
-from holdfast_workers.programs.payload_exchange import (
+from holdfast_workers.program_memory.folder_parts import BATCH_BYTES, batches_of
+from holdfast_workers.program_memory.payload_exchange import (
     PayloadRange,
     StateMissing,
     Transfer,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_workers.programs.event_records import (
+from holdfast_workers.program_metrics.event_records import (
     HEADER,
     LARGEST,
     BadRecord,
@@ -21,7 +21,7 @@ from holdfast_workers.programs.event_records import (
     record_bytes,
     scalars,
 )
-from holdfast_workers.programs.metric_names import OwnMetrics
+from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.protocol.programs import ProgramStep
 
 MOST_BYTES = 1 << 20

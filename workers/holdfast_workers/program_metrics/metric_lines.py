@@ -11,8 +11,8 @@ import re
 import time
 from collections.abc import Callable
 
-from holdfast_workers.programs import processor_limit
-from holdfast_workers.programs.metric_names import NAME, RESERVED_NAMES, OwnMetrics
+from holdfast_workers.program_metrics import processor_limit
+from holdfast_workers.program_metrics.metric_names import NAME, RESERVED_NAMES, OwnMetrics
 from holdfast_workers.protocol.programs import ProgramStep
 
 MOST_CHARACTERS = 300

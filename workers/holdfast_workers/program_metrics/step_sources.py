@@ -9,8 +9,8 @@ from pathlib import Path
 
 import structlog
 
-from holdfast_workers.programs.event_files import EventFiles
-from holdfast_workers.programs.metric_lines import MetricLines
+from holdfast_workers.program_metrics.event_files import EventFiles
+from holdfast_workers.program_metrics.metric_lines import MetricLines
 from holdfast_workers.protocol.programs import ProgramStep
 from holdfast_workers.spec import ProgramSpec
 

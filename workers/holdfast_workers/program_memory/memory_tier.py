@@ -16,15 +16,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from holdfast_workers.program_memory.dcp_folder import DcpFolder, NoStorage, newest_in
+from holdfast_workers.program_memory.dcp_storage import DcpStorage
+from holdfast_workers.program_memory.folder_loading import load_files
+from holdfast_workers.program_memory.folder_parts import files_in, read_into
+from holdfast_workers.program_memory.gloo_groups import GlooGroups
+from holdfast_workers.program_memory.payload import PayloadIndex, PayloadKind, PayloadPart
+from holdfast_workers.program_memory.rank_payloads import (
+    Payloads,
+    RankPayloads,
+    SavedOtherwise,
+    together,
+)
+from holdfast_workers.program_memory.staging import KeptStaging
 from holdfast_workers.programs.attachment import Attachment, attach
-from holdfast_workers.programs.dcp_folder import DcpFolder, NoStorage, newest_in
-from holdfast_workers.programs.dcp_storage import DcpStorage
-from holdfast_workers.programs.folder_loading import load_files
-from holdfast_workers.programs.folder_parts import files_in, read_into
-from holdfast_workers.programs.gloo_groups import GlooGroups
-from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadPart
-from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, SavedOtherwise, together
-from holdfast_workers.programs.staging import KeptStaging
 
 TIMEOUT_S = 300.0
 REPLICATION_WAIT_S = 2.0

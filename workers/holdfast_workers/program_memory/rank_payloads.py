@@ -20,17 +20,17 @@ import torch.distributed as dist
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment
-from holdfast_workers.programs.attachment import Attachment
-from holdfast_workers.programs.gloo_groups import GlooGroups
-from holdfast_workers.programs.own_segment import OwnSegment
-from holdfast_workers.programs.payload import (
+from holdfast_workers.program_memory.gloo_groups import GlooGroups
+from holdfast_workers.program_memory.own_segment import OwnSegment
+from holdfast_workers.program_memory.payload import (
     PayloadIndex,
     PayloadKind,
     PayloadWriter,
     needed_bytes,
     read_index,
 )
-from holdfast_workers.programs.payload_exchange import StateMissing
+from holdfast_workers.program_memory.payload_exchange import StateMissing
+from holdfast_workers.programs.attachment import Attachment
 from holdfast_workers.protocol.messages import Tier
 from holdfast_workers.protocol.programs import ProgramPlace
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from holdfast_workers.programs import processor_limit
-from holdfast_workers.programs.processor_limit import TookTooLong
+from holdfast_workers.program_metrics import processor_limit
+from holdfast_workers.program_metrics.processor_limit import TookTooLong
 
 LIMIT_S = 0.1
 

@@ -30,27 +30,27 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.programs.payload import (
+from holdfast_workers.program_memory.payload import (
     PayloadIndex,
     PayloadKind,
     PayloadWriter,
     needed_bytes,
 )
-from holdfast_workers.programs.payload_exchange import (
+from holdfast_workers.program_memory.payload_exchange import (
     PayloadRange,
     StateMissing,
     as_tensor,
     carry_out,
     plan_transfers,
 )
-from holdfast_workers.programs.rank_payloads import (
+from holdfast_workers.program_memory.rank_payloads import (
     Payloads,
     RankPayloads,
     SavedOtherwise,
     WrongWorld,
     together,
 )
-from holdfast_workers.programs.staging import KeptStaging
+from holdfast_workers.program_memory.staging import KeptStaging
 
 METADATA = ".metadata"
 """The part with the pickled metadata, in the coordinator's payload."""

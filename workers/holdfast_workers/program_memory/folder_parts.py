@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.programs.payload import PayloadPart
-from holdfast_workers.programs.payload_exchange import PayloadRange, Transfer
+from holdfast_workers.program_memory.payload import PayloadPart
+from holdfast_workers.program_memory.payload_exchange import PayloadRange, Transfer
 
 PIECE_BYTES = 32 << 20
 """Files are exchanged in pieces of this size."""

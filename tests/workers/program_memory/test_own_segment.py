@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.support.memory.shm import layout_of, write
 
 from holdfast_workers.memory.segment import Segment
-from holdfast_workers.programs.own_segment import OwnSegment, capacity_for
-from holdfast_workers.programs.payload import (
+from holdfast_workers.program_memory.own_segment import OwnSegment, capacity_for
+from holdfast_workers.program_memory.payload import (
     PayloadIndex,
     PayloadKind,
     PayloadPart,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboardX import SummaryWriter
 
-from holdfast_workers.programs.event_files import EventFiles
-from holdfast_workers.programs.event_records import HEADER, BadRecord, record_bytes, scalars
+from holdfast_workers.program_metrics.event_files import EventFiles
+from holdfast_workers.program_metrics.event_records import HEADER, BadRecord, record_bytes, scalars
 from holdfast_workers.protocol.programs import ProgramStep
 
 

@@ -13,10 +13,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_workers.programs.folder_parts import FolderWriter, batches_of, pieces_of
-from holdfast_workers.programs.payload import PayloadIndex, PayloadKind
-from holdfast_workers.programs.payload_exchange import StateMissing, carry_out, plan_transfers
-from holdfast_workers.programs.rank_payloads import Payloads, RankPayloads, SavedOtherwise, together
+from holdfast_workers.program_memory.folder_parts import FolderWriter, batches_of, pieces_of
+from holdfast_workers.program_memory.payload import PayloadIndex, PayloadKind
+from holdfast_workers.program_memory.payload_exchange import StateMissing, carry_out, plan_transfers
+from holdfast_workers.program_memory.rank_payloads import (
+    Payloads,
+    RankPayloads,
+    SavedOtherwise,
+    together,
+)
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

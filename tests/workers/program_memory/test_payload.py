@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.programs.payload import (
+from holdfast_workers.program_memory.payload import (
     TRAILER_BYTES,
     BadPayload,
     PayloadFull,

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment
-from holdfast_workers.programs.payload import PROGRAM_STATE, TRAILER_BYTES, program_layout
+from holdfast_workers.program_memory.payload import PROGRAM_STATE, TRAILER_BYTES, program_layout
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import aligned
 
