@@ -6,7 +6,7 @@ import asyncio
 
 from fastapi import APIRouter
 
-from holdfast.rest.problems import ProblemError, documented
+from holdfast.rest.http.problems import ProblemError, documented
 from holdfast.rest.services import Probe, ServicesDep
 from holdfast.schemas import Health, Readiness
 

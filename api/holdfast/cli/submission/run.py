@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Group, Parameter
 
-from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, NotUnderstood, Options
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.rank_output import RankOutput
-from holdfast.cli.submit import UnreadableSpec, follow_job, print_suggestions
+from holdfast.cli.printing import output
+from holdfast.cli.submission.rank_output import RankOutput
+from holdfast.cli.submission.submit import UnreadableSpec, follow_job, print_suggestions
 from holdfast.errors import ServerUnreachable
 from holdfast.formats import documents, launch_lines, requirements_file
 from holdfast.formats.launch_lines import LaunchLine
@@ -231,7 +231,7 @@ def _run_at_server(
 def _run_here(
     spec: dict[str, Any], options: Options, data_dir: Path | None, *, dry_run: bool
 ) -> ExitCode:
-    from holdfast.cli import local_run  # late: a run at a server does not need it
+    from holdfast.cli.submission import local_run
 
     nodes = launch_lines.nodes_of(spec)
     with local_run.local_server(nodes, str(spec["name"]), data_dir) as server:

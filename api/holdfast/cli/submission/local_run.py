@@ -17,9 +17,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from holdfast.cli import interruption, output
-from holdfast.cli.rank_output import RankOutput
-from holdfast.cli.submit import follow_output
+from holdfast.cli.printing import output
+from holdfast.cli.submission import interruption
+from holdfast.cli.submission.rank_output import RankOutput
+from holdfast.cli.submission.submit import follow_output
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import Conflict, HoldfastError
 from holdfast_service import extras

@@ -6,7 +6,7 @@ import signal
 import time
 from types import FrameType
 
-from holdfast.cli import output
+from holdfast.cli.printing import output
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED_SIGNAL_S = 2.0

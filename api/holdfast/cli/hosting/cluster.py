@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column
 from holdfast_service import extras
 
 if TYPE_CHECKING:

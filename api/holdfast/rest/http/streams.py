@@ -20,7 +20,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import StreamingResponse
 
-from holdfast.rest.problems import ProblemError
+from holdfast.rest.http.problems import ProblemError
 from holdfast.rest.services import Services
 from holdfast_service.errors import JobNotFound
 from holdfast_service.store.job_changes import JobFeed

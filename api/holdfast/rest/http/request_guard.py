@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.rest.http.problems import ProblemError, problem_response, too_large
 from holdfast.rest.origins import origin_of
-from holdfast.rest.problems import ProblemError, problem_response, too_large
 from holdfast.rest.services import Services
 
 _OWN_SITES = ("same-origin", "none")  # none: the user typed the address

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query
 
-from holdfast.rest.problems import ProblemError
+from holdfast.rest.http.problems import ProblemError
 from holdfast_service.errors import InvalidCursor
 
 MAX_NUMBER = 2**53

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from holdfast.cli import output, plots
-from holdfast.cli.columns import Column, lay
-from holdfast.cli.incident_text import Shortener
+from holdfast.cli.printing import output, plots
+from holdfast.cli.printing.columns import Column, lay
+from holdfast.cli.printing.incident_text import Shortener
 from holdfast.client.job_names import short
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import IncidentView, JobView, MetricPoint

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column, lay
-from holdfast.cli.incident_text import (
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column, lay
+from holdfast.cli.printing.incident_text import (
     Shortener,
     incident_heading,
     incident_sentences,

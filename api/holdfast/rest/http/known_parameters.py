@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from holdfast.rest.problems import ProblemError
+from holdfast.rest.http.problems import ProblemError
 from holdfast.rest.version import server_version
 
 

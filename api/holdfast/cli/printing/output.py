@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli.columns import Column, lay
 from holdfast.cli.common import Format, Options
+from holdfast.cli.printing.columns import Column, lay
 from holdfast.client.job_names import short
 from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.job_model.lifecycle import State

@@ -10,12 +10,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, Options
 from holdfast.cli.exit_codes import ExitCode, of_state
-from holdfast.cli.job_follower import JobFollower
 from holdfast.cli.jobs import print_outcome
-from holdfast.cli.rank_output import RankOutput
+from holdfast.cli.printing import output
+from holdfast.cli.submission.job_follower import JobFollower
+from holdfast.cli.submission.rank_output import RankOutput
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code

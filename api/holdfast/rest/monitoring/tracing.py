@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import FastAPI
 
-from holdfast.rest import request_ids
+from holdfast.rest.http import request_ids
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.views.incident_trace import spans
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from holdfast.formats import documents
-from holdfast.rest.problems import ProblemError, too_large
+from holdfast.rest.http.problems import ProblemError, too_large
 from holdfast.rest.services import Services
 
 JSON = "application/json"

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast.rest import tracing
 from holdfast.rest.app import create_app
+from holdfast.rest.monitoring import tracing
 from holdfast.rest.services import Services
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.events.incidents import IncidentRecord

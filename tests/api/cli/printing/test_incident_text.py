@@ -9,16 +9,16 @@ import pytest
 from tests.support.service.event_examples import recorded, wire_names
 from tests.support.web.seed_story import STORY, Leg, incident
 
-from holdfast.cli.describe import incident_lines
-from holdfast.cli.event_text import SENTENCES, event_sentence
-from holdfast.cli.incident_text import (
+from holdfast.cli.printing.describe import incident_lines
+from holdfast.cli.printing.event_text import SENTENCES, event_sentence
+from holdfast.cli.printing.incident_text import (
     CAUSE_SENTENCES,
     incident_sentences,
     lost_sentence,
     ranks_text,
     tiers_text,
 )
-from holdfast.cli.output import NodeIdShortener
+from holdfast.cli.printing.output import NodeIdShortener
 from holdfast_service.job_model.events.codec import EVENT_TYPES
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.supervisor_protocol import EventKind

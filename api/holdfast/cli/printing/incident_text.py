@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from holdfast.cli import output
+from holdfast.cli.printing import output
 from holdfast_service.views.jobs import BudgetView, IncidentView, LostView, StackView, SuspectView
 
 CAUSE_SENTENCES = {

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.rest.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
+from holdfast.rest.monitoring.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
 from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.readers.fleet_metrics import FleetReader

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from holdfast.rest import request_ids
+from holdfast.rest.http import request_ids
 from holdfast.schemas import Problem
 from holdfast_service.errors import ApiError
 

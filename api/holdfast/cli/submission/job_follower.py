@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli import describe, output
+from holdfast.cli.printing import describe, output
 from holdfast.client.synchronous.client import Client
 from holdfast_service.views.jobs import IncidentView, JobView, ProgressView
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.cli import output
-from holdfast.cli.incident_text import cause_sentence, ranks_text, sentence
+from holdfast.cli.printing import output
+from holdfast.cli.printing.incident_text import cause_sentence, ranks_text, sentence
 from holdfast_service.job_model.times import unix_seconds
 
 SENTENCES = {

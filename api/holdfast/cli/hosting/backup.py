@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from holdfast.cli import output
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.server import settings_of
+from holdfast.cli.hosting.server import settings_of
+from holdfast.cli.printing import output
 from holdfast_service import extras
 
 if TYPE_CHECKING:

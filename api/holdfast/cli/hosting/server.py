@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from pydantic import ValidationError
 
-from holdfast.cli import output
 from holdfast.cli.common import NotUnderstood
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
 from holdfast.schemas import ServerFile
 from holdfast_service import extras
 
