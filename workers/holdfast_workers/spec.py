@@ -493,6 +493,13 @@ class ChecksSpec(Section):
 class ProgramSpec(Section):
     """How a program of the user runs: a `script`, a `command`, or a Ray Train function."""
 
+    context: bool = Field(
+        default=False,
+        description="Whether a script trains in the steps of `holdfast.attach().context`, as a "
+        "`function` does: the ranks that survive a fault continue in place, with the same bits. "
+        "Each attempt runs the script again from its first line, in the same process. `train`, "
+        "`checkpoint` and `guards` count as for a function; of `program`, only `preload` does.",
+    )
     preload: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
         default=(),
         max_length=64,
@@ -637,7 +644,18 @@ class TrainingSpec(Section):
     @property
     def brings_program(self) -> bool:
         """Whether the ranks run a program of the user, which has its own loop."""
-        return any(getattr(self, name) is not None for name in PROGRAM_FIELDS)
+        return not self.program.context and any(
+            getattr(self, name) is not None for name in PROGRAM_FIELDS
+        )
+
+    @property
+    def function_name(self) -> str | None:
+        """The user's code that trains in the steps of a context: the function, or the file or
+        module of a script. None: a recipe, or a program."""
+        if self.function is not None or self.script is None or not self.program.context:
+            return self.function
+        first, _, rest = self.script.strip().partition(" ")
+        return rest.split()[0] if first == "-m" and rest else first
 
     @property
     def stop_s(self) -> float:
@@ -655,7 +673,7 @@ class TrainingSpec(Section):
     @property
     def has_own_model(self) -> bool:
         """Whether the model is a user's: sections about the built-in models then mean nothing."""
-        return self.function is not None or self.brings_program
+        return self.function_name is not None or self.brings_program
 
 
 class SpecFault(BaseModel):
@@ -671,15 +689,15 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     """Every fault that follows from the training spec alone, in the order of the spec."""
     if spec.brings_program:
         return [*_program_mesh_faults(spec.parallel)]
-    faults: list[SpecFault] = [] if spec.function is not None else _model_faults(spec)
+    faults: list[SpecFault] = [] if spec.function_name is not None else _model_faults(spec)
     train, parallel = spec.train, spec.parallel
 
     def add(path: str, message: str) -> None:
         faults.append(SpecFault(path=path, message=message))
 
-    if spec.function is not None and parallel.cp > 1:
+    if spec.function_name is not None and parallel.cp > 1:
         add("parallel.cp", f"cp {parallel.cp} divides sequences of the built-in model only: use 1")
-    if spec.function is not None and parallel.pp > 1:
+    if spec.function_name is not None and parallel.pp > 1:
         add("parallel.pp", f"pp {parallel.pp} divides layers of the built-in models only: use 1")
     if train.global_batch % train.micro_batch:
         add(
@@ -694,7 +712,7 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             f"{train.micro_batch} for each of dp_replicate × dp_shard = {parallel.dp_replicate} × "
             f"{parallel.dp_shard} = {parallel.data_parallel} ranks",
         )
-    if spec.function is None and train.schedule.warmup_steps > train.steps:
+    if spec.function_name is None and train.schedule.warmup_steps > train.steps:
         add(
             "train.schedule.warmup_steps",
             f"warmup_steps {train.schedule.warmup_steps} exceeds steps {train.steps}",
