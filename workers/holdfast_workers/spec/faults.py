@@ -14,15 +14,15 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     """Every fault that follows from the training spec alone, in the order of the spec."""
     if spec.brings_program:
         return [*_program_mesh_faults(spec.parallel)]
-    faults: list[SpecFault] = [] if spec.function is not None else model_faults(spec)
+    faults: list[SpecFault] = [] if spec.function_name is not None else model_faults(spec)
     train, parallel = spec.train, spec.parallel
 
     def add(path: str, message: str) -> None:
         faults.append(SpecFault(path=path, message=message))
 
-    if spec.function is not None and parallel.cp > 1:
+    if spec.function_name is not None and parallel.cp > 1:
         add("parallel.cp", f"cp {parallel.cp} divides sequences of the built-in model only: use 1")
-    if spec.function is not None and parallel.pp > 1:
+    if spec.function_name is not None and parallel.pp > 1:
         add("parallel.pp", f"pp {parallel.pp} divides layers of the built-in models only: use 1")
     if train.global_batch % train.micro_batch:
         add(
@@ -37,7 +37,7 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             f"{train.micro_batch} for each of dp_replicate × dp_shard = {parallel.dp_replicate} × "
             f"{parallel.dp_shard} = {parallel.data_parallel} ranks",
         )
-    if spec.function is None and train.schedule.warmup_steps > train.steps:
+    if spec.function_name is None and train.schedule.warmup_steps > train.steps:
         add(
             "train.schedule.warmup_steps",
             f"warmup_steps {train.schedule.warmup_steps} exceeds steps {train.steps}",

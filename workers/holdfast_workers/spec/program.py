@@ -12,6 +12,13 @@ from holdfast_workers.spec.fields import Positive, Reference, Section
 class ProgramSpec(Section):
     """How a program of the user runs: a `script`, a `command`, or a Ray Train function."""
 
+    context: bool = Field(
+        default=False,
+        description="Whether a script trains in the steps of `holdfast.attach().context`, as a "
+        "`function` does: the ranks that survive a fault continue in place, with the same bits. "
+        "Each attempt runs the script again from its first line, in the same process. `train`, "
+        "`checkpoint` and `guards` count as for a function; of `program`, only `preload` does.",
+    )
     preload: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
         default=(),
         max_length=64,

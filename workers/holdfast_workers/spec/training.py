@@ -68,7 +68,18 @@ class TrainingSpec(Section):
     @property
     def brings_program(self) -> bool:
         """Whether the ranks run a program of the user, which has its own loop."""
-        return any(getattr(self, name) is not None for name in PROGRAM_FIELDS)
+        return not self.program.context and any(
+            getattr(self, name) is not None for name in PROGRAM_FIELDS
+        )
+
+    @property
+    def function_name(self) -> str | None:
+        """The user's code that trains in the steps of a context: the function, or the file or
+        module of a script. None: a recipe, or a program."""
+        if self.function is not None or self.script is None or not self.program.context:
+            return self.function
+        first, _, rest = self.script.strip().partition(" ")
+        return rest.split()[0] if first == "-m" and rest else first
 
     @property
     def stop_s(self) -> float:
@@ -86,4 +97,4 @@ class TrainingSpec(Section):
     @property
     def has_own_model(self) -> bool:
         """Whether the model is a user's: sections about the built-in models then mean nothing."""
-        return self.function is not None or self.brings_program
+        return self.function_name is not None or self.brings_program
