@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from holdfast_workers.programs.metric_lines import pattern_fault
+from holdfast_workers.program_metrics.metric_lines import pattern_fault
 from holdfast_workers.spec import SpecFault, TrainingSpec
 
 BROUGHT = ("function", "script", "command", "ray_train")
