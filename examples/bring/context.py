@@ -1,6 +1,6 @@
 """A script that trains in the steps of Holdfast: FSDP2, with exactly the same bits after a fault.
 
-holdfast run --local --nproc-per-node 2 --set program.context=true --set train.steps=60 -- context.py
+holdfast run --local --nproc-per-node 2 --set program.context=true -- context.py
 """
 
 import argparse
