@@ -1,0 +1,76 @@
+"""Placement groups that show Ray's autoscaler which nodes queued jobs lack.
+
+They hold no right to any node: a group that has its place is removed, so that the job may start
+there. They belong to the connection of the server that asked, and end with it. Names follow from
+what is asked for, so several servers ask for the same once. `request_resources` is never used: it
+has one value per cluster, which belongs to other programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import ray
+import structlog
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import PlacementGroup, placement_group
+
+from holdfast_service.cluster import actor_names
+from holdfast_service.cluster.occupied import NODE_ID_LABEL
+from holdfast_service.cluster.seat_groups import PENDING
+from holdfast_service.job_model.supervisor_protocol import GrowthRequest
+
+_log = structlog.get_logger()
+
+
+def show(installation: str, requests: Iterable[GrowthRequest]) -> None:
+    """Ask for exactly these nodes: groups of earlier requests are removed."""
+    wanted = {name_of(installation, request): request for request in requests}
+    found: set[str] = set()
+    for group_id, name, state in _groups(installation):
+        found.add(name)
+        if name not in wanted or state != PENDING:
+            _remove(group_id)
+    for name in wanted.keys() - found:  # a group that had its place is not asked for at once
+        _ask(name, wanted[name])
+
+
+def withdraw(installation: str, job_id: str) -> None:
+    """The job starts: leave the nodes to it."""
+    own = actor_names.growth_group(installation, job_id, "")
+    for group_id, name, _ in _groups(installation):
+        if name.startswith(own):
+            _remove(group_id)
+
+
+def name_of(installation: str, request: GrowthRequest) -> str:
+    bundle, labels = sorted(request.bundle.items()), sorted(request.labels.items())
+    asked = repr((request.nodes, bundle, labels, request.off)).encode()
+    digest = hashlib.sha256(asked).hexdigest()[:16]
+    return actor_names.growth_group(installation, request.job, digest)
+
+
+def _groups(installation: str) -> list[tuple[str, str, str]]:
+    """The id, name and state of each group."""
+    return [
+        (group_id, group["name"], group["state"])
+        for group_id, group in ray.util.placement_group_table().items()
+        if actor_names.is_growth_group(group["name"], installation) and group["state"] != "REMOVED"
+    ]
+
+
+def _remove(group_id: str) -> None:
+    ray.util.remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+
+
+def _ask(name: str, request: GrowthRequest) -> None:
+    off = {NODE_ID_LABEL: f"!in({','.join(request.off)})"} if request.off else {}
+    selector = {**request.labels, **off}
+    placement_group(
+        [dict(request.bundle)] * request.nodes,
+        strategy="STRICT_SPREAD",
+        name=name,
+        bundle_label_selector=[selector] * request.nodes if selector else None,
+    )
+    _log.info("growth.asked", job=request.job, what=request.what)
