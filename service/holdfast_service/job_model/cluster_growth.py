@@ -53,7 +53,7 @@ class GrowthBounds:
         for resource, bound in self.by_resource.items():
             wanted = getattr(after, resource)
             if wanted > max(bound, getattr(before, resource)):
-                name = resource if resource == "nodes" else resource.upper()
+                name = "nodes" if resource == "nodes" else f"{resource[:-1].upper()}s"
                 found.append(
                     f"it would have {wanted:g} {name}, and {SETTING}{resource.upper()} allows "
                     f"{bound:g}"
@@ -106,41 +106,65 @@ def plan_growth(
     `held`: claims of started jobs. `queue`: of queued jobs, in their order. `growing`: of those
     elastic jobs that train, with as many nodes as each may have.
     """
-    walk = QueuePass(usable(capacity, cordoned_only(aside)), held)
+    usable_nodes = usable(capacity, cordoned_only(aside))
+    left, lacking, kept_for = _after_those_that_start(usable_nodes, held, queue)
     size = _size(capacity)
-    for demand, lacking in walk.lacking:  # Ray's placement of these jobs asks for them
-        size = size.plus(lacking, demand)
+    for demand, missing in left.lacking:  # Ray's placement of these jobs asks for them
+        size = size.plus(missing, demand)
     requests: dict[str, GrowthRequest] = {}
     refused: dict[str, str] = {}
     names = {node.node_id: node_name(node.node_id, node.host) for node in capacity.nodes}
-    for claim in queue:
+    for claim in lacking:
         demand = claim.demand
-        fitting = [node for node in walk.fitting(demand) if names[node] not in claim.unsuitable]
-        if len(fitting) >= demand.to_start:
-            walk.take(fitting[: demand.to_start], demand)
-            continue
+        others = set() if claim.job == kept_for else set(left.kept)
+        fitting = [
+            node
+            for node in left.fitting(demand)
+            if names[node] not in claim.unsuitable and node not in others
+        ]
         new = demand.to_start - len(fitting)
         if why := bounds.why_not(size, size.plus(new, demand)):
             refused[claim.job] = why
-        else:
-            size = size.plus(new, demand)
-            off = _large_enough(capacity.nodes, demand) - set(fitting)
-            requests[claim.job] = _request(claim.job, demand, new, off)
-        if not walk.serve(claim):
-            walk.take(fitting, demand)
+            continue
+        size = size.plus(new, demand)
+        off = _large_enough(capacity.nodes, demand) - set(fitting)
+        requests[claim.job] = _request(claim.job, demand, new, off)
+        left.take(fitting, demand)
     held_back = set()
     for claim in growing:
         placed = capacity.placed.get(claim.job, ())
         if not placed or len(placed) >= claim.demand.nodes:
             continue
-        free = [node for node in walk.fitting(claim.demand) if node not in placed]
+        free = [node for node in left.fitting(claim.demand) if node not in placed]
         if free:
-            walk.take(free[:1], claim.demand)
+            left.take(free[:1], claim.demand)
         elif requests or bounds.why_not(size, size.plus(1, claim.demand)):
             held_back.add(claim.job)
         else:
             size = size.plus(1, claim.demand)
     return GrowthPlan(requests, refused, frozenset(held_back), size, bounds)
+
+
+def _after_those_that_start(
+    capacity: Capacity, held: Collection[Claim], queue: Sequence[QueuedClaim]
+) -> tuple[QueuePass, list[QueuedClaim], str]:
+    """What the jobs that may start now leave; the other jobs of the queue; and the one of them for
+    which nodes are reserved, `kept` of the first result, or ""."""
+    walk, left = QueuePass(capacity, held), QueuePass(capacity, held)
+    names = {node.node_id: node_name(node.node_id, node.host) for node in capacity.nodes}
+    lacking: list[QueuedClaim] = []
+    for claim in queue:
+        demand = claim.demand
+        fitting = walk.fitting(demand)
+        suitable = [node for node in fitting if names[node] not in claim.unsuitable]
+        if len(suitable) >= demand.to_start:
+            for each in (walk, left):
+                each.take(suitable[: demand.to_start], demand)
+        else:
+            walk.serve(claim)
+            lacking.append(claim)
+    left.kept = walk.kept
+    return left, lacking, walk.reservation.job if walk.reservation else ""
 
 
 def _request(job: str, demand: NodeDemand, new: int, off: Iterable[str]) -> GrowthRequest:
