@@ -75,7 +75,7 @@ class CompetingDemand:
                     most = demand.nodes if row.wanted_nodes is None else row.wanted_nodes
                     allowed = min(demand.nodes, most + demand.standbys)
                     growing.append(Claim(row.id, replace(demand, nodes=allowed), row.name))
-            elif _waits_for_nodes(row.waiting) and len(queue) < _QUEUE_HEAD:
+            elif _waits_for_growth(row.waiting) and len(queue) < _QUEUE_HEAD:
                 overdue = self.is_overdue(row.waiting, now)
                 unsuitable = await _unsuitable(session, row.id, rooms_since)
                 queue.append(QueuedClaim(row.id, demand, row.name, overdue, unsuitable))
@@ -158,6 +158,12 @@ async def _unsuitable(session: AsyncSession, job: str, since: float) -> frozense
 
 def _waits_for_nodes(waiting: dict[str, Any] | None) -> bool:
     return waiting is not None and waiting["resource"] == "nodes"
+
+
+def _waits_for_growth(waiting: dict[str, Any] | None) -> bool:
+    """Whether nodes would help a queued job. A node installs its packages before it is admitted; a
+    cluster without nodes counts as out of reach until then."""
+    return waiting is not None and waiting["resource"] in ("nodes", "packages", "cluster")
 
 
 def _released() -> ColumnElement[bool]:
