@@ -21,6 +21,7 @@ from tests.support.waiting import eventually
 from holdfast import Client
 
 folder = Path(sys.argv[1])
+(folder / "store").mkdir()
 JOB = {
     "name": "grown",
     "model": {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 1, "sequence_length": 32},
@@ -35,7 +36,7 @@ KINDS = {"worker": {"CPU": 1}, "other": {"CPU": 0, "other": 1}}
 
 with autoscaled_cluster(KINDS, idle_s=12.0) as address:
     command = [sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0",
-               "--data-dir", str(folder), "--ray-address", address, "--store-uri",
+               "--data-dir", str(folder / "server"), "--ray-address", address, "--store-uri",
                str(folder / "store"), "--autoscale", "--autoscale-nodes", "2"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE,
                               stderr=(folder / "server.log").open("wb"),
