@@ -131,10 +131,10 @@ class RayCluster:
         """Connect this process as a driver, and again whenever that is lost. Authentication comes
         from the environment.
 
-        `find_address`, `on_stuck`, `has_ended`: see `RayConnection`. `can_grow`: an autoscaler adds
-        nodes on demand. `installation`: the id in the
+        `find_address`, `on_stuck`, `has_ended`: see `RayConnection`. `installation`: the id in the
         database; jobs of other installations are never touched. `key`: its secret, from which every
-        job's secret is derived. `secrets_dir`: named secrets. Raises ClusterUnavailable.
+        job's secret is derived. `secrets_dir`: named secrets. `can_grow`: an autoscaler adds nodes
+        on demand. Raises ClusterUnavailable.
         """
         connection = RayConnection(
             find_address,

@@ -21,8 +21,6 @@ from holdfast_service.store.transaction import Effect, JobTransaction
 
 _QUERY_CHUNK = 500
 _QUEUE_HEAD = 20
-
-
 _TRAINS = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.RESIZING})
 
 
