@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import ray
 import structlog
 from ray._raylet import PlacementGroupID
+from ray.exceptions import RaySystemError
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from holdfast_service.cluster import actor_names
@@ -67,10 +68,14 @@ def _remove(group_id: str) -> None:
 def _ask(name: str, request: GrowthRequest) -> None:
     off = {NODE_ID_LABEL: f"!in({','.join(request.off)})"} if request.off else {}
     selector = {**request.labels, **off}
-    placement_group(
-        [dict(request.bundle)] * request.nodes,
-        strategy="STRICT_SPREAD",
-        name=name,
-        bundle_label_selector=[selector] * request.nodes if selector else None,
-    )
+    try:
+        placement_group(
+            [dict(request.bundle)] * request.nodes,
+            strategy="STRICT_SPREAD",
+            name=name,
+            bundle_label_selector=[selector] * request.nodes if selector else None,
+        )
+    except RaySystemError as error:  # another server has just asked for the same, by this name
+        _log.info("growth.not_asked", job=request.job, error=str(error))
+        return
     _log.info("growth.asked", job=request.job, what=request.what)

@@ -131,17 +131,17 @@ def plan_growth(
         requests[claim.job] = _request(claim.job, demand, new, off)
         left.take(fitting, demand)
     held_back = set()
-    for claim in growing:
-        placed = capacity.placed.get(claim.job, ())
-        if not placed or len(placed) >= claim.demand.nodes:
+    for job in growing:
+        placed = capacity.placed.get(job.job, ())
+        if not placed or len(placed) >= job.demand.nodes:
             continue
-        free = [node for node in left.fitting(claim.demand) if node not in placed]
+        free = [node for node in left.fitting(job.demand) if node not in placed]
         if free:
-            left.take(free[:1], claim.demand)
-        elif requests or bounds.why_not(size, size.plus(1, claim.demand)):
-            held_back.add(claim.job)
+            left.take(free[:1], job.demand)
+        elif requests or bounds.why_not(size, size.plus(1, job.demand)):
+            held_back.add(job.job)
         else:
-            size = size.plus(1, claim.demand)
+            size = size.plus(1, job.demand)
     return GrowthPlan(requests, refused, frozenset(held_back), size, bounds)
 
 

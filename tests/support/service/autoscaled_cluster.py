@@ -25,6 +25,7 @@ from holdfast_service.embedded_cluster.ray_settings import CLUSTER_SETTINGS
 
 START_S = 60.0
 STORE_BYTES = 80 * 2**20
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 HEAD_ID = "f" * 51 + "00000"
 HEAD_TYPE = "ray.head.default"
 LISTS = (
@@ -54,7 +55,8 @@ def configuration(
         "idle_timeout_minutes": idle_s / 60.0,
         "upscaling_speed": 1.0,
         "provider": {
-            "type": "fake_multinode",
+            "type": "external",  # else Ray reads an example file that its wheel lacks
+            "module": PROVIDER,
             "launch_multiple": True,
             "head_node_id": HEAD_ID,
             "gcs_address": address,
