@@ -58,6 +58,9 @@ def configuration(
             "type": "external",  # else Ray reads an example file that its wheel lacks
             "module": PROVIDER,
             "launch_multiple": True,
+            "use_node_id_as_ip": True,  # all nodes have one address
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
             "head_node_id": HEAD_ID,
             "gcs_address": address,
         },
