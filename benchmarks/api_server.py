@@ -183,7 +183,9 @@ class SimulatedCluster:
         nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
         return Capacity(nodes=nodes, can_grow=False, unlimited=True)
 
-    async def ask_for_nodes(self, requests: Collection[GrowthRequest]) -> None:
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
         """It has no autoscaler."""
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:

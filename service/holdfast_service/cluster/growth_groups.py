@@ -1,7 +1,7 @@
 """Placement groups that show Ray's autoscaler which nodes queued jobs lack.
 
-They hold no right to any node: a group that has its place is removed, so that the job may start
-there. They belong to the connection of the server that asked, and end with it. Names follow from
+A group that has its place keeps it until any job starts, so that no other program takes the new
+nodes and the autoscaler does not find them idle. The queue counts them as free. They belong to the connection of the server that asked, and end with it. Names follow from
 what is asked for, so several servers ask for the same once. `request_resources` is never used: it
 has one value per cluster, which belongs to other programs.
 """
@@ -9,7 +9,7 @@ has one value per cluster, which belongs to other programs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import ray
 import structlog
@@ -25,23 +25,26 @@ from holdfast_service.job_model.supervisor_protocol import GrowthRequest
 _log = structlog.get_logger()
 
 
-def show(installation: str, requests: Iterable[GrowthRequest]) -> None:
-    """Ask for exactly these nodes: groups of earlier requests are removed."""
+def show(installation: str, requests: Iterable[GrowthRequest], may_start: Collection[str]) -> None:
+    """Ask for exactly these nodes. Other groups are removed, but for those that have their place
+    and are of jobs that may start."""
     wanted = {name_of(installation, request): request for request in requests}
+    keep_place = tuple(actor_names.growth_group(installation, job, "") for job in may_start)
     found: set[str] = set()
     for group_id, name, state in _groups(installation):
         found.add(name)
-        if name not in wanted or state != PENDING:
+        is_right = name in wanted if state == PENDING else name.startswith(keep_place)
+        if not is_right:
             _remove(group_id)
-    for name in wanted.keys() - found:  # a group that had its place is not asked for at once
+    for name in wanted.keys() - found:
         _ask(name, wanted[name])
 
 
-def withdraw(installation: str, job_id: str) -> None:
-    """The job starts: leave the nodes to it."""
+def give_way(installation: str, job_id: str) -> None:
+    """A job starts, perhaps where groups have their place."""
     own = actor_names.growth_group(installation, job_id, "")
-    for group_id, name, _ in _groups(installation):
-        if name.startswith(own):
+    for group_id, name, state in _groups(installation):
+        if state != PENDING or name.startswith(own):
             _remove(group_id)
 
 

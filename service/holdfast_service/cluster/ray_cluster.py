@@ -163,8 +163,10 @@ class RayCluster:
     async def capacity(self) -> Capacity:
         return await self._call(self._capacity)
 
-    async def ask_for_nodes(self, requests: Collection[GrowthRequest]) -> None:
-        await self._call(lambda: growth_groups.show(self._installation, requests))
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
+        await self._call(lambda: growth_groups.show(self._installation, requests, may_start))
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         try:
@@ -309,7 +311,7 @@ class RayCluster:
             self._supervisor(launch.job_id)
             return False
         if self._can_grow:
-            growth_groups.withdraw(self._installation, launch.job_id)
+            growth_groups.give_way(self._installation, launch.job_id)
         if launch.package is not None:
             publish(launch.spec["code"], launch.package)
         # Ray keeps what an actor is made with.

@@ -77,6 +77,8 @@ class GrowthPlan:
     """By job."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """The jobs that lack nodes which the bounds do not allow, and why."""
+    may_start: frozenset[str] = frozenset()
+    """The jobs of the queue for which enough nodes are there."""
     held_back: frozenset[str] = frozenset()
     """Elastic jobs that must not ask for a further node."""
     size: ClusterSize = ClusterSize()
@@ -142,7 +144,8 @@ def plan_growth(
             held_back.add(job.job)
         else:
             size = size.plus(1, job.demand)
-    return GrowthPlan(requests, refused, frozenset(held_back), size, bounds)
+    may_start = frozenset(claim.job for claim in queue) - {claim.job for claim in lacking}
+    return GrowthPlan(requests, refused, may_start, frozenset(held_back), size, bounds)
 
 
 def _after_those_that_start(

@@ -252,9 +252,13 @@ class Cluster(Protocol):
 
     async def capacity(self) -> Capacity: ...
 
-    async def ask_for_nodes(self, requests: Collection[GrowthRequest]) -> None:
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
         """Ask the cluster's autoscaler for exactly these nodes, in place of all that any server of
-        this installation asked for before. What other programs ask for stays."""
+        this installation asked for before. What other programs ask for stays. `may_start`: queued
+        jobs for which enough nodes are there: those that were asked for are kept until a job
+        starts."""
         ...
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:

@@ -229,7 +229,7 @@ class Reconciler:
                 settings.autoscale_nodes, settings.autoscale_cpus, settings.autoscale_gpus
             ),
         )
-        await self._cluster.ask_for_nodes(plan.requests.values())
+        await self._cluster.ask_for_nodes(plan.requests.values(), plan.may_start)
         self._store.growth = plan
 
     def _is_held_back(self, job: str) -> bool:

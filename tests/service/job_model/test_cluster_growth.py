@@ -55,6 +55,7 @@ def test_a_job_is_asked_for_with_the_nodes_that_it_could_have_and_new_ones() -> 
 def test_nothing_is_asked_for_a_job_that_fits() -> None:
     found = plan(cluster(4, 4), queued(NodeDemand(2, 4.0, 0.0)))
     assert not found.requests and not found.refused and not found.note("q0")
+    assert found.may_start == {"q0"}
 
 
 def test_the_group_is_kept_off_nodes_that_others_have() -> None:

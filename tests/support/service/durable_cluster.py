@@ -52,7 +52,9 @@ class DurableCluster:
     async def capacity(self) -> Capacity:
         return three_nodes(roomy=True)
 
-    async def ask_for_nodes(self, requests: Collection[GrowthRequest]) -> None:
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
         """It has no autoscaler."""
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:

@@ -211,7 +211,9 @@ class FakeCluster:
         self._reach()
         return self.nodes
 
-    async def ask_for_nodes(self, requests: Collection[GrowthRequest]) -> None:
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
         self._reach()
         self.asked_for = [*requests]
 
