@@ -1,9 +1,10 @@
 """Placement groups that show Ray's autoscaler which nodes queued jobs lack.
 
 A group that has its place keeps it until any job starts, so that no other program takes the new
-nodes and the autoscaler does not find them idle. The queue counts them as free. They belong to the connection of the server that asked, and end with it. Names follow from
-what is asked for, so several servers ask for the same once. `request_resources` is never used: it
-has one value per cluster, which belongs to other programs.
+nodes and the autoscaler does not find them idle; the queue counts them as free. Groups belong to
+the connection of the server that asked, and end with it. Names follow from what is asked for, so
+several servers ask for the same once. `request_resources` is never used: it has one value per
+cluster, which belongs to other programs.
 """
 
 from __future__ import annotations
