@@ -30,7 +30,8 @@ JOB = {
     "parallel": {"dp_shard": 1},
     "resources": {"workers_per_node": 1, "cpus_per_worker": 1},
 }
-LARGE = {**JOB, "name": "large", "parallel": {"dp_shard": 4}, "train": {**JOB["train"], "global_batch": 8}}
+LARGE = {**JOB, "name": "large", "parallel": {"dp_shard": 4},
+         "train": {**JOB["train"], "global_batch": 8}}
 HUGE = {**JOB, "name": "huge", "resources": {"workers_per_node": 1, "cpus_per_worker": 64}}
 KINDS = {"worker": {"CPU": 1}, "other": {"CPU": 0, "other": 1}}
 
