@@ -34,6 +34,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
     EventKind,
+    GrowthRequest,
     JobLaunch,
     NodeCapacity,
     PackagesAnswer,
@@ -180,7 +181,12 @@ class SimulatedCluster:
 
     async def capacity(self) -> Capacity:
         nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
-        return Capacity(nodes=nodes, can_grow=True)
+        return Capacity(nodes=nodes, can_grow=False, unlimited=True)
+
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
+        """It has no autoscaler."""
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         return PathAnswer("10.0.0.1", True)

@@ -90,6 +90,22 @@ class Settings(BaseSettings):
         description="Whether jobs may use Ray datasets (`ray_run.datasets`): their ranks then are "
         "clients of the Ray cluster, with its token; null: on the embedded cluster only.",
     )
+    autoscale: bool = Field(
+        default=False,
+        description="Whether the cluster at `ray_address` has an autoscaler, which is asked for "
+        "the nodes that queued jobs lack.",
+    )
+    autoscale_nodes: Annotated[int | None, Field(ge=0)] = Field(
+        default=None,
+        description="Most nodes that the cluster is asked to have; null: no bound but the "
+        "autoscaler's.",
+    )
+    autoscale_cpus: Annotated[float | None, Field(ge=0)] = Field(
+        default=None, description="The same for CPUs of all its nodes together."
+    )
+    autoscale_gpus: Annotated[float | None, Field(ge=0)] = Field(
+        default=None, description="The same for GPUs of all its nodes together."
+    )
     local_nodes: Annotated[int | None, Field(ge=1)] = Field(
         default=None,
         description="Nodes of the embedded cluster, which divide the machine's CPUs and GPUs; "

@@ -82,7 +82,7 @@ async def test_a_reconciler_takes_over_every_live_job(settings: Settings, store:
         State.PAUSED,
         State.RESIZING,
     }
-    cluster = FakeCluster(three_nodes(can_grow=True))
+    cluster = FakeCluster(three_nodes(roomy=True))
     for name in STOPPING:  # their supervisors are still there
         job = live[name]
         launch = JobLaunch(job.id, name, job.spec, "", job.cursor_event, job.attempt)
@@ -110,7 +110,7 @@ async def test_a_reconciler_takes_over_every_live_job(settings: Settings, store:
 async def test_a_paused_job_is_resumed_and_restarts_from_its_checkpoint(
     settings: Settings, store: Store
 ) -> None:
-    cluster = FakeCluster(three_nodes(can_grow=True))
+    cluster = FakeCluster(three_nodes(roomy=True))
     jobs = JobService(store, cluster, settings)
     overview = Overview(store, NodeService(store), settings)
     [paused] = (await overview.rows(Filters(states=frozenset({State.PAUSED})))).items

@@ -29,7 +29,7 @@ BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
 
 
 def prepare_server(server: LiveServer) -> None:
-    server.cluster.nodes = three_nodes(can_grow=True)  # every job has enough nodes
+    server.cluster.nodes = three_nodes(roomy=True)  # every job has enough nodes
 
 
 @pytest.fixture(scope="module")

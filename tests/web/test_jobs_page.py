@@ -20,7 +20,7 @@ CROWD = 3000
 
 
 def prepare_server(server: LiveServer) -> None:
-    server.cluster.nodes = three_nodes(can_grow=True)  # every job has enough nodes
+    server.cluster.nodes = three_nodes(roomy=True)  # every job has enough nodes
     run_in_thread(add_crowd(server.settings, CROWD))
 
 

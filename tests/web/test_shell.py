@@ -17,7 +17,7 @@ VIEWS = ("/jobs", "/cluster", "/submit", "/jobs/{job}/checkpoints")
 
 
 def prepare_server(server: LiveServer) -> None:
-    server.cluster.nodes = three_nodes(can_grow=True)  # every job has enough nodes
+    server.cluster.nodes = three_nodes(roomy=True)  # every job has enough nodes
     run_in_thread(add_crowd(server.settings, 60))
 
 

@@ -120,6 +120,10 @@ async def serve(
         raise ServeError(
             "--send-own-code is for the nodes of a cluster: give its --ray-address too"
         )
+    if settings.autoscale and settings.ray_address is None:
+        raise ServeError(
+            "--autoscale is for a cluster with an autoscaler: give its --ray-address too"
+        )
     try:
         database_url(settings.resolved_database_url())
     except UnsupportedDatabase as error:  # fail before a folder is made
@@ -244,6 +248,7 @@ async def _connection(settings: Settings, store: Store, broken: _Broken) -> Conn
                 renew_s=settings.ray_connect_s,
             ),
             lambda address: settings.ray_address is None and _has_ended(settings, address),
+            can_grow=settings.autoscale,
             code=OwnCode(own_code() if settings.send_own_code else None),
         )
 

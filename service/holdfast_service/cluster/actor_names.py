@@ -25,6 +25,15 @@ def placement_group(installation: str, job_id: str) -> str:
     return f"nodes:{installation}:{job_id}" if installation else f"nodes:{job_id}"
 
 
+def growth_group(installation: str, job_id: str, digest: str) -> str:
+    """Of the nodes that a queued job lacks; `digest`: of what is asked for."""
+    return f"wanted:{installation}:{job_id}:{digest}"
+
+
+def is_growth_group(name: str, installation: str) -> bool:
+    return name.startswith(f"wanted:{installation}:")
+
+
 def memory_folder(installation: str, job_id: str) -> str:
     """The job's folder in the shared memory of a node."""
     return f"{installation}.{job_id}" if installation else job_id

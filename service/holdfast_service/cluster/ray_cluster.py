@@ -19,7 +19,14 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 
-from holdfast_service.cluster import actor_names, node_packages, node_paths, node_sweep, node_tasks
+from holdfast_service.cluster import (
+    actor_names,
+    growth_groups,
+    node_packages,
+    node_paths,
+    node_sweep,
+    node_tasks,
+)
 from holdfast_service.cluster.connection import (
     ClusterAccess,
     ConnectionTimes,
@@ -52,6 +59,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     ClusterUnavailable,
     Cursors,
     FaultOrder,
+    GrowthRequest,
     JobLaunch,
     NodeCapacity,
     PackagesAnswer,
@@ -125,7 +133,8 @@ class RayCluster:
 
         `find_address`, `on_stuck`, `has_ended`: see `RayConnection`. `installation`: the id in the
         database; jobs of other installations are never touched. `key`: its secret, from which every
-        job's secret is derived. `secrets_dir`: named secrets. Raises ClusterUnavailable.
+        job's secret is derived. `secrets_dir`: named secrets. `can_grow`: an autoscaler adds nodes
+        on demand. Raises ClusterUnavailable.
         """
         connection = RayConnection(
             find_address,
@@ -153,6 +162,11 @@ class RayCluster:
 
     async def capacity(self) -> Capacity:
         return await self._call(self._capacity)
+
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
+        await self._call(lambda: growth_groups.show(self._installation, requests, may_start))
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         try:
@@ -288,13 +302,16 @@ class RayCluster:
         )
         placed: dict[str, list[str]] = {}
         for bundle in ours:
-            placed.setdefault(bundle.job, []).append(bundle.node)
+            if bundle.job:
+                placed.setdefault(bundle.job, []).append(bundle.node)
         return Capacity(nodes=nodes, can_grow=self._can_grow, placed=placed)
 
     def _ensure_supervisor(self, launch: JobLaunch) -> bool:
         with contextlib.suppress(SupervisorUnavailable):
             self._supervisor(launch.job_id)
             return False
+        if self._can_grow:
+            growth_groups.give_way(self._installation, launch.job_id)
         if launch.package is not None:
             publish(launch.spec["code"], launch.package)
         # Ray keeps what an actor is made with.
@@ -435,7 +452,9 @@ class RayCluster:
 
 @dataclass(frozen=True)
 class _PlacedBundle:
-    """A bundle of a job's placement group that has its node."""
+    """A bundle of a job's placement group that has its node.
+
+    `job` "": of a group that only asks for nodes."""
 
     job: str
     node: str
@@ -448,6 +467,8 @@ def _placed_bundles(installation: str) -> list[_PlacedBundle]:
     found = []
     for group in ray.util.placement_group_table().values():
         job = actor_names.job_of_group(group["name"], installation)
+        if actor_names.is_growth_group(group["name"], installation):
+            job = ""
         if job is None or group["state"] == "REMOVED":
             continue
         for index, node in group["bundles_to_node_id"].items():

@@ -39,7 +39,7 @@ class FreeNode:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-_Resources = dict[str, FreeNode]  # by node id
+Resources = dict[str, FreeNode]  # by node id
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,14 @@ class NodeDemand:
     @property
     def to_start(self) -> int:
         return self.least or self.nodes
+
+    @property
+    def bundle_text(self) -> str:
+        """E.g. `1 CPUs, 0 GPUs and 2 fpga, labelled disk=nvme`."""
+        named = [f"{self.cpus:g} CPUs", f"{self.gpus:g} GPUs"]
+        named += [amount_text(name, amount) for name, amount in self.custom]
+        text = f"{', '.join(named[:-1])} and {named[-1]}"
+        return f"{text}, labelled {', '.join(map(str, self.labels))}," if self.labels else text
 
     @classmethod
     def from_spec(cls, spec: JobSpec) -> NodeDemand:
@@ -189,6 +197,39 @@ def reason_to_wait(
     return None if admission.may_start else admission.why
 
 
+class QueuePass:
+    """The free resources of the nodes, while the jobs of the queue are served in their order."""
+
+    def __init__(self, capacity: Capacity, held: Iterable[Claim]) -> None:
+        self.capacity = capacity
+        self.free, self.lacking = _free_resources(capacity, held)
+        """`lacking`: for each started job without enough nodes: its demand, and how many."""
+        self.kept: list[str] = []
+        """The nodes that are reserved."""
+        self.reservation: Reservation | None = None
+
+    def fitting(self, demand: NodeDemand) -> list[str]:
+        """The nodes that have room for a bundle, those with most free first."""
+        return _fitting(self.free, demand)
+
+    def take(self, nodes: Iterable[str], demand: NodeDemand) -> None:
+        """Nodes that are reserved are left alone."""
+        _take(self.free, [node for node in nodes if node in self.free], demand)
+
+    def serve(self, claim: Claim) -> bool:
+        """Give the job its nodes; False: it does not fit, and nodes may be reserved for it."""
+        demand, fitting = claim.demand, self.fitting(claim.demand)
+        if len(fitting) >= demand.to_start:
+            self.take(fitting[: demand.to_start], demand)
+            return True
+        if claim.is_overdue and not self.kept:
+            self.kept = nodes_to_reserve(self.capacity, self.free, demand)
+            if self.kept:
+                self.reservation = Reservation(claim.job, claim.name or claim.job, len(self.kept))
+            self.free = {node: left for node, left in self.free.items() if node not in self.kept}
+        return False
+
+
 def nodes_to_reserve(
     capacity: Capacity, free: Mapping[str, FreeNode], demand: NodeDemand
 ) -> list[str]:
@@ -223,31 +264,23 @@ def _admit(
     *,
     is_overdue: bool = False,
 ) -> Admission:
-    if capacity.can_grow:
-        return Admission(True)  # the cluster's own scheduler waits, and adds nodes meanwhile
-    free = _free_resources(capacity, held)
-    kept: list[str] = []
-    reservation: Reservation | None = None
+    if capacity.unlimited:
+        return Admission(True)
+    queue = QueuePass(capacity, held)
     for claim in before:
-        fitting = _fitting(free, claim.demand)
-        if len(fitting) >= claim.demand.to_start:
-            _take(free, fitting[: claim.demand.to_start], claim.demand)
-        elif claim.is_overdue and not kept:
-            kept = nodes_to_reserve(capacity, free, claim.demand)
-            if kept:
-                reservation = Reservation(claim.job, claim.name or claim.job, len(kept))
-            free = {node: left for node, left in free.items() if node not in kept}
-    fitting = _fitting(free, wanted)
+        queue.serve(claim)
+    reservation = queue.reservation
+    fitting = queue.fitting(wanted)
     if len(fitting) >= wanted.to_start:
-        return Admission(True, reserved_nodes=tuple(sorted(kept)))
+        return Admission(True, reserved_nodes=tuple(sorted(queue.kept)))
     if is_overdue and reservation is None:
-        own = nodes_to_reserve(capacity, free, wanted)
+        own = nodes_to_reserve(capacity, queue.free, wanted)
         reservation = Reservation("", "", len(own)) if own else None
     note = ""
     if reservation is not None:
         note = f"; {reservation.nodes} are reserved for {reservation.name or 'it'}"
     reason = _why_impossible(capacity, wanted) or (
-        f"{wanted.to_start} nodes with {_bundle_text(wanted)} free are needed, {len(fitting)} of "
+        f"{wanted.to_start} nodes with {wanted.bundle_text} free are needed, {len(fitting)} of "
         f"{len(capacity.nodes)} nodes have them"
     )
     return Admission(False, reason + note + _set_aside_note(capacity), reservation=reservation)
@@ -261,14 +294,6 @@ def _why_impossible(capacity: Capacity, wanted: NodeDemand) -> str:
     labelled = [n.custom for n in nodes if all(rule.allows(n.labels) for rule in wanted.labels)]
     why = why or why_too_little(dict(wanted.custom), labelled, wanted.to_start)
     return f"{wanted.to_start} nodes are needed: {why}" if why else ""
-
-
-def _bundle_text(wanted: NodeDemand) -> str:
-    """E.g. `1 CPUs, 0 GPUs and 2 fpga, labelled disk=nvme`."""
-    named = [f"{wanted.cpus:g} CPUs", f"{wanted.gpus:g} GPUs"]
-    named += [amount_text(name, amount) for name, amount in wanted.custom]
-    text = f"{', '.join(named[:-1])} and {named[-1]}"
-    return f"{text}, labelled {', '.join(map(str, wanted.labels))}," if wanted.labels else text
 
 
 _READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -302,10 +327,15 @@ def _set_aside_note(capacity: Capacity) -> str:
     return f"; {len(aside)} more are set aside: {', '.join([*aside[:MAX_NODES_LISTED], *rest])}"
 
 
-def _free_resources(capacity: Capacity, held: Iterable[Claim]) -> _Resources:
-    """The free resources of each node. Jobs that have started but are not placed yet take those of
-    the nodes with most free, as a spread placement does. An elastic job that is placed asks for no
-    further nodes while another job waits."""
+def _free_resources(
+    capacity: Capacity, held: Iterable[Claim]
+) -> tuple[Resources, list[tuple[NodeDemand, int]]]:
+    """The free resources of each node, and the demand of started jobs for which too few have room,
+    with the number of nodes that they lack to start.
+
+    Jobs that have started but are not placed yet take those of the nodes with most free, as a
+    spread placement does. An elastic job that is placed asks for no further nodes while another
+    job waits."""
     free = _without_other_programs(capacity)
     unplaced: list[tuple[NodeDemand, int, set[str]]] = []
     for claim in held:
@@ -314,13 +344,16 @@ def _free_resources(capacity: Capacity, held: Iterable[Claim]) -> _Resources:
         missing = (claim.demand.to_start if placed else claim.demand.nodes) - len(placed)
         if missing > 0:
             unplaced.append((claim.demand, missing, set(placed)))
+    lacking = []
     for demand, missing, own in unplaced:
-        others = [node for node in _fitting(free, demand) if node not in own]
-        _take(free, others[:missing], demand)
-    return free
+        others = [node for node in _fitting(free, demand) if node not in own][:missing]
+        _take(free, others, demand)
+        if (lack := demand.to_start - len(own) - len(others)) > 0:
+            lacking.append((demand, lack))
+    return free, lacking
 
 
-def _without_other_programs(capacity: Capacity) -> _Resources:
+def _without_other_programs(capacity: Capacity) -> Resources:
     """What the jobs may use of each node."""
     return {node.node_id: FreeNode(_left_for_jobs(node), node.labels) for node in capacity.nodes}
 
@@ -331,7 +364,7 @@ def _left_for_jobs(node: NodeCapacity) -> dict[str, float]:
     return {CPU: node.cpus - node.foreign_cpus, GPU: node.gpus - node.foreign_gpus, **custom}
 
 
-def _take(free: _Resources, nodes: Iterable[str], demand: NodeDemand) -> None:
+def _take(free: Resources, nodes: Iterable[str], demand: NodeDemand) -> None:
     for node in nodes:
         left = free[node].amounts
         for name, amount in demand.amounts.items():

@@ -488,7 +488,7 @@ def _lease_faults(spec: JobSpec) -> list[SpecFault]:
 
 def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
     """The faults of a spec that is too large for a cluster that cannot grow."""
-    if capacity.can_grow:
+    if capacity.can_grow or capacity.unlimited:
         return []
     cpus, gpus = spec.node_cpus, spec.node_gpus
     found: list[SpecFault] = []

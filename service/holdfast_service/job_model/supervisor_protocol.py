@@ -29,6 +29,7 @@ __all__ = [
     "Cursors",
     "EventKind",
     "FaultOrder",
+    "GrowthRequest",
     "JobLaunch",
     "NodeCapacity",
     "PathAnswer",
@@ -162,9 +163,28 @@ class Capacity:
 
     nodes: tuple[NodeCapacity, ...]
     can_grow: bool
+    unlimited: bool = False  # room for every job, whatever the nodes: of a simulated cluster
     set_aside: tuple[str, ...] = ()  # further nodes that must not be used, and why
     placed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The nodes on which each job has its place already, by job id."""
+
+
+@dataclass(frozen=True)
+class GrowthRequest:
+    """The nodes that a queued job starts with, some of which the cluster has not."""
+
+    job: str
+    what: str
+    """What is asked for, in words."""
+    nodes: int
+    new: int
+    """Of `nodes`, those that the cluster has not."""
+    bundle: Mapping[str, float]
+    """What each node must have free, by resource."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Ray's label selector of each."""
+    off: tuple[str, ...] = ()
+    """Ids of the present nodes that must not be among them, sorted."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +251,15 @@ class Cluster(Protocol):
     """The operations that the reconciler needs from Ray. Every call has its own deadline."""
 
     async def capacity(self) -> Capacity: ...
+
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
+        """Ask the cluster's autoscaler for exactly these nodes, in place of all that any server of
+        this installation asked for before. What other programs ask for stays. `may_start`: queued
+        jobs for which enough nodes are there: those that were asked for are kept until a job
+        starts."""
+        ...
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         """Whether a node that runs jobs has this path or pattern of its own; `folder`: as a folder.

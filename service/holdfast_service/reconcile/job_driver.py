@@ -19,6 +19,7 @@ from sqlalchemy import select, text
 from holdfast_service.crash_points import CrashHook, CrashPoint
 from holdfast_service.errors import StorageUnavailable
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
+from holdfast_service.job_model.cluster_growth import GrowthPlan
 from holdfast_service.job_model.events.progress import (
     JobReleasedEvent,
     PackagesInstalledEvent,
@@ -102,9 +103,11 @@ class JobDriver:
         others_wait: Callable[[], bool],
         news: NewsWatch,
         restored: RestoredJobs,
+        growth: Callable[[], GrowthPlan],
     ) -> None:
         """`avoided()`: the nodes without new ranks, as last read (None: not read yet).
         `others_wait()`: whether another job waits for nodes that it could use, as last read.
+        `growth()`: what the cluster was last asked for.
         `interval_s(urgent)`: the present interval between two polls of a supervisor."""
         self._store = store.low_priority()
         self._polling_store = store.low_priority(polling=True)
@@ -118,6 +121,7 @@ class JobDriver:
         self._others_wait = others_wait
         self._news = news
         self._restored = restored
+        self._growth = growth
         self._sent_size: tuple[int, SizeOrder] | None = None
         """The receiving supervisor's epoch, and the order."""
         self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)
@@ -259,10 +263,9 @@ class JobDriver:
                 await tx.session.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
-            # A cluster that can grow has room for every job; other jobs do not matter then.
             held: list[Claim] = []
             before: list[Claim] = []
-            if not capacity.can_grow:
+            if not capacity.unlimited:
                 held, before = await self._competing_demand.of_other_jobs(tx)
             spec = tx.job.spec
             wanted = NodeDemand.from_stored_spec(spec) or NodeDemand.from_spec(
@@ -272,7 +275,13 @@ class JobDriver:
             overdue = self._competing_demand.is_overdue(tx.job.waiting, tx.now)
             admission = admit(capacity, avoided_nodes, held, before, wanted, is_overdue=overdue)
             if not admission.may_start:
-                tx.wait_for("nodes", admission.why, reserved=admission.reservation)
+                growth = self._growth()
+                tx.wait_for(
+                    "nodes",
+                    admission.why + growth.note(tx.job.id),
+                    reserved=admission.reservation,
+                    asked=growth.requests.get(tx.job.id),
+                )
                 return NextStep(self._settings.queue_retry_s, keep_lease=False)
             intent = await tx.record_intent(Effect.START, intents)
             tx.transition(State.STARTING, reason=admission.why or None)

@@ -18,7 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast_service import crash_points
 from holdfast_service.crash_points import CrashHook
-from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
+from holdfast_service.job_model.cluster_growth import GrowthBounds, plan_growth
+from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.cluster_demand import CompetingDemand, jobs_that_lack_nodes
 from holdfast_service.reconcile.job_driver import JobDriver, NextStep
@@ -198,6 +199,7 @@ class Reconciler:
             await self._read_avoided()
             for job_id in users:
                 self.wake(job_id)
+        capacity = None
         with contextlib.suppress(ClusterUnavailable):  # the drives report it
             capacity = await self._cluster.capacity()
             async with self._store.write() as session:
@@ -205,6 +207,34 @@ class Reconciler:
             async with self._store.read() as session:
                 self._lacking_nodes = await jobs_that_lack_nodes(session, capacity)
         await self._read_avoided()
+        if capacity is not None and capacity.can_grow:
+            with contextlib.suppress(ClusterUnavailable):
+                await self._grow(capacity)
+
+    async def _grow(self, capacity: Capacity) -> None:
+        """Ask for the nodes that the queue lacks now. Every server does so, with the same names.
+        Raises ClusterUnavailable."""
+        settings, now = self._settings, time.time()
+        async with self._store.read() as session:
+            demand = await self._competing_demand.of_all_jobs(
+                session, now, now - settings.node_room_fresh_s
+            )
+        plan = plan_growth(
+            capacity,
+            self._avoided or {},
+            demand.held,
+            demand.queue,
+            demand.growing,
+            GrowthBounds(
+                settings.autoscale_nodes, settings.autoscale_cpus, settings.autoscale_gpus
+            ),
+        )
+        await self._cluster.ask_for_nodes(plan.requests.values(), plan.may_start)
+        self._store.growth = plan
+
+    def _is_held_back(self, job: str) -> bool:
+        """Whether an elastic job must not take more nodes."""
+        return bool(self._lacking_nodes - {job}) or job in self._store.growth.held_back
 
     async def _read_avoided(self) -> None:
         async with self._store.read() as session:
@@ -222,9 +252,10 @@ class Reconciler:
             lambda: self._avoided,
             lambda urgent: self._interval_s(lease.job_id, urgent),
             self._competing_demand,
-            lambda: bool(self._lacking_nodes - {lease.job_id}),
+            lambda: self._is_held_back(lease.job_id),
             NewsWatch(self._cluster, lease.job_id, wake.set, self._news_delay_s),
             self._restored,
+            lambda: self._store.growth,
         )
         try:
             due_in_s = await self._advance_until_idle(driver, lease, wake)

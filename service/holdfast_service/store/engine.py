@@ -25,6 +25,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.sql import ColumnElement
 
+from holdfast_service.job_model.cluster_growth import GrowthPlan
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.settings import Settings
 from holdfast_service.store import postgres, sqlite
@@ -66,6 +67,8 @@ class Store:
         """Durations of the checkpoint operations stored by this process, by (tier, operation)."""
         self.reconcile_lag = Distribution()
         """Delay between the time a job was due and the time this process handled it."""
+        self.growth = GrowthPlan()
+        """What this process last asked the cluster's autoscaler for."""
         self.installation = ""
         """The id of the installation that the database belongs to; see installation.py."""
         self.sends_webhooks = False

@@ -23,6 +23,7 @@ from holdfast_service.job_model.events.incidents import IncidentClosedEvent, Inc
 from holdfast_service.job_model.events.progress import JobStateEvent, WaitEvent, WaitingEvent
 from holdfast_service.job_model.lifecycle import TERMINAL, State, require
 from holdfast_service.job_model.program_levels import has_goodput
+from holdfast_service.job_model.supervisor_protocol import GrowthRequest
 from holdfast_service.job_model.webhook_messages import is_sent, message
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import text
@@ -163,6 +164,7 @@ class JobTransaction:
         *,
         until: float | None = None,
         reserved: Reservation | None = None,
+        asked: GrowthRequest | None = None,
         event: type[WaitEvent] = WaitingEvent,
     ) -> None:
         """Store what the job waits for; emits an event only if the resource has changed."""
@@ -174,6 +176,7 @@ class JobTransaction:
             "since": known["since"] if known and same else self.now,
             "until": until,
             "reserved": None if reserved is None else self._reservation(reserved),
+            "asked": None if asked is None else self._asked(asked),
         }
         if not same:
             self.emit(event(resource=resource, reason=reason, until=until))
@@ -182,6 +185,15 @@ class JobTransaction:
         if not reserved.job:
             reserved = replace(reserved, job=self.job.id, name=self.job.name)
         return asdict(reserved)
+
+    def _asked(self, request: GrowthRequest) -> dict[str, Any]:
+        known = (self.job.waiting or {}).get("asked")
+        return {
+            "nodes": request.new,
+            "cpus": request.bundle.get("CPU", 0.0),
+            "gpus": request.bundle.get("GPU", 0.0),
+            "since": known["since"] if known else self.now,
+        }
 
     def clear_wait(self, *resources: str) -> None:
         """Clear the job's wait if it waits for one of `resources`."""

@@ -59,6 +59,15 @@ class ReservationView(View):
     nodes: int
 
 
+class AskedNodesView(View):
+    """Nodes that the cluster's autoscaler was asked to add."""
+
+    nodes: int
+    cpus: float = Field(description="of each node, at least")
+    gpus: float = Field(description="of each node, at least")
+    since: Time = Field(description="when nodes were first asked for during this wait")
+
+
 class WaitingView(View):
     """The resource that a job waits for."""
 
@@ -70,6 +79,9 @@ class WaitingView(View):
     )
     reserved: ReservationView | None = Field(
         default=None, description="for a job in the queue: nodes that are reserved; null: none"
+    )
+    asked: AskedNodesView | None = Field(
+        default=None, description="for a job in the queue: nodes to come; null: none"
     )
 
 

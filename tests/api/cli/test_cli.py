@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from tests.support.service.fake_cluster import line
@@ -16,7 +17,7 @@ from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast.cli.printing.describe import goodput_lines, guard_lines
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.supervisor_protocol import Capacity, EventKind
 from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import GuardsView, TripView
@@ -109,6 +110,27 @@ def test_describe_says_where_bits_do_not_repeat(
         shown[mode] = capsys.readouterr().out
     assert "Bits" in shown["fast"] and "deterministic is fast" in shown["fast"]
     assert "Bits" not in shown["strict"]
+
+
+def test_describe_says_which_nodes_the_cluster_was_asked_for(
+    spec_file: str, server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.cluster.nodes = Capacity((), can_grow=True)
+    job_id = submitted(spec_file, capsys)
+
+    def asked() -> bool:
+        waiting = client.get(job_id).waiting
+        return waiting is not None and waiting.asked is not None
+
+    eventually(asked, failure_message="nothing was asked for")
+    assert run(["describe", job_id]) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the cluster grows: it was asked for 3 more nodes with" in shown
+    assert "Asked for 3 more nodes of" in shown and "first " in shown
+    series = httpx.get(f"{server.address}/metrics").text
+    assert "holdfast_growth_asked_nodes 3.0" in series
+    assert 'holdfast_growth_size{resource="nodes"} 3.0' in series
+    assert "holdfast_growth_bound{resource" not in series, "none is set"
 
 
 def test_submit_list_describe(

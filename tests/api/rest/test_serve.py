@@ -251,3 +251,10 @@ async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reaso
     settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379", store_uri="/store")
     with pytest.raises(serve.ServeError, match=r"its raylet has died; .* Start the server again"):
         await asyncio.wait_for(serve.serve(settings, on_ready=lambda _: None), 30.0)
+
+
+async def test_only_a_cluster_of_its_own_can_be_autoscaled(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data", autoscale=True)
+    with pytest.raises(serve.ServeError, match="give its --ray-address too"):
+        await serve.serve(settings, on_ready=lambda _: None)
+    assert not settings.data_dir.exists()

@@ -77,8 +77,9 @@ def test_tenths_of_a_cpu_add_up_to_a_whole_node() -> None:
     assert reason_to_wait(nodes(1), held, [], NodeDemand(1, 0.1, 0)) is None
 
 
-def test_a_cluster_that_can_grow_admits_at_once() -> None:
-    assert reason_to_wait(Capacity((), can_grow=True), [], [], ONE_EACH) is None
+def test_a_cluster_that_can_grow_admits_no_job_before_its_nodes_are_there() -> None:
+    assert reason_to_wait(Capacity((), can_grow=True), [], [], ONE_EACH)
+    assert reason_to_wait(Capacity((), can_grow=True, unlimited=True), [], [], ONE_EACH) is None
 
 
 def labelled(*disks: str, fpgas: float = 0.0) -> Capacity:

@@ -175,7 +175,7 @@ async def test_an_unreachable_cluster_is_waited_for(
 async def test_a_job_that_cannot_be_driven_blocks_no_other_job(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
-    cluster.nodes = three_nodes(can_grow=True)
+    cluster.nodes = three_nodes(roomy=True)
     async with reconciling(store, cluster, settings):
         poisoned = await submitted(jobs, cluster)
         cluster.poison.add(poisoned.launch.job_id)
@@ -271,7 +271,7 @@ async def test_resources_of_ended_jobs_and_at_the_operators_word_of_unknown_ones
 async def test_reconcilers_on_one_store_start_a_job_once(
     store: Store, jobs: JobService, settings: Settings, many: int
 ) -> None:
-    cluster = FakeCluster(Capacity((), can_grow=True))
+    cluster = FakeCluster(Capacity((), can_grow=False, unlimited=True))
     other = await Store.open(settings)
     try:
         async with reconciling(store, cluster, settings), reconciling(other, cluster, settings):
@@ -354,7 +354,7 @@ async def many_running(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> AsyncIterator[tuple[Reconciler, FakeSupervisor]]:
     """A reconciler with more jobs than its poll rate allows, and one job's supervisor."""
-    cluster.nodes = three_nodes(can_grow=True)
+    cluster.nodes = three_nodes(roomy=True)
     slow = settings.model_copy(update={"polls_per_s": POLLS_PER_S})
     async with reconciling(store, cluster, slow) as reconciler:
         for _ in range(MANY):

@@ -198,7 +198,7 @@ async def test_a_queued_job_starts_only_if_it_has_not_run_since_the_backup(
 async def test_a_paused_job_that_was_resumed_since_is_adopted_and_an_unknown_job_is_kept(
     store: Store, settings: Settings, cluster: FakeCluster, jobs: JobService, saved: Any, back: Back
 ) -> None:
-    cluster.nodes = three_nodes(can_grow=True)
+    cluster.nodes = three_nodes(roomy=True)
     paused = (await jobs.submit(JOB))[0].id
     await jobs.pause(paused)
     untouched = (await jobs.submit(JOB))[0].id

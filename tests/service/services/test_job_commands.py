@@ -144,7 +144,7 @@ async def test_a_job_continues_after_its_pause_was_undone(
 async def test_a_job_may_be_resumed_or_cancelled_while_it_pauses(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
-    cluster.nodes = three_nodes(can_grow=True)
+    cluster.nodes = three_nodes(roomy=True)
     async with reconciling(store, cluster, settings):
         for last in (State.STARTING, State.CANCELLED):
             supervisor = await submitted(jobs, cluster)

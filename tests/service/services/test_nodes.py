@@ -328,7 +328,7 @@ async def test_reports_of_two_jobs_on_the_same_nodes_do_not_deadlock(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster.nodes = three_nodes(can_grow=True)
+    cluster.nodes = three_nodes(roomy=True)
     both = asyncio.Barrier(2)
     record_health = stored_nodes.record_health
 

@@ -23,6 +23,7 @@ from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
+    GrowthRequest,
     JobLaunch,
     PackagesAnswer,
     PathAnswer,
@@ -49,7 +50,12 @@ class DurableCluster:
         self._folder = folder
 
     async def capacity(self) -> Capacity:
-        return three_nodes(can_grow=True)
+        return three_nodes(roomy=True)
+
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
+        """It has no autoscaler."""
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         return PathAnswer("10.0.0.1", True)

@@ -16,6 +16,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     ClusterUnavailable,
     Cursors,
     EventKind,
+    GrowthRequest,
     JobLaunch,
     NodeCapacity,
     PackagesAnswer,
@@ -35,9 +36,10 @@ from holdfast_workers.protocol.processes import StorageOptions
 MESH = {"dp_shard": 2, "tp": 2}
 
 
-def three_nodes(can_grow: bool = False) -> Capacity:
+def three_nodes(roomy: bool = False) -> Capacity:
+    """`roomy`: with room for all jobs of a test together."""
     nodes = tuple(NodeCapacity(f"node{n}", f"127.0.0.{n}", cpus=1.0, gpus=0.0) for n in range(3))
-    return Capacity(nodes=nodes, can_grow=can_grow)
+    return Capacity(nodes=nodes, can_grow=False, unlimited=roomy)
 
 
 def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -> StepRow:
@@ -198,6 +200,7 @@ class FakeCluster:
         self.paths: set[str] = set()  # of files that the nodes have
         self.packages: PackagesAnswer | None = None  # None: no node answers
         self.installations = 0
+        self.asked_for: list[GrowthRequest] = []  # of its autoscaler
         self.tells = False  # whether supervisors tell news
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
@@ -207,6 +210,12 @@ class FakeCluster:
     async def capacity(self) -> Capacity:
         self._reach()
         return self.nodes
+
+    async def ask_for_nodes(
+        self, requests: Collection[GrowthRequest], may_start: Collection[str]
+    ) -> None:
+        self._reach()
+        self.asked_for = [*requests]
 
     async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
         self._reach()

@@ -52,6 +52,12 @@ def serve(
         bool | None,
         Parameter(help="Allow jobs with Ray datasets; default: on an embedded cluster only."),
     ] = None,
+    autoscale: Annotated[
+        bool, Parameter(negative="", help="Ask that cluster's autoscaler for nodes that jobs lack.")
+    ] = False,
+    autoscale_nodes: Annotated[
+        int | None, Parameter(help="Most nodes to ask for, with those that are there.")
+    ] = None,
     local_nodes: Annotated[
         int | None, Parameter(help="Nodes of the embedded cluster; default 1 with GPUs, else 3.")
     ] = None,
@@ -90,6 +96,8 @@ def serve(
         ray_token_file=ray_token_file,
         send_own_code=send_own_code or None,
         ranks_may_use_ray=ranks_may_use_ray,
+        autoscale=autoscale or None,
+        autoscale_nodes=autoscale_nodes,
         local_nodes=local_nodes,
         allowed_host=allowed_host,
         allow_fault_injection=allow_fault_injection or None,

@@ -214,6 +214,10 @@ def _print_summary(console: Console, job: JobView) -> None:
         )
     if job.waiting is not None:
         facts.append(("Waiting for", f"{job.waiting.resource}: {job.waiting.reason}"))
+        if (asked := job.waiting.asked) is not None:
+            size = f"{asked.cpus:g} CPUs and {asked.gpus:g} GPUs"
+            since = output.ago(asked.since)
+            facts.append(("Asked for", f"{asked.nodes} more nodes of {size}, first {since}"))
     if job.outcome is not None:
         facts.append(("Outcome", f"{job.outcome.code}: {job.outcome.message}"))
     margin = max(len(name) for name, _ in facts) + 2

@@ -92,6 +92,29 @@ FLEET_SERIES = (
         "Time from the due time of a job, or a user's command, until this server has completed "
         "the next action.",
     ),
+    Series(
+        "holdfast_growth_asked_nodes",
+        SeriesKind.GAUGE,
+        "New nodes that the cluster's autoscaler is asked for, for queued jobs. Without "
+        "HOLDFAST_AUTOSCALE the growth series are absent; every server reports the same.",
+    ),
+    Series(
+        "holdfast_growth_refused_jobs",
+        SeriesKind.GAUGE,
+        "Queued jobs, of the first 20 that wait for nodes, for which the bounds allow no growth.",
+    ),
+    Series(
+        "holdfast_growth_size",
+        SeriesKind.GAUGE,
+        "Nodes, CPUs and GPUs of the cluster once it has all that it is asked for.",
+        ("resource",),
+    ),
+    Series(
+        "holdfast_growth_bound",
+        SeriesKind.GAUGE,
+        "The bounds HOLDFAST_AUTOSCALE_NODES, _CPUS and _GPUS, those that are set.",
+        ("resource",),
+    ),
     Series("holdfast_lost_steps_total", SeriesKind.COUNTER, "Repeated steps."),
     Series(
         "holdfast_effective_training_seconds_total",

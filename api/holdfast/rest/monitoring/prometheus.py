@@ -4,6 +4,7 @@ enabled in the settings, metrics of each live job."""
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -95,6 +96,15 @@ async def _fleet(fleet: FleetReader, now: float) -> CollectorRegistry:
     families["holdfast_cluster_seconds_total"].add_metric([], statistics.held_s)
     if statistics.goodput is not None:  # what was not measured is not zero
         families["holdfast_goodput_ratio"].add_metric([], statistics.goodput)
+    growth = fleet.store.growth
+    if growth.bounds is not None:
+        asked = sum(request.new for request in growth.requests.values())
+        families["holdfast_growth_asked_nodes"].add_metric([], asked)
+        families["holdfast_growth_refused_jobs"].add_metric([], len(growth.refused))
+        for resource, size in asdict(growth.size).items():
+            families["holdfast_growth_size"].add_metric([resource], size)
+        for resource, bound in growth.bounds.by_resource.items():
+            families["holdfast_growth_bound"].add_metric([resource], bound)
     registry = CollectorRegistry()
     registry.register(_FixedCollector(list(families.values())))
     return registry
