@@ -11,16 +11,34 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.events.codec import read_incident
+from holdfast_service.job_model.lifecycle import ON_CLUSTER, TERMINAL, State
+from holdfast_service.policy.quarantine import NodeStanding, standing_at
 from holdfast_service.store.engine import Store
 from holdfast_service.store.latency_histogram import Distribution
-from holdfast_service.store.models import IncidentRow, JobRecord, RemovedJob
+from holdfast_service.store.models import (
+    AttemptRow,
+    IncidentRow,
+    JobRecord,
+    NodeRow,
+    Outbox,
+    RemovedJob,
+)
+from holdfast_service.store.nodes import GONE_AFTER_S, quarantine_of
 
 LOOKBACK_S = 600.0
 """An incident is counted even if it is stored this much later than it closed."""
+
+
+@dataclass(frozen=True)
+class QueueWait:
+    """The queued jobs that wait for one resource."""
+
+    jobs: int
+    longest_s: float
 
 
 @dataclass
@@ -36,6 +54,17 @@ class FleetStatistics:
     """Productive seconds of all jobs."""
     held_s: float = 0.0
     """Seconds on the cluster of all jobs, past and present."""
+    waits: Mapping[str, QueueWait] = field(default_factory=dict)
+    """By resource."""
+    open_incidents: Mapping[str, int] = field(default_factory=dict)
+    """Number of open incidents of jobs that have not ended, by cause."""
+    ranks: int = 0
+    """Number of ranks in running attempts."""
+    nodes: Mapping[NodeStanding, int] = field(default_factory=dict)
+    """Number of present nodes, by standing."""
+    unreleased_jobs: int = 0
+    """Number of ended jobs that are not released from the cluster."""
+    unsent_webhooks: int = 0
 
     @property
     def goodput(self) -> float | None:
@@ -75,6 +104,12 @@ class FleetReader:
                 lost_steps=self._lost_steps,
                 effective_s=(effective_s or 0.0) + (removed_effective_s or 0.0),
                 held_s=(left_s or 0.0) + max(0.0, present_s or 0.0) + (removed_held_s or 0.0),
+                waits=await _waits(session, now),
+                open_incidents=await _open_incidents(session),
+                ranks=await session.scalar(_RANKS) or 0,
+                nodes=await _nodes(session, now),
+                unreleased_jobs=await session.scalar(_UNRELEASED) or 0,
+                unsent_webhooks=await session.scalar(_UNSENT) or 0,
             )
 
     async def _count_incidents(self, session: AsyncSession) -> None:
@@ -95,3 +130,43 @@ class FleetReader:
                 self._phases.setdefault(phase, Distribution()).add(taken_s)
         old = self._until - LOOKBACK_S
         self._counted = {key: at for key, at in self._counted.items() if at > old}
+
+
+_RANKS = (
+    select(func.sum(AttemptRow.world_size))
+    .join(
+        JobRecord,
+        and_(AttemptRow.job_id == JobRecord.id, AttemptRow.number == JobRecord.attempt),
+    )
+    .where(JobRecord.state.in_(ON_CLUSTER), AttemptRow.state == "running")
+)
+_UNRELEASED = select(func.count()).where(
+    JobRecord.cleaned.is_(False), JobRecord.state.in_(TERMINAL)
+)
+_UNSENT = select(func.count()).select_from(Outbox)
+
+
+async def _waits(session: AsyncSession, now: float) -> dict[str, QueueWait]:
+    resource = JobRecord.waiting["resource"].as_string()
+    since = func.min(JobRecord.waiting["since"].as_float())
+    queued = (JobRecord.state == State.QUEUED, JobRecord.waiting.is_not(None))
+    found = await session.execute(
+        select(resource, func.count(), since).where(*queued).group_by(resource)
+    )
+    return {name: QueueWait(jobs, max(0.0, now - first)) for name, jobs, first in found}
+
+
+async def _open_incidents(session: AsyncSession) -> dict[str, int]:
+    cause = IncidentRow.data["cause"].as_string()
+    found = await session.execute(
+        select(cause, func.count())
+        .join(JobRecord, IncidentRow.job_id == JobRecord.id)
+        .where(JobRecord.state.not_in(TERMINAL), IncidentRow.closed_at.is_(None))
+        .group_by(cause)
+    )
+    return {row[0] or "unknown": row[1] for row in found}
+
+
+async def _nodes(session: AsyncSession, now: float) -> Counter[NodeStanding]:
+    present = await session.scalars(select(NodeRow).where(NodeRow.last_seen > now - GONE_AFTER_S))
+    return Counter(standing_at(quarantine_of(node), now) for node in present)

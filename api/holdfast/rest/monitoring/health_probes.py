@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter
 
 from holdfast.rest.http.problems import ProblemError, documented
-from holdfast.rest.services import Probe, ServicesDep
+from holdfast.rest.services import Probe, Services, ServicesDep
 from holdfast.schemas import Health, Readiness
 
 router = APIRouter(tags=["health"])
@@ -22,17 +22,22 @@ async def healthz() -> Health:
 
 @router.get("/readyz", summary="Database, cluster and reconciler answer", responses=documented(503))
 async def readyz(services: ServicesDep) -> Readiness:
-    names = list(services.probes)
-    problems = await asyncio.gather(
-        *(_run_probe(services.probes[name], services.probe_timeout_s) for name in names)
-    )
-    checks = {name: problem or OK for name, problem in zip(names, problems, strict=True)}
+    checks = await run_probes(services)
     if services.stopping.is_set():
         checks["server"] = "shutting down"
     failed = [f"{name}: {result}" for name, result in checks.items() if result != OK]
     if failed:
         raise ProblemError(503, "not_ready", "; ".join(failed), checks=checks)
     return Readiness(status="ready", checks=checks)
+
+
+async def run_probes(services: Services) -> dict[str, str]:
+    """`OK` or the problem, by part of the control plane."""
+    names = list(services.probes)
+    problems = await asyncio.gather(
+        *(_run_probe(services.probes[name], services.probe_timeout_s) for name in names)
+    )
+    return {name: problem or OK for name, problem in zip(names, problems, strict=True)}
 
 
 async def _run_probe(probe: Probe, timeout_s: float) -> str | None:

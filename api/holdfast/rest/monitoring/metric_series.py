@@ -62,6 +62,47 @@ HTTP_SERIES = (
 FLEET_SERIES = (
     Series("holdfast_jobs", SeriesKind.GAUGE, "Jobs, by state.", ("state",)),
     Series(
+        "holdfast_ready",
+        SeriesKind.GAUGE,
+        "1 for each part of `/readyz` that answers this server, 0 for one that does not.",
+        ("part",),
+    ),
+    Series(
+        "holdfast_waiting_jobs",
+        SeriesKind.GAUGE,
+        "Queued jobs, by what they wait for.",
+        ("resource",),
+    ),
+    Series(
+        "holdfast_longest_wait_seconds",
+        SeriesKind.GAUGE,
+        "The longest present wait of a queued job, by what it waits for.",
+        ("resource",),
+    ),
+    Series("holdfast_ranks", SeriesKind.GAUGE, "Ranks that train, of all jobs together."),
+    Series(
+        "holdfast_nodes",
+        SeriesKind.GAUGE,
+        "Present nodes: ready, quarantined by the service, or cordoned by a person.",
+        ("standing",),
+    ),
+    Series(
+        "holdfast_open_incidents",
+        SeriesKind.GAUGE,
+        "Incidents that have not closed, of jobs that have not ended.",
+        ("cause",),
+    ),
+    Series(
+        "holdfast_unreleased_jobs",
+        SeriesKind.GAUGE,
+        "Ended jobs that may still hold something on the cluster.",
+    ),
+    Series(
+        "holdfast_unsent_webhooks",
+        SeriesKind.GAUGE,
+        "Webhook messages that the receiver has not accepted yet.",
+    ),
+    Series(
         "holdfast_job_transitions_total",
         SeriesKind.COUNTER,
         "State changes of jobs, stored by this server; reason: the outcome's code, if any.",
