@@ -46,6 +46,11 @@ class LiveServer:
     def address(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def store(self) -> Store:
+        """That of the running server."""
+        return self._services.fleet.store
+
     def start(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._port = self._listener.getsockname()[1]

@@ -20,6 +20,7 @@ from holdfast.rest.monitoring.metric_series import FLEET_SERIES, HTTP_SERIES, JO
 from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.cluster_growth import GrowthPlan
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.readers.fleet_metrics import FleetStatistics
 from holdfast_service.services.jobs import JobService
@@ -95,9 +96,10 @@ def _fleet(
         families["holdfast_ready"].add_metric([part], int(result == OK))
     for edge, count in sorted(store.transitions.items()):
         families["holdfast_job_transitions_total"].add_metric(list(edge), count)
-    for (cause, decision), count in sorted(statistics.incidents.items()):
+    # Zero from the start: the rate of a series that begins with its first case misses that case.
+    incidents = {**{(cause.value, ""): 0 for cause in Cause}, **statistics.incidents}
+    for (cause, decision), count in sorted(incidents.items()):
         families["holdfast_incidents_total"].add_metric([cause, decision], count)
-    # Zero from the start: the rate of a series that begins with its first slow case misses it.
     phases = {"total": Distribution(), **statistics.phases}
     for phase, histogram in sorted(phases.items()):
         families["holdfast_recovery_seconds"].add_metric(
