@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,8 +95,8 @@ def test_lines_of_server_and_nodes_reach_a_collector(
     assert node["machine"] and node["at"] > 0
 
 
-def lines(collector: socket.socket, number: int) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+def lines(collector: socket.socket, number: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     connection, _ = collector.accept()
     with connection, connection.makefile("r") as stream:
         connection.settimeout(ROUND_S)

@@ -93,8 +93,8 @@ def check(
         },
     }
     quiet = [CAUSE_AT_MIN - 1, *([CAUSE_AT_MIN] if "for" in rule else [])]
-    looks = [(minute, []) for minute in quiet]
-    looks.append((CAUSE_AT_MIN + fires_after_min, [expected]))
+    fires: tuple[int, list[Any]] = (CAUSE_AT_MIN + fires_after_min, [expected])
+    looks = [*((minute, []) for minute in quiet), fires]
     document = {
         "rule_files": [str(rules)],
         "evaluation_interval": "1m",
