@@ -74,11 +74,11 @@ def test_losses_are_the_same_after_a_kill_and_a_lost_node(
             pid = product.members(job.id)[1].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            product.wait(lambda job=job: len(client.incidents(job.id)) == 1)
+            wait_incidents(product, job.id, 1)
             product.wait_step(job.id, 30, ENDED_S)
             lost = product.members(job.id)[1].node_id
             local_cluster.kill_node(product.cluster, lost)
-            product.wait(lambda job=job: len(client.incidents(job.id)) == 2)
+            wait_incidents(product, job.id, 2)
             local_cluster.add_node(product.cluster)
         ended = product.finish(job.id, ENDED_S)
         assert ended.state == "SUCCEEDED", (ended.outcome, client.logs(job.id, limit=50).items)
@@ -86,3 +86,7 @@ def test_losses_are_the_same_after_a_kill_and_a_lost_node(
         rows = client.metrics(job.id, ["loss"])
         losses.append({point.step: point.values["loss"] for point in rows})
     assert len(losses[0]) >= STEPS and losses[1] == losses[0]
+
+
+def wait_incidents(product: Product, job_id: str, number: int) -> None:
+    product.wait(lambda: len(product.client.incidents(job_id)) == number)
