@@ -118,9 +118,7 @@ def _builder(
     )
 
 
-def _valid(
-    builder: x509.CertificateBuilder, now: datetime, days: int
-) -> x509.CertificateBuilder:
+def _valid(builder: x509.CertificateBuilder, now: datetime, days: int) -> x509.CertificateBuilder:
     return builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(now + timedelta(days))
 
 
