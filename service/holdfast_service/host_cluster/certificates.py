@@ -64,7 +64,7 @@ def issue(authority: Authority, now: datetime, days: int = DAYS) -> tuple[str, s
         .add_extension(signer, critical=False)
         .sign(authority.key, hashes.SHA256())
     )
-    return _pem(made), _key_pem(key)
+    return pem_of(made), _key_pem(key)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CertificateFiles:
         authority = make_authority(now)
         write_private(self.authority_key, _key_pem(authority.key))
         self._write(*issue(authority, now))
-        write_private(self.folder / AUTHORITY_FILE, _pem(authority.certificate))  # last: complete
+        write_private(self.folder / AUTHORITY_FILE, pem_of(authority.certificate))  # last: complete
 
     def renew(self, now: datetime, days: int) -> None:
         """A new certificate of the same authority, in place of the present one. Raises
@@ -126,7 +126,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _pem(certificate: x509.Certificate) -> str:
+def pem_of(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
