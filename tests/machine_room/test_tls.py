@@ -1,0 +1,100 @@
+"""Several machines with TLS between them: made by `holdfast cluster up --tls`, renewed while a job
+runs, and in use when a host is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+import pytest
+from tests.support.machine_room.host import HOME
+from tests.support.machine_room.training_room import (
+    CERTIFICATES,
+    COMMAND_S,
+    JOIN,
+    TrainingRoom,
+    training_room,
+)
+from tests.support.waiting import eventually
+
+from holdfast_workers.memory import wire
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+NODES = ["a", "b", "c"]
+STEPS = 120
+JOB_S = 120.0
+RECOVERY_S = 60.0
+AGENT_PORTS = range(20000, 20010)
+MACHINE = f"--cpus 1 --agent-ports {AGENT_PORTS[0]}-{AGENT_PORTS[-1]}"
+
+
+def refusal(room: TrainingRoom, name: str, command: str) -> str:
+    refused = room.room[name].run(command, check=False)
+    assert refused.returncode == 8, refused.stdout
+    return " ".join(refused.stdout.split())
+
+
+def openings(room: TrainingRoom, name: str) -> set[bytes]:
+    """The first bytes of the data servers on a host."""
+    found = set()
+    for port in AGENT_PORTS:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((room.room.address(name), port), 1.0) as sock,
+        ):
+            sock.settimeout(0.5)
+            found.add(sock.recv(wire.OPENING_BYTES))
+    return found
+
+
+def seconds_to_recover(room: TrainingRoom, *, renewed: bool = False) -> float:
+    """A job on two of three hosts loses one, if asked after all have got a new certificate."""
+    client = room.serve()
+    job = client.submit(room.spec(STEPS))
+    eventually(lambda: client.get(job.id).progress.step >= 5, JOB_S)
+    hosts = room.hosts_of(job.id)
+    if renewed:
+        assert wire.TLS_OPENING in openings(room, hosts[0])
+        assert wire.GREETING not in openings(room, hosts[0])
+        room.head.run("holdfast cluster certificate --days 30")
+        for name in NODES:
+            room.copy_certificates(name)
+    room.room.power_off(hosts[1])
+    ended = client.wait(job.id, JOB_S)
+    assert ended.state == "SUCCEEDED", ended
+    assert hosts[1] not in room.hosts_of(job.id).values()
+    (incident,) = client.incidents(job.id)
+    print("recovery, in seconds:", incident.phases_s)
+    return incident.phases_s["total"] or RECOVERY_S
+
+
+def test_a_host_is_lost_after_the_certificate_was_renewed(tmp_path: Path) -> None:
+    with training_room(tmp_path, NODES) as room:
+        up = "holdfast cluster up --head --no-training --tls"
+        printed = room.head.run(up, timeout_s=COMMAND_S).stdout
+        assert f"and the folder {CERTIFICATES} to the other machines" in " ".join(printed.split())
+        room.copy_token("a")
+        assert "uses TLS between nodes: copy its folder of certificates" in refusal(room, "a", JOIN)
+        assert "it needs the files ca.crt" in refusal(room, "a", f"{JOIN} --tls-dir {HOME}")
+        for name in NODES:
+            room.copy_certificates(name)
+        assert "the machine that made them" in refusal(room, "a", "holdfast cluster certificate")
+        room.join(*NODES, options=f"{MACHINE} --tls-dir tls")
+        assert seconds_to_recover(room, renewed=True) < RECOVERY_S
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_recovery_with_tls_takes_as_long_as_without(tmp_path: Path) -> None:
+    took_s: dict[bool, list[float]] = {False: [], True: []}
+    for number, tls in enumerate([False, True, True, False]):
+        with training_room(tmp_path / str(number), NODES) as room:
+            room.up("--no-training --tls" if tls else "--no-training")
+            if tls:
+                for name in NODES:
+                    room.copy_certificates(name)
+            room.join(*NODES, options=MACHINE + (" --tls-dir tls" if tls else ""))
+            took_s[tls].append(seconds_to_recover(room))
+    print("with TLS:", took_s[True], "without:", took_s[False])
+    assert all(taken < RECOVERY_S for times in took_s.values() for taken in times)
