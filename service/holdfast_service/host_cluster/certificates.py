@@ -25,12 +25,12 @@ _CLOCKS_DIFFER = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Authority:
+class CertificateAuthority:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
 
-def make_authority(now: datetime) -> Authority:
+def make_authority(now: datetime) -> CertificateAuthority:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Holdfast cluster")
     usage = x509.KeyUsage(
@@ -49,10 +49,10 @@ def make_authority(now: datetime) -> Authority:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
-    return Authority(made.sign(key, hashes.SHA256()), key)
+    return CertificateAuthority(made.sign(key, hashes.SHA256()), key)
 
 
-def issue(authority: Authority, now: datetime, days: int = DAYS) -> tuple[str, str]:
+def issue(authority: CertificateAuthority, now: datetime, days: int = DAYS) -> tuple[str, str]:
     """A new certificate and its key, in PEM, for servers and clients."""
     key = ec.generate_private_key(ec.SECP256R1())
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -88,7 +88,7 @@ class CertificateFiles:
         """A new certificate of the same authority, in place of the present one. Raises
         HostClusterError."""
         try:
-            authority = Authority(
+            authority = CertificateAuthority(
                 x509.load_pem_x509_certificate((self.folder / AUTHORITY_FILE).read_bytes()),
                 _read_key(self.authority_key),
             )

@@ -5,21 +5,26 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast_service.host_cluster.certificates import Authority, issue, make_authority, pem_of
+from holdfast_service.host_cluster.certificates import (
+    CertificateAuthority,
+    issue,
+    make_authority,
+    pem_of,
+)
 from holdfast_workers.memory.peer_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def new_authority() -> Authority:
+def new_authority() -> CertificateAuthority:
     return make_authority(datetime.now(UTC))
 
 
 def certified(
     folder: Path,
-    signer: Authority,
+    signer: CertificateAuthority,
     *,
-    trusted: Authority | None = None,
+    trusted: CertificateAuthority | None = None,
     at: datetime | None = None,
 ) -> Path:
     """Fill the folder of a node: with a certificate that `signer` issued at this time, by default

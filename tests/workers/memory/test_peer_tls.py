@@ -20,7 +20,7 @@ from tests.support.memory.data_nodes import QUICK, Node, source_at
 from tests.support.memory.shm import MESH, SECRET, content, write
 from tests.support.waiting import eventually
 
-from holdfast_service.host_cluster.certificates import Authority, issue
+from holdfast_service.host_cluster.certificates import CertificateAuthority, issue
 from holdfast_workers.memory import peer_tls, wire
 from holdfast_workers.memory.fetch import SourceLost, fetch
 from holdfast_workers.memory.lifeline import Lifelines
@@ -41,17 +41,17 @@ Nodes = Callable[..., Node]
 
 
 @pytest.fixture(scope="module")
-def ours() -> Authority:
+def ours() -> CertificateAuthority:
     return new_authority()
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Authority:
+def theirs() -> CertificateAuthority:
     return new_authority()
 
 
 @pytest.fixture
-def tls(tmp_path: Path, ours: Authority) -> PeerTls:
+def tls(tmp_path: Path, ours: CertificateAuthority) -> PeerTls:
     return PeerTls(certified(tmp_path / "ours", ours))
 
 
@@ -140,7 +140,7 @@ def test_a_node_with_tls_names_the_peer_that_lacks_it(node: Nodes, tls: PeerTls)
 
 
 def test_a_peer_of_another_authority_is_refused(
-    node: Nodes, tls: PeerTls, tmp_path: Path, theirs: Authority
+    node: Nodes, tls: PeerTls, tmp_path: Path, theirs: CertificateAuthority
 ) -> None:
     there = node("a", tls=PeerTls(certified(tmp_path / "theirs", theirs)))
     said = "TLS: the peer's certificate is refused: .*; both need certificates of one authority"
@@ -153,7 +153,11 @@ def test_a_peer_of_another_authority_is_refused(
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_server_refuses_a_client_of_another_authority(
-    node: Nodes, tls: PeerTls, tmp_path: Path, ours: Authority, theirs: Authority
+    node: Nodes,
+    tls: PeerTls,
+    tmp_path: Path,
+    ours: CertificateAuthority,
+    theirs: CertificateAuthority,
 ) -> None:
     intruder = PeerTls(certified(tmp_path / "intruder", theirs, trusted=ours))
     there = node("a", tls=tls)
@@ -179,7 +183,7 @@ def test_a_client_without_a_certificate_receives_nothing(
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_an_expired_certificate_is_named(
-    node: Nodes, tls: PeerTls, tmp_path: Path, ours: Authority
+    node: Nodes, tls: PeerTls, tmp_path: Path, ours: CertificateAuthority
 ) -> None:
     expired = PeerTls(certified(tmp_path / "expired", ours, at=LONG_AGO))
     assert "certificate is refused: certificate has expired; replace tls.crt" in refusal(
@@ -191,7 +195,7 @@ def test_an_expired_certificate_is_named(
 
 
 def test_new_files_are_used_by_new_connections_only(
-    node: Nodes, tmp_path: Path, ours: Authority, theirs: Authority
+    node: Nodes, tmp_path: Path, ours: CertificateAuthority, theirs: CertificateAuthority
 ) -> None:
     folders = [certified(tmp_path / name, ours) for name in ("one", "two")]
     here, there = (node(name, tls=PeerTls(at)) for name, at in zip("ab", folders, strict=True))
@@ -217,7 +221,7 @@ def test_new_files_are_used_by_new_connections_only(
 
 
 def test_half_replaced_files_are_not_used_yet(
-    node: Nodes, tls: PeerTls, tmp_path: Path, ours: Authority
+    node: Nodes, tls: PeerTls, tmp_path: Path, ours: CertificateAuthority
 ) -> None:
     folder = tmp_path / "rotated"
     there = node("a", tls=PeerTls(certified(folder, ours)))
