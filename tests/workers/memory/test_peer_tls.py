@@ -73,6 +73,35 @@ def watching(node: Node, tls: PeerTls | None) -> Iterator[tuple[Lifelines, list[
         lifelines.close()
 
 
+@contextlib.contextmanager
+def byte_by_byte(port: int) -> Iterator[int]:
+    """A port that passes the bytes of one connection on one by one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            near, _ = listener.accept()
+            with near, socket.create_connection(("127.0.0.1", port)) as far:
+                back = threading.Thread(target=pump, args=(far, near))
+                back.start()
+                pump(near, far)
+                back.join()
+
+        def pump(source: socket.socket, sink: socket.socket) -> None:
+            sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):
+                while piece := source.recv(4096):
+                    for at in range(len(piece)):
+                        sink.sendall(piece[at : at + 1])
+            for end in (source, sink):
+                wire.shut(end)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def connected(node: Node, tls: PeerTls | None) -> socket.socket:
     return wire.connect(SECRET, "127.0.0.1", node.server.port, Role.FETCH, QUICK, tls=tls)
 
@@ -116,6 +145,24 @@ def test_a_lifeline_carries_beats_and_grants(shm: Path, tls: PeerTls) -> None:
         assert lost == []
         node.close()
         eventually(lambda: lost, 5.0)
+
+
+def test_a_lifeline_waits_for_records_that_arrive_in_pieces(shm: Path, tls: PeerTls) -> None:
+    granted: list[Grant] = []
+    node = Node.start(shm, "a", MESH, tls)
+    node.server._heartbeats._on_grant = granted.append
+    broken: list[str] = []
+    with (
+        byte_by_byte(node.server.port) as port,
+        contextlib.closing(
+            Lifelines(SECRET, lambda *_: None, 10.0, lambda _, why: broken.append(why), tls)
+        ) as lifelines,
+    ):
+        lifelines.watch("there", "127.0.0.1", port)
+        lifelines.grant(Grant(epoch=3, attempt=2, silence_s=1.0, lease_s=1.0), 60.0)
+        eventually(lambda: len(granted) > 10)
+        assert broken == []
+    node.close()
 
 
 def test_a_node_without_tls_is_told_to_set_it(node: Nodes, tls: PeerTls) -> None:

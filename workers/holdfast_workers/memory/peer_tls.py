@@ -146,7 +146,7 @@ def _load(folder: Path) -> _Contexts:
             )
         client = _context(ssl.PROTOCOL_TLS_CLIENT, folder)
         server = _context(ssl.PROTOCOL_TLS_SERVER, folder)
-        server.num_tickets = 0  # an idle connection is readable only when its peer has ended it
+        server.num_tickets = 0  # no session is resumed: each connection shows certificates
         _rehearse(client, server)
     except ssl.SSLCertVerificationError as error:
         raise TlsUnusable(
