@@ -16,8 +16,10 @@ from tests.support.machine_room.training_room import (
     TrainingRoom,
     training_room,
 )
+from tests.support.memory.certificates import addressed, new_authority
 from tests.support.waiting import eventually
 
+from holdfast_service.host_cluster.certificates import pem_of
 from holdfast_workers.memory import wire
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -98,3 +100,30 @@ def test_recovery_with_tls_takes_as_long_as_without(tmp_path: Path) -> None:
             took_s[tls].append(seconds_to_recover(room))
     print("with TLS:", took_s[True], "without:", took_s[False])
     assert all(taken < RECOVERY_S for times in took_s.values() for taken in times)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_cluster_uses_the_tls_of_ray_too(tmp_path: Path) -> None:
+    variables = {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": f"{HOME}/ray/tls.crt",
+        "RAY_TLS_SERVER_KEY": f"{HOME}/ray/tls.key",
+        "RAY_TLS_CA_CERT": f"{HOME}/ray/ca.crt",
+    }
+    authority = new_authority()
+    with training_room(tmp_path, NODES, variables=variables) as room:
+        for name in ("head", *NODES):
+            host = room.room[name]
+            certificate, key = addressed(authority, host.address, "127.0.0.1")
+            host.write(f"{HOME}/ray/ca.crt", pem_of(authority.certificate))
+            host.write(f"{HOME}/ray/tls.crt", certificate)
+            host.write(f"{HOME}/ray/tls.key", key)
+        room.up("--no-training --tls")
+        for name in NODES:
+            room.copy_certificates(name)
+        room.copy_token("a")
+        plain = f"unset RAY_USE_TLS; {JOIN} --tls-dir tls"
+        print("a machine without Ray's TLS:", refusal(room, "a", plain))
+        room.join(*NODES, options=f"{MACHINE} --tls-dir tls")
+        assert seconds_to_recover(room) < RECOVERY_S

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from holdfast_service.host_cluster.certificates import (
     CertificateAuthority,
@@ -35,6 +41,25 @@ def certified(
     put(folder / CERTIFICATE_FILE, certificate)
     put(folder / AUTHORITY_FILE, pem_of((trusted or signer).certificate))
     return folder
+
+
+def addressed(signer: CertificateAuthority, *addresses: str) -> tuple[str, str]:
+    """A certificate and its key that name these addresses, as Ray's own TLS needs them."""
+    now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
+    named = [x509.IPAddress(ip_address(address)) for address in addresses]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, addresses[0])]))
+        .issuer_name(signer.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(1))
+        .not_valid_after(now + timedelta(1))
+        .add_extension(x509.SubjectAlternativeName(named), critical=False)
+        .sign(signer.key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return pem_of(made), key.private_bytes(serialization.Encoding.PEM, *form).decode()
 
 
 def put(path: Path, text: str) -> None:

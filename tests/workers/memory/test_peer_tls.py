@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.support.waiting import eventually
 
 from holdfast_service.host_cluster.certificates import CertificateAuthority, issue
 from holdfast_workers.memory import peer_tls, wire
+from holdfast_workers.memory.box_transfer import BoxChannel
 from holdfast_workers.memory.fetch import SourceLost, fetch
 from holdfast_workers.memory.lifeline import Lifelines
 from holdfast_workers.memory.link_probe import exchange
@@ -34,7 +36,7 @@ from holdfast_workers.memory.peer_tls import (
 )
 from holdfast_workers.memory.wire import Role, WireError
 from holdfast_workers.protocol.lease import Grant
-from holdfast_workers.protocol.messages import Place
+from holdfast_workers.protocol.messages import Origin, Place
 
 TIMEOUT_S = 1.0
 Nodes = Callable[..., Node]
@@ -128,6 +130,11 @@ def test_states_travel_encrypted_in_every_way(node: Nodes, tls: PeerTls) -> None
     assert segment is not None
     with segment.payload(segment.commits()[0]) as payload:
         assert bytes(payload) == content(len(payload), 1, 7)
+    of_mesh = replace(source, mesh=MESH)
+    channel = BoxChannel.connect(SECRET, "127.0.0.1", there.server.port, of_mesh, QUICK, tls)
+    with channel.sock:
+        origin = Origin(0, "source", Place.REPLICA, "", 0, commit.digest)
+        assert channel.layout(origin, time.monotonic() + 5) == segment.layout
     assert exchange(SECRET, "127.0.0.1", there.server.port, 5.0, tls) == ""
     with connected(there, tls) as sock:
         assert isinstance(sock, ssl.SSLSocket)
