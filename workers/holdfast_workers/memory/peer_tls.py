@@ -44,6 +44,7 @@ class _Contexts:
     """What the files looked like when these were made."""
     client: ssl.SSLContext
     server: ssl.SSLContext
+    expires_at: float
 
 
 class PeerTls:
@@ -55,10 +56,10 @@ class PeerTls:
         self._loaded: _Contexts | None = None
         self._refused: Stamp = ()
 
-    def check(self) -> None:
-        """Raises TlsUnusable if these files cannot make a connection, also if the certificate has
-        expired or is none of the folder's own authority."""
-        _load(self._folder)
+    def check(self) -> float:
+        """When the certificate expires, in Unix seconds. Raises TlsUnusable if these files cannot
+        make a connection, also if it has expired or is none of the folder's own authority."""
+        return _load(self._folder).expires_at
 
     def client(self, sock: socket.socket) -> ssl.SSLSocket:
         """The connecting side of TLS over `sock`, which it replaces. The handshake is still to be
@@ -147,7 +148,7 @@ def _load(folder: Path) -> _Contexts:
         client = _context(ssl.PROTOCOL_TLS_CLIENT, folder)
         server = _context(ssl.PROTOCOL_TLS_SERVER, folder)
         server.num_tickets = 0  # no session is resumed: each connection shows certificates
-        _rehearse(client, server)
+        expires_at = _rehearse(client, server)
     except ssl.SSLCertVerificationError as error:
         raise TlsUnusable(
             f"{folder / CERTIFICATE_FILE} is unusable with {folder / AUTHORITY_FILE}: "
@@ -163,7 +164,7 @@ def _load(folder: Path) -> _Contexts:
             f"{TLS_VARIABLE}={folder} cannot be read ({error.strerror}): it needs the files "
             f"{AUTHORITY_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}, readable by this user"
         ) from error
-    return _Contexts(stamp, client, server)
+    return _Contexts(stamp, client, server, expires_at)
 
 
 def _context(protocol: int, folder: Path) -> ssl.SSLContext:
@@ -177,8 +178,9 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
     return context
 
 
-def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
-    """A handshake of the node with itself, in memory. Raises ssl.SSLError."""
+def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> float:
+    """A handshake of the node with itself, in memory: when its certificate expires. Raises
+    ssl.SSLError."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         client.wrap_bio(to_client, to_server),
@@ -188,3 +190,6 @@ def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
         for side in sides:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
+    shown = sides[0].getpeercert()
+    assert shown is not None  # both sides are connected
+    return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
