@@ -87,19 +87,20 @@ def test_a_host_is_lost_after_the_certificate_was_renewed(tmp_path: Path) -> Non
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
-def test_recovery_with_tls_takes_as_long_as_without(tmp_path: Path) -> None:
-    took_s: dict[bool, list[float]] = {False: [], True: []}
-    for number, tls in enumerate([False, True, True, False]):
-        with training_room(tmp_path / str(number), NODES) as room:
+@pytest.mark.timeout(600)
+def test_a_host_is_lost_without_tls_and_with_it(tmp_path: Path) -> None:
+    """One after the other on the same machine, for figures to compare."""
+    took_s: dict[bool, float] = {}
+    for tls in (False, True):
+        with training_room(tmp_path / f"tls-{tls}", NODES) as room:
             room.up("--no-training --tls" if tls else "--no-training")
             if tls:
                 for name in NODES:
                     room.copy_certificates(name)
             room.join(*NODES, options=MACHINE + (" --tls-dir tls" if tls else ""))
-            took_s[tls].append(seconds_to_recover(room))
+            took_s[tls] = seconds_to_recover(room)
     print("with TLS:", took_s[True], "without:", took_s[False])
-    assert all(taken < RECOVERY_S for times in took_s.values() for taken in times)
+    assert max(took_s.values()) < RECOVERY_S
 
 
 @pytest.mark.soak
@@ -124,6 +125,6 @@ def test_a_cluster_uses_the_tls_of_ray_too(tmp_path: Path) -> None:
             room.copy_certificates(name)
         room.copy_token("a")
         plain = f"unset RAY_USE_TLS; {JOIN} --tls-dir tls"
-        print("a machine without Ray's TLS:", refusal(room, "a", plain))
+        assert "set RAY_USE_TLS and RAY_TLS_* here as there" in refusal(room, "a", plain)
         room.join(*NODES, options=f"{MACHINE} --tls-dir tls")
         assert seconds_to_recover(room) < RECOVERY_S
