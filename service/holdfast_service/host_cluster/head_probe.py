@@ -61,8 +61,8 @@ def ask_head(head: Endpoint, token: Path, timeout_s: float) -> HeadAnswer:
     except subprocess.TimeoutExpired:
         raise HostClusterError(
             f"the head at {head} accepts connections but gave no answer within {timeout_s:.0f} s: "
-            "see `holdfast cluster status` there; if Ray's own TLS is on there, set RAY_USE_TLS and "
-            "RAY_TLS_* here as there"
+            "see `holdfast cluster status` there; if Ray's own TLS is on there, set RAY_USE_TLS "
+            "and RAY_TLS_* here as there"
         ) from None
     if WRONG_TOKEN in child.stderr:
         raise HostClusterError(
