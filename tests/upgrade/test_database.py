@@ -25,8 +25,8 @@ from tests.support.upgrade.fixture import (
     upgrade_to,
 )
 
-from holdfast.cli.event_text import event_sentence
-from holdfast.cli.incident_text import incident_sentences
+from holdfast.cli.printing.event_text import event_sentence
+from holdfast.cli.printing.incident_text import incident_sentences
 from holdfast_service.job_model.events.codec import UnknownEvent, decode
 from holdfast_service.job_model.lifecycle import TERMINAL, State, StopKind
 from holdfast_service.job_model.supervisor_protocol import JobLaunch
@@ -66,7 +66,7 @@ async def test_every_incident_is_described(settings: Settings, store: Store) -> 
     jobs = JobService(store, FakeCluster(), settings)
     described = 0
     for job in (await Overview(store, NodeService(store), settings).rows()).items:
-        for incident in (await jobs.incidents(job.id)).items:
+        for incident in (await jobs.history.incidents(job.id)).items:
             text = " ".join(incident_sentences(incident, str, alternatives=True))
             assert "Evidence: " in text
             assert ("still open" in text) == (incident.closed_at is None)

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from holdfast.rest import streams
 from holdfast.rest.history import MaybeTime
+from holdfast.rest.http import streams
+from holdfast.rest.http.paging import MAX_NUMBER, After
+from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import JobId
-from holdfast.rest.paging import MAX_NUMBER, After
-from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.errors import JobNotFound
 from holdfast_service.job_model.log_filters import (
@@ -83,10 +83,10 @@ async def list_events(
 ) -> EventPage | Response:
     position = streams.requested(request, after)
     if not position.stream:
-        return await services.jobs.events(job_id, after, limit)
+        return await services.jobs.history.events(job_id, after, limit)
 
     async def read(last: int) -> streams.Part:
-        return streams.event_part(await services.jobs.events(job_id, last, streams.PAGE))
+        return streams.event_part(await services.jobs.history.events(job_id, last, streams.PAGE))
 
     first = await read(position.after)
     if first.over and not first.encoded:

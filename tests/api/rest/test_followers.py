@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import event
 from tests.support.service.fake_cluster import FakeCluster, line
 
-from holdfast.rest import streams
+from holdfast.rest.http import streams
 from holdfast.rest.serve import _http
 from holdfast.rest.services import Services, services_over
 from holdfast_service.job_model.events.codec import UnknownEvent
@@ -210,7 +210,7 @@ async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Sett
 
     async def read(last: int) -> streams.Part:
         nonlocal reads
-        page = await services.jobs.events(job, last, 100)
+        page = await services.jobs.history.events(job, last, 100)
         reads += 1
         if reads < 5:
             await write(store, job)

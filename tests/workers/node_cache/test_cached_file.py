@@ -1,0 +1,123 @@
+"""The cache of a node stays below its limit, and keeps what living processes use."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.waiting import eventually
+
+from holdfast_workers.node_cache.cached_file import (
+    LIMIT_VARIABLE,
+    InvalidCacheLimit,
+    cache_limit_bytes,
+    cached_file,
+)
+
+KB = 1000
+USER = """
+import os, sys
+from pathlib import Path
+from holdfast_workers.node_cache.cached_file import cached_file
+
+for key in sys.argv[3:]:
+    found = cached_file(Path(sys.argv[1]), "tokens", key, [key.encode() * 1000])
+    assert found.path.read_bytes() == key.encode() * 1000, "removed before it could be read"
+if sys.argv[2] == "fork" and os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, str(2.5 * KB / 1e9))
+
+
+def user(cache: Path, *keys: str, how: str = "stay") -> subprocess.Popen[str]:
+    """A process that uses these files until its input ends."""
+    return subprocess.Popen(
+        [sys.executable, "-c", USER, str(cache), how, *keys],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def use(cache: Path, *keys: str) -> None:
+    with user(cache, *keys) as process:
+        process.communicate()
+    assert process.returncode == 0
+
+
+def kept(cache: Path) -> set[str]:
+    return {path.read_text()[:1] for path in cache.glob("tokens-*.bin")}
+
+
+def test_the_files_of_the_earliest_use_go_first(tmp_path: Path) -> None:
+    use(tmp_path, "a", "b")
+    use(tmp_path, "a")  # later than b
+    use(tmp_path, "c")
+    assert kept(tmp_path) == {"a", "c"}
+    assert len([*tmp_path.glob("source-*.json")]) == 2
+    use(tmp_path, "b")
+    assert kept(tmp_path) == {"b", "c"}, "it is built again"
+
+
+@pytest.mark.parametrize("how", ["stay", "fork"])
+def test_a_file_in_use_stays_until_its_last_process_has_ended(tmp_path: Path, how: str) -> None:
+    with user(tmp_path, "a", how=how) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        pid = int(process.stdout.readline())
+        for key in "bcd":
+            use(tmp_path, key)
+        assert kept(tmp_path) == {"a", "d"}
+        process.stdin.close()
+        process.wait(10)
+        eventually(lambda: pid == process.pid or not Path(f"/proc/{pid}").exists(), 10.0)
+        use(tmp_path, "e")
+    assert kept(tmp_path) == {"d", "e"}
+
+
+def test_processes_that_use_and_remove_files_at_once_each_find_theirs(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    running = [user(tmp_path, *rng.choices("abcdefgh", k=30)) for _ in range(4)]
+    for process in running:
+        process.communicate()
+    assert [process.returncode for process in running] == [0] * 4
+    use(tmp_path, "i")
+    assert len(kept(tmp_path)) <= 2
+    assert not [*tmp_path.glob("*.part")]
+
+
+def test_a_file_system_that_refuses_the_lock_loses_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does on a file that is open for reading."""
+    lock = fcntl.flock
+
+    def of_nfs(file: Any, operation: int) -> None:
+        if operation & fcntl.LOCK_NB:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(file, operation)
+
+    use(tmp_path, "a", "b")
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    cached_file(tmp_path, "tokens", "c", [b"c" * KB])
+    assert kept(tmp_path) == {"a", "b", "c"}
+
+
+def test_a_limit_that_is_no_size_is_named() -> None:
+    assert cache_limit_bytes({}) == 100 * 10**9
+    assert cache_limit_bytes({LIMIT_VARIABLE: "0"}) == 0
+    for setting in ("many", "-1", "nan", "inf"):
+        with pytest.raises(InvalidCacheLimit, match=LIMIT_VARIABLE):
+            cache_limit_bytes({LIMIT_VARIABLE: setting})
