@@ -39,6 +39,13 @@ class Settings(BaseSettings):
         description="Names under which browsers reach the server through a proxy: HOST or "
         "HOST:PORT behind https, or a URL; several are separated by commas.",
     )
+    https_cert_file: Path | None = Field(
+        default=None,
+        description="Certificate of the API for https, with its chain, in PEM; null: http.",
+    )
+    https_key_file: Path | None = Field(
+        default=None, description="The key of `https_cert_file`, not encrypted, in PEM."
+    )
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".holdfast",
         description="Private to this server: database, keys, exports. Of the embedded cluster, "

@@ -31,6 +31,7 @@ from holdfast_service.host_cluster.ray_command import (
 )
 from holdfast_workers import build
 from holdfast_workers.ipc import environment
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE, PeerTls, TlsUnusable
 
 ASIDE = "192.0.2.1"  # an address of no machine (RFC 5737); nothing is sent to it
 _RAYS_PROGRAMS = ("raylet", "gcs_server")  # as they end: the first says good-bye to the second
@@ -137,6 +138,32 @@ def other_build(answer: HeadAnswer, head: Endpoint) -> str:
         f"{build.LOADED}: no job uses machines of different builds. Install the version of the "
         "machine that runs `holdfast serve` on all machines, then leave and join again"
     )
+
+
+def refuse_other_tls(answer: HeadAnswer, head: Endpoint, tls_dir: Path | None) -> None:
+    """Raises HostClusterError if only one of head and this machine uses TLS between nodes."""
+    theirs = next((node.tls for node in answer.nodes if node.alive and node.head), "")
+    if theirs == "on" and tls_dir is None:
+        raise HostClusterError(
+            f"the head at {head} uses TLS between nodes: copy its folder of certificates, which "
+            "`holdfast cluster up --tls` named there, to this machine, and name the copy by "
+            "--tls-dir"
+        )
+    if theirs == "off" and tls_dir is not None:
+        raise HostClusterError(
+            f"the head at {head} does not use TLS between nodes: leave out --tls-dir "
+            f"({TLS_VARIABLE}), or start all machines anew with TLS, the head first"
+        )
+
+
+def refuse_unusable_certificates(tls_dir: Path | None) -> None:
+    """Raises HostClusterError."""
+    if tls_dir is None:
+        return
+    try:
+        PeerTls(tls_dir).check()
+    except TlsUnusable as error:
+        raise HostClusterError(str(error)) from error
 
 
 class Starter:

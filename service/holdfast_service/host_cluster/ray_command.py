@@ -23,6 +23,7 @@ from holdfast_service.host_cluster.endpoint import LARGEST_PORT, Endpoint
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_workers.ipc.listening import RANGE_VARIABLE
 from holdfast_workers.memory.node_folder import BASE_VARIABLE
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE
 
 GCS_PORT = 6379
 STORAGE_NAMESPACE = "holdfast"
@@ -53,7 +54,8 @@ class NodeOptions:
     """What a user chose for this machine.
 
     `head`: the head's address; None: this machine is the head. `cpus`, `gpus`: None: all.
-    `redis`: HOST:PORT of a Redis that keeps the head's state.
+    `redis`: HOST:PORT of a Redis that keeps the head's state. `tls_dir`: the folder with its
+    certificates; None: no TLS between nodes.
     """
 
     name: str
@@ -66,6 +68,7 @@ class NodeOptions:
     resources: Mapping[str, float] = field(default_factory=dict)
     redis: str | None = None
     redis_password: str = field(default="", repr=False)
+    tls_dir: Path | None = None
     health_period_s: float = 1.0
     health_failures: int = 5
 
@@ -143,6 +146,7 @@ def variables(options: NodeOptions, places: NodePlaces) -> dict[str, str]:
         **token_variables(places.token),
         **redis,
         **({} if agents is None else {RANGE_VARIABLE: f"{agents[0]}-{agents[1]}"}),
+        **({} if options.tls_dir is None else {TLS_VARIABLE: str(options.tls_dir)}),
         **HEAD_MAY_BE_AWAY,
         "RAY_USAGE_STATS_ENABLED": "0",
         "TMPDIR": f"{places.temp_dir}/tmp",

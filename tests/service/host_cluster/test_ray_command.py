@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,11 @@ def test_all_processes_are_marked_authenticated_and_wait_for_a_lost_head() -> No
     assert int(found["RAY_gcs_rpc_server_reconnect_timeout_s"]) >= 86400
     assert found["HOLDFAST_SHM_ROOT"] == "/dev/shm/holdfast-0123abcd"
     assert found["TMPDIR"].startswith("/tmp/holdfast-0123abcd/")
+
+
+def test_the_processes_of_a_node_find_its_certificates() -> None:
+    assert "HOLDFAST_TLS_DIR" not in variables(NODE, PLACES)
+    assert variables(replace(NODE, tls_dir=Path("/h/tls")), PLACES)["HOLDFAST_TLS_DIR"] == "/h/tls"
 
 
 def test_only_a_head_uses_redis() -> None:
