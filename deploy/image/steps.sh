@@ -16,7 +16,7 @@ EXTRAS=${EXTRAS:-server telemetry tensorboard mlflow}
 VARIANT=${VARIANT:-}
 TORCH_INDEX=${TORCH_INDEX:-}
 CYCLONEDX=${CYCLONEDX:-7.5.0}
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=${PIP_NO_CACHE_DIR:-1}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR="${PIP_NO_CACHE_DIR:-1}"
 export PIP_ROOT_USER_ACTION=ignore
 
 locked() { # VENV REQUIREMENT...: installs, at the versions of the lock
