@@ -54,7 +54,6 @@ wheel() {
 
 holdfast() {
     "$1/bin/python" -m pip install --quiet --no-deps "$2"/holdfast_train-*.whl
-    "$1/bin/python" "$here/packages.py" check
     install -m 755 "$here/holdfast-server" "$1/bin/holdfast-server"
     "$1/bin/holdfast" --version
 }
