@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def refusal(descriptor: int, path: Path) -> str | None:
-    """Why the open file, which `path` names, must not hold a secret, and what to do; None if it may."""
+    """Why the open file at `path` must not hold a secret, and what to do; None: it may."""
     status = os.fstat(descriptor)
     read_only = bool(os.fstatvfs(descriptor).f_flag & os.ST_RDONLY)
     if is_exposed(status.st_mode, read_only=read_only):

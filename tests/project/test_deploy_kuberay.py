@@ -252,9 +252,7 @@ def test_services_policies_and_budgets_select_their_pods() -> None:
     assert everything["policyTypes"] == ["Ingress", "Egress"]
     servers = policies["holdfast-servers"]
     assert selected(servers["podSelector"]["matchLabels"]) == ["servers"]
-    assert servers["ingress"][0]["ports"] == [
-        {"protocol": "TCP", "port": ports["servers"]["http"]}
-    ]
+    assert servers["ingress"][0]["ports"] == [{"protocol": "TCP", "port": ports["servers"]["http"]}]
 
 
 def test_the_monitor_finds_the_service_of_the_servers() -> None:

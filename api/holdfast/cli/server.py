@@ -126,16 +126,16 @@ def serve(
 def settings_of(**given: Any) -> Settings:
     """The server's settings, from these options (None: not given), the environment, and the folder
     that it names. Raises NotUnderstood."""
-    from holdfast_service import settings  # late: its package is part of the server
+    from holdfast_service.settings import FOLDER_VARIABLE, Settings  # late: part of the server
 
-    folder = os.environ.get(settings.FOLDER_VARIABLE)
+    folder = os.environ.get(FOLDER_VARIABLE)
     if folder and not Path(folder).is_dir():
         raise NotUnderstood(
-            f"{settings.FOLDER_VARIABLE}: {folder} is not a folder: name one with a file per "
+            f"{FOLDER_VARIABLE}: {folder} is not a folder: name one with a file per "
             "setting, such as HOLDFAST_DATABASE_URL"
         )
     try:
-        return settings. Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise NotUnderstood(_invalid_options(error)) from error
 
