@@ -127,7 +127,7 @@ def _rank(
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
-    from holdfast_workers.programs.memory_tier import MemoryTier
+    from holdfast_workers.program_memory.memory_tier import MemoryTier
 
     torch.set_num_threads(1)
     timeout = timedelta(seconds=TIMEOUT_S)

@@ -22,14 +22,14 @@ STAMP = BUILT / ".sources"
 INSTALLED = HERE / "node_modules/.lock"
 MIN_NODE_VERSION = (20, 19)
 API_SOURCES = (
-    "api/holdfast/rest/*.py",
+    "api/holdfast/rest/**/*.py",
     "api/holdfast/schemas.py",
     "service/holdfast_service/views/*.py",
     "service/holdfast_service/job_model/*_spec.py",
     "service/holdfast_service/job_model/lifecycle.py",
     "service/holdfast_service/job_model/program_levels.py",
     "workers/holdfast_workers/fault_injection/kinds.py",
-    "workers/holdfast_workers/spec.py",
+    "workers/holdfast_workers/spec/*.py",
 )
 """Python sources that determine the generated types."""
 

@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 
 from holdfast.cli.main import build
 from holdfast.rest import openapi
-from holdfast.rest.metric_series import SERIES
+from holdfast.rest.monitoring.metric_series import SERIES
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy import decision_table
 

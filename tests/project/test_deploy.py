@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from holdfast.cli.main import build
-from holdfast.rest.metric_series import SERIES, SeriesKind
+from holdfast.rest.monitoring.metric_series import SERIES, SeriesKind
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SELECTED = re.compile(r"\b(holdfast_\w+)(?:\{([^}]*)\})?")

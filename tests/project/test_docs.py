@@ -21,7 +21,7 @@ from holdfast_service.policy.causes import Cause
 from holdfast_service.readers.metric_series import METRICS
 from holdfast_service.settings import Settings
 from holdfast_workers.fault_injection.kinds import KINDS, PHASES, FaultKind
-from holdfast_workers.programs.metric_names import RESERVED_NAMES
+from holdfast_workers.program_metrics.metric_names import RESERVED_NAMES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("api/holdfast", "service/holdfast_service", "workers/holdfast_workers")

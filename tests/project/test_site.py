@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.cli.main import COMMANDS
 from holdfast.rest import openapi
-from holdfast.rest.metric_series import SERIES
+from holdfast.rest.monitoring.metric_series import SERIES
 from holdfast_workers.spec import TrainingSpec
 
 ROOT = Path(__file__).parents[2]

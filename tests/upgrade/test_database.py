@@ -25,8 +25,8 @@ from tests.support.upgrade.fixture import (
     upgrade_to,
 )
 
-from holdfast.cli.event_text import event_sentence
-from holdfast.cli.incident_text import incident_sentences
+from holdfast.cli.printing.event_text import event_sentence
+from holdfast.cli.printing.incident_text import incident_sentences
 from holdfast_service.job_model.events.codec import UnknownEvent, decode
 from holdfast_service.job_model.lifecycle import TERMINAL, State, StopKind
 from holdfast_service.job_model.supervisor_protocol import JobLaunch

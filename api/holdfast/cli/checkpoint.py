@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast_service.job_model.job_reference import parse_job_reference

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, NotUnderstood, Options
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column
 from holdfast.client import address, config
 from holdfast.client.config import Config, ServerContext
 from holdfast.client.synchronous.client import Client

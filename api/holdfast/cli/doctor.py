@@ -8,9 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli import checks, output
+from holdfast.cli import checks
 from holdfast.cli.common import OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
 from holdfast_service.diagnosis.grades import Grade
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.memory.node_folder import free

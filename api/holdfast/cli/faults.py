@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast.cli import output
 from holdfast.cli.common import OPTIONS, JobWord, NotUnderstood, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
 from holdfast.client import fault_storm
 from holdfast_service.job_model.admission import stored_world_size
 from holdfast_service.views.jobs import FaultView

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli import output
 from holdfast.cli.common import (
     LONG_RETRY_S,
     OPTIONS,
@@ -22,9 +21,10 @@ from holdfast.cli.common import (
     Options,
     moment,
 )
-from holdfast.cli.event_text import event_sentence
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.incident_text import Shortener
+from holdfast.cli.printing import output
+from holdfast.cli.printing.event_text import event_sentence
+from holdfast.cli.printing.incident_text import Shortener
 from holdfast.client.calls import LogQuery
 from holdfast_service.views.jobs import EventView, LogLineView
 

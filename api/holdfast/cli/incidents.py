@@ -7,12 +7,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, JobWord, NotUnderstood, Options
-from holdfast.cli.describe import INCIDENT_INDENT, incident_lines
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.incident_text import ranks_of, ranks_text
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column
+from holdfast.cli.printing.describe import INCIDENT_INDENT, incident_lines
+from holdfast.cli.printing.incident_text import ranks_of, ranks_text
 from holdfast_service.views.jobs import IncidentView
 
 COLUMNS = (

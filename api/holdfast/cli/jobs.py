@@ -10,8 +10,6 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column
 from holdfast.cli.common import (
     LONG_RETRY_S,
     OPTIONS,
@@ -21,6 +19,8 @@ from holdfast.cli.common import (
     seconds,
 )
 from holdfast.cli.exit_codes import ExitCode, of_state
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
 
@@ -94,7 +94,7 @@ def describe(
     options: Options = OPTIONS,
 ) -> ExitCode:
     """Show a job in full: attempts, incidents, checkpoints, the traceback of a failure."""
-    from holdfast.cli import describe as description  # late: `--help` and `ls` do not need it
+    from holdfast.cli.printing import describe as description
 
     with options.connect() as client:
         job = client.get(client.find(job_word))

@@ -38,8 +38,18 @@ class Command:
 
 
 COMMANDS = (
-    Command("submit", "cli.submit:submit", JOBS, "Submit a job, or validate its spec (--dry-run)."),
-    Command("run", "cli.run:run", JOBS, "Run a program as it is: a script, torchrun's arguments."),
+    Command(
+        "submit",
+        "cli.submission.submit:submit",
+        JOBS,
+        "Submit a job, or validate its spec (--dry-run).",
+    ),
+    Command(
+        "run",
+        "cli.submission.run:run",
+        JOBS,
+        "Run a program as it is: a script, torchrun's arguments.",
+    ),
     Command("ls", "cli.jobs:ls", JOBS, "List jobs, newest first."),
     Command("top", "cli.top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
     Command("wait", "cli.jobs:wait", JOBS, "Wait until a job has ended; exit with its result."),
@@ -65,12 +75,19 @@ COMMANDS = (
     Command("verify", "cli.verify:verify", HISTORY, "Prove the bits of a job by a replay."),
     Command("inject", "cli.faults:inject", HISTORY, "Inject a fault into a job."),
     Command(
-        "cluster", "cli.cluster:group", CLUSTER, "Start Ray on this machine; join or leave others."
+        "cluster",
+        "cli.hosting.cluster:group",
+        CLUSTER,
+        "Start Ray on this machine; join or leave others.",
     ),
     Command("upgrade", "cli.upgrade:upgrade", CLUSTER, "Let running jobs use the server's build."),
-    Command("serve", "cli.server:serve", CLUSTER, "Run the control plane in the foreground."),
-    Command("backup", "cli.backup:backup", CLUSTER, "Back up database and keys to a file."),
-    Command("restore", "cli.backup:restore", CLUSTER, "Restore a backup into an empty database."),
+    Command(
+        "serve", "cli.hosting.server:serve", CLUSTER, "Run the control plane in the foreground."
+    ),
+    Command("backup", "cli.hosting.backup:backup", CLUSTER, "Back up database and keys to a file."),
+    Command(
+        "restore", "cli.hosting.backup:restore", CLUSTER, "Restore a backup into an empty database."
+    ),
     Command("operations", "cli.operation:ls", HISTORY, "List verifications and exports."),
     Command("operation", "cli.operation:group", HISTORY, "List and cancel operations."),
     Command("nodes", "cli.node:ls", CLUSTER, "List the cluster's nodes."),
@@ -119,7 +136,7 @@ def run(arguments: list[str]) -> int:
     except CycloptsError:
         return ExitCode.USAGE
     except HoldfastError as error:
-        from holdfast.cli import output
+        from holdfast.cli.printing import output
 
         output.print_error(error)
         return of_error(error)
@@ -129,7 +146,7 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:
-        from holdfast.cli import output
+        from holdfast.cli.printing import output
 
         output.print_unforeseen(error)
         return ExitCode.UNFORESEEN

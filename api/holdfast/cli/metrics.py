@@ -9,9 +9,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli import output, plots
 from holdfast.cli.common import OPTIONS, JobWord, Options
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output, plots
 from holdfast.client.synchronous.client import Client
 from holdfast_service.views.jobs import MetricPoint
 

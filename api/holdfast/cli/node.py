@@ -8,11 +8,11 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.incident_text import Shortener
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column
+from holdfast.cli.printing.incident_text import Shortener
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.views.jobs import NodeView
 

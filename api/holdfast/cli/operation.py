@@ -6,10 +6,10 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from holdfast.cli import output
-from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, SERVER, Options, ServerOptions
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column
 from holdfast_service.views.operations import OperationView
 
 COLUMNS = (

@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli import output, top_view
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output, top_view
 from holdfast.client.synchronous.client import Client
 from holdfast_service.job_model.lifecycle import TERMINAL, State
 from holdfast_service.job_model.sort_order import Sort

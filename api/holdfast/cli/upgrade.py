@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
 from holdfast.errors import JobChanged, JobEnded, JobNotFound, WaitTimeout
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
 

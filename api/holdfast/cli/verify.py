@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, JobWord, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.printing import output
 from holdfast.errors import Conflict, WaitTimeout
 from holdfast_service.job_model.replay import replay_mark
 from holdfast_service.views.comparison import ComparisonView, ReplayResult

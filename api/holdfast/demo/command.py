@@ -8,9 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 import holdfast
-from holdfast.cli import interruption, output
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.submit import UnreadableSpec, read_spec
+from holdfast.cli.printing import output
+from holdfast.cli.submission import interruption
+from holdfast.cli.submission.submit import UnreadableSpec, read_spec
 from holdfast_service import extras
 
 EXAMPLE, STEPS = "stdlib-lm.yaml", 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.cli import output
-from holdfast.cli.incident_text import ranks_text
+from holdfast.cli.printing import output
+from holdfast.cli.printing.incident_text import ranks_text
 from holdfast.client.synchronous.client import Client
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, LocalClusterError

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.cli import output
-from holdfast.cli.incident_text import ranks_text
+from holdfast.cli.printing import output
+from holdfast.cli.printing.incident_text import ranks_text
 from holdfast.client.synchronous.client import Client
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.job_model.lifecycle import State

@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from holdfast.cli import output
-from holdfast.cli.job_follower import JobFollower, Watcher
+from holdfast.cli.printing import output
+from holdfast.cli.submission.job_follower import JobFollower, Watcher
 from holdfast.client.synchronous.client import Client
 from holdfast.demo.compare import RunComparison, compare
 from holdfast.demo.planned_kills import PlannedKills

@@ -86,7 +86,7 @@ class MemoryFolders:
         step = self._tier.newest() if self._tier is not None else None
         if self._tier is None or step is None or (newer_than is not None and step <= newer_than):
             return None
-        from holdfast_workers.programs.folder_parts import BadFolder
+        from holdfast_workers.program_memory.folder_parts import BadFolder
 
         folder = self._staging(step)
         error: WorkersError | None = None
@@ -98,7 +98,7 @@ class MemoryFolders:
             error = raised
         has_no_room = any(self._gather(isinstance(error, BadFolder)))
         if error is not None and has_no_room and newer_than is None:
-            from holdfast_workers.programs.payload_exchange import StateMissing
+            from holdfast_workers.program_memory.payload_exchange import StateMissing
 
             raise StateMissing(f"step {step} in memory cannot be used: {error}") from error
         if error is not None and not has_no_room:

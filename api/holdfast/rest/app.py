@@ -18,21 +18,20 @@ from holdfast.rest import (
     dashboard,
     faults,
     feeds,
-    health_probes,
     history,
     job_summary,
     jobs,
     live,
     nodes,
     operations,
-    problems,
-    prometheus,
     ranks,
     version,
 )
-from holdfast.rest.known_parameters import known_parameters
-from holdfast.rest.request_guard import RequestGuard
-from holdfast.rest.request_ids import RequestIds
+from holdfast.rest.http import problems
+from holdfast.rest.http.known_parameters import known_parameters
+from holdfast.rest.http.request_guard import RequestGuard
+from holdfast.rest.http.request_ids import RequestIds
+from holdfast.rest.monitoring import health_probes, prometheus
 from holdfast.rest.services import Services
 from holdfast.rest.version import API_VERSION
 from holdfast.schemas import Problem

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import JobId
-from holdfast.rest.problems import documented
 from holdfast.rest.services import CheckpointsDep
 from holdfast_service.views.jobs import CheckpointView
 from holdfast_service.views.pages import CheckpointPage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from holdfast.rest.problems import documented
+from holdfast.rest.http.problems import documented
 from holdfast.rest.services import ClusterCheckDep, OverviewDep
 from holdfast_service.views.cluster_check import ClusterCheckView
 from holdfast_service.views.lists import ClusterView

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from holdfast.rest import bodies
-from holdfast.rest.problems import documented
+from holdfast.rest.http import bodies
+from holdfast.rest.http.problems import documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.views.jobs import CodeView
 

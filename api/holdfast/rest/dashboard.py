@@ -17,7 +17,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 
 import holdfast
-from holdfast.rest.problems import ProblemError
+from holdfast.rest.http.problems import ProblemError
 
 FOLDER = Path(holdfast.__file__).parent / "dashboard"
 """The output folder of the build (`api/dashboard`)."""

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
-from holdfast.rest import bodies
+from holdfast.rest.http import bodies
+from holdfast.rest.http.paging import AfterNumber, PageSize
+from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import REPLAYED, REPLAYED_HEADER, JobId
-from holdfast.rest.paging import AfterNumber, PageSize
-from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.views.jobs import FaultView
 from holdfast_service.views.pages import FaultPage

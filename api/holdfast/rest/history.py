@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from holdfast.rest.http.paging import AfterNumber, AfterStep, PageSize
+from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import JobId
-from holdfast.rest.paging import AfterNumber, AfterStep, PageSize
-from holdfast.rest.problems import documented
 from holdfast.rest.services import JobsDep, OverviewDep, ReplaysDep
 from holdfast_service.job_model.times import Time
 from holdfast_service.services.replays import MAX_STEPS

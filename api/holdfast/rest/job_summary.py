@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import JobId
-from holdfast.rest.problems import documented
 from holdfast.rest.ranks import RankHistoryDep
 from holdfast.rest.services import OverviewDep
 from holdfast_service.views.timeline import GlanceView

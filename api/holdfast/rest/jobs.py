@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from holdfast.rest import bodies
-from holdfast.rest.paging import Cursor
-from holdfast.rest.problems import documented
+from holdfast.rest.http import bodies
+from holdfast.rest.http.paging import Cursor
+from holdfast.rest.http.problems import documented
 from holdfast.rest.services import JobsDep, OverviewDep, ReplaysDep, ServicesDep
 from holdfast.schemas import JobChanges
 from holdfast_service.errors import InvalidParameters

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from holdfast.rest import streams
-from holdfast.rest.problems import ProblemError, documented
+from holdfast.rest.http import streams
+from holdfast.rest.http.problems import ProblemError, documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.live.stream_cursor import Batch, Position
 

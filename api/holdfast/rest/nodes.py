@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from holdfast.rest.problems import documented
+from holdfast.rest.http.problems import documented
 from holdfast.rest.services import NodesDep
 from holdfast.schemas import Cordon
 from holdfast_service.views.jobs import NodeView

@@ -12,9 +12,9 @@ from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.rest.checkpoints import Step
+from holdfast.rest.http.paging import Cursor, PageSize
+from holdfast.rest.http.problems import ProblemError, documented
 from holdfast.rest.jobs import JobId
-from holdfast.rest.paging import Cursor, PageSize
-from holdfast.rest.problems import ProblemError, documented
 from holdfast.rest.services import OperationsDep
 from holdfast_service.job_model.operations import ParameterNames
 from holdfast_service.operations.export_files import Content

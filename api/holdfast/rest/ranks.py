@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query
 
 from holdfast.rest.history import MaybeTime
+from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import JobId
-from holdfast.rest.problems import documented
 from holdfast.rest.services import OverviewDep
 from holdfast_service.readers.ranks import RankHistoryQuery
 from holdfast_service.views.ranks import (

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 import structlog
 import uvicorn
 
-from holdfast.rest import embedded, tracing
+from holdfast.rest import embedded
 from holdfast.rest.app import create_app
+from holdfast.rest.monitoring import tracing
 from holdfast.rest.origins import Origin, proxy_origin
 from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast_workers.programs.memory_tier import REPLICATION_WAIT_S, TIMEOUT_S, MemoryTier
+from holdfast_workers.program_memory.memory_tier import REPLICATION_WAIT_S, TIMEOUT_S, MemoryTier
 
 __all__ = ["MemoryTier", "tier"]
 

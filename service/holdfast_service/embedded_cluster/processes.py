@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
+
+from holdfast_workers.ipc import linux_processes
 
 CLUSTER_MARK = "HOLDFAST_CLUSTER_ID"
 NODE_MARK = "HOLDFAST_NODE_NAME"
@@ -27,7 +27,7 @@ RAY_IDLE_TITLES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 def of_cluster(cluster_id: str) -> list[int]:
     """Pids of all marked processes of the cluster and their descendants, except the caller."""
     marked = [pid for pid, environ in _environments() if _marked(environ, cluster_id)]
-    below = [child for pid in marked for child in _descendants(pid)]
+    below = [child for pid in marked for child in linux_processes.descendants(pid)]
     return [pid for pid in dict.fromkeys([*marked, *below]) if pid != os.getpid()]
 
 
@@ -39,7 +39,7 @@ def of_node(cluster_id: str, name: str, raylet_pid: int) -> list[int]:
     ]
     if raylet_pid not in marked:  # it has ended; its pid may have been reused
         return marked
-    return list(dict.fromkeys([raylet_pid, *_descendants(raylet_pid), *marked]))
+    return list(dict.fromkeys([raylet_pid, *linux_processes.descendants(raylet_pid), *marked]))
 
 
 def busy(cluster_id: str) -> bool:
@@ -54,17 +54,7 @@ def busy(cluster_id: str) -> bool:
 
 def kill_all(find: Callable[[], list[int]]) -> list[int]:
     """SIGKILL the pids that `find` returns until it returns none; returns all killed pids."""
-    killed: dict[int, None] = {}
-    for _ in range(KILL_ROUNDS):
-        pids = find()
-        if not pids:
-            break
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                killed[pid] = None
-        time.sleep(ROUND_S)
-    return list(killed)
+    return linux_processes.kill_all(find, KILL_ROUNDS, ROUND_S)
 
 
 def sweep(cluster_id: str, folders: Iterable[str]) -> None:
@@ -93,10 +83,3 @@ def _environments() -> Iterable[tuple[int, set[bytes]]]:
             yield int(entry.name), set((entry / "environ").read_bytes().split(b"\0"))
         except OSError:
             continue
-
-
-def _descendants(pid: int) -> list[int]:
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []

@@ -61,9 +61,14 @@ def part_to_load(spec: JobSpec, saved: SavedCheckpoint) -> InitPart:
         return spec.init_from.what
     if saved.training is None:
         return InitPart.MODEL
-    saved_by = tuple(saved.training.get(key) for key in ("recipe", "function", "model"))
-    same = saved_by == (spec.recipe, spec.function, spec.model.model_dump(mode="json"))
+    before = TrainingSpec.model_validate(saved.training)
+    same = _trained(before) == _trained(spec)
     return InitPart.EVERYTHING if same else InitPart.MODEL
+
+
+def _trained(spec: TrainingSpec) -> tuple[object, ...]:
+    """What computes the steps of a run."""
+    return spec.recipe, spec.function_name, spec.model
 
 
 def mismatches(spec: JobSpec, saved: SavedCheckpoint, part: InitPart) -> list[str]:
@@ -107,7 +112,7 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     before = TrainingSpec.model_validate(saved.training)
     pairs = {
         "recipe": (before.recipe, spec.recipe),
-        "function": (before.function, spec.function),
+        "function": (before.function_name, spec.function_name),
         "data.source": (before.data.source, spec.data.source),
         "model.sequence_length": (before.model.sequence_length, spec.model.sequence_length),
         "train.global_batch": (before.train.global_batch, spec.train.global_batch),

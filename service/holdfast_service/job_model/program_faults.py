@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from holdfast_workers.programs.metric_lines import pattern_fault
+from holdfast_workers.program_metrics.metric_lines import pattern_fault
 from holdfast_workers.spec import SpecFault, TrainingSpec
 
 BROUGHT = ("function", "script", "command", "ray_train")
@@ -94,6 +94,13 @@ def _ray_run_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
 
 def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     program = spec.program
+    if program.context and (spec.script is None or not program.fork):
+        message = "only a forked script has a training context: " + (
+            "remove `program.fork: false`, or `context`"
+            if spec.script is not None
+            else "remove it, or name a `script`"
+        )
+        yield _fault("program.context", message)
     for at, name in enumerate(program.preload):
         if not _MODULE.fullmatch(name):
             message = f"{name!r} is not the name of a module: write it as in an import statement"

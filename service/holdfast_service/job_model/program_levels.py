@@ -67,6 +67,12 @@ tier = holdfast.torch.tier()  # keeps nothing outside of Holdfast
 if (saved := tier.newest()) is not None:  # at the start
     dcp.load(state, storage_reader=tier.at(saved))
 dcp.save(state, storage_writer=tier.at(step))"""
+_CONTEXT = """ctx = holdfast.attach().context  # program: {context: true}
+ctx.register(model=model, optimizer=optimizer)
+for step in ctx.steps():
+    for samples in ctx.batches(len(data)):
+        ctx.backward(loss_of(model, data[samples]))
+    ctx.step()"""
 _FUNCTION = """def main(ctx):  # function: train:main
     ctx.register(model=model, optimizer=optimizer)
     for step in ctx.steps():
@@ -80,7 +86,7 @@ _REPORT_CHECKPOINT = (
 _LINES: Mapping[ProgramLevel, str] = {
     ProgramLevel.PLUGIN: _ATTACH,
     ProgramLevel.MEMORY_TIER: _TIER,
-    ProgramLevel.CONTEXT: _FUNCTION,
+    ProgramLevel.CONTEXT: _CONTEXT,
 }
 _RAY_TRAIN_LINES: Mapping[ProgramLevel, str] = {
     ProgramLevel.PLUGIN: _REPORT,
@@ -100,7 +106,10 @@ class NextLevel:
 
 
 def brings(spec: Mapping[str, Any]) -> Brings:
-    """What a stored spec brings; older specs lack the newer keys."""
+    """What a stored spec brings; older specs lack the newer keys. A script that trains in the steps
+    of a context is a function."""
+    if spec.get("script") is not None and (spec.get("program") or {}).get("context"):
+        return Brings.FUNCTION
     of_user = (kind for kind in Brings if kind is not Brings.RECIPE and spec.get(kind) is not None)
     return next(of_user, Brings.RECIPE)
 

@@ -13,9 +13,9 @@ from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import eventually
 
 from holdfast import Client
-from holdfast.cli.describe import goodput_lines, guard_lines
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
+from holdfast.cli.printing.describe import goodput_lines, guard_lines
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.views.goodput import GoodputView

@@ -25,9 +25,9 @@ from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.cli import completion
-from holdfast.cli.columns import Column, lay
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import COMMANDS, run
+from holdfast.cli.printing.columns import Column, lay
 from holdfast.client import config
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.lifecycle import State

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.cli.submit import read_spec
+from holdfast.cli.submission.submit import read_spec
 from holdfast.formats.requirements_file import (
     RequirementsUnusable,
     file_of_spec,

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from holdfast.rest import dashboard, problems
+from holdfast.rest import dashboard
+from holdfast.rest.http import problems
 from holdfast.rest.openapi import document
 
 PAGE = "<!doctype html><title>Holdfast</title>"

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import event
 from tests.support.service.fake_cluster import FakeCluster, line
 
-from holdfast.rest import streams
+from holdfast.rest.http import streams
 from holdfast.rest.serve import _http
 from holdfast.rest.services import Services, services_over
 from holdfast_service.job_model.events.codec import UnknownEvent

@@ -73,6 +73,12 @@ def test_a_program_is_a_sufficient_spec(keys: dict[str, Any]) -> None:
             "name one that all nodes share",
         ),
         ({"command": "x", "program": {"event_files": "../a"}}, "program.event_files", "below it"),
+        ({"command": "x", "program": {"context": True}}, "program.context", "name a `script`"),
+        (
+            {"script": "a.py", "code": CODE, "program": {"context": True, "fork": False}},
+            "program.context",
+            "remove `program.fork: false`",
+        ),
         ({"command": "x", "init_from": "job/3"}, "init_from", "name one in its arguments"),
     ],
 )

@@ -28,11 +28,11 @@ from holdfast.integrations.ray_train.memory_checkpoints import TierCheckpoints
 from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.torch import tier
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.programs import dcp_storage, folder_parts, own_segment
+from holdfast_workers.program_memory import dcp_storage, folder_parts, own_segment
+from holdfast_workers.program_memory.folder_parts import FilePiece, FolderWriter
+from holdfast_workers.program_memory.payload import PayloadIndex, PayloadKind, PayloadWriter
+from holdfast_workers.program_memory.rank_payloads import RankPayloads
 from holdfast_workers.programs.attachment import attach
-from holdfast_workers.programs.folder_parts import FilePiece, FolderWriter
-from holdfast_workers.programs.payload import PayloadIndex, PayloadKind, PayloadWriter
-from holdfast_workers.programs.rank_payloads import RankPayloads
 from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 from holdfast_workers.state.digest import payload_digest
 

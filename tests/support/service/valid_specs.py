@@ -80,6 +80,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "storage_path": st.none() | st.sampled_from(["/shared/runs", "~/ray_results", "ä b"]),
     "command": st.none(),
     "ray_train": st.none(),
+    "context": st.just(False),
     "datasets": st.none() | st.just("my.module:datasets"),
     "preload": st.lists(st.sampled_from(["torch", "transformers.models"]), max_size=2),
     "metrics": st.none() | st.just(r"step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"),
@@ -98,6 +99,7 @@ PROGRAMS = st.sampled_from(
     [
         {"script": "-m my.module --lr 3e-4"},
         {"script": "train.py --name 'two words' ''", "code": f"sha256:{0:064}"},
+        {"script": "-m my.module", "program": {"context": True}},
         {"command": "bash -c 'python train.py > log'"},
         {"ray_train": "my.module:train_loop"},
     ]

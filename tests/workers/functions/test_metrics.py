@@ -12,7 +12,7 @@ from tests.workers.functions.test_function import STEPS, prepared, ran
 
 from holdfast_workers.functions import FunctionError
 from holdfast_workers.functions.step_metrics import UserMetrics
-from holdfast_workers.programs.metric_names import MAX_NAMES
+from holdfast_workers.program_metrics.metric_names import MAX_NAMES
 from holdfast_workers.training.step_agreement import fold_user_metrics, pack_user_metrics
 
 

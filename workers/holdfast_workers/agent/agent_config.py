@@ -168,7 +168,10 @@ class AgentConfig:
     @property
     def brings_program(self) -> bool:
         """Whether the ranks run a program of the user."""
-        return any(self.training.get(name) is not None for name in PROGRAM_FIELDS)
+        has_context = (self.training.get("program") or {}).get("context", False)
+        return not has_context and any(
+            self.training.get(name) is not None for name in PROGRAM_FIELDS
+        )
 
     @property
     def world_size(self) -> int:

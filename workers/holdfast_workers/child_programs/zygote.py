@@ -150,7 +150,8 @@ def _folder_of(config: ZygoteConfig) -> str:
     from holdfast_workers.programs.working_folder import working_folder
     from holdfast_workers.spec import TrainingSpec
 
-    if not config.code or not TrainingSpec.model_validate(config.training).brings_program:
+    spec = TrainingSpec.model_validate(config.training)
+    if not config.code or not (spec.brings_program or spec.script is not None):
         return config.code
     return working_folder(config.code, config.cache_dir, config.job_id)
 
@@ -177,7 +178,7 @@ def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) 
             for name in spec.preloaded:
                 importlib.import_module(name)
         return None
-    subject = spec.function or spec.recipe
+    subject = spec.function_name or spec.recipe
     with threads.recording(subject) if threads is not None else contextlib.nullcontext():
         recipe = lookup.make_recipe(spec, Path(config.cache_dir))
         recipe.prepare()

@@ -289,7 +289,7 @@ class Context:
         changes; the last step's number."""
         if self.ended_by is not None and not self.has_left:
             raise self.ended_by
-        function, steps = self._recipe.spec.function, self._steps
+        function, steps = self._recipe.spec.function_name, self._steps
         if steps is None:
             raise FunctionError(f"{function} returned before its first step")
         steps.keep()

@@ -1,4 +1,4 @@
-"""Runs a user's function as a recipe: the function computes, this module commits each step.
+"""Runs a user's function or script as a recipe: it computes, this module commits each step.
 
 Agreement, gate, optimizer step and state work as for any recipe. The function is called again for
 each attempt, so its objects need not outlive the process groups that they were built on.
@@ -43,14 +43,18 @@ from holdfast_workers.training.recipe import (
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
 
+Load = Callable[[], Callable[[Context], object]]
+
 
 class FunctionRecipe(Recipe):
-    """The recipe of `spec.function`; implements `context.FunctionHost`."""
+    """The recipe of `spec.function_name`; implements `context.FunctionHost`."""
 
     repeats_steps = False  # only the function could compute a step again; so `trace` is None
 
-    def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
+    def __init__(self, spec: TrainingSpec, cache_dir: Path, load: Load | None = None) -> None:
+        """`load()` finds what is called in each attempt; None: `spec.function`."""
         super().__init__(spec, cache_dir)
+        self._load = load or (lambda: load_function(str(spec.function)))
         self._function: Callable[[Context], object] | None = None
         self._world: World | None = None
         self._mesh: DeviceMesh | None = None
@@ -63,7 +67,7 @@ class FunctionRecipe(Recipe):
     # --- one attempt ----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._function = load_function(str(self.spec.function))
+        self._function = self._load()
 
     def build(self, world: World) -> None:
         """Store the world; the function itself builds the model once it is called."""
@@ -171,7 +175,7 @@ class FunctionRecipe(Recipe):
             "step": step,
             "global_batch": train.global_batch,
             "seed": train.seed,
-            "function": self.spec.function,
+            "function": self.spec.function_name,
         }
 
     # --- committing a step ----------------------------------------------------------------------

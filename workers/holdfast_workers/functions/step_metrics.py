@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from holdfast_workers.functions.function_errors import FunctionError
-from holdfast_workers.programs.metric_names import MAX_NAMES, NAME, RESERVED_NAMES
+from holdfast_workers.program_metrics.metric_names import MAX_NAMES, NAME, RESERVED_NAMES
 
 
 class UserMetrics:

@@ -127,15 +127,12 @@ class Child:
     def _kill_program(self) -> None:
         """Kill what a launcher has left that was killed itself: its session, and what left the
         session and became a child of this process."""
-        for _ in range(MOST_ROUNDS):
-            left = [pid for pid in linux_processes.session_members(self.pid) if pid != self.pid]
-            left += linux_processes.children_with(SOCKET_VARIABLE)
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            if not left:
-                return
-            time.sleep(ROUND_S)
+
+        def left() -> set[int]:
+            found = linux_processes.session_members(self.pid)
+            return {*found, *linux_processes.children_with(SOCKET_VARIABLE)} - {self.pid}
+
+        linux_processes.kill_all(left, MOST_ROUNDS, ROUND_S)
 
     def close(self) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +78,30 @@ def children(pid: int) -> list[int]:
             with contextlib.suppress(OSError):  # the thread has
                 found += map(int, (thread / "children").read_text().split())
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, directly or not, as far as their parents live."""
+    found: list[int] = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def kill_all(find: Callable[[], Collection[int]], rounds: int, round_s: float) -> list[int]:
+    """SIGKILL what `find` returns until it returns none, in so many rounds at most: a process may
+    start another meanwhile. All that were killed, in order."""
+    killed: dict[int, None] = {}
+    for _ in range(rounds):
+        left = find()
+        if not left:
+            break
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                killed[pid] = None
+        time.sleep(round_s)
+    return list(killed)
 
 
 def children_with(variable: str) -> list[int]:

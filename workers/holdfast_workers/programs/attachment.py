@@ -14,8 +14,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
@@ -34,11 +36,18 @@ from holdfast_workers.protocol.programs import (
     StopWanted,
 )
 
+if TYPE_CHECKING:
+    from holdfast_workers.functions.context import Context
+
 CONNECT_TIMEOUT_S = 10.0
 LONGEST_STEPS = 5.0
 """A step may take this many times as long as the longest before it."""
 STEP_PHASE = "step"
 """The phase of the beacon between two calls of `step`."""
+
+
+class NoContext(WorkersError):
+    """The process is no rank of a job whose script trains in the steps of a context."""
 
 
 class LauncherGone(WorkersError):
@@ -65,6 +74,7 @@ class Attachment:
         self._blocked_ns = 0
         self._step = 0
         self._pid = os.getpid()
+        self._context: Context | None = None
         if link is not None:
             self._start(link, integration)
 
@@ -72,7 +82,7 @@ class Attachment:
 
     @property
     def active(self) -> bool:
-        """Whether Holdfast started this process."""
+        """Whether Holdfast started this process as a program with a loop of its own."""
         return self._place is not None
 
     @property
@@ -83,17 +93,53 @@ class Attachment:
     @property
     def attempt(self) -> int:
         """The number of the attempt, from 1; it grows with every restart. 0 if inactive."""
+        if self._context is not None:
+            return self._context.attempt
         return self._place.attempt if self._place else 0
 
     @property
     def rank(self) -> int:
         """As launched; without Holdfast the variable `RANK`, or 0."""
+        if self._context is not None:
+            return self._context.rank
         return self._place.rank if self._place else int(os.environ.get("RANK", "0"))
 
     @property
     def world_size(self) -> int:
         """As launched; without Holdfast the variable `WORLD_SIZE`, or 1."""
+        if self._context is not None:
+            return self._context.world_size
         return self._place.world_size if self._place else int(os.environ.get("WORLD_SIZE", "1"))
+
+    # --- the context ----------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The context of this attempt: mesh, data and steps, as a `function` gets them. Raises
+        NoContext in a process without one, which a spec with `program.context: true` gives."""
+        if self._context is None:
+            raise NoContext(
+                "this process has no training context: set `program.context: true` in the spec of "
+                "its job, or try the job without a cluster by `python -m "
+                "holdfast_workers.standalone JOB.yaml`, also under torchrun"
+            )
+        return self._context
+
+    def register(self, **parts: Any) -> Context:
+        """Register parts of the state by name with the context, and return it. Raises NoContext,
+        and FunctionError for what cannot be registered."""
+        context = self.context
+        context.register(**parts)
+        return context
+
+    @contextmanager
+    def offering(self, context: Context) -> Iterator[None]:
+        """Inside, the process has this context."""
+        self._context = context
+        try:
+            yield
+        finally:
+            self._context = None
 
     # --- progress -------------------------------------------------------------------------------
 

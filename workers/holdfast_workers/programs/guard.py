@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import signal
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,16 +44,14 @@ def _watch(launcher: int, pidfd: int, mark: str) -> NoReturn:
         linux_processes.name_process("hf-guard")
         _close_all_but(pidfd)
         select.select([pidfd], [], [])
-        for _ in range(MOST_ROUNDS):
-            left = {*linux_processes.session_members(launcher), *linux_processes.marked(mark)}
-            for pid in left - {os.getpid()}:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            if not left:
-                break
-            time.sleep(ROUND_S)
+        linux_processes.kill_all(lambda: _left(launcher, mark), MOST_ROUNDS, ROUND_S)
     finally:
         os._exit(0)
+
+
+def _left(launcher: int, mark: str) -> set[int]:
+    found = {*linux_processes.session_members(launcher), *linux_processes.marked(mark)}
+    return found - {os.getpid()}
 
 
 def _close_all_but(kept: int) -> None:

@@ -33,7 +33,7 @@ from holdfast_workers.programs.agent_link import AgentLink
 from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.output_relay import OutputRelay, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt
-from holdfast_workers.programs.program_process import ProgramLine, descendants, kill_descendants
+from holdfast_workers.programs.program_process import ProgramLine, kill_descendants
 from holdfast_workers.protocol.lease import clock_s
 from holdfast_workers.protocol.processes import (
     WORKER_ORDERS,
@@ -360,7 +360,7 @@ class Launcher:
         raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)
         attempt = self._attempt
-        ours = uid == os.getuid() and pid in descendants(os.getpid())
+        ours = uid == os.getuid() and pid in linux_processes.descendants(os.getpid())
         if self._attached is not None or attempt is None or not ours:
             link.close()  # of a helper of the program, such as a data loader, or of a stranger
             return

@@ -22,13 +22,13 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.ipc.visible_devices import VisibleDevices
+from holdfast_workers.program_metrics.metric_names import OwnMetrics
+from holdfast_workers.program_metrics.step_sources import StepSources
 from holdfast_workers.programs import error_file
-from holdfast_workers.programs.metric_names import OwnMetrics
 from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
-from holdfast_workers.programs.step_sources import StepSources
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,

@@ -110,7 +110,8 @@ class ProgramProcess:
             os.killpg(self.pid, number)
         reached: set[int] = set()
         for _ in range(MOST_ROUNDS):  # until none of them has started another meanwhile
-            apart = {pid for pid in descendants(os.getpid()) if not _is_in_group(pid, self.pid)}
+            below = linux_processes.descendants(os.getpid())
+            apart = {pid for pid in below if not _is_in_group(pid, self.pid)}
             if apart <= reached:
                 return
             for pid in apart - reached:
@@ -133,7 +134,7 @@ class ProgramProcess:
     def processor_s(self) -> float:
         """Processor time of the program and its descendants so far, in seconds; of those that have
         ended, as far as somebody waited for them."""
-        return sum(map(_processor_s, (self.pid, *descendants(self.pid))))
+        return sum(map(_processor_s, (self.pid, *linux_processes.descendants(self.pid))))
 
     def reap(self) -> ProcessEnd:
         """Collect the exit status, once the pidfd is readable, and kill what it left behind."""
@@ -148,14 +149,6 @@ class ProgramProcess:
         os.close(self.pidfd)
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, directly or not, as far as their parents live."""
-    found: list[int] = []
-    for child in linux_processes.children(pid):
-        found += [child, *descendants(child)]
-    return found
-
-
 def _processor_s(pid: int) -> float:
     return sum(map(int, linux_processes.stat_fields(pid)[11:15])) / _TICKS_PER_S
 
@@ -164,7 +157,7 @@ def kill_descendants(wait_s: float) -> bool:
     """Kill all descendants of this process, which as a subreaper inherits the orphans. False if
     some are left after `wait_s`: they wait for a device or a file system."""
     deadline = time.monotonic() + wait_s
-    while left := descendants(os.getpid()):
+    while left := linux_processes.descendants(os.getpid()):
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ def run(arguments: Sequence[str], on_error: Callable[[Exception], None]) -> NoRe
     code = 1
     try:
         _seed_generators()
-        code = _exit_code(lambda: _execute(arguments), on_error)
+        code = _exit_code(lambda: execute(arguments), on_error)
         code = _exit_code(_end_threads, on_error) or code
     except BaseException:
         traceback.print_exc()
@@ -47,7 +47,8 @@ def _seed_generators() -> None:
         numpy.random.seed()
 
 
-def _execute(arguments: Sequence[str]) -> None:
+def execute(arguments: Sequence[str]) -> None:
+    """Run it as `__main__`, which it stays. Raises what leaves it, also SystemExit."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __spec__=None, __annotations__={})
     code = _of_module(arguments, main) if arguments[0] == "-m" else _of_file(arguments, main)

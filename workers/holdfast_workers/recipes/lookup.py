@@ -19,15 +19,17 @@ class UnknownRecipe(ValueError):
 
 
 def make_recipe(spec: TrainingSpec, cache_dir: Path) -> Recipe:
-    """The training program of `spec`, not prepared yet: its recipe, or one around its function.
-    Raises the errors of `resolve`."""
-    if spec.function is None:
+    """The training program of `spec`, not prepared yet: its recipe, or one around its function or
+    script. Raises the errors of `resolve`."""
+    if spec.function_name is None:
         return resolve(spec.recipe)(spec, cache_dir)
-    from holdfast_workers.functions.function_recipe import (
-        FunctionRecipe,  # late: only a job with a function needs it
-    )
+    # Late: only a job with a function needs these.
+    from holdfast_workers.functions.function_recipe import FunctionRecipe
+    from holdfast_workers.programs.context_script import ContextScript
 
-    return FunctionRecipe(spec, cache_dir)
+    if spec.function is not None:
+        return FunctionRecipe(spec, cache_dir)
+    return FunctionRecipe(spec, cache_dir, lambda: ContextScript(spec))
 
 
 def resolve(name: str) -> RecipeFactory:

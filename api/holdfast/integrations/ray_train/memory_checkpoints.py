@@ -15,8 +15,8 @@ import structlog
 
 from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.program_memory.memory_tier import MemoryTier
 from holdfast_workers.programs.attachment import Attachment
-from holdfast_workers.programs.memory_tier import MemoryTier
 
 _TAKEN = "ray-train-"
 _log = structlog.get_logger()

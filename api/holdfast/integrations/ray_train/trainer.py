@@ -22,8 +22,8 @@ versions.check(versions.installed())  # before anything of Ray is imported
 from ray.train import Checkpoint, DataConfig, Result, TrainingFailedError
 from ray.train.torch import TorchTrainer as StockTrainer
 
-from holdfast.cli import output
-from holdfast.cli.job_follower import JobFollower
+from holdfast.cli.printing import output
+from holdfast.cli.submission.job_follower import JobFollower
 from holdfast.client.synchronous.client import Client
 from holdfast.integrations.ray_train import run_folder, shipped_datasets
 from holdfast.integrations.ray_train.errors import FunctionUnusable, NotServed

@@ -1,0 +1,1 @@
+"""The commands that run Holdfast itself on this machine: server, Ray cluster and backups."""

@@ -1,0 +1,279 @@
+"""Shows a job in full as text: progress, attempts, incidents, checkpoints, and why it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.cli.printing import output
+from holdfast.cli.printing.columns import Column, lay
+from holdfast.cli.printing.incident_text import (
+    Shortener,
+    incident_heading,
+    incident_sentences,
+    mesh_text,
+    ranks_text,
+    sentence,
+    tiers_text,
+)
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import (
+    AttemptView,
+    GuardsView,
+    IncidentView,
+    JobView,
+    MemberView,
+    MemoryProtectionView,
+    ProgressView,
+    TripView,
+)
+from holdfast_service.views.pages import CheckpointPage
+from holdfast_service.views.timeline import VerdictView
+
+MEMBERS = (
+    Column(""),
+    Column("rank", right=True),
+    Column("agent"),
+    Column("node", least=8),
+    Column("host", least=8, drop=1),
+    Column("pid", right=True),
+    Column("role"),
+)
+INCIDENT_INDENT = 4
+
+
+def show(
+    console: Console,
+    job: JobView,
+    attempts: Sequence[AttemptView],
+    incidents: Sequence[IncidentView],
+    checkpoints: CheckpointPage,
+    goodput: GoodputView,
+    *,
+    alternatives: bool = False,
+) -> None:
+    """Print everything. `alternatives`: list the refused alternatives of every decision."""
+    views = (job, *attempts, *incidents)
+    shorten = output.NodeIdShortener(view.model_dump_json() for view in views)
+    _print_summary(console, job)
+    for line in (*goodput_lines(goodput), *node_problem_lines(job, shorten)):
+        console.print(output.fold(line, 2))
+    for attempt in attempts:
+        _print_attempt(console, attempt, shorten)
+    for incident in incidents:
+        console.print()
+        for line in incident_lines(incident, shorten, alternatives=alternatives):
+            console.print(output.fold(line, INCIDENT_INDENT))
+    for line in guard_lines(job.guards):
+        console.print(output.fold(line, 12))
+    kept = [checkpoint for checkpoint in checkpoints.items if checkpoint.deleted_at is None]
+    if kept:
+        console.print("\nRemote checkpoints")
+        for checkpoint in kept:
+            bad = f"  BAD: {checkpoint.bad}" if checkpoint.bad else ""
+            console.print(
+                f"  step {checkpoint.step}, {checkpoint.nbytes:,} bytes, {checkpoint.uri}{bad}"
+            )
+    if job.outcome is not None and job.outcome.traceback:
+        console.print("\nTraceback of the failure")
+        console.print(Text(job.outcome.traceback.rstrip()))
+
+
+def verdict_text(job: JobView, verdict: VerdictView) -> Text:
+    """The state of the job in sentences; it stands before all figures."""
+    text = Text.assemble(
+        (verdict.headline, f"bold {output.STATE_STYLES.get(job.state, '')}".strip())
+    )
+    for part in (verdict.doing, verdict.last, verdict.next):
+        if part:
+            text.append(f"\n{part}")
+    used, lost = verdict.device_hours_used, verdict.device_hours_lost
+    return text.append(f"\n{used:.2f} device-hours used, {lost:.2f} of them lost\n", "dim")
+
+
+def node_problem_lines(job: JobView, shorten: Shortener) -> Iterable[Text]:
+    """The ranks that are slow at present, and the health findings of the job's nodes."""
+    for slow in job.stragglers:
+        node = shorten(slow.node) or "?"
+        yield Text.assemble(
+            ("Slow", "bold yellow"),
+            f"  rank {slow.rank} on {slow.agent} (node {node}) takes {slow.factor:.2f} "
+            f"times as long as its peers since step {slow.since_step}, {output.ago(slow.since)}",
+        )
+    for unwell in job.unwell_nodes:
+        where = f"{ranks_text(unwell.ranks)} on" if unwell.ranks else "standby on"
+        node = shorten(unwell.node)
+        for finding in unwell.findings:
+            yield Text.assemble(
+                ("Health", "bold yellow"),
+                f"  {where} node {node}: {finding.level} ({finding.probe}): {finding.what}",
+            )
+
+
+def incident_lines(
+    incident: IncidentView, shorten: Shortener | None = None, *, alternatives: bool = False
+) -> Iterable[Text]:
+    """The incident in sentences, a paragraph a line. `shorten` cuts node ids; by default to what is
+    unique in this incident."""
+    shorten = shorten or output.NodeIdShortener([incident.model_dump_json()])
+    yield Text.assemble((f"Incident {incident.number}", "bold yellow"), incident_heading(incident))
+    for paragraph in incident_sentences(incident, shorten, alternatives=alternatives):
+        yield Text(f"  {paragraph}")
+
+
+def guard_lines(guards: GuardsView) -> Iterable[Text]:
+    """Every guard trip: its reason, its origin and the decision; then the skipped data windows."""
+    if not guards.trips:
+        return
+    yield Text()
+    limit = f", the last {len(guards.recent)}" if guards.trips > len(guards.recent) else ""
+    yield Text.assemble(("Guards", "bold yellow"), f": tripped {_times(guards.trips)}{limit}")
+    for trip in guards.recent:
+        yield Text(f"  {output.clock(trip.at)}  step {trip.step}, {trip.kind}: {trip.why}")
+        if trip.what:
+            yield Text(f"            It started {_origin(trip)}.")
+        back = f" to step {trip.back_to}" if trip.back_to is not None else ""
+        skipped = f", without {_windows(trip.skipped)}" if trip.skipped else ""
+        yield Text(f"            {sentence(f'The decision was to {trip.decision}{back}{skipped}')}")
+    if guards.ledger:
+        yield Text(f"  Skipped data: {', '.join(map(_windows, guards.ledger))}.")
+
+
+def _origin(trip: TripView) -> str:
+    ranks = ", ".join(map(str, trip.ranks)) or "not known"
+    layer = f" of {trip.layer}" if trip.layer else ""
+    batch = f", micro-batch {trip.micro_batch}" if trip.micro_batch is not None else ""
+    return f"on rank {ranks}{batch}, in the {trip.what}{layer}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _windows(span: tuple[int, int]) -> str:
+    first, end = span
+    return f"window {first}" if end == first + 1 else f"windows {first} to {end - 1}"
+
+
+def goodput_lines(goodput: GoodputView) -> Iterable[Text]:
+    """`Goodput 0.912, effective training time 0.934 of 2 min`, then the time of each kind."""
+    ratio = goodput.effective_training_time_ratio
+    if goodput.goodput is None or ratio is None:
+        return
+    yield Text.assemble(
+        ("Goodput", "bold"),
+        f" {goodput.goodput:.3f}, effective training time {ratio:.3f} "
+        f"of {output.seconds(goodput.held_s)} on the cluster; "
+        f"{goodput.device_seconds_lost:.1f} of {goodput.device_seconds_held:.1f} device-seconds "
+        "lost to faults",
+    )
+    parts = sorted(goodput.by_kind_s.items(), key=lambda part: -part[1])
+    yield Text("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts if seconds))
+
+
+def protection_lines(memory: MemoryProtectionView) -> Iterable[Text]:
+    """The failures that the memory checkpoints survive, and those that they do not."""
+    odds = ", ".join(
+        f"{lost} lost node{'s' if lost > 1 else ''}: {odd.probability:.0%}"
+        for lost, odd in sorted(memory.recoverable.items())
+    )
+    copies = "1 copy" if memory.copies == 1 else f"{memory.copies} copies"
+    yield Text(f"  memory  {copies} on other nodes; training continues from memory after {odds}")
+    for gap in memory.unprotected:
+        yield Text(f"  not protected: {gap}")
+
+
+def _print_summary(console: Console, job: JobView) -> None:
+    progress = job.progress
+    facts: list[tuple[str, str | Text]] = [
+        ("Job", f"{job.name}  {job.id}"),
+        ("State", output.state_text(job.state)),
+        ("Progress", _progress(progress)),
+        ("Loss", output.number(progress.loss, ".4f")),
+        ("Tokens/s", output.number(progress.tokens_per_second, ",.0f")),
+        ("Incidents", str(progress.incidents)),
+        ("Created", output.ago(job.created_at)),
+    ]
+    is_program = job.brings.is_program
+    if is_program:
+        facts += _level_facts(job)
+    elif (job.spec.get("train") or {}).get("deterministic") == "fast":
+        facts.append(("Bits", "may differ between runs on accelerators: deterministic is fast"))
+    if job.started_at is not None and job.ended_at is not None:
+        facts.append(("Ran for", output.seconds(job.ended_at - job.started_at)))
+    if job.origin is not None:
+        origin = job.origin
+        facts.append(
+            ("Started from", f"{origin.what.value} of {origin.uri}, at step {origin.step}")
+        )
+    for tier, chosen in sorted(job.intervals.items()):
+        facts.append(
+            (f"{tier.capitalize()} saves", f"every {chosen.every_steps} steps: {chosen.why}")
+        )
+    if job.waiting is not None:
+        facts.append(("Waiting for", f"{job.waiting.resource}: {job.waiting.reason}"))
+    if job.outcome is not None:
+        facts.append(("Outcome", f"{job.outcome.code}: {job.outcome.message}"))
+    margin = max(len(name) for name, _ in facts) + 2
+    for name, value in facts:
+        line = Text.assemble((name.ljust(margin), "bold"), value)
+        console.print(output.fold(line, margin))
+    if is_program and job.next_level is not None:
+        console.print(f"\nLevel {job.next_level.level} with these lines", style="bold")
+        for text in job.next_level.lines.splitlines():
+            console.print(f"  {text}", markup=False)
+
+
+def _progress(progress: ProgressView) -> str:
+    if progress.steps is None and not progress.step:
+        return f"no step reported, attempt {progress.attempt}"
+    of = f" of {progress.steps}" if progress.steps is not None else ""
+    return f"step {progress.step}{of}, attempt {progress.attempt}"
+
+
+def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
+    """What runs, how much it works with Holdfast, and what the next level would bring."""
+    facts: list[tuple[str, str | Text]] = [
+        (job.brings.value.replace("_", " ").capitalize(), str(job.spec.get(job.brings.value)))
+    ]
+    if job.level is not None:
+        through = f", through {job.integration}" if job.integration else ""
+        facts.append(("Level", f"{job.level}{through}: {job.gives}"))
+    if job.next_level is not None:
+        facts.append((f"At level {job.next_level.level}", job.next_level.gives))
+    return facts
+
+
+def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -> None:
+    mesh = mesh_text(attempt.mesh)
+    steps = f"steps {attempt.first_step or '-'} to {attempt.last_step or '-'}"
+    ended = f"; ended: {attempt.reason}" if attempt.reason else ""
+    console.print()
+    console.print(
+        Text.assemble(
+            (f"Attempt {attempt.number}", "bold"), f": {attempt.state}, {mesh}, {steps}{ended}"
+        )
+    )
+    restore = attempt.restore
+    if restore.step:
+        newest_steps = ", ".join(f"{tier} {step}" for tier, step in restore.newest.items())
+        console.print(
+            f"  restored step {restore.step} from {tiers_text(restore.tiers)}"
+            f" (newest in {newest_steps})"
+        )
+    members = [_member_row(member, shorten) for member in attempt.members]
+    console.print(lay(MEMBERS, members, output.width()))
+    if attempt.memory_protection is not None:
+        for line in protection_lines(attempt.memory_protection):
+            console.print(output.fold(line, 10))
+    if attempt.standbys:
+        names = dict.fromkeys(standby.agent for standby in attempt.standbys)
+        console.print(f"  standby: {', '.join(names)}")
+
+
+def _member_row(member: MemberView, shorten: Shortener) -> list[str | Text]:
+    pid = "-" if member.pid is None else str(member.pid)
+    node = shorten(member.node_id)
+    return ["", str(member.rank), member.agent, node, member.host, pid, member.role]

@@ -1,0 +1,171 @@
+"""`run --local`: a server with a cluster on this machine, for one command.
+
+Whatever it started has ended when the command has; its data folder stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+from holdfast.cli.printing import output
+from holdfast.cli.submission import interruption
+from holdfast.cli.submission.rank_output import RankOutput
+from holdfast.cli.submission.submit import follow_output
+from holdfast.client.synchronous.client import Client
+from holdfast.errors import Conflict, HoldfastError
+from holdfast_service import extras
+from holdfast_service.views.jobs import JobView
+
+NODES_S = 60.0
+RETRY_S = 10.0
+LOOK_S = 0.1
+OUTPUT_LOG = "output.log"
+
+
+class NoRunFolder(HoldfastError):
+    """No folder can be made for the run."""
+
+    code = "no_run_folder"
+    status = 400
+
+
+class NodesMissing(HoldfastError):
+    """The server does not list the nodes of its cluster."""
+
+    code = "nodes_missing"
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """A server of this command. `folder`: its data, and the output of the run."""
+
+    client: Client
+    folder: Path
+
+
+@contextmanager
+def local_server(nodes: int, name: str, data_dir: Path | None) -> Iterator[LocalServer]:
+    """A server with a cluster of `nodes`, ended with the block, and with this process.
+
+    `data_dir`: where the folder of this run is made; None: in the user's cache. Raises
+    MissingExtra, NoRunFolder, ServerDidNotStart, ServerEnded, NodesMissing.
+    """
+    extras.require_server()
+    from holdfast.local_server.child_server import child_server  # late: it is part of the server
+
+    interruption.install("interrupted")
+    with _run_folder(name, data_dir) as folder, _told(folder):
+        shown = _StartDisplay(folder, nodes)
+        with (
+            shown,
+            child_server(folder, nodes, shown.look) as server,
+            Client(server.address, retry_s=RETRY_S) as client,
+        ):
+            _await_nodes(client, nodes)
+            shown.end(server.address)
+            try:
+                yield LocalServer(client, folder)
+            finally:
+                output.progress("ending the server of this run")
+
+
+def cancel(client: Client, job: JobView, ranks: RankOutput) -> None:
+    """Cancel the job and follow it to its end: its program gets the time to save. Another Ctrl-C
+    raises KeyboardInterrupt."""
+    output.progress("the program may save its state now; Ctrl-C again ends it at once")
+    with contextlib.suppress(Conflict):  # it has just ended
+        client.cancel(job.id)
+    follow_output(client, job, ranks)
+
+
+class _StartDisplay:
+    """Shows what the server that starts is doing: live on a terminal, else a line per stage."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        from holdfast.local_server.start_stages import stage  # late: it is part of the server
+
+        self._stage: Callable[[], str] = partial(stage, folder, nodes)
+        self._console = output.stderr()
+        self._began = time.monotonic()
+        self._last = ""
+        self._live = _live(self._console)
+
+    def __enter__(self) -> None:
+        if self._live is not None:
+            self._live.start()
+        self.look()
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def look(self) -> None:
+        found = self._stage()
+        if self._live is not None:
+            self._live.update(f"{found} ({time.monotonic() - self._began:.0f} s)")
+        elif found != self._last:
+            self._console.print(found)
+        self._last = found
+
+    def end(self, address: str) -> None:
+        self._stop()
+        took = output.seconds(time.monotonic() - self._began)
+        self._console.print(f"the server of this run, {address}, is ready after {took}")
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _live(console: Console) -> Status | None:
+    return console.status("") if console.is_terminal else None
+
+
+@contextmanager
+def _run_folder(name: str, data_dir: Path | None) -> Iterator[Path]:
+    from holdfast.local_server import run_folders  # late: it is part of the server
+    from holdfast_workers.data.cached_file import NoCacheFolder
+
+    now = time.time()
+    try:
+        if data_dir is None:
+            data_dir = run_folders.default_parent()
+            run_folders.remove_old(data_dir, now)
+        made = run_folders.make(data_dir, name, now)
+    except (OSError, NoCacheFolder) as error:
+        raise NoRunFolder(
+            f"no folder for this run can be made: {error}; name another place with --data-dir"
+        ) from error
+    with run_folders.in_use(made):
+        yield made
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        output.progress(f"output and files of this run: {folder}")
+
+
+def _await_nodes(client: Client, nodes: int) -> None:
+    """Wait until the server knows the nodes: what each rank gets depends on them."""
+    deadline = time.monotonic() + NODES_S
+    while sum(node.there for node in client.nodes()) < nodes:
+        if time.monotonic() > deadline:
+            raise NodesMissing(f"the server has not listed its nodes within {NODES_S:.0f} s")
+        time.sleep(LOOK_S)

@@ -1,0 +1,44 @@
+"""`/healthz` and `/readyz`: whether the process is alive, and whether it can serve."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+
+from holdfast.rest.http.problems import ProblemError, documented
+from holdfast.rest.services import Probe, ServicesDep
+from holdfast.schemas import Health, Readiness
+
+router = APIRouter(tags=["health"])
+
+OK = "ok"
+
+
+@router.get("/healthz", summary="The process is alive")
+async def healthz() -> Health:
+    return Health(status=OK)
+
+
+@router.get("/readyz", summary="Database, cluster and reconciler answer", responses=documented(503))
+async def readyz(services: ServicesDep) -> Readiness:
+    names = list(services.probes)
+    problems = await asyncio.gather(
+        *(_run_probe(services.probes[name], services.probe_timeout_s) for name in names)
+    )
+    checks = {name: problem or OK for name, problem in zip(names, problems, strict=True)}
+    if services.stopping.is_set():
+        checks["server"] = "shutting down"
+    failed = [f"{name}: {result}" for name, result in checks.items() if result != OK]
+    if failed:
+        raise ProblemError(503, "not_ready", "; ".join(failed), checks=checks)
+    return Readiness(status="ready", checks=checks)
+
+
+async def _run_probe(probe: Probe, timeout_s: float) -> str | None:
+    try:
+        return await asyncio.wait_for(probe(), timeout_s)
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+    except Exception as error:  # any exception of a probe is its result
+        return f"{type(error).__name__}: {error}"

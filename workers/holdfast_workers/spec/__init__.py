@@ -1,0 +1,92 @@
+"""The specification of a training run: the part of a job spec that the data plane needs.
+
+These immutable models are the single source of the sections `model`, `data`, `train`, `parallel`,
+`checkpoint`, `detection` and `guards`. The service's job spec embeds them and adds the sections of
+the control plane (name, resources, recovery). :func:`find_faults` finds the faults within a section
+and between sections; the service finds those that depend on the cluster. All names are imported
+from here; inside of the room, from the module of their section.
+"""
+
+from holdfast_workers.spec.checkpoint import (
+    FIRST_MEMORY_STEPS,
+    FIRST_REMOTE_STEPS,
+    CheckpointSpec,
+    KeepBestSpec,
+    MemoryTierSpec,
+    RemoteTierSpec,
+)
+from holdfast_workers.spec.faults import find_faults
+from holdfast_workers.spec.fields import Every, NonNegative, Positive, Reference, Section
+from holdfast_workers.spec.model import (
+    ActivationCheckpointing,
+    Family,
+    ImageSizes,
+    ModelSpec,
+    RopeScalingSpec,
+)
+from holdfast_workers.spec.model_faults import MOST_CLASSES, MOST_PIXELS, NEAR_SIZES
+from holdfast_workers.spec.parallel import ContextMethod, ParallelSpec, Schedule, Zero
+from holdfast_workers.spec.program import ProgramSpec, RayRunSpec
+from holdfast_workers.spec.safeguards import (
+    HISTORY_STEPS,
+    ChecksSpec,
+    DetectionSpec,
+    GuardsSpec,
+    NonfiniteGuardSpec,
+    SpikeGuardSpec,
+)
+from holdfast_workers.spec.spec_fault import SpecFault
+from holdfast_workers.spec.train import (
+    VOCABULARIES,
+    DataSpec,
+    Determinism,
+    OptimizerSpec,
+    ScheduleSpec,
+    TrainSpec,
+)
+from holdfast_workers.spec.training import BUILT_IN_RECIPES, PROGRAM_FIELDS, TrainingSpec
+
+__all__ = [
+    "BUILT_IN_RECIPES",
+    "FIRST_MEMORY_STEPS",
+    "FIRST_REMOTE_STEPS",
+    "HISTORY_STEPS",
+    "MOST_CLASSES",
+    "MOST_PIXELS",
+    "NEAR_SIZES",
+    "PROGRAM_FIELDS",
+    "VOCABULARIES",
+    "ActivationCheckpointing",
+    "CheckpointSpec",
+    "ChecksSpec",
+    "ContextMethod",
+    "DataSpec",
+    "DetectionSpec",
+    "Determinism",
+    "Every",
+    "Family",
+    "GuardsSpec",
+    "ImageSizes",
+    "KeepBestSpec",
+    "MemoryTierSpec",
+    "ModelSpec",
+    "NonNegative",
+    "NonfiniteGuardSpec",
+    "OptimizerSpec",
+    "ParallelSpec",
+    "Positive",
+    "ProgramSpec",
+    "RayRunSpec",
+    "Reference",
+    "RemoteTierSpec",
+    "RopeScalingSpec",
+    "Schedule",
+    "ScheduleSpec",
+    "Section",
+    "SpecFault",
+    "SpikeGuardSpec",
+    "TrainSpec",
+    "TrainingSpec",
+    "Zero",
+    "find_faults",
+]

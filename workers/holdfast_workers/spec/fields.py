@@ -1,0 +1,33 @@
+"""What the sections of a spec are made of: their base class, and types of fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Reference = Annotated[str, Field(max_length=4096)]
+"""A path, a URI or a name; no path of Linux is longer."""
+
+
+def _steps_or_auto(value: object) -> object:
+    """One error message for both types; a union would report one for each of its members."""
+    if value == "auto" or (type(value) is int and value >= 0):
+        return value
+    raise PydanticCustomError("steps_or_auto", "input should be a whole number of steps, or auto")
+
+
+Every = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_steps_or_auto),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]}),
+]
+
+
+class Section(BaseModel):
+    """A section of a spec: immutable; unknown keys are rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,14 @@
+"""A fault of a spec, for the user who mends it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class SpecFault(BaseModel):
+    """One fault of a spec: its path in the spec, and a message that says how to fix it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    message: str
