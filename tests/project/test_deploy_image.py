@@ -271,7 +271,7 @@ def serve_as_another_user(env: dict[str, str], port: int) -> None:
 
 
 def until_ready(ready: str, command: list[str], env: dict[str, str]) -> int:
-    """The exit status of the command, which gets SIGTERM when the shell command `ready` succeeds."""
+    """The exit status of the command, which gets SIGTERM once the command `ready` succeeds."""
     beside = {**env, "PYTHONPATH": str(ROOT)}
     output = run([*USER, "python", "-c", UNTIL_READY, ready, *command], beside, 300)
     return int(output.rpartition("ended with ")[2])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.common import NotUnderstood
-from holdfast.cli.server import settings_of
+from holdfast.cli.hosting.server import settings_of
 from holdfast_service.settings import FOLDER_VARIABLE
 
 URL = "postgresql://holdfast@database/holdfast"
