@@ -16,8 +16,8 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from holdfast.cli.main import build
 from holdfast.cli.hosting.server import settings_of
+from holdfast.cli.main import build
 from holdfast_service.host_cluster.token_file import read_token
 from holdfast_service.remote_tier.location import read_secret
 from holdfast_service.settings import FOLDER_VARIABLE, Settings
