@@ -14,6 +14,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from pydantic import BaseModel
 from tests.support.deploy.kuberay import (
     Kustomization,
     KustomizeComponent,
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 KUBERAY = ROOT / "deploy/kuberay"
 PAGE = ROOT / "docs/deploy/kubernetes.md"
 KUBERNETES = ("1.33", "1.37")
-CUSTOM = {"RayCluster": RayCluster, "ServiceMonitor": ServiceMonitor}
+CUSTOM: dict[str, type[BaseModel]] = {"RayCluster": RayCluster, "ServiceMonitor": ServiceMonitor}
 UNITS = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 IMAGE_USER = 10001
 

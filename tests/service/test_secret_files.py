@@ -57,7 +57,17 @@ def test_only_a_read_only_mount_may_let_the_group_read(
 def test_a_mounted_secret_is_accepted_if_only_its_group_can_read_it(
     tmp_path: Path, mode: str, accepted: bool
 ) -> None:
-    command = ["unshare", "--mount", "sh", "-c", IN_A_MOUNT, "sh", tmp_path, mode, sys.executable]
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        IN_A_MOUNT,
+        "sh",
+        str(tmp_path),
+        mode,
+        sys.executable,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert (done.stdout == "None\n") is accepted, done.stdout

@@ -88,6 +88,6 @@ def test_a_key_on_a_read_only_mount_is_taken_as_it_is(tmp_path: Path) -> None:
         "from holdfast_service.store.installation import load_or_create_key; "
         'print(len(load_or_create_key(pathlib.Path(sys.argv[1]))))" "$1/key"'
     )
-    command = ["unshare", "--mount", "sh", "-c", script, "sh", tmp_path, sys.executable]
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{KEY_BYTES}\n", done.stderr
