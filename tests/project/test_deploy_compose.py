@@ -62,8 +62,8 @@ def test_the_file_is_understood_by_the_specification() -> None:
     parsed = PyCompose.from_yaml(yaml.safe_dump(compose()))
     parsed.validate()
     assert set(parsed.service_names()) == set(services())
-    mistakes: list[dict[str, object]] = [{"helthcheck": {}}, {"mem_limit": "lots"}]
-    for mistake in (*mistakes, {"depends_on": 3}):
+    mistakes: list[dict[str, Any]] = [{"helthcheck": {}}, {"mem_limit": "lots"}, {"depends_on": 3}]
+    for mistake in mistakes:
         broken = {**compose(), "services": {"head": {**services()["head"], **mistake}}}
         with pytest.raises(ValueError, match="services"):
             PyCompose.from_yaml(yaml.safe_dump(broken))
