@@ -1,22 +1,28 @@
 """The packages of an image: what pyproject.toml needs at run time, at the versions of the lock.
 
     packages.py requirements EXTRA...   requirement lines for pip, of the base and of these extras
-    packages.py check                   the packages of this Python are those of the lock
+    packages.py check                   the packages of this Python are those of the locks
+    packages.py cuda                    the lines of cuda.lock, by an index with torch for CUDA
 
-`check` accepts a package outside of the lock only if a locked one pins it, as torch pins the
-libraries of CUDA. It needs the package `packaging`, `requirements` nothing.
+`cuda.lock` has what torch's build for CUDA needs beyond requirements.lock, whose torch is another
+build of the same version. Write it again when requirements.lock names another torch.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LOCK, CUDA_LOCK = ROOT / "requirements.lock", HERE / "cuda.lock"
 OWN = "holdfast-train"
 INSTALLER = ("pip", "setuptools", "wheel")
 
@@ -27,6 +33,8 @@ def main(arguments: list[str]) -> None:
     elif arguments == ["check"]:
         if wrong := sorted(unlocked()):
             sys.exit(f"not as in requirements.lock: {', '.join(wrong)}: add them to the lock")
+    elif arguments == ["cuda"]:
+        print("\n".join(cuda_lines()))
     else:
         sys.exit(__doc__)
 
@@ -53,35 +61,36 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def unlocked() -> Iterator[str]:
-    """Installed packages, with their versions, that neither the lock nor a locked package names."""
-    locked = {
-        _name(name): version
-        for name, _, version in (
-            line.partition("==") for line in (ROOT / "requirements.lock").read_text().split()
-        )
-    }
-    installed = {_name(each.name): each for each in distributions()}
-    pinned = {}
-    for name in locked.keys() & installed.keys():
-        pinned |= dict(_pins(installed[name].requires or []))
-    for name, each in installed.items():
-        public = each.version.partition("+")[0]
-        wanted = locked.get(name, pinned.get(name))
-        if public != wanted and name not in (OWN, *INSTALLER):
+    """Installed packages, with their versions, that are not as in the locks."""
+    locked = {**read_lock(CUDA_LOCK), **read_lock(LOCK)}
+    for each in distributions():
+        name, public = normal(each.name), each.version.partition("+")[0]
+        if locked.get(name) != public and name not in (OWN, *INSTALLER):
             yield f"{name} {each.version}"
 
 
-def _pins(requires: list[str]) -> Iterator[tuple[str, str]]:
-    """Names and versions of the requirements of the form NAME==VERSION that apply here."""
-    from packaging.requirements import Requirement  # late: `requirements` runs without it
+def cuda_lines() -> list[str]:
+    """The packages that pip would install with torch, beyond those of requirements.lock."""
+    locked = read_lock(LOCK)
+    torch = f"torch=={locked['torch']}"
+    with tempfile.NamedTemporaryFile() as report:
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+        command += ["--quiet", "--report", report.name, "--constraint", str(LOCK), torch]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        found = [each["metadata"] for each in json.loads(Path(report.name).read_text())["install"]]
+    beyond = [each for each in found if normal(each["name"]) not in locked]
+    if not beyond:
+        sys.exit("pip would install torch for the CPU: name an index with its build for CUDA")
+    return [f"# {torch}", *sorted(f"{each['name']}=={each['version']}" for each in beyond)]
 
-    for requirement in map(Requirement, requires):
-        exact = [each.version for each in requirement.specifier if each.operator == "=="]
-        if exact and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            yield _name(requirement.name), exact[0]
+
+def read_lock(path: Path) -> dict[str, str]:
+    """Versions by normal name."""
+    lines = (line.partition("==") for line in path.read_text().splitlines() if line[:1] != "#")
+    return {normal(name): version for name, _, version in lines}
 
 
-def _name(name: str) -> str:
+def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -23,7 +23,8 @@ locked() { # VENV REQUIREMENT...: installs, at the versions of the lock
     python=$1/bin/python
     shift
     if [ -n "$TORCH_INDEX" ]; then set -- --extra-index-url "$TORCH_INDEX" "$@"; fi
-    "$python" -m pip install --quiet --constraint "$root/requirements.lock" "$@"
+    "$python" -m pip install --quiet --constraint "$root/requirements.lock" \
+        --constraint "$here/cuda.lock" "$@"
 }
 
 packages() {

@@ -90,6 +90,7 @@ def test_a_job_runs_on_containers_whose_secrets_are_mounted(room: TrainingRoom) 
                 f"exec holdfast cluster join head:6379 --block --agent-ports=20000-20999 "
                 f"--token-file={MOUNTED}/token --cpus=1 --label=holdfast.io/domain={name}"
             )
+        eventually(lambda: sum(each.cpus for each in client.nodes()) == 2, COMMAND_S)
         resources = {"cpus_per_worker": 1, "workers_per_node": 1}
         job = client.jobs.submit(room.spec(steps=60, resources=resources))
         assert job.wait(timeout_s=JOB_S).state == "SUCCEEDED"

@@ -63,11 +63,6 @@ def packages() -> ModuleType:
     return module
 
 
-def locked() -> dict[str, str]:
-    lines = (ROOT / "requirements.lock").read_text().split()
-    return {canonicalize_name(name): version for name, version in (x.split("==") for x in lines)}
-
-
 def names(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(text).name) for text in requirements}
 
@@ -112,7 +107,7 @@ def test_an_image_has_the_packages_of_run_time_and_none_of_tests(packages: Modul
     found = names(packages.requirements(EXTRAS))
     extras = project()["optional-dependencies"]
     needed = names(project()["dependencies"]) | names(extras["server"]) | names(extras["workers"])
-    assert needed - {"holdfast-train"} <= found <= locked().keys()
+    assert needed - {"holdfast-train"} <= found <= packages.read_lock(packages.LOCK).keys()
     tests = names(extras["dev"]) - names([text for each in EXTRAS for text in extras[each]])
     assert found.isdisjoint(tests)
 
@@ -126,7 +121,6 @@ def test_an_unknown_extra_is_refused(packages: ModuleType) -> None:
 class Installed:
     name: str
     version: str
-    requires: list[str] | None = None
 
 
 @pytest.mark.parametrize(
@@ -134,8 +128,7 @@ class Installed:
     [
         ([], []),
         ([Installed("Holdfast.Train", "0"), Installed("pip", "1")], []),
-        ([Installed("nvidia-cublas", "13.1")], []),
-        ([Installed("nvidia_cublas", "13.2")], ["nvidia-cublas 13.2"]),
+        ([Installed("nvidia_cuda.cupti", "0.1")], ["nvidia-cuda-cupti 0.1"]),
         ([Installed("httpx", "0.1")], ["httpx 0.1"]),
         ([Installed("left-pad", "1.0")], ["left-pad 1.0"]),
     ],
@@ -146,10 +139,19 @@ def test_a_package_that_no_lock_names_is_found(
     installed: list[Installed],
     wrong: list[str],
 ) -> None:
-    pins = ["nvidia-cublas==13.1; sys_platform == 'linux'", "sympy>=1", "other==1; extra == 'x'"]
-    torch = Installed("torch", f"{locked()['torch']}+cu130", pins)
-    monkeypatch.setattr(packages, "distributions", lambda: [torch, *installed])
+    ours = {**packages.read_lock(packages.LOCK), **packages.read_lock(packages.CUDA_LOCK)}
+    right = [Installed(name, f"{version}+cu130") for name, version in ours.items()]
+    monkeypatch.setattr(packages, "distributions", lambda: [*right, *installed])
     assert sorted(packages.unlocked()) == wrong
+
+
+def test_the_lock_for_cuda_is_that_of_the_locked_torch(packages: ModuleType) -> None:
+    ours, cuda = packages.read_lock(packages.LOCK), packages.read_lock(packages.CUDA_LOCK)
+    first = packages.CUDA_LOCK.read_text().splitlines()[0]
+    assert first == f"# torch=={ours['torch']}", "run deploy/image/packages.py cuda"
+    assert ours.keys().isdisjoint(cuda)
+    assert {"triton", "nvidia-nccl-cu13", "nvidia-cublas"} <= cuda.keys()
+    assert all(re.fullmatch(r"[\d.]+", version) for version in cuda.values())
 
 
 @pytest.fixture
