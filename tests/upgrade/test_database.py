@@ -66,7 +66,7 @@ async def test_every_incident_is_described(settings: Settings, store: Store) -> 
     jobs = JobService(store, FakeCluster(), settings)
     described = 0
     for job in (await Overview(store, NodeService(store), settings).rows()).items:
-        for incident in (await jobs.incidents(job.id)).items:
+        for incident in (await jobs.history.incidents(job.id)).items:
             text = " ".join(incident_sentences(incident, str, alternatives=True))
             assert "Evidence: " in text
             assert ("still open" in text) == (incident.closed_at is None)

@@ -6,16 +6,14 @@ A folder is used once. A later server on it would start a job again that had not
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast_service.embedded_cluster import local_cluster
-from holdfast_workers.data.cached_file import cache_folder
-from holdfast_workers.programs.working_folder import remove_unless_used
+from holdfast_workers.node_cache import use_locks
+from holdfast_workers.node_cache.cached_file import cache_folder
 
 FOLDER = "runs"
 """Of the user's cache folder."""
@@ -47,22 +45,11 @@ def make(parent: Path, name: str, now: float) -> Path:
     raise FileExistsError(f"{parent / stem}: all of its names are taken")
 
 
-@contextlib.contextmanager
-def in_use(folder: Path) -> Iterator[None]:
-    """Nothing removes the folder before the end of the block. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def remove_old(parent: Path, now: float) -> None:
     """Remove the folders that nobody has used for `KEPT_S`."""
     for folder in parent.iterdir() if parent.is_dir() else ():
         if not _NAME.fullmatch(folder.name):
             continue
-        with contextlib.suppress(OSError):  # in use, or another command has removed it
+        with contextlib.suppress(OSError):  # another command has removed it
             if folder.stat().st_mtime < now - KEPT_S and local_cluster.find(folder) is None:
-                remove_unless_used(folder)
+                use_locks.remove_unless_used(folder)

@@ -83,10 +83,10 @@ async def list_events(
 ) -> EventPage | Response:
     position = streams.requested(request, after)
     if not position.stream:
-        return await services.jobs.events(job_id, after, limit)
+        return await services.jobs.history.events(job_id, after, limit)
 
     async def read(last: int) -> streams.Part:
-        return streams.event_part(await services.jobs.events(job_id, last, streams.PAGE))
+        return streams.event_part(await services.jobs.history.events(job_id, last, streams.PAGE))
 
     first = await read(position.after)
     if first.over and not first.encoded:

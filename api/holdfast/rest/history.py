@@ -26,19 +26,19 @@ MaybeTime = Annotated[Time | None, Query(description="a time, as RFC 3339 descri
 async def list_attempts(
     jobs: JobsDep, job_id: JobId, *, after: AfterNumber, limit: PageSize = 200
 ) -> AttemptPage:
-    return await jobs.attempts(job_id, after, limit)
+    return await jobs.history.attempts(job_id, after, limit)
 
 
 @router.get("/incidents", summary="Faults and recoveries", responses=documented(400))
 async def list_incidents(
     jobs: JobsDep, job_id: JobId, *, after: AfterNumber, limit: PageSize = 200
 ) -> IncidentPage:
-    return await jobs.incidents(job_id, after, limit)
+    return await jobs.history.incidents(job_id, after, limit)
 
 
 @router.get("/goodput", summary="Goodput: the time of the job, by use", responses=documented(409))
 async def get_goodput(jobs: JobsDep, job_id: JobId) -> GoodputView:
-    return await jobs.goodput(job_id)
+    return await jobs.history.goodput(job_id)
 
 
 @router.get("/verdict", summary="The state of the job in sentences")
@@ -75,7 +75,7 @@ async def list_metrics(
         bool, Query(description="include the steps discarded by rollbacks")
     ] = False,
 ) -> MetricPage:
-    return await jobs.metrics(
+    return await jobs.history.metrics(
         job_id,
         names=name or None,
         after_step=after_step,
@@ -94,7 +94,7 @@ async def list_digests(
     after_step: AfterStep,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> DigestPage:
-    return await jobs.digests(job_id, after_step=after_step, limit=limit)
+    return await jobs.history.digests(job_id, after_step=after_step, limit=limit)
 
 
 @router.get(

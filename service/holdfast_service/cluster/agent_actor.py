@@ -38,16 +38,16 @@ from holdfast_workers.agent import reforming
 from holdfast_workers.agent.agent_config import AgentConfig, device_of
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.agent.reforming import Reform
-from holdfast_workers.data.cached_file import (
+from holdfast_workers.fault_injection.link_cut import link_cutter
+from holdfast_workers.ipc.environment import CODE_FOLDER
+from holdfast_workers.ipc.listening import RANGE_VARIABLE, InvalidPortRange, PortRange
+from holdfast_workers.memory.node_folder import memory_base
+from holdfast_workers.node_cache.cached_file import (
     InvalidCacheLimit,
     NoCacheFolder,
     cache_folder,
     cache_limit_bytes,
 )
-from holdfast_workers.fault_injection.link_cut import link_cutter
-from holdfast_workers.ipc.environment import CODE_FOLDER
-from holdfast_workers.ipc.listening import RANGE_VARIABLE, InvalidPortRange, PortRange
-from holdfast_workers.memory.node_folder import memory_base
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.commands import Hello, Request
 from holdfast_workers.protocol.node_needs import NodeNeeds

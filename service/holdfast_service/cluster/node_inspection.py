@@ -27,11 +27,11 @@ from holdfast_service.diagnosis.unfit_software import SoftwareFault, import_faul
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_service.remote_tier.location import probe
 from holdfast_workers.checkpoint.storage import StorageError
-from holdfast_workers.data.cached_file import cache_folder
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.health.node_facts import NodeFacts, clock_offset_s, connect_problem, measure
 from holdfast_workers.ipc.listening import RANGE_VARIABLE, PortRange, listen
 from holdfast_workers.memory.node_folder import memory_base
+from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.protocol.processes import StorageOptions
 
 CONNECT_S = 3.0

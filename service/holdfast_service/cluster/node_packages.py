@@ -11,8 +11,8 @@ from typing import Any
 import ray
 
 from holdfast_service.cluster.node_tasks import task_on
-from holdfast_workers.data.cached_file import cache_folder
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.packages.installation import install, resolve
 
 

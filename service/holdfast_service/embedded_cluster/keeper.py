@@ -52,7 +52,7 @@ from holdfast_service.embedded_cluster.ray_settings import (
     node_health,
 )
 from holdfast_workers import log_setup
-from holdfast_workers.data.cached_file import CACHE_VARIABLE
+from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 TICK_S = 1.0

@@ -14,6 +14,7 @@ import pytest
 from holdfast.formats import code_archive
 from holdfast.local_server import child_server, run_folders, start_stages
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, LocalNode
+from holdfast_workers.node_cache import use_locks
 
 DAY_S = 86400.0
 CLUSTER = LocalCluster("id", "", 1, "/data", "/tmp/id", "/dev/shm/id", "/data/token")
@@ -80,7 +81,7 @@ def test_only_folders_of_old_runs_are_removed(tmp_path: Path) -> None:
     for folder in (old, used, other):
         (folder / "output.log").write_text("")
         os.utime(folder, (now - 31 * DAY_S, now - 31 * DAY_S))
-    with run_folders.in_use(used):
+    with use_locks.held(used):
         run_folders.remove_old(tmp_path, now)
         assert not old.exists()
         assert used.exists() and new.exists() and other.exists()

@@ -210,7 +210,7 @@ async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Sett
 
     async def read(last: int) -> streams.Part:
         nonlocal reads
-        page = await services.jobs.events(job, last, 100)
+        page = await services.jobs.history.events(job, last, 100)
         reads += 1
         if reads < 5:
             await write(store, job)

@@ -20,9 +20,9 @@ from holdfast_service.job_model.node_needs import needs_of
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.reforming import Reform
-from holdfast_workers.data.cached_file import CACHE_VARIABLE
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.ipc.listening import RANGE_VARIABLE
+from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 from holdfast_workers.protocol.processes import StorageOptions
 
 SEAT = AgentSeat("job", "n0", {}, {"dp_shard": 1}, 1, 0, b"s", "/remote", StorageOptions(), 1)

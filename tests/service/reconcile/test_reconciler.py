@@ -47,15 +47,15 @@ async def test_a_job_goes_from_the_queue_to_its_end(
     assert (job.state, job.progress.step, job.progress.attempt) == (State.SUCCEEDED, 300, 1)
     assert job.progress.tokens_per_second == pytest.approx(40960)
     assert not cluster.supervisors
-    page = await jobs.events(job_id, limit=1000)
+    page = await jobs.history.events(job_id, limit=1000)
     assert [event.seq for event in page.items] == list(range(1, len(page.items) + 1))
     assert page.ended
     states = [event.data["to"] for event in page.items if event.kind == "job.state"]
     assert states == ["STARTING", "RUNNING", "SUCCEEDED"]
-    assert len((await jobs.metrics(job_id, names=["loss"])).items) == 300
+    assert len((await jobs.history.metrics(job_id, names=["loss"])).items) == 300
     assert await all_digests(jobs, job_id) == {step: f"d{step}" for step in range(1, 301)}
     assert (await jobs.log_reader.page(job_id, LogFilter())).items[-1].text == "line 50"
-    (attempt,) = (await jobs.attempts(job_id)).items
+    (attempt,) = (await jobs.history.attempts(job_id)).items
     assert [member.pid for member in attempt.members] == [100, 101, 102, 103]
 
 
@@ -81,7 +81,7 @@ async def test_a_job_that_is_hardly_ever_polled_is_seen_to_run_and_end_at_once(
         assert (await jobs.get(job_id)).progress.step == 1, "a further step is no news"
         supervisor.end()
         await until_released(jobs, job_id)
-        page = await jobs.events(job_id, limit=1000)
+        page = await jobs.history.events(job_id, limit=1000)
     assert page.ended
     assert not any(task.get_name().startswith("news") for task in asyncio.all_tasks())
 
@@ -398,7 +398,7 @@ async def test_a_job_that_is_given_back_for_lack_of_nodes_is_queued_and_started_
         await until(
             lambda: cluster.supervisors.get(job.id) not in (None, first), what="a new supervisor"
         )
-        events = (await jobs.events(job.id, limit=1000)).items
+        events = (await jobs.history.events(job.id, limit=1000)).items
         states = [event.data for event in events if event.kind == "job.state"]
         reasons = [data["reason"] for data in states if data["to"] in ("PAUSING", "QUEUED")]
         assert "no node for rank 1 within 60 s; step 7 is saved" in reasons

@@ -90,7 +90,7 @@ async def test_a_crash_at_any_crash_point_loses_nothing(
     assert cluster.starts() == [job.id]
     assert await cluster.jobs_present() == set()
     assert set(await all_digests(jobs, job.id)) == set(range(1, STEPS + 1))
-    events = (await jobs.events(job.id, limit=1000)).items
+    events = (await jobs.history.events(job.id, limit=1000)).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     kinds = [event.kind for event in events]
     for once in ("job.submitted", "attempt.forming", "attempt.running", "ended", "job.released"):
@@ -118,8 +118,8 @@ async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
     assert ended.state is State.SUCCEEDED
     assert cluster.starts() == [job.id] * 2
     assert set(await all_digests(jobs, job.id)) == set(range(1, 2 * STEPS + 1))
-    assert [attempt.number for attempt in (await jobs.attempts(job.id)).items] == [1, 2]
-    events = (await jobs.events(job.id, limit=1000)).items
+    assert [attempt.number for attempt in (await jobs.history.attempts(job.id)).items] == [1, 2]
+    events = (await jobs.history.events(job.id, limit=1000)).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     states = [event.data["to"] for event in events if event.kind == "job.state"]
     first, second = states[: states.index("PAUSED") + 1], states[states.index("PAUSED") + 1 :]
@@ -142,7 +142,7 @@ async def test_a_crash_in_a_restart_loses_nothing_and_the_job_goes_on_by_itself(
     assert ended.state is State.SUCCEEDED
     assert cluster.starts() == [job.id] * 2
     assert set(await all_digests(jobs, job.id)) == set(range(1, 2 * STEPS + 1))
-    events = (await jobs.events(job.id, limit=1000)).items
+    events = (await jobs.history.events(job.id, limit=1000)).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     states = [event.data["to"] for event in events if event.kind == "job.state"]
     run = ["STARTING", "RUNNING"]

@@ -66,12 +66,12 @@ async def back(
 
 
 async def reasons(jobs: JobService, job_id: str) -> list[str]:
-    events = (await jobs.events(job_id, limit=1000)).items
+    events = (await jobs.history.events(job_id, limit=1000)).items
     return [str(event.data.get("reason")) for event in events if event.kind == "job.state"]
 
 
 async def steps(jobs: JobService, job_id: str) -> set[int]:
-    return {digest.step for digest in (await jobs.digests(job_id)).items}
+    return {digest.step for digest in (await jobs.history.digests(job_id)).items}
 
 
 async def test_a_job_that_still_runs_is_adopted_and_lost_rows_are_reported(
@@ -96,7 +96,9 @@ async def test_a_job_that_still_runs_is_adopted_and_lost_rows_are_reported(
     assert cluster.starts[job_id] == 1
     assert await steps(restored, job_id) == {*range(1, 11), *range(21, 31)}
     lost = [
-        e.data for e in (await restored.events(job_id, limit=1000)).items if e.kind == "rows.lost"
+        e.data
+        for e in (await restored.history.events(job_id, limit=1000)).items
+        if e.kind == "rows.lost"
     ]
     assert lost == [{"attempt": 1, "after": 10, "before": 21}]
 

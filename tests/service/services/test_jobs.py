@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from tests.support.service.fake_cluster import FakeCluster, line, row
+from tests.support.service.fake_cluster import FakeCluster, line
 
 from holdfast_service.errors import (
     IdempotencyConflict,
@@ -15,7 +15,6 @@ from holdfast_service.errors import (
     InvalidSpec,
     JobEnded,
     JobNotFound,
-    UnknownMetric,
 )
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
@@ -117,9 +116,10 @@ async def test_the_job_list_is_paged_by_cursor_newest_first(
 
 
 async def test_an_unknown_job_id_is_not_found(jobs: JobService) -> None:
-    calls = (jobs.get, jobs.cancel, jobs.attempts, jobs.incidents, jobs.events, jobs.metrics)
+    history = jobs.history
+    reads = (history.attempts, history.incidents, history.events, history.metrics, history.digests)
     logs = partial(jobs.log_reader.page, log_filter=LogFilter())
-    for call in (*calls, logs, jobs.digests):
+    for call in (jobs.get, jobs.cancel, *reads, logs):
         for unknown in ("nope", "x" * 500, "nul \0"):
             with pytest.raises(JobNotFound):
                 await call(unknown)
@@ -139,27 +139,6 @@ async def test_an_ended_job_cannot_be_cancelled_but_a_cancelled_one_can(
     assert (await jobs.get(failed.id)).desired == "running"
 
 
-async def test_a_page_of_events_says_whether_more_can_follow(
-    store: Store, jobs: JobService
-) -> None:
-    job, _ = await jobs.submit({"name": "x"})
-    async with job_transaction(store, job.id) as tx:
-        tx.emit(UnknownEvent("something", {"nan": float("nan"), "text": "nul \0 half \ud800"}))
-    page = await jobs.events(job.id, after=1)
-    assert [(event.seq, event.kind) for event in page.items] == [(2, "something")]
-    assert page.items[0].data == {"nan": "NaN", "text": "nul \ufffd half ?"}
-    assert not page.ended
-    empty = await jobs.events(job.id, after=2)
-    assert (empty.items, empty.last_seq, empty.ended) == ((), 2, False)
-    assert not (await jobs.log_reader.page(job.id, LogFilter())).ended
-    await jobs.cancel(job.id)
-    assert not (await jobs.events(job.id, after=1, limit=1)).ended
-    last = await jobs.events(job.id, after=2)
-    assert last.ended
-    assert (await jobs.events(job.id, after=last.last_seq)).ended
-    assert (await jobs.log_reader.page(job.id, LogFilter())).ended
-
-
 async def test_event_numbers_have_no_gaps_with_concurrent_writers(
     store: Store, jobs: JobService
 ) -> None:
@@ -172,7 +151,7 @@ async def test_event_numbers_have_no_gaps_with_concurrent_writers(
                 tx.emit(UnknownEvent("written", {"number": -number}))
 
     await asyncio.gather(*(write(number) for number in range(12)))
-    events = (await jobs.events(job.id)).items
+    events = (await jobs.history.events(job.id)).items
     assert [event.seq for event in events] == list(range(1, 1 + 1 + 12 + 4))
 
 
@@ -186,28 +165,6 @@ async def test_a_failed_transaction_leaves_no_event_and_no_number(
             raise ZeroDivisionError
     after = await jobs.get(job.id)
     assert (after.state, after.event_seq) == (State.QUEUED, 1)
-
-
-async def test_metrics_are_paged_and_thinned(store: Store, jobs: JobService) -> None:
-    job, _ = await jobs.submit({"name": "x"})
-    async with store.write() as session:
-        await series.store_rows(session, job.id, [row(1, step) for step in range(1, 301)])
-        await series.store_rows(session, job.id, [row(2, step) for step in range(200, 260)])
-        await series.store_rows(session, job.id, [row(3, 301, loss=float("nan"))])
-    seen: list[int] = []
-    after: int | None = 0
-    while after is not None:
-        page = await jobs.metrics(job.id, ["loss", "tokens_per_second"], after, limit=70)
-        seen += [point.step for point in page.items]
-        after = None if page.next_cursor is None else int(page.next_cursor)
-    assert seen == list(range(1, 302))
-    thin = (await jobs.metrics(job.id, points=50, until_step=301)).items
-    assert len(thin) <= 50
-    assert (thin[-1].step, thin[-1].values["loss"]) == (301, None)
-    later = (await jobs.metrics(job.id, after_step=199, limit=1)).items[0]
-    assert (later.step, later.attempt) == (200, 2)
-    with pytest.raises(UnknownMetric):
-        await jobs.metrics(job.id, ["lozz"])
 
 
 async def test_logs_are_filtered_followed_and_tailed(store: Store, jobs: JobService) -> None:
@@ -255,7 +212,7 @@ async def test_a_rollback_is_reported_and_its_steps_may_have_new_digests(
     guards = (await jobs.get(job.id)).guards
     assert (guards.trips, guards.ledger) == (1, ((4, 6),))
     assert (guards.recent[0].ranks, guards.recent[0].layer) == ((2,), "blocks.1")
-    kinds = [event.kind for event in (await jobs.events(job.id)).items]
+    kinds = [event.kind for event in (await jobs.history.events(job.id)).items]
     assert "guard.tripped" in kinds
     assert "digest.mismatch" not in kinds
     assert "event.unreadable" not in kinds

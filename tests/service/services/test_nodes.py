@@ -145,7 +145,7 @@ async def test_a_node_with_several_incidents_is_quarantined_and_every_job_is_not
     assert node.quarantines == 1 and node.until is not None
     assert node.until > time.time() + 500
     assert node.jobs == (supervisor.launch.job_id,)
-    events = (await jobs.events(supervisor.launch.job_id, 0, 200)).items
+    events = (await jobs.history.events(supervisor.launch.job_id, 0, 200)).items
     assert [e.data["node"] for e in events if e.kind == "node.quarantined"] == ["node0"]
 
 
@@ -175,7 +175,7 @@ async def test_a_job_that_needs_a_quarantined_node_starts_and_may_use_it(
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
         later, _ = await jobs.submit(JOB)  # it needs all three
         await until(lambda: later.id in cluster.supervisors)
-        events = (await jobs.events(later.id, 0, 200)).items
+        events = (await jobs.history.events(later.id, 0, 200)).items
     (begun,) = [event.data for event in events if event.data.get("to") == State.STARTING]
     assert begun["reason"].startswith("nodes in quarantine are used, because 3 nodes")
     assert begun["reason"].endswith("set aside: node0 (quarantined: XID 48 of GPU-1)")
@@ -403,7 +403,7 @@ async def test_an_incident_reported_repeatedly_counts_once_and_for_its_first_nod
         supervisor.emit(EventKind.INCIDENT_CLOSED, **incident(1, closed_at=time.time()))
 
         async def closed_now() -> bool:
-            incidents = (await jobs.incidents(supervisor.launch.job_id)).items
+            incidents = (await jobs.history.incidents(supervisor.launch.job_id)).items
             return bool(incidents and incidents[0].closed_at)
 
         await until(closed_now)

@@ -50,7 +50,7 @@ async def seen(jobs: JobService, job_id: str, step: int) -> None:
     """Wait until the digest of the step is stored."""
 
     async def there() -> bool:
-        page = await jobs.digests(job_id, after_step=step - 1)
+        page = await jobs.history.digests(job_id, after_step=step - 1)
         return (
             step in {item.step for item in page.items}
             and (await jobs.get(job_id)).progress.step >= step

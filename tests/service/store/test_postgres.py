@@ -112,7 +112,7 @@ async def test_behind_a_pooler_no_statement_stays_prepared(
         job, _ = await jobs.submit({"name": "x"})
         for _ in range(3):
             assert (await jobs.get(job.id)).name == "x"
-            await jobs.events(job.id)
+            await jobs.history.events(job.id)
         async with store.read() as session:
             names = list(await session.scalars(text("SELECT name FROM pg_prepared_statements")))
         assert any(names) is prepares

@@ -65,18 +65,18 @@ async def test_a_fault_becomes_an_incident_and_the_later_attempt_is_the_history(
         supervisor.run(2, 10, 20)
         supervisor.end()
         await until_state(jobs, job_id, State.SUCCEEDED)
-    points = (await jobs.metrics(job_id)).items
+    points = (await jobs.history.metrics(job_id)).items
     assert [(point.step, point.attempt) for point in points] == [
         *((step, 1) for step in range(1, 10)),
         *((step, 2) for step in range(10, 21)),
     ]
-    (incident,) = (await jobs.incidents(job_id)).items
+    (incident,) = (await jobs.history.incidents(job_id)).items
     assert (incident.decision, incident.steps_lost, incident.phases_s) == (
         "re-form",
         1,
         {"total": 0.2},
     )
-    first, second = (await jobs.attempts(job_id)).items
+    first, second = (await jobs.history.attempts(job_id)).items
     assert (first.state, first.reason, second.state) == ("ended", "rank 0 died", "running")
     assert "digest.mismatch" not in await kinds(jobs, job_id)
 
@@ -92,7 +92,7 @@ async def test_a_recomputed_step_with_different_bits_is_reported(
         supervisor.digests[3] = "other"
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    events = (await jobs.events(supervisor.launch.job_id)).items
+    events = (await jobs.history.events(supervisor.launch.job_id)).items
     (mismatch,) = [event.data for event in events if event.kind == "digest.mismatch"]
     assert mismatch == {"step": 3, "stored": "d3", "seen": "other", "attempt": 0}
 
@@ -181,7 +181,7 @@ async def test_an_attempt_without_a_reported_end_ends_with_the_next(
         supervisor.emit(EventKind.CHECKPOINT_SAVED, **{**saved, "nbytes": 0})
         supervisor.end()
         job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    first, second = (await jobs.attempts(job.id)).items
+    first, second = (await jobs.history.attempts(job.id)).items
     assert (first.state, second.state) == ("ended", "running")
     (checkpoint,) = (await CheckpointService(store, settings).list(job.id)).items
     assert checkpoint.nbytes == 7
@@ -227,7 +227,7 @@ async def test_an_unreadable_event_is_stored_and_skipped(
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
     seen = await kinds(jobs, supervisor.launch.job_id)
     assert seen.count("event.unreadable") == 3
-    assert len((await jobs.attempts(supervisor.launch.job_id)).items) == 1
+    assert len((await jobs.history.attempts(supervisor.launch.job_id)).items) == 1
 
 
 async def test_an_unreadable_end_still_ends_the_job(
@@ -261,11 +261,11 @@ async def test_kinds_and_fields_of_a_newer_supervisor_are_stored_as_they_came(
         supervisor.emit(EventKind.INCIDENT_OPENED, **incident)
         supervisor.end()
         job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    stored = {event.kind: event.data for event in (await jobs.events(job.id)).items}
+    stored = {event.kind: event.data for event in (await jobs.history.events(job.id)).items}
     assert stored["rank.renamed"] == {"rank": 3}
     assert stored["incident.opened"] == incident
     assert "event.unreadable" not in stored
-    (shown,) = (await jobs.incidents(job.id)).items
+    (shown,) = (await jobs.history.incidents(job.id)).items
     assert shown.cause == "gamma_ray"
 
 
@@ -281,7 +281,7 @@ async def test_a_gap_in_the_events_of_a_supervisor_is_reported(
         later = [replace(event, seq=event.seq + 3) for event in supervisor.events[known:]]
         supervisor.events[known:] = later
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    events = (await jobs.events(supervisor.launch.job_id)).items
+    events = (await jobs.history.events(supervisor.launch.job_id)).items
     lost = [event.data for event in events if event.kind == "events.lost"]
     assert lost == [{"after": last, "before": last + 4}]
 
@@ -301,7 +301,7 @@ async def test_a_gap_in_the_rows_of_a_job_is_reported(
         supervisor.run(3, 15, 20)
         supervisor.end()
         await until_state(jobs, job_id, State.SUCCEEDED)
-    events = (await jobs.events(job_id)).items
+    events = (await jobs.history.events(job_id)).items
     lost = [event.data for event in events if event.kind == "rows.lost"]
     assert lost == [{"attempt": 3, "after": 12, "before": 15}]
 
@@ -329,7 +329,7 @@ async def test_a_program_may_report_any_step_and_any_metric(
     assert (job.progress.step, job.progress.steps) == (20, None)
     assert (job.progress.loss, job.progress.tokens_per_second) == (3.0, None)
     assert "rows.lost" not in await kinds(jobs, job_id)
-    for page in (await jobs.metrics(job_id), await jobs.metrics(job_id, points=50)):
+    for page in (await jobs.history.metrics(job_id), await jobs.history.metrics(job_id, points=50)):
         first, second = page.items
         assert (first.step, first.values["loss"]) == (10, 3.0)
         assert (second.step, second.values["loss"], second.values["lr"]) == (20, None, None)
@@ -353,7 +353,7 @@ async def test_the_level_of_a_program_follows_its_newest_event(
         supervisor.emit(EventKind.PROGRAM_ATTACHED, attempt=1, level=1, integration="lightning")
         supervisor.end()
         await until_state(jobs, job_id, State.SUCCEEDED)
-    assert (await jobs.goodput(job_id)).goodput is None, "it has reported no step"
+    assert (await jobs.history.goodput(job_id)).goodput is None, "it has reported no step"
     attached = await jobs.get(job_id)
     assert (attached.level, attached.integration) == (1, "lightning")
     assert attached.gives is not None and attached.gives.startswith("Holdfast also sees every step")

@@ -77,9 +77,9 @@ async def submitted(jobs: JobService, cluster: FakeCluster, **changed: object) -
 
 async def all_digests(jobs: JobService, job_id: str) -> dict[int, str]:
     """Step -> digest."""
-    return {item.step: item.digest for item in (await jobs.digests(job_id)).items}
+    return {item.step: item.digest for item in (await jobs.history.digests(job_id)).items}
 
 
 async def kinds(jobs: JobService, job_id: str) -> list[str]:
     """The kinds of all events of the job, in order."""
-    return [event.kind for event in (await jobs.events(job_id, limit=1000)).items]
+    return [event.kind for event in (await jobs.history.events(job_id, limit=1000)).items]

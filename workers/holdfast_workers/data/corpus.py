@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast_workers.data.cached_file import cached_file, source_key
+from holdfast_workers.node_cache.cached_file import cached_file, source_key
 from holdfast_workers.spec import VOCABULARIES, DataSpec
 
 BYTE_VOCABULARY = VOCABULARIES["bytes"]

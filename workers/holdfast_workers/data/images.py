@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from holdfast_workers.data.cached_file import cached_file, source_key
 from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.node_cache.cached_file import cached_file, source_key
 from holdfast_workers.spec import MOST_CLASSES, DataSpec, ImageSizes
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

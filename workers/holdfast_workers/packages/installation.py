@@ -9,7 +9,6 @@ used for `UNUSED_S` are removed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import json
 import os
@@ -25,10 +24,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import environment
+from holdfast_workers.node_cache import use_locks
 from holdfast_workers.packages.folders import (
     FOLDER,
     environment_folder,
@@ -89,7 +88,7 @@ def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.
 
 def _use(folder: Path) -> None:
     """In use by this process until it ends: nothing removes the folder."""
-    fcntl.flock(os.open(folder / COMPLETE, os.O_RDONLY), fcntl.LOCK_SH)
+    use_locks.hold(folder / COMPLETE)
     os.utime(folder / COMPLETE)
 
 
@@ -105,17 +104,9 @@ def _remove_unused(folders: Path) -> None:
             _lock_of(mark.parent).open("w") as build,
             mark.open("r+") as users,
         ):
-            if mark.stat().st_mtime < oldest and _is_free(build) and _is_free(users):
+            is_old = mark.stat().st_mtime < oldest
+            if is_old and use_locks.is_free(build) and use_locks.is_free(users):
                 shutil.rmtree(mark.parent, ignore_errors=True)
-
-
-def _is_free(file: IO[str]) -> bool:
-    """Whether no other process has locked it; it is locked until it is closed."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _lock_of(folder: Path) -> Path:
@@ -185,7 +176,7 @@ def _build_lock(folder: Path, deadline: float, stop: threading.Event) -> Iterato
     """Held while the folder is built; the kernel releases it at the end of the process."""
     with _lock_of(folder).open("w") as lock:
         while True:
-            if _is_free(lock):
+            if use_locks.is_free(lock):
                 break
             if stop.wait(LOOK_S) or time.monotonic() > deadline:
                 raise PackagesFailed(

@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
@@ -72,11 +70,10 @@ from holdfast_workers.protocol.signals import (
     WorkerLeft,
 )
 from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.training import rank_log
 
 if TYPE_CHECKING:
     from holdfast_workers.progress.beacon import Beacon
-
-_log = structlog.get_logger()
 
 
 class ProgramAttempt:
@@ -146,8 +143,8 @@ class ProgramAttempt:
         restore = self.order.restore
         phases = {"launch": time.monotonic() - self._began}
         self._signal(WorkerJoined(restore.step, restore.tier, phases))
-        _log.info(
-            "program_started", rank=self.order.rank, attempt=self.number, line=self._line.arguments
+        rank_log.log_program_start(
+            self.number, self.order.rank, self.order.world_size, self._line.arguments
         )
         return process
 
@@ -181,7 +178,7 @@ class ProgramAttempt:
         """Report the end of the program, unless the launcher is to end as it did: False."""
         self._beacon.enter("ended", self._step, bound_s=math.inf)
         if self.stop_wanted and end.exit_code != 0:
-            _log.warning("program_stopped_early", rank=self.order.rank, ended_by=str(end))
+            rank_log.log_program_stop(self.number, str(end))
         if end.exit_code == 0 or self.stop_wanted:
             self._signal(WorkerLeft(self._step) if self.leaves else WorkerDone(self._step))
             return True

@@ -8,12 +8,13 @@ of the node: it stays over restarts, and after the job for a while. Other nodes 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
+
+from holdfast_workers.node_cache import use_locks
 
 FOLDER = "programs"
 """Of the node's cache."""
@@ -35,7 +36,7 @@ def working_folder(code: str, cache: str, job_id: str) -> str:
             shutil.copytree(code, copy, symlinks=True)
             with contextlib.suppress(OSError):  # another process was faster
                 copy.rename(folder)
-    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+    use_locks.hold(folder)
     os.utime(folder)
     _remove_unused(folders)
     return str(folder)
@@ -44,16 +45,6 @@ def working_folder(code: str, cache: str, job_id: str) -> str:
 def _remove_unused(folders: Path) -> None:
     for folder in folders.iterdir():
         kept_s = LEFT_S if folder.name.startswith(".") else KEPT_S
-        with contextlib.suppress(OSError):  # another process uses it, or has removed it
+        with contextlib.suppress(OSError):  # another process has removed it
             if folder.stat().st_mtime < time.time() - kept_s:
-                remove_unless_used(folder)
-
-
-def remove_unless_used(folder: Path) -> None:
-    """Remove a folder that no process has locked. Raises OSError if one has."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+                use_locks.remove_unless_used(folder)

@@ -7,8 +7,9 @@ prints nothing. The lines go to standard output; a closed output is never an err
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from holdfast_workers.errors import short_error
@@ -82,6 +83,15 @@ def log_lease_wait(attempt: int, waited_s: float) -> None:
         "WARNING",
         f"attempt {attempt}: paused for {waited_s:.1f} s because no supervisor renewed the lease",
     )
+
+
+def log_program_start(attempt: int, rank: int, ranks: int, words: Sequence[str]) -> None:
+    _info(f"attempt {attempt}: rank {rank} of {ranks} starts {shlex.join(words)}")
+
+
+def log_program_stop(attempt: int, end: str) -> None:
+    """The program was asked to end, and did not end as one that has finished."""
+    _print("WARNING", f"attempt {attempt}: the program was asked to end, and ended by {end}")
 
 
 def format_step(row: StepRow) -> str:

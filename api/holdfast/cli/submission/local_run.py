@@ -25,6 +25,7 @@ from holdfast.client.synchronous.client import Client
 from holdfast.errors import Conflict, HoldfastError
 from holdfast_service import extras
 from holdfast_service.views.jobs import JobView
+from holdfast_workers.node_cache import use_locks
 
 NODES_S = 60.0
 RETRY_S = 10.0
@@ -138,7 +139,7 @@ def _live(console: Console) -> Status | None:
 @contextmanager
 def _run_folder(name: str, data_dir: Path | None) -> Iterator[Path]:
     from holdfast.local_server import run_folders  # late: it is part of the server
-    from holdfast_workers.data.cached_file import NoCacheFolder
+    from holdfast_workers.node_cache.cached_file import NoCacheFolder
 
     now = time.time()
     try:
@@ -150,7 +151,7 @@ def _run_folder(name: str, data_dir: Path | None) -> Iterator[Path]:
         raise NoRunFolder(
             f"no folder for this run can be made: {error}; name another place with --data-dir"
         ) from error
-    with run_folders.in_use(made):
+    with use_locks.held(made):
         yield made
 
 

@@ -117,7 +117,7 @@ async def _live_jobs(overview: Overview, jobs: JobService) -> CollectorRegistry:
     }
     live = frozenset(state for state in State if not state.terminal)
     for job in (await overview.rows(Filters(states=live), limit=MAX_LIVE_JOBS)).items:
-        goodput = await jobs.goodput(job.id, max_age_s=GOODPUT_AGE_S)
+        goodput = await jobs.history.goodput(job.id, max_age_s=GOODPUT_AGE_S)
         values = {
             "holdfast_job_step": job.step,
             "holdfast_job_attempt": job.attempt,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import eventually
 
-from holdfast_workers.data.cached_file import (
+from holdfast_workers.node_cache.cached_file import (
     LIMIT_VARIABLE,
     InvalidCacheLimit,
     cache_limit_bytes,
@@ -24,7 +24,7 @@ KB = 1000
 USER = """
 import os, sys
 from pathlib import Path
-from holdfast_workers.data.cached_file import cached_file
+from holdfast_workers.node_cache.cached_file import cached_file
 
 for key in sys.argv[3:]:
     found = cached_file(Path(sys.argv[1]), "tokens", key, [key.encode() * 1000])

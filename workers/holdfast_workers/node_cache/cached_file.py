@@ -25,6 +25,7 @@ from pathlib import Path
 import xxhash
 
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.node_cache import use_locks
 
 CACHE_VARIABLE = "HOLDFAST_CACHE_DIR"
 """Environment variable of a node: the folder of its caches."""
@@ -138,8 +139,7 @@ def _built(parts: Iterable[bytes], cache_dir: Path, name: str, index: Path) -> C
 
 
 def _use(path: Path) -> None:
-    """The descriptor, and with it the lock, is this process's until its end, and its children's."""
-    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
+    use_locks.hold(path)
     os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # many mounts keep no access times
 
 
@@ -165,10 +165,9 @@ def _is_in_use(path: Path) -> bool:
     """By any process. Nobody begins to use it meanwhile: that needs the build lock."""
     with path.open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # locked, or not known: NFS refuses this lock on a file open for reading
+            return not use_locks.is_free(file)
+        except OSError:  # not known
             return True
-    return False
 
 
 @contextmanager

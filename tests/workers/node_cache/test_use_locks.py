@@ -1,0 +1,64 @@
+"""A file or folder that a process uses is not removed; the use ends with the last process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.waiting import eventually
+
+from holdfast_workers.node_cache import use_locks
+
+USER = """
+import os, pathlib, sys
+from holdfast_workers.node_cache import use_locks
+use_locks.hold(pathlib.Path(sys.argv[1]))
+if os.fork():
+    os._exit(0)
+print("used", flush=True)
+sys.stdin.read()
+"""
+WAIT_S = 20.0
+
+
+def folder_in(parent: Path) -> Path:
+    (parent / "folder" / "below").mkdir(parents=True)
+    return parent / "folder"
+
+
+def test_a_folder_is_in_use_until_the_forks_of_its_user_have_ended(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    command = [sys.executable, "-c", USER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdin is not None and user.stdout is not None
+        assert user.stdout.readline() == b"used\n"
+        assert user.wait(WAIT_S) == 0
+        use_locks.remove_unless_used(folder)
+        assert (folder / "below").exists()
+        user.stdin.close()
+
+        def is_removed() -> bool:
+            use_locks.remove_unless_used(folder)
+            return not folder.exists()
+
+        eventually(is_removed, WAIT_S, "the folder stays in use after its last user")
+
+
+def test_a_folder_is_in_use_until_the_end_of_the_block(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    with use_locks.held(folder), use_locks.held(folder):
+        use_locks.remove_unless_used(folder)
+        assert folder.exists()
+    use_locks.remove_unless_used(folder)
+    assert not folder.exists()
+
+
+def test_a_file_that_is_free_is_locked_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("w") as first:
+        assert use_locks.is_free(first)
+        with path.open("r") as second:
+            assert not use_locks.is_free(second)
+    with path.open("r") as second:
+        assert use_locks.is_free(second)

@@ -1,0 +1,51 @@
+"""Locks that show whether a process uses a file or folder, so that no other removes it.
+
+A user holds a shared lock, and so do the processes that it forks; the kernel releases it at their
+end. To remove, a process takes the lock for itself, and does not wait for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+def hold(path: Path) -> None:
+    """In use by this process until it ends. Raises OSError."""
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """In use until the end of the block. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_free(file: IO[str] | IO[bytes] | int) -> bool:
+    """Whether no other process has locked an open file; it is locked until it is closed. Raises
+    OSError where the file system has no such lock: NFS on a file that is open for reading."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def remove_unless_used(folder: Path) -> None:
+    """Remove a folder that no process uses. Raises OSError if it cannot be opened or locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if is_free(descriptor):
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
