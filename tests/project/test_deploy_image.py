@@ -33,7 +33,6 @@ STEPS = DEPLOY / "image/steps.sh"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 EXTRAS = re.findall(r'^ARG EXTRAS="(.*)"$', DOCKERFILE, re.M)[0].split()
 USER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-WAIT_S = 120
 UNTIL_READY = """
 import subprocess, sys
 from tests.support.waiting import eventually
