@@ -419,6 +419,7 @@ def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Pa
             assert time.monotonic() < deadline, "it runs on without a lease"
 
 
+@pytest.mark.soak
 def test_a_slow_rank_of_a_program_is_named(tmp_path: Path) -> None:
     script = """
         import time

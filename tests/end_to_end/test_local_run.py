@@ -112,6 +112,7 @@ def test_a_killed_command_leaves_no_process_behind(folder: Path) -> None:
     assert (run / "output.log").exists()
 
 
+@pytest.mark.soak
 def test_ctrl_c_lets_the_program_save(folder: Path) -> None:
     command = started(folder, "save")
     until_both_ranks_write(command)

@@ -8,8 +8,9 @@ from packaging.specifiers import SpecifierSet
 
 from holdfast.integrations.ray_train.errors import UnsupportedRay
 
-SUPPORTED = ">=2.60,<2.62"
-"""Only with these has `ray.train.v2._internal.execution.train_fn_utils` the expected form."""
+SUPPORTED = ">=2.60,<2.61"
+"""The tests run on each of these minor versions. Others may have another form of
+`ray.train.v2._internal.execution.train_fn_utils`."""
 
 
 def installed() -> str | None:

@@ -101,7 +101,14 @@ def same_each_epoch() -> list[Any]:
     return streams(0, reseed=False)
 
 
-@pytest.mark.parametrize("way", ["rows", "shuffled", "blocks"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "rows",
+        pytest.param("shuffled", marks=pytest.mark.soak),
+        pytest.param("blocks", marks=pytest.mark.soak),
+    ],
+)
 def test_each_way_to_iterate_leaves_out_the_rows_that_were_taken(
     same_each_epoch: list[Any], way: str
 ) -> None:
