@@ -27,6 +27,7 @@ from holdfast_service.host_cluster.ray_command import (
     GCS_PORT,
     NodeOptions,
     arguments,
+    passed_on,
     variables,
 )
 from holdfast_workers import build
@@ -230,7 +231,11 @@ class Starter:
         with self._files.log.open("w") as log:
             self._program = subprocess.Popen(
                 [*program, *arguments(self._options, places, block=self._block)],
-                env={**environment.for_nodes(os.environ), **variables(self._options, places)},
+                env={
+                    **environment.for_nodes(os.environ),
+                    **passed_on(self._options, os.environ),
+                    **variables(self._options, places),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -29,6 +29,11 @@ GCS_PORT = 6379
 STORAGE_NAMESPACE = "holdfast"
 """Under which a head keeps its state in Redis."""
 
+_REDIS_TLS = (
+    *("RAY_REDIS_CA_CERT", "RAY_REDIS_CA_PATH", "RAY_REDIS_SERVER_NAME"),
+    *("RAY_REDIS_CLIENT_CERT", "RAY_REDIS_CLIENT_KEY"),
+)
+"""Ray's settings of the connection to Redis where its address begins with rediss://."""
 _LABEL_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
 _LABEL_VALUE = re.compile(_LABEL_NAME)
@@ -54,8 +59,8 @@ class NodeOptions:
     """What a user chose for this machine.
 
     `head`: the head's address; None: this machine is the head. `cpus`, `gpus`: None: all.
-    `redis`: HOST:PORT of a Redis that keeps the head's state. `tls_dir`: the folder with its
-    certificates; None: no TLS between nodes.
+    `redis`: HOST:PORT of a Redis that keeps the head's state; rediss://HOST:PORT: with TLS.
+    `tls_dir`: the folder with its certificates; None: no TLS between nodes.
     """
 
     name: str
@@ -154,6 +159,12 @@ def variables(options: NodeOptions, places: NodePlaces) -> dict[str, str]:
         CLUSTER_MARK: places.mark,
         NODE_MARK: options.name,
     }
+
+
+def passed_on(options: NodeOptions, machine: Mapping[str, str]) -> dict[str, str]:
+    """The machine's settings of Ray that the head's processes get."""
+    names = _REDIS_TLS if options.head is None else ()
+    return {name: machine[name] for name in names if name in machine}
 
 
 def parse_labels(given: Iterable[str]) -> dict[str, str]:

@@ -115,7 +115,8 @@ def up(
         Path | None, Parameter(help="The token of a former head; default: made once.")
     ] = None,
     redis_address: Annotated[
-        str | None, Parameter(help="HOST:PORT of a Redis that keeps the head's state.")
+        str | None,
+        Parameter(help="HOST:PORT of a Redis that keeps the head's state; rediss://...: with TLS."),
     ] = None,
     redis_password_file: Annotated[
         Path | None, Parameter(help="File with its password, mode 0600.")
