@@ -5,17 +5,27 @@ Every deadline and interval of the control plane is defined here, never in the m
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
 
 from holdfast_service.policy.quarantine import QuarantineRules
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
+FOLDER_VARIABLE = "HOLDFAST_SETTINGS_DIR"
+"""Names a folder with a file per setting, such as HOLDFAST_DATABASE_URL: a mounted secret. The
+environment comes first."""
 SECRETS = "secrets"
 """Folder for named secrets, inside the folder of keys."""
 JOB_KEY = "job-secrets.key"
@@ -38,6 +48,13 @@ class Settings(BaseSettings):
         default=(),
         description="Names under which browsers reach the server through a proxy: HOST or "
         "HOST:PORT behind https, or a URL; several are separated by commas.",
+    )
+    https_cert_file: Path | None = Field(
+        default=None,
+        description="Certificate of the API for https, with its chain, in PEM; null: http.",
+    )
+    https_key_file: Path | None = Field(
+        default=None, description="The key of `https_cert_file`, not encrypted, in PEM."
     )
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".holdfast",
@@ -341,6 +358,21 @@ class Settings(BaseSettings):
         default=None,
         description="For chaos tests: the process kills itself at this point (crash_points.py).",
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if not folder:
+            return init_settings, env_settings
+        files = SecretsSettingsSource(settings_cls, secrets_dir=folder)
+        return init_settings, env_settings, files
 
     def resolved_database_url(self) -> str:
         """The database's URL; the default is a SQLite file in the data directory."""

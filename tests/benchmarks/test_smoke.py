@@ -17,6 +17,7 @@ import pytest
 import yaml
 from benchmarks.api_figures import ApiResult
 from benchmarks.bring import BringResult
+from benchmarks.channel_tls import ChannelTlsResult
 from benchmarks.checkpoint import CheckpointResult
 from benchmarks.conditions import load_job
 from benchmarks.corruption_figures import CorruptionResult
@@ -57,6 +58,7 @@ SMOKES = {
     "bring": Smoke("--kills 1 --steps-between 2 --sides holdfast_script --quiet 1000", BringResult),
     "parity": Smoke("--meshes 1", ParityResult),
     "meshes": Smoke("--meshes 1 --rounds 1 --steps 1 --dim 32", MeshesResult),
+    "channel_tls": Smoke("--state-mb 8 --rounds 2 --quiet 1000", ChannelTlsResult),
     "restore": Smoke("--state-mb 8 --rounds 2", RestoreResult),
     "corruption": Smoke(
         f"--meshes 1 --flips 1 --healthy-steps 5 --rounds 1 --steps 3 --skip 1 {SMALL}",

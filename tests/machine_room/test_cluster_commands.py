@@ -114,16 +114,17 @@ def test_a_node_in_the_foreground_ends_with_its_command(room: TrainingRoom) -> N
     assert "not part of a cluster" in head.run("holdfast cluster status", check=False).stdout
 
 
-@pytest.mark.skipif(not has_redis(), reason="there is no redis-server")
+@pytest.mark.skipif(not has_redis(), reason="there is no redis-server, or no openssl")
 def test_a_replaced_head_continues_the_cluster_of_its_redis(room: TrainingRoom) -> None:
     services = Services(room.room["services"])
-    services.start_redis()
+    certificate = services.start_redis()
 
     def up(options: str = "") -> None:
         room.head.write(f"{HOME}/redis", PASSWORD)
+        room.head.write(f"{HOME}/redis.crt", certificate)
         room.head.run(
-            f"holdfast cluster up --head --no-training --redis-address {services.redis} "
-            f"--redis-password-file redis {options}",
+            f"RAY_REDIS_CA_CERT={HOME}/redis.crt holdfast cluster up --head --no-training "
+            f"--redis-address {services.redis} --redis-password-file redis {options}",
             timeout_s=COMMAND_S,
         )
 

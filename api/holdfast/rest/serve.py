@@ -15,6 +15,7 @@ import ipaddress
 import os
 import signal
 import socket
+import ssl
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -116,6 +117,7 @@ async def serve(
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
         )
     trusted_addresses(settings, exposed)
+    _refuse_wrong_certificate(settings)
     if settings.send_own_code and settings.ray_address is None:
         raise ServeError(
             "--send-own-code is for the nodes of a cluster: give its --ray-address too"
@@ -164,6 +166,24 @@ def _end_with_owner(settings: Settings, stopping: asyncio.Event) -> None:
             stopping.set()
 
     loop.add_reader(pipe, look)
+
+
+def _refuse_wrong_certificate(settings: Settings) -> None:
+    """Raises ServeError."""
+    certificate, key = settings.https_cert_file, settings.https_key_file
+    if certificate is None and key is None:
+        return
+    names = "HOLDFAST_HTTPS_CERT_FILE and HOLDFAST_HTTPS_KEY_FILE"
+    if certificate is None or key is None:
+        raise ServeError(f"https needs {names}: set both, or none for http")
+    try:
+        # With a password, an encrypted key is an error instead of a question on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise ServeError(
+            f"cannot serve https with {certificate} and {key} ({error}): {names} must be a "
+            "certificate and its own key, not encrypted, in PEM, readable by this user"
+        ) from error
 
 
 def _refuse_wrong_store(settings: Settings) -> None:
@@ -284,7 +304,7 @@ async def _run(
     reconciling.add_done_callback(lambda _task: stopping.set())
     try:
         with _server_file(settings, listener, on_ready):
-            await _http(services, listener, sender)
+            await _http(services, settings, listener, sender)
     finally:
         stopping.set()
         beside = [task for task in (webhooks, expiring, operations) if task is not None]
@@ -306,7 +326,12 @@ def _start_webhooks(
     return asyncio.create_task(WebhookSender(store, settings).run(stopping), name="webhooks")
 
 
-async def _http(services: Services, listener: socket.socket, sender: TracerProvider | None) -> None:
+async def _http(
+    services: Services,
+    settings: Settings,
+    listener: socket.socket,
+    sender: TracerProvider | None,
+) -> None:
     app = create_app(services)
     if sender is not None:
         tracing.trace_requests(app, sender)
@@ -318,6 +343,8 @@ async def _http(services: Services, listener: socket.socket, sender: TracerProvi
         lifespan="off",
         timeout_graceful_shutdown=STREAM_SHUTDOWN_S,
         server_header=False,
+        ssl_certfile=settings.https_cert_file,
+        ssl_keyfile=settings.https_key_file,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
@@ -477,8 +504,11 @@ def _server_file(
     """Write `server.json` while the server runs; leaves another server's file alone at the end."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
+    scheme = "http" if settings.https_cert_file is None else "https"
     server = ServerFile(
-        address=f"http://{shown}:{port}", pid=os.getpid(), data_dir=str(settings.data_dir.resolve())
+        address=f"{scheme}://{shown}:{port}",
+        pid=os.getpid(),
+        data_dir=str(settings.data_dir.resolve()),
     )
     path: Path = settings.data_dir / SERVER_FILE
     local_cluster.write_private(path, server.model_dump_json())

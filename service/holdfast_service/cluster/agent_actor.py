@@ -42,6 +42,7 @@ from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.ipc.listening import RANGE_VARIABLE, InvalidPortRange, PortRange
 from holdfast_workers.memory.node_folder import memory_base
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE, TlsUnusable, peer_tls
 from holdfast_workers.node_cache.cached_file import (
     InvalidCacheLimit,
     NoCacheFolder,
@@ -204,6 +205,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
     }
     floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
     ports, ports_problem = _port_range(os.environ.get(RANGE_VARIABLE, ""))
+    tls_dir, tls_problem = _tls_folder(os.environ.get(TLS_VARIABLE, ""))
     cache, cache_problem = _cache_folder(seat.cache_dir, os.environ)
     device = os.environ.get(DEVICE_VARIABLE) or device_of(seat.gpus_per_worker)
     reform, unknown_reform = _reform(os.environ.get(reforming.VARIABLE, ""), device)
@@ -218,8 +220,11 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         secret=seat.secret,
         memory_root=str(memory / f"{seat.seat}-{node}"),
         memory_base=str(base),
+        tls_dir=tls_dir,
         ports=ports,
-        problem="; ".join(filter(None, (problem, ports_problem, cache_problem, unknown_reform))),
+        problem="; ".join(
+            filter(None, (problem, ports_problem, tls_problem, cache_problem, unknown_reform))
+        ),
         cache_dir=cache,
         code=code_folder(),
         packages=seat.packages,
@@ -278,6 +283,16 @@ def _port_range(setting: str) -> tuple[str, str]:
         PortRange.parse(setting)
     except InvalidPortRange as error:
         return "", f"{RANGE_VARIABLE}: {error}"
+    return setting, ""
+
+
+def _tls_folder(setting: str) -> tuple[str, str]:
+    """The setting, and what is wrong with the certificates there."""
+    try:
+        if (tls := peer_tls(setting)) is not None:
+            tls.check()
+    except TlsUnusable as error:
+        return setting, str(error)
     return setting, ""
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import ray
@@ -31,10 +31,12 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.health.node_facts import NodeFacts, clock_offset_s, connect_problem, measure
 from holdfast_workers.ipc.listening import RANGE_VARIABLE, PortRange, listen
 from holdfast_workers.memory.node_folder import memory_base
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE, TlsUnusable, peer_tls
 from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.protocol.processes import StorageOptions
 
 CONNECT_S = 3.0
+DAY_S = 86400.0
 LOOK_S = 0.5
 """Between two looks at the connection while nodes are awaited."""
 ANSWERED_S = 0.01
@@ -50,7 +52,8 @@ class NodeProbe:
     Holdfast can answer."""
 
     def facts(self) -> dict[str, Any]:
-        return asdict(measure(memory_base(os.environ), cache_folder(os.environ)))
+        facts = measure(memory_base(os.environ), cache_folder(os.environ))
+        return asdict(replace(facts, **_tls_facts(os.environ.get(TLS_VARIABLE, ""))))
 
     def now(self) -> float:
         return time.time()
@@ -79,6 +82,15 @@ class NodeProbe:
         except StorageError as error:
             return str(error)
         return ""
+
+
+def _tls_facts(folder: str) -> dict[str, Any]:
+    if (tls := peer_tls(folder)) is None:
+        return {}
+    try:
+        return {"tls": True, "tls_days": (tls.check() - time.time()) / DAY_S}
+    except TlsUnusable as error:
+        return {"tls": True, "tls_problem": str(error)}
 
 
 def _accept(listener: socket.socket) -> None:

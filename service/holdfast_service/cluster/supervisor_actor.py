@@ -32,6 +32,7 @@ from holdfast_workers import build, log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.ipc.linux_processes import identify
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE, peer_tls
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.signals import Signal
 
@@ -80,6 +81,7 @@ class SupervisorActor:
                 heartbeat_timeout_s=spec.recovery.heartbeat_timeout_s,
                 calls=CallTimes(finalize_s=spec.timeouts.publish_s + CALL_MARGIN_S),
             ),
+            tls=peer_tls(os.environ.get(TLS_VARIABLE, "")),
             process=identify(os.getpid(), ray.get_runtime_context().get_node_id()),
         )
         threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True).start()

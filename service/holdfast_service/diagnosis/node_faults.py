@@ -22,6 +22,7 @@ CACHE_LEAST, CACHE_LOW = GIB, 10 * GIB
 TASKS_LEAST, TASKS_LOW = 500, 4_000
 """A rank has some 60 processes and threads, an agent 100."""
 FILES_LEAST, FILES_LOW = 1024, 4096
+CERTIFICATE_LOW_DAYS = 30.0
 CLOCK_ODD_S, CLOCK_BAD_S = 0.5, 5.0
 """Storage services refuse signatures of another quarter of an hour; times of events mislead."""
 
@@ -64,12 +65,14 @@ class NodeFinding:
 def findings(nodes: Sequence[InspectedNode], server: NodeFacts) -> list[NodeFinding]:
     """All faults, node by node, and one good finding for each node without a bad one."""
     usual = _most_frequent([dict(n.facts.packages).get("torch", "") for n in nodes if n.facts])
+    uses_tls = [node.facts.tls for node in nodes if node.facts]
+    most_use_tls = any(uses_tls) and 2 * sum(uses_tls) >= len(uses_tls)
     hosts = {node.node: node.host for node in nodes}
     found: list[NodeFinding] = []
     for node in sorted(nodes, key=lambda node: (node.host, node.node)):
         own = [
             NodeFinding(node.node, node.host, *fault)
-            for fault in _faults(node, server, usual, hosts)
+            for fault in _faults(node, server, usual, most_use_tls, hosts)
         ]
         if node.facts is not None and not any(each.grade is Grade.BAD for each in own):
             own.insert(
@@ -83,7 +86,11 @@ _Fault = tuple[str, Grade, str, str]
 
 
 def _faults(
-    node: InspectedNode, server: NodeFacts, usual_torch: str, hosts: Mapping[str, str]
+    node: InspectedNode,
+    server: NodeFacts,
+    usual_torch: str,
+    most_use_tls: bool,
+    hosts: Mapping[str, str],
 ) -> Iterator[_Fault]:
     if node.software is not None:
         yield node.software.what, Grade.BAD, node.software.seen, node.software.advice
@@ -97,6 +104,7 @@ def _faults(
     yield from _memory(node.facts)
     yield from _limits(node.facts, bool(node.ray_gpus))
     yield from _network(node, hosts)
+    yield from _tls(node.facts, most_use_tls)
     yield from _devices(node)
     if node.storage_problem:
         advice = "open the network to the storage, or correct the server's storage settings"
@@ -191,6 +199,19 @@ def _network(node: InspectedNode, hosts: Mapping[str, str]) -> Iterator[_Fault]:
             f"cannot connect to {hosts.get(other, other)}: {why}",
             "open all ports between the nodes, or those of docs/deploy.md",
         )
+
+
+def _tls(facts: NodeFacts, most_use_tls: bool) -> Iterator[_Fault]:
+    if facts.tls_problem:
+        yield "tls", Grade.BAD, facts.tls_problem, "see the section TLS of docs/deploy.md"
+    elif facts.tls != most_use_tls:
+        most = "it is on most nodes" if most_use_tls else "not on most nodes"
+        seen = f"HOLDFAST_TLS_DIR is {'' if facts.tls else 'not '}set, but {most}"
+        advice = "set it on all nodes (--tls-dir) or on none: others refuse this one"
+        yield "tls", Grade.BAD, seen, advice
+    elif facts.tls_days is not None and facts.tls_days < CERTIFICATE_LOW_DAYS:
+        seen = f"its certificate for other nodes expires in {facts.tls_days:.0f} days"
+        yield "tls", Grade.ODD, seen, "renew it (`holdfast cluster certificate`)"
 
 
 def _devices(node: InspectedNode) -> Iterator[_Fault]:

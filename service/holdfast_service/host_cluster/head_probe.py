@@ -21,6 +21,8 @@ from holdfast_service.host_cluster.errors import HostClusterError
 
 BUILD_LABEL = "holdfast.io/build"
 """The label of a node that names the build of Holdfast that started it."""
+TLS_LABEL = "holdfast.io/tls"
+"""The label of a node that says whether it uses TLS between nodes: `on` or `off`."""
 WRONG_TOKEN = "AuthenticationError"
 _CALL_S = 5.0
 
@@ -36,6 +38,8 @@ class ClusterNode:
     labels: dict[str, str]
     build: str = ""
     """The build of Holdfast that started it; "": of a version that did not say so, or of none."""
+    tls: str = ""
+    """Whether it uses TLS between nodes: `on` or `off`; "": not known."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ def ask_head(head: Endpoint, token: Path, timeout_s: float) -> HeadAnswer:
     except subprocess.TimeoutExpired:
         raise HostClusterError(
             f"the head at {head} accepts connections but gave no answer within {timeout_s:.0f} s: "
-            "see `holdfast cluster status` there"
+            "see `holdfast cluster status` there; if Ray's own TLS is on there, set RAY_USE_TLS "
+            "and RAY_TLS_* here as there"
         ) from None
     if WRONG_TOKEN in child.stderr:
         raise HostClusterError(
@@ -106,6 +111,7 @@ def _ask(address: str) -> HeadAnswer:
                 gpus=node.resources_total.get("GPU", 0.0),
                 labels={k: v for k, v in node.labels.items() if not _is_own(k)},
                 build=node.labels.get(BUILD_LABEL, ""),
+                tls=node.labels.get(TLS_LABEL, ""),
             )
             for node in nodes.values()
         ),
@@ -113,7 +119,7 @@ def _ask(address: str) -> HeadAnswer:
 
 
 def _is_own(label: str) -> bool:
-    return label.startswith("ray.io/") or label == BUILD_LABEL
+    return label.startswith("ray.io/") or label in (BUILD_LABEL, TLS_LABEL)
 
 
 if __name__ == "__main__":

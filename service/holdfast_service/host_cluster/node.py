@@ -27,10 +27,12 @@ from holdfast_service.host_cluster.ray_command import (
     GCS_PORT,
     NodeOptions,
     arguments,
+    passed_on,
     variables,
 )
 from holdfast_workers import build
 from holdfast_workers.ipc import environment
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE, PeerTls, TlsUnusable
 
 ASIDE = "192.0.2.1"  # an address of no machine (RFC 5737); nothing is sent to it
 _RAYS_PROGRAMS = ("raylet", "gcs_server")  # as they end: the first says good-bye to the second
@@ -139,6 +141,32 @@ def other_build(answer: HeadAnswer, head: Endpoint) -> str:
     )
 
 
+def refuse_other_tls(answer: HeadAnswer, head: Endpoint, tls_dir: Path | None) -> None:
+    """Raises HostClusterError if only one of head and this machine uses TLS between nodes."""
+    theirs = next((node.tls for node in answer.nodes if node.alive and node.head), "")
+    if theirs == "on" and tls_dir is None:
+        raise HostClusterError(
+            f"the head at {head} uses TLS between nodes: copy its folder of certificates, which "
+            "`holdfast cluster up --tls` named there, to this machine, and name the copy by "
+            "--tls-dir"
+        )
+    if theirs == "off" and tls_dir is not None:
+        raise HostClusterError(
+            f"the head at {head} does not use TLS between nodes: leave out --tls-dir "
+            f"({TLS_VARIABLE}), or start all machines anew with TLS, the head first"
+        )
+
+
+def refuse_unusable_certificates(tls_dir: Path | None) -> None:
+    """Raises HostClusterError."""
+    if tls_dir is None:
+        return
+    try:
+        PeerTls(tls_dir).check()
+    except TlsUnusable as error:
+        raise HostClusterError(str(error)) from error
+
+
 class Starter:
     """Starts the node; with `block`, the process stays its owner (`hold`)."""
 
@@ -203,7 +231,11 @@ class Starter:
         with self._files.log.open("w") as log:
             self._program = subprocess.Popen(
                 [*program, *arguments(self._options, places, block=self._block)],
-                env={**environment.for_nodes(os.environ), **variables(self._options, places)},
+                env={
+                    **environment.for_nodes(os.environ),
+                    **passed_on(self._options, os.environ),
+                    **variables(self._options, places),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

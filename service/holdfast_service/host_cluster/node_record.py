@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast_service.embedded_cluster.local_cluster import write_private
+from holdfast_service.host_cluster.certificates import CertificateFiles
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.ray_command import NodePlaces
 
@@ -45,6 +46,11 @@ class NodeFiles:
     @property
     def token(self) -> Path:
         return self.root / "token"
+
+    @property
+    def certificates(self) -> CertificateFiles:
+        """Those that `holdfast cluster up --tls` makes."""
+        return CertificateFiles(self.root / "tls", self.root / "tls-authority.key")
 
     @property
     def log(self) -> Path:

@@ -23,11 +23,17 @@ from holdfast_service.host_cluster.endpoint import LARGEST_PORT, Endpoint
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_workers.ipc.listening import RANGE_VARIABLE
 from holdfast_workers.memory.node_folder import BASE_VARIABLE
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE
 
 GCS_PORT = 6379
 STORAGE_NAMESPACE = "holdfast"
 """Under which a head keeps its state in Redis."""
 
+_REDIS_TLS = (
+    *("RAY_REDIS_CA_CERT", "RAY_REDIS_CA_PATH", "RAY_REDIS_SERVER_NAME"),
+    *("RAY_REDIS_CLIENT_CERT", "RAY_REDIS_CLIENT_KEY"),
+)
+"""Ray's settings of the connection to Redis where its address begins with rediss://."""
 _LABEL_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
 _LABEL_VALUE = re.compile(_LABEL_NAME)
@@ -53,7 +59,8 @@ class NodeOptions:
     """What a user chose for this machine.
 
     `head`: the head's address; None: this machine is the head. `cpus`, `gpus`: None: all.
-    `redis`: HOST:PORT of a Redis that keeps the head's state.
+    `redis`: HOST:PORT of a Redis that keeps the head's state; rediss://HOST:PORT: with TLS.
+    `tls_dir`: the folder with its certificates; None: no TLS between nodes.
     """
 
     name: str
@@ -66,6 +73,7 @@ class NodeOptions:
     resources: Mapping[str, float] = field(default_factory=dict)
     redis: str | None = None
     redis_password: str = field(default="", repr=False)
+    tls_dir: Path | None = None
     health_period_s: float = 1.0
     health_failures: int = 5
 
@@ -143,6 +151,7 @@ def variables(options: NodeOptions, places: NodePlaces) -> dict[str, str]:
         **token_variables(places.token),
         **redis,
         **({} if agents is None else {RANGE_VARIABLE: f"{agents[0]}-{agents[1]}"}),
+        **({} if options.tls_dir is None else {TLS_VARIABLE: str(options.tls_dir)}),
         **HEAD_MAY_BE_AWAY,
         "RAY_USAGE_STATS_ENABLED": "0",
         "TMPDIR": f"{places.temp_dir}/tmp",
@@ -150,6 +159,12 @@ def variables(options: NodeOptions, places: NodePlaces) -> dict[str, str]:
         CLUSTER_MARK: places.mark,
         NODE_MARK: options.name,
     }
+
+
+def passed_on(options: NodeOptions, machine: Mapping[str, str]) -> dict[str, str]:
+    """The machine's settings of Ray that the head's processes get."""
+    names = _REDIS_TLS if options.head is None else ()
+    return {name: machine[name] for name in names if name in machine}
 
 
 def parse_labels(given: Iterable[str]) -> dict[str, str]:

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import stat
 from pathlib import Path
 
 from holdfast_service.embedded_cluster.local_cluster import write_private
 from holdfast_service.host_cluster.errors import HostClusterError
+from holdfast_service.secret_files import refusal
 
 
 def read_token(path: Path) -> str:
-    """The token. Raises HostClusterError, also if other users can read the file."""
+    """The token. Raises HostClusterError, also if other users can read the file
+    (`secret_files`)."""
     try:
         with path.open() as file:
-            status = os.fstat(file.fileno())
+            refused = refusal(file.fileno(), path)
             token = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise HostClusterError(
             f"cannot read the token file {path}: {error}; copy the file that `holdfast cluster up` "
             "named on the head"
         ) from error
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise HostClusterError(f"other users can read the token file {path}: chmod 600 {path}")
-    if status.st_uid not in (os.getuid(), 0):
-        raise HostClusterError(
-            f"the token file {path} belongs to another user: copy it, and chmod 600 the copy"
-        )
+    if refused is not None:
+        raise HostClusterError(f"the token file {path} is refused: {refused}")
     if not token or len(token.split()) != 1:
         raise HostClusterError(
             f"the token file {path} has no token in it: copy the file from the head again"

@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
-import stat
 import uuid
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from holdfast_service.secret_files import refusal
 from holdfast_service.settings import Settings
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.s3_endpoint import is_same_endpoint
@@ -66,7 +65,7 @@ def read_secret(folder: Path, name: str) -> NamedSecret:
     path = folder / f"{name}.json"
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
+            refused = refusal(file.fileno(), path)
             content = file.read()
     except OSError as error:
         raise SecretUnusable(
@@ -74,10 +73,8 @@ def read_secret(folder: Path, name: str) -> NamedSecret:
             f'mode 0600, with {{"access_key_id": "...", "secret_access_key": "...", '
             '"bucket": "...", "endpoint": "..."}; without endpoint it is for AWS'
         ) from error
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise SecretUnusable(
-            f"{path} can be read by other users: make the server's user its owner, and chmod 600 it"
-        )
+    if refused is not None:
+        raise SecretUnusable(f"{path} is refused: {refused}")
     try:
         secret = json.loads(content)
     except ValueError:

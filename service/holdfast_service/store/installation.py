@@ -11,6 +11,7 @@ not take over each other's jobs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -25,6 +26,8 @@ from holdfast_service.store.models import Installation
 
 ID_DIGITS = 12
 KEY_BYTES = 32
+_NOT_OURS = (errno.EPERM, errno.EACCES, errno.EROFS)
+"""Of a mode that cannot be changed: another user's file, or a read-only mount."""
 
 
 class WrongKey(Exception):
@@ -60,8 +63,11 @@ def fingerprint_of(key: bytes) -> str:
 def load_or_create_key(path: Path) -> bytes:
     """The key in `path`, created if missing, and readable by its owner only. Raises WrongKey."""
     create_private_file(path, secrets.token_bytes(KEY_BYTES))
-    with contextlib.suppress(PermissionError):  # another user's key
+    try:
         path.chmod(0o600)
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise WrongKey(f"{path} does not hold a key of {KEY_BYTES} bytes: remove it")

@@ -22,6 +22,7 @@ import structlog
 from holdfast_service.recovery.core_state import inputs
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.lifeline import Lifelines
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.commands import CheckNode, Hello, Request
 from holdfast_workers.protocol.findings import SOFTWARE
@@ -103,6 +104,7 @@ class AgentWatch:
         lapse_s: float | None = None,
         starting_for_s: float = 15.0,
         process: ProcessIdentity | None = None,
+        tls: PeerTls | None = None,
     ) -> None:
         """`process`: this supervisor's own, which it introduces to the agents."""
         self._agents = agents
@@ -130,7 +132,7 @@ class AgentWatch:
         self._inquiry_pool = ThreadPoolExecutor(INQUIRY_THREADS, thread_name_prefix="inquiry")
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="node-probe")
         self._lifelines = Lifelines(
-            secret, self._on_silence, heartbeat_timeout_s, self._on_broken_lifeline
+            secret, self._on_silence, heartbeat_timeout_s, self._on_broken_lifeline, tls
         )
 
     @property

@@ -55,6 +55,7 @@ from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.kinds import Injection, Victim
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
 from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Request
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
@@ -112,6 +113,7 @@ class Supervisor:
         times: SupervisorTimes | None = None,
         kill_self: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
         process: ProcessIdentity | None = None,
+        tls: PeerTls | None = None,
     ) -> None:
         """`fence`: of `open_fence`. `is_latest()`: whether the cluster has started no other
         supervisor of this job since; None: unknown. `kill_self()` ends the process; the cluster
@@ -150,6 +152,7 @@ class Supervisor:
             lapse_s=config.lapse_s,
             process=process,
             starting_for_s=self._times.starting_for_s,
+            tls=tls,
         )
         self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
         self._drains = DrainWatch(agents, self._inputs.put)

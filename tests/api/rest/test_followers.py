@@ -92,7 +92,7 @@ async def serving(store: Store, settings: Settings, **changed: Any) -> AsyncIter
     listener = socket.create_server(("127.0.0.1", 0))
     # The kernel would keep megabytes for a client that does not read.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
-    task = asyncio.create_task(_http(services, listener, None))
+    task = asyncio.create_task(_http(services, settings, listener, None))
     try:
         yield Server(services, listener.getsockname()[1])
     finally:

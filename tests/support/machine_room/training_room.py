@@ -24,6 +24,7 @@ READY_S = 60.0
 PORT = 8642
 STORE = "s3://checkpoints/jobs"
 TOKEN = f"{HOME}/.holdfast/node/token"
+CERTIFICATES = f"{HOME}/.holdfast/node/tls"
 JOIN = "holdfast cluster join head --token-file token"
 HEAD, SERVICES = "head", "services"
 
@@ -56,6 +57,11 @@ class TrainingRoom:
     def copy_token(self, name: str) -> None:
         """As a user would, to the home of another host."""
         self.room[name].write(f"{HOME}/token", self.head.read(TOKEN))
+
+    def copy_certificates(self, name: str) -> None:
+        """The same, of the folder that `up --tls` made; the certificate last, as documented."""
+        for file in ("ca.crt", "tls.key", "tls.crt"):
+            self.room[name].write(f"{HOME}/tls/{file}", self.head.read(f"{CERTIFICATES}/{file}"))
 
     def join(self, *names: str, options: str = "--cpus 1") -> None:
         """Several hosts at the same time."""

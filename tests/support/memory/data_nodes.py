@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.memory.shm import MESH, SECRET, layout_of
 
 from holdfast_workers.memory.data_server import DataServer
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore
@@ -33,7 +34,7 @@ class Node:
     bad: list[Quarantined] = field(default_factory=list)
 
     @classmethod
-    def start(cls, root: Path, name: str, mesh: str = MESH) -> Node:
+    def start(cls, root: Path, name: str, mesh: str = MESH, tls: PeerTls | None = None) -> Node:
         node: Node
         bad: list[Quarantined] = []
         store = SegmentStore(root / name, mesh, on_quarantine=bad.append)
@@ -43,6 +44,7 @@ class Node:
             "127.0.0.1",
             on_replica=lambda *commit: node.received.append(commit),
             timeouts=QUICK,
+            tls=tls,
         )
 
         def record_loss(rank: int, partner: Partner, reason: str, others: bool) -> None:
@@ -56,6 +58,7 @@ class Node:
             record_loss,
             timeouts=QUICK,
             retry_s=0.05,
+            tls=tls,
         )
         node = cls(name, store, server, replicator, bad=bad)
         return node

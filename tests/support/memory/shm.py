@@ -40,10 +40,15 @@ _AGENT = """
 import json, sys
 from pathlib import Path
 from holdfast_workers.memory.data_server import DataServer
+from holdfast_workers.memory.peer_tls import peer_tls
 from holdfast_workers.memory.segment_store import SegmentStore
 from tests.support.memory.shm import MESH, SECRET
 server = DataServer(
-    SegmentStore(Path(sys.argv[1]), MESH), SECRET, "127.0.0.1", heartbeat_s=float(sys.argv[2])
+    SegmentStore(Path(sys.argv[1]), MESH),
+    SECRET,
+    "127.0.0.1",
+    heartbeat_s=float(sys.argv[2]),
+    tls=peer_tls(sys.argv[3]),
 )
 print(json.dumps({"port": server.port}), flush=True)
 sys.stdin.read()
@@ -58,9 +63,9 @@ class AgentProcess:
     port: int
 
     @classmethod
-    def start(cls, root: Path, heartbeat_s: float = 0.1) -> AgentProcess:
+    def start(cls, root: Path, heartbeat_s: float = 0.1, tls_dir: str = "") -> AgentProcess:
         process = subprocess.Popen(
-            [sys.executable, "-c", _AGENT, str(root), str(heartbeat_s)],
+            [sys.executable, "-c", _AGENT, str(root), str(heartbeat_s), tls_dir],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -45,7 +45,8 @@ def test_users_code_gets_what_the_operator_names() -> None:
 
 
 def test_nodes_get_access_to_buckets_and_their_own_settings_but_not_the_servers() -> None:
-    settings = {"HOLDFAST_NODE_LOGS": "json", environment.PASSED_ON_VARIABLE: "HF_TOKEN"}
+    settings = {"HOLDFAST_NODE_LOGS": "json", "HOLDFAST_TLS_DIR": "/tls", "RAY_USE_TLS": "1"}
+    settings |= {"RAY_TLS_SERVER_CERT": "/tls/ray.crt", environment.PASSED_ON_VARIABLE: "HF_TOKEN"}
     found = environment.for_nodes(NEEDED | SECRETS | settings)
     expected = ("AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY", "HF_TOKEN")
     assert found == NEEDED | settings | {name: SECRETS[name] for name in expected}

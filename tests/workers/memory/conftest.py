@@ -9,13 +9,15 @@ from tests.support.memory.data_nodes import Node
 from tests.support.memory.shm import MESH, AgentProcess
 from tests.support.waiting import eventually
 
+from holdfast_workers.memory.peer_tls import PeerTls
+
 
 @pytest.fixture
 def node(shm: Path) -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def start(name: str, mesh: str = MESH) -> Node:
-        nodes.append(Node.start(shm, name, mesh))
+    def start(name: str, mesh: str = MESH, tls: PeerTls | None = None) -> Node:
+        nodes.append(Node.start(shm, name, mesh, tls))
         return nodes[-1]
 
     before = threading.active_count()

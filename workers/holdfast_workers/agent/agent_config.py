@@ -46,6 +46,8 @@ class AgentConfig:
     """For installing them."""
     memory_base: str = ""
     """The private folder of all jobs of this user, two levels above `memory_root`; "": none."""
+    tls_dir: str = ""
+    """The folder of this node's certificates for connections between nodes; "": no TLS."""
     ports: str = ""
     """The range of ports of this node on which its processes listen; "": any."""
     problem: str = ""

@@ -461,7 +461,9 @@ class NodeAgent:
         )
 
     def _exchange(self, command: ExchangeBytes) -> ExchangeResult:
-        problem = exchange(self._config.secret, command.host, command.port, command.timeout_s)
+        problem = exchange(
+            self._config.secret, command.host, command.port, command.timeout_s, self._memory.tls
+        )
         return ExchangeResult(problem)
 
     def report(self) -> AgentReport:

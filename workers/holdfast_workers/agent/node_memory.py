@@ -19,6 +19,7 @@ from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.ipc.listening import PortRange
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost
+from holdfast_workers.memory.peer_tls import peer_tls
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
@@ -55,6 +56,7 @@ class NodeMemory:
         self._worker_pool: WorkerPool | None = None
         self._offering = threading.Lock()
         self._store = SegmentStore(root, mesh_tag(config.mesh), on_quarantine=self._bad_shard)
+        self.tls = peer_tls(config.tls_dir)
         self._make_server = partial(
             DataServer,
             self._store,
@@ -64,12 +66,17 @@ class NodeMemory:
             on_grant=on_grant,
             on_lifeline_end=on_lifeline_end,
             heartbeat_s=config.heartbeat_s,
+            tls=self.tls,
         )
         self._server: DataServer | None = None
         self._replicator = Replicator(
-            self._store, config.secret, on_replicated=self._replicated, on_lost=self._partner_lost
+            self._store,
+            config.secret,
+            on_replicated=self._replicated,
+            on_lost=self._partner_lost,
+            tls=self.tls,
         )
-        self._delivery = StateDelivery(config.agent, config.secret, config.form_timeout_s)
+        self._delivery = StateDelivery(config.agent, config.secret, config.form_timeout_s, self.tls)
 
     def open(self) -> None:
         """Open the data channel. Raises OSError if the node has no such address."""

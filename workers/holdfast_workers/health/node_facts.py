@@ -49,6 +49,12 @@ class NodeFacts:
     cache_free: int | None = None
     cache_problem: str = ""
     """Why data and code cannot be cached; "": they can."""
+    tls: bool = False
+    """Whether it is to use TLS between nodes."""
+    tls_days: float | None = None
+    """Until its certificate expires."""
+    tls_problem: str = ""
+    """Why its certificates are unusable; "": they are usable."""
     tasks_limit: int | None = None
     """The most processes and threads of its control groups and its user."""
     tasks: int = 0

@@ -40,9 +40,10 @@ _CACHES = ("HOLDFAST_CACHE_LIMIT_GB",)
 _NODE = (
     *("HOLDFAST_SHM_ROOT", "HOLDFAST_MEMORY_FLOOR_GB_PER_S", "HOLDFAST_NODE_LOGS"),
     *("HOLDFAST_CACHE_DIR", "HOLDFAST_PORT_RANGE", "HOLDFAST_WORKER_DEVICE"),
-    *("HOLDFAST_REFORM", "HOLDFAST_CUTTABLE_LINKS", PASSED_ON_VARIABLE),
+    *("HOLDFAST_REFORM", "HOLDFAST_CUTTABLE_LINKS", "HOLDFAST_TLS_DIR", PASSED_ON_VARIABLE),
+    *("RAY_USE_TLS", "RAY_TLS_*"),
 )
-"""The settings of node agents."""
+"""The settings of node agents, and of TLS between Ray's processes."""
 PROXIES = (
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "no_proxy"),

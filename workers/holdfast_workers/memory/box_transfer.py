@@ -29,6 +29,7 @@ from holdfast_workers.checkpoint.pieces import (
     view_of,
 )
 from holdfast_workers.memory import wire
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import RefusalCode, Role, Timeouts, WireError, WireRefused
@@ -90,9 +91,15 @@ class BoxChannel:
 
     @classmethod
     def connect(
-        cls, secret: bytes, host: str, port: int, source: Restore, timeouts: Timeouts
+        cls,
+        secret: bytes,
+        host: str,
+        port: int,
+        source: Restore,
+        timeouts: Timeouts,
+        tls: PeerTls | None = None,
     ) -> BoxChannel:
-        return cls(wire.connect(secret, host, port, Role.BOXES, timeouts), source)
+        return cls(wire.connect(secret, host, port, Role.BOXES, timeouts, tls=tls), source)
 
     @property
     def sock(self) -> socket.socket:

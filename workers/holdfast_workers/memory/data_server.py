@@ -24,11 +24,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import structlog
+
 from holdfast_workers.ipc.listening import PortRange, PortsExhausted, listen
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.box_transfer import requested_commit, serve_boxes
 from holdfast_workers.memory.heartbeat import HeartbeatSender, HeldLifeline
 from holdfast_workers.memory.link_probe import echo
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.resumable_push import AnnouncedState, ReplicaIntake
 from holdfast_workers.memory.segment import SegmentError, SegmentSpaceError
 from holdfast_workers.memory.segment_store import SegmentBusy, SegmentStore
@@ -43,6 +46,8 @@ from holdfast_workers.memory.wire import (
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Place
 from holdfast_workers.state.digest import payload_digest
+
+_log = structlog.get_logger()
 
 
 class DataServer:
@@ -67,9 +72,11 @@ class DataServer:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         max_connections: int = 1024,
         max_handshakes: int = 256,
+        tls: PeerTls | None = None,
     ) -> None:
         self._store = store
         self._secret = secret
+        self._tls = tls
         self._on_replica = on_replica
         self._timeouts = timeouts
         self._max_connections = max_connections
@@ -142,7 +149,12 @@ class DataServer:
     def _accept(self) -> None:
         try:
             sock, _address = self._listener.accept()
+            if self._tls is not None:
+                sock = wire.announce_tls(sock, self._tls)
         except OSError:  # the client closed the connection before it was accepted
+            return
+        except WireError as error:
+            _log.warning("cannot accept a connection", problem=str(error))
             return
         with self._lock:
             if self._closing:

@@ -14,6 +14,7 @@ import xxhash
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory import wire
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.segment import Commit
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Role, Timeouts, WireError
@@ -42,6 +43,7 @@ def fetch(
     *,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
     on_connected: Callable[[socket.socket], None] = lambda _: None,
+    tls: PeerTls | None = None,
 ) -> Held:
     """Fetch the commit that `source` names into this node's own segment of `rank`, and verify it.
 
@@ -61,7 +63,7 @@ def fetch(
         stall_s=min(timeouts.stall_s, timeout_s),
     )
     try:
-        sock = wire.connect(secret, source.host, source.data_port, Role.FETCH, timeouts)
+        sock = wire.connect(secret, source.host, source.data_port, Role.FETCH, timeouts, tls=tls)
         with sock, store.writing(rank, Place.OWN):
             on_connected(sock)
             commit = _fetch_into(sock, source, rank, store, deadline)

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdfast_workers.memory.wire import NOT_READY, RECORD_BYTES
 from holdfast_workers.protocol.lease import GRANT_BYTES, Grant, clock_s, encode_beat
 
-_READ_BYTES = 4096
+_READ_BYTES = RECORD_BYTES  # a TLS socket then keeps nothing back that no selector would see
 
 
 @dataclass(eq=False)
@@ -79,7 +80,7 @@ class HeartbeatSender:
         for line in tuple(self._held):
             try:
                 line.sock.send(encode_beat(clock_s()))
-            except BlockingIOError:
+            except NOT_READY:
                 pass  # its receive buffer is full: it reads nothing and grants nothing
             except OSError:
                 self._drop(line)
@@ -88,7 +89,7 @@ class HeartbeatSender:
         """Read from a lifeline: grants, or its end."""
         try:
             piece = line.sock.recv(_READ_BYTES)
-        except BlockingIOError:
+        except NOT_READY:
             return
         except OSError:
             piece = b""

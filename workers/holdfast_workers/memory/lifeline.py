@@ -17,6 +17,7 @@ import errno
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -26,12 +27,13 @@ from enum import Enum, auto
 import structlog
 
 from holdfast_workers.memory import wire
-from holdfast_workers.memory.wire import Role, WireError
+from holdfast_workers.memory.peer_tls import PeerTls, explain
+from holdfast_workers.memory.wire import NOT_READY, RECORD_BYTES, Role, WireError
 from holdfast_workers.protocol.lease import BEAT_BYTES, Grant, clock_s
 
 _log = structlog.get_logger()
 
-_READ_BYTES = 4096
+_READ_BYTES = RECORD_BYTES  # a TLS socket then keeps nothing back that no selector would see
 _MAX_WAIT_S = 0.5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.25
 """Pauses before a broken lifeline is connected again; each is twice as long as the one before."""
@@ -42,6 +44,8 @@ class _Phase(Enum):
     """How far the handshake of a lifeline has come."""
 
     CONNECTING = auto()
+    OPENING = auto()  # with TLS: waiting for the server to announce it
+    SECURING = auto()  # with TLS: its handshake is under way
     CONNECTED = auto()  # waiting for the server's greeting
     ANSWERED = auto()  # greeting answered, waiting for the server's welcome
     LIVE = auto()  # waiting for beats
@@ -84,8 +88,10 @@ class Lifelines:
         on_lost: Callable[[str, str], None],
         heartbeat_timeout_s: float,
         on_broken: Callable[[str, str], None] = lambda _agent, _reason: None,
+        tls: PeerTls | None = None,
     ) -> None:
         self._secret = secret
+        self._tls = tls
         self._on_lost = on_lost
         self._on_broken = on_broken
         self._timeout_s = heartbeat_timeout_s
@@ -221,12 +227,19 @@ class Lifelines:
 
     def _handle_ready(self, line: _Lifeline, sock: socket.socket) -> None:
         try:
-            if line.phase is _Phase.CONNECTING:
-                self._connected(line, sock)
-            else:
-                self._read(line, sock)
-        except BlockingIOError:
-            pass  # a spurious wake-up
+            match line.phase:
+                case _Phase.CONNECTING:
+                    self._connected(line, sock)
+                case _Phase.OPENING:
+                    self._start_tls(line, sock)
+                case _Phase.SECURING:
+                    self._shake_hands(line, sock)
+                case _:
+                    self._read(line, sock)
+        except NOT_READY:
+            pass  # a spurious wake-up, or a record that has not arrived in full
+        except ssl.SSLError as error:
+            self._fail(line, explain(error))
         except (WireError, OSError) as error:
             self._fail(line, str(error))
 
@@ -234,16 +247,48 @@ class Lifelines:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
+        line.phase = _Phase.CONNECTED if self._tls is None else _Phase.OPENING
+        self._selector.modify(sock, selectors.EVENT_READ, line)
+
+    def _start_tls(self, line: _Lifeline, sock: socket.socket) -> None:
+        assert self._tls is not None
+        # Not a byte more: what follows the opening is for TLS.
+        self._receive(line, sock, wire.OPENING_BYTES - len(line.received))
+        if len(line.received) < wire.OPENING_BYTES:
+            return
+        wire.check_opening(bytes(line.received), tls=True)
+        line.received.clear()
+        self._selector.unregister(sock)
+        line.sock = wire.start_tls(sock, self._tls)
+        self._selector.register(line.sock, selectors.EVENT_READ, line)
+        line.phase = _Phase.SECURING
+        self._shake_hands(line, line.sock)
+
+    def _shake_hands(self, line: _Lifeline, sock: socket.socket) -> None:
+        assert isinstance(sock, ssl.SSLSocket)
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantWriteError:
+            self._selector.modify(sock, selectors.EVENT_WRITE, line)
+            return
+        except ssl.SSLWantReadError:
+            self._selector.modify(sock, selectors.EVENT_READ, line)
+            return
         line.phase = _Phase.CONNECTED
         self._selector.modify(sock, selectors.EVENT_READ, line)
 
-    def _read(self, line: _Lifeline, sock: socket.socket) -> None:
-        piece = sock.recv(_READ_BYTES)
+    def _receive(self, line: _Lifeline, sock: socket.socket, limit: int) -> None:
+        piece = sock.recv(limit)
         if not piece:
             raise WireError("the connection was closed")
         if not line.problem:  # a peer that only greets, again and again, is as good as silent
             line.last_received = time.monotonic()
         line.received += piece
+
+    def _read(self, line: _Lifeline, sock: socket.socket) -> None:
+        self._receive(line, sock, _READ_BYTES)
+        if line.phase is _Phase.CONNECTED and len(line.received) >= wire.OPENING_BYTES:
+            wire.check_opening(bytes(line.received[: wire.OPENING_BYTES]), tls=False)
         if line.phase is _Phase.CONNECTED and len(line.received) >= wire.GREETING_BYTES:
             greeting = bytes(line.received[: wire.GREETING_BYTES])
             del line.received[: wire.GREETING_BYTES]
@@ -282,8 +327,8 @@ class Lifelines:
         if self._grant is None or clock_s() >= self._granting_until or line.sock is None:
             return
         answer = self._grant.answer_to(line.beat)
-        # BlockingIOError: the peer reads nothing now; a later grant replaces this one.
-        with contextlib.suppress(BlockingIOError):
+        # Not ready: the peer reads nothing now; a later grant replaces this one.
+        with contextlib.suppress(*NOT_READY):
             if line.sock.send(answer) < len(answer):
                 raise OSError(errno.ENOBUFS, "the peer's receive buffer is full")
 
@@ -301,7 +346,7 @@ class Lifelines:
     def _disconnect(self, line: _Lifeline) -> None:
         if line.sock is None:
             return
-        if line.sock.fileno() in self._selector.get_map():
+        if line.sock.fileno() >= 0 and line.sock.fileno() in self._selector.get_map():
             self._selector.unregister(line.sock)
         line.sock.close()
         line.sock = None

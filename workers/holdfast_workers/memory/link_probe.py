@@ -13,13 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_workers.memory import wire
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, RefusalCode, Role, WireError, WireRefused
 from holdfast_workers.state.digest import payload_digest
 
 EXCHANGED_BYTES = 4 << 20
 
 
-def exchange(secret: bytes, host: str, port: int, timeout_s: float) -> str:
+def exchange(
+    secret: bytes, host: str, port: int, timeout_s: float, tls: PeerTls | None = None
+) -> str:
     """Send random bytes to the agent at `host`:`port` and receive the echo, within `timeout_s`.
 
     Returns "" if the echo is correct, else a message that describes the failure."""
@@ -32,7 +35,7 @@ def exchange(secret: bytes, host: str, port: int, timeout_s: float) -> str:
     digest = payload_digest(sent)
     received = bytearray(EXCHANGED_BYTES)
     try:
-        with wire.connect(secret, host, port, Role.EXCHANGE, timeouts, deadline) as sock:
+        with wire.connect(secret, host, port, Role.EXCHANGE, timeouts, deadline, tls) as sock:
             header = wire.encode_header({"nbytes": len(sent), "digest": digest})
             wire.send_payload(sock, header, deadline)
             wire.send_payload(sock, sent, deadline)

@@ -20,6 +20,7 @@ import structlog
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory import wire
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import (
@@ -81,9 +82,11 @@ class Replicator:
         *,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         retry_s: float = 1.0,
+        tls: PeerTls | None = None,
     ) -> None:
         self._store = store
         self._secret = secret
+        self._tls = tls
         self._on_replicated = on_replicated
         self._on_lost = on_lost
         self._timeouts = timeouts
@@ -182,7 +185,12 @@ class Replicator:
     def dial(self, partner: Partner) -> socket.socket:
         """A new connection to a partner, in the low-priority traffic class."""
         sock = wire.connect(
-            self._secret, partner.host, partner.data_port, Role.PUSH, self._timeouts
+            self._secret,
+            partner.host,
+            partner.data_port,
+            Role.PUSH,
+            self._timeouts,
+            tls=self._tls,
         )
         wire.lower_priority(sock)
         return sock

@@ -21,6 +21,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.box_transfer import BoxChannel
 from holdfast_workers.memory.fetch import SourceLost
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.segment import Commit, Overwritten, Segment, SegmentError
 from holdfast_workers.memory.segment_store import NothingHeld, SegmentStore
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Timeouts, WireError, WireRefused
@@ -57,8 +58,10 @@ class Reshard:
         *,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         on_connected: Callable[[socket.socket | None], None] = lambda _: None,
+        tls: PeerTls | None = None,
     ) -> None:
         self._secret = secret
+        self._tls = tls
         self._agent = agent
         self._source = source
         self._rank = rank
@@ -224,7 +227,7 @@ class Reshard:
         if channel is None:
             self._check_deadline()
             channel = self._channels[origin.agent] = BoxChannel.connect(
-                self._secret, origin.host, origin.data_port, self._source, self._timeouts
+                self._secret, origin.host, origin.data_port, self._source, self._timeouts, self._tls
             )
             self._on_connected(channel.sock)
         return channel

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from holdfast_workers.errors import StaleCommand, WorkersError
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.fetch import fetch
+from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.reshard import Reshard
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
@@ -58,9 +59,12 @@ def _whole(source: Restore, origin: Origin) -> Restore:
 class StateDelivery:
     """Runs and fences deliveries. Thread-safe."""
 
-    def __init__(self, agent: str, secret: bytes, timeout_s: float) -> None:
+    def __init__(
+        self, agent: str, secret: bytes, timeout_s: float, tls: PeerTls | None = None
+    ) -> None:
         self._agent = agent
         self._secret = secret
+        self._tls = tls
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._numbers = itertools.count()
@@ -91,6 +95,7 @@ class StateDelivery:
                     rank,
                     store,
                     on_connected=lambda sock: self._register(number, attempt, sock),
+                    tls=self._tls,
                 ).run(from_rank, self._timeout_s)
         elif source.agent != self._agent:
             with self._tracked() as number:
@@ -101,6 +106,7 @@ class StateDelivery:
                     store,
                     self._timeout_s,
                     on_connected=lambda sock: self._register(number, attempt, sock),
+                    tls=self._tls,
                 )
         elif source.place is Place.REPLICA:
             with self._tracked() as number:

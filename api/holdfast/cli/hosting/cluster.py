@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,6 +69,10 @@ class MachineOptions:
     agent_ports: Annotated[
         str | None, Parameter(help="FIRST-LAST, for Holdfast's own connections; default: any.")
     ] = None
+    tls_dir: Annotated[
+        Path | None,
+        Parameter(help="Folder with ca.crt, tls.crt, tls.key: TLS between nodes; default: none."),
+    ] = None
     health_period_s: Annotated[
         float, Parameter(help="Interval and deadline of the head's checks of a node.")
     ] = 1.0
@@ -110,11 +115,15 @@ def up(
         Path | None, Parameter(help="The token of a former head; default: made once.")
     ] = None,
     redis_address: Annotated[
-        str | None, Parameter(help="HOST:PORT of a Redis that keeps the head's state.")
+        str | None,
+        Parameter(help="HOST:PORT of a Redis that keeps the head's state; rediss://...: with TLS."),
     ] = None,
     redis_password_file: Annotated[
         Path | None, Parameter(help="File with its password, mode 0600.")
     ] = None,
+    tls: Annotated[
+        bool, Parameter(negative="", help="TLS between nodes; makes the certificates, once.")
+    ] = False,
     machine: MachineOptions = MACHINE,
     data_dir: DataDir = None,
     json: Json = False,
@@ -130,16 +139,20 @@ def up(
     password = "" if redis_password_file is None else tokens.read_token(redis_password_file)
     with files.changing():
         nodes.refuse_second_node(files)
+        if tls and machine.tls_dir is None:
+            files.certificates.make_once(datetime.now(UTC))
+            machine = replace(machine, tls_dir=files.certificates.folder)
         options = replace(
             _options(machine, None, gcs_port), redis=redis_address, redis_password=password
         )
+        nodes.refuse_unusable_certificates(options.tls_dir)
         nodes.refuse_used_ports(options)
         if token_file is not None:
             tokens.keep_token(files.token, tokens.read_token(token_file))
         tokens.read_or_make_token(files.token)
         starter = nodes.Starter(files, options, nodes.Deadlines(), block=machine.block)
         starter.start()
-    _print_up(starter.node, json)
+    _print_up(starter.node, options.tls_dir, json)
     return _hold(starter) if machine.block else ExitCode.OK
 
 
@@ -170,8 +183,10 @@ def join(
         endpoint = nodes.resolved(parse_endpoint(address, GCS_PORT))
         token = tokens.read_token(token_file)
         options = _options(machine, endpoint, endpoint.port)
+        nodes.refuse_unusable_certificates(options.tls_dir)
         answer = ask_head(endpoint, token_file, deadlines.answer_s)
         nodes.refuse_other_versions(answer, endpoint)
+        nodes.refuse_other_tls(answer, endpoint, options.tls_dir)
         if warning := nodes.other_build(answer, endpoint):
             output.stderr().print(f"warning (cluster): {warning}", markup=False)
         nodes.refuse_used_ports(options)
@@ -180,6 +195,29 @@ def join(
         answer = starter.start()
     _print_joined(starter.node, answer, json)
     return _hold(starter) if machine.block else ExitCode.OK
+
+
+@_reporting
+def certificate(
+    *,
+    days: Annotated[int, Parameter(help="How long it is valid, 1 to 3650.")] = 3650,
+    data_dir: DataDir = None,
+) -> ExitCode:
+    """Make a new certificate of the authority that `up --tls` made; copy it to all machines."""
+    from holdfast_service.host_cluster.certificates import DAYS
+    from holdfast_service.host_cluster.errors import HostClusterError
+    from holdfast_service.host_cluster.node_record import node_files
+
+    if not 1 <= days <= DAYS:
+        raise HostClusterError(f"--days {days} is not within 1 and {DAYS}")
+    files = node_files(_folder(data_dir))
+    with files.changing():
+        files.certificates.renew(datetime.now(UTC), days)
+    output.progress(
+        f"made a new certificate in {files.certificates.folder}: copy tls.key, then tls.crt, into "
+        "the folder of every other machine; new connections use them at once"
+    )
+    return ExitCode.OK
 
 
 @_reporting
@@ -223,7 +261,7 @@ def status(*, data_dir: DataDir = None, json: Json = False) -> ExitCode:
 
 
 group = App(name="cluster")
-for each in (up, join, leave, down, status):
+for each in (up, join, certificate, leave, down, status):
     group.command(each)
 
 
@@ -235,9 +273,12 @@ def _folder(data_dir: Path | None) -> Path:
 def _options(machine: MachineOptions, head: Endpoint | None, gcs_port: int) -> NodeOptions:
     from holdfast_service.host_cluster import node as nodes
     from holdfast_service.host_cluster import ray_command as ray
-    from holdfast_service.host_cluster.head_probe import BUILD_LABEL
+    from holdfast_service.host_cluster.head_probe import BUILD_LABEL, TLS_LABEL
     from holdfast_workers import build
+    from holdfast_workers.memory.peer_tls import TLS_VARIABLE
 
+    named = os.environ.get(TLS_VARIABLE)
+    tls_dir = machine.tls_dir or (Path(named) if named else None)
     ports = ray.Ports(
         gcs=gcs_port,
         node_manager=machine.node_manager_port,
@@ -253,8 +294,13 @@ def _options(machine: MachineOptions, head: Endpoint | None, gcs_port: int) -> N
         ports=ports,
         cpus=0 if machine.no_training else machine.cpus,
         gpus=0 if machine.no_training else machine.gpus,
-        labels={**ray.parse_labels(machine.label or []), BUILD_LABEL: build.LOADED},
+        labels={
+            **ray.parse_labels(machine.label or []),
+            BUILD_LABEL: build.LOADED,
+            TLS_LABEL: "on" if tls_dir else "off",
+        },
         resources=ray.parse_resources(machine.resource or []),
+        tls_dir=tls_dir.absolute() if tls_dir else None,
         health_period_s=machine.health_period_s,
         health_failures=machine.health_failures,
     )
@@ -317,8 +363,12 @@ def _hold(starter: Any) -> ExitCode:
     return ExitCode.SERVER
 
 
-def _print_up(node: HostNode, json: bool) -> None:
+def _print_up(node: HostNode, tls_dir: Path | None, json: bool) -> None:
     join_command = f"holdfast cluster join {node.gcs} --token-file {Path(node.token).name}"
+    copied = node.token
+    if tls_dir is not None:
+        join_command += f" --tls-dir {tls_dir.name}"
+        copied += f" and the folder {tls_dir}"
     serve_command = (
         f"holdfast serve --ray-address {node.gcs} --ray-token-file {node.token} "
         "--store-uri s3://BUCKET/PREFIX"
@@ -328,6 +378,7 @@ def _print_up(node: HostNode, json: bool) -> None:
             {
                 "cluster": node.gcs,
                 "token_file": node.token,
+                "tls_dir": str(tls_dir) if tls_dir else None,
                 "join": join_command,
                 "serve": serve_command,
             }
@@ -335,7 +386,7 @@ def _print_up(node: HostNode, json: bool) -> None:
         return
     out = output.console()
     out.print(f"this machine is the head of the cluster at {node.gcs}", markup=False)
-    out.print(f"copy {node.token} to the other machines, mode 0600; there:", markup=False)
+    out.print(f"copy {copied} to the other machines, mode 0600; there:", markup=False)
     out.print(f"  {join_command}", markup=False)
     out.print("on this machine:", markup=False)
     out.print(f"  {serve_command}", markup=False)

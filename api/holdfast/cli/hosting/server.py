@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,10 +132,16 @@ def serve(
 
 
 def settings_of(**given: Any) -> Settings:
-    """The server's settings, from these options (None: not given) and the environment. Raises
-    NotUnderstood."""
-    from holdfast_service.settings import Settings  # late: its package is part of the server
+    """The server's settings, from these options (None: not given), the environment, and the folder
+    that it names. Raises NotUnderstood."""
+    from holdfast_service.settings import FOLDER_VARIABLE, Settings  # late: part of the server
 
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder and not Path(folder).is_dir():
+        raise NotUnderstood(
+            f"{FOLDER_VARIABLE}: {folder} is not a folder: name one with a file per "
+            "setting, such as HOLDFAST_DATABASE_URL"
+        )
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

@@ -1,0 +1,195 @@
+"""TLS of the connections between nodes: data channel and lifelines.
+
+A node that uses TLS has a folder, named by `HOLDFAST_TLS_DIR`, with the files of a certificate
+secret of Kubernetes: `ca.crt`, the authorities that a peer's certificate must come from; `tls.crt`
+and `tls.key`, the node's own certificate and its key. Both sides show their certificate. It proves
+that a machine belongs to the installation, not which one it is: names are not compared, because
+nodes come and go by address, and the job's secret is proved inside the connection.
+
+TLS 1.3 only. Files that change are used from the next connection on; connections that stand keep
+theirs. If the new files cannot be used, perhaps because only some are replaced yet, the former ones
+stay in use and the problem is logged once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from holdfast_workers.errors import WorkersError
+
+TLS_VARIABLE = "HOLDFAST_TLS_DIR"
+"""Environment variable of a node: its folder with certificates; not set: no TLS."""
+AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
+
+_log = structlog.get_logger()
+
+
+class TlsUnusable(WorkersError):
+    """The files of the folder cannot be used; says which and what to do."""
+
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class _Contexts:
+    stamp: Stamp
+    """What the files looked like when these were made."""
+    client: ssl.SSLContext
+    server: ssl.SSLContext
+    expires_at: float
+
+
+class PeerTls:
+    """The certificates of one node. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads nothing: the first connection does, or `check`."""
+        self._folder = folder
+        self._loaded: _Contexts | None = None
+        self._refused: Stamp = ()
+
+    def check(self) -> float:
+        """When the certificate expires, in Unix seconds. Raises TlsUnusable if these files cannot
+        make a connection, also if it has expired or is none of the folder's own authority."""
+        return _load(self._folder).expires_at
+
+    def client(self, sock: socket.socket) -> ssl.SSLSocket:
+        """The connecting side of TLS over `sock`, which it replaces. The handshake is still to be
+        done. Raises TlsUnusable."""
+        context = self._current().client
+        return context.wrap_socket(sock, do_handshake_on_connect=False)
+
+    def server(self, sock: socket.socket) -> ssl.SSLSocket:
+        """The same for the accepting side."""
+        context = self._current().server
+        return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+    def _current(self) -> _Contexts:
+        # Two threads may load the same change: harmless, and no lock is held while files are read.
+        loaded, stamp = self._loaded, _stamp(self._folder)
+        if loaded is not None and loaded.stamp == stamp:
+            return loaded
+        try:
+            self._loaded = loaded = _load(self._folder)
+        except TlsUnusable as error:
+            if loaded is None:
+                raise
+            if self._refused != stamp:
+                self._refused = stamp
+                _log.warning("changed TLS files cannot be used yet", problem=str(error))
+        return loaded
+
+
+def peer_tls(folder: str) -> PeerTls | None:
+    """The TLS of a node with this setting; None for ""."""
+    return PeerTls(Path(folder)) if folder else None
+
+
+def explain(error: ssl.SSLError) -> str:
+    """A failed handshake in words: who refuses whose certificate, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: the peer's certificate is refused: {error.verify_message}; {_remedy(error)}"
+    reason = error.reason or ""
+    if "ALERT" in reason:
+        alert = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        return (
+            f"TLS: the peer refuses this node's certificate ({alert}); replace {CERTIFICATE_FILE} "
+            f"and {KEY_FILE} in {TLS_VARIABLE} of this node, or compare {AUTHORITY_FILE} of both"
+        )
+    if isinstance(error, ssl.SSLEOFError):
+        return "TLS: the peer closed the connection during the handshake; see its log"
+    return f"TLS: {error}"
+
+
+def _remedy(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in _DATES:
+        return (
+            f"replace {CERTIFICATE_FILE} and {KEY_FILE} in the peer's {TLS_VARIABLE}, or set the "
+            "clock that is wrong"
+        )
+    return (
+        f"both need certificates of one authority, for servers and clients: compare "
+        f"{AUTHORITY_FILE} in {TLS_VARIABLE} of both nodes"
+    )
+
+
+_DATES = (9, 10)
+"""Codes of OpenSSL: not valid yet, expired."""
+
+
+def _stamp(folder: Path) -> Stamp:
+    return tuple(_stamp_of(folder / name) for name in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE))
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _load(folder: Path) -> _Contexts:
+    stamp = _stamp(folder)
+    try:
+        mode = stat.S_IMODE((folder / KEY_FILE).stat().st_mode)
+        if mode & 0o007:
+            raise TlsUnusable(
+                f"other users can read {folder / KEY_FILE}: take their access away (chmod o= FILE)"
+            )
+        client = _context(ssl.PROTOCOL_TLS_CLIENT, folder)
+        server = _context(ssl.PROTOCOL_TLS_SERVER, folder)
+        server.num_tickets = 0  # no session is resumed: each connection shows certificates
+        expires_at = _rehearse(client, server)
+    except ssl.SSLCertVerificationError as error:
+        raise TlsUnusable(
+            f"{folder / CERTIFICATE_FILE} is unusable with {folder / AUTHORITY_FILE}: "
+            f"{error.verify_message}; replace the certificate and its key, or the authority"
+        ) from error
+    except ssl.SSLError as error:
+        raise TlsUnusable(
+            f"{TLS_VARIABLE}={folder}: {error}; it needs {AUTHORITY_FILE}, {CERTIFICATE_FILE} and "
+            f"the certificate's own {KEY_FILE}, not encrypted, in PEM"
+        ) from error
+    except OSError as error:
+        raise TlsUnusable(
+            f"{TLS_VARIABLE}={folder} cannot be read ({error.strerror}): it needs the files "
+            f"{AUTHORITY_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}, readable by this user"
+        ) from error
+    return _Contexts(stamp, client, server, expires_at)
+
+
+def _context(protocol: int, folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(folder / AUTHORITY_FILE)
+    # With a password, an encrypted key is an error instead of a question on the terminal.
+    context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE, password="")
+    return context
+
+
+def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> float:
+    """A handshake of the node with itself, in memory: when its certificate expires. Raises
+    ssl.SSLError."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(2):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    shown = sides[0].getpeercert()
+    assert shown is not None  # both sides are connected
+    return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
