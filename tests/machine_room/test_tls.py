@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 from holdfast_service.host_cluster.certificates import pem_of
 from holdfast_workers.memory import wire
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(400)]
 NODES = ["a", "b", "c"]
 STEPS = 120
 JOB_S = 120.0
@@ -86,7 +86,6 @@ def test_a_host_is_lost_after_the_certificate_was_renewed(tmp_path: Path) -> Non
         assert seconds_to_recover(room, renewed=True) < RECOVERY_S
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_host_is_lost_without_tls_and_with_it(tmp_path: Path) -> None:
     """One after the other on the same machine, for figures to compare."""
@@ -103,7 +102,6 @@ def test_a_host_is_lost_without_tls_and_with_it(tmp_path: Path) -> None:
     assert max(took_s.values()) < RECOVERY_S
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_cluster_uses_the_tls_of_ray_too(tmp_path: Path) -> None:
     variables = {
