@@ -45,6 +45,16 @@ def test_a_query_uses_existing_series_and_labels(query: str) -> None:
         assert {item.strip() for item in group.split(",")} <= labels
 
 
+@pytest.mark.skipif(not shutil.which("promtool"), reason="there is no promtool")
+def test_prometheus_understands_every_query(tmp_path: Path) -> None:
+    rules = [{"record": f"query:{index}", "expr": query} for index, query in enumerate(queries())]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    command = ["promtool", "check", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
 def test_alerts_have_a_summary() -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
     assert all(
