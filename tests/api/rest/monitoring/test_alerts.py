@@ -184,7 +184,7 @@ def _handle_jobs_late(here: Installation) -> None:
 
 def _answer_with_errors(here: Installation) -> None:
     """The database is away for the queries of one route."""
-    for _ in range(20):
+    for _ in range(10):
         answer = httpx.get(f"{here.server.address}/api/v1/nodes", trust_env=False, timeout=20)
         assert answer.status_code == 500
 
