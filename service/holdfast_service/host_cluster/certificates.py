@@ -45,7 +45,7 @@ def make_authority(now: datetime) -> CertificateAuthority:
         decipher_only=False,
     )
     made = (
-        _valid(_builder(name, name, key), now, DAYS)
+        _valid(_builder(name, name, key), now, now + timedelta(DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
@@ -53,12 +53,14 @@ def make_authority(now: datetime) -> CertificateAuthority:
 
 
 def issue(authority: CertificateAuthority, now: datetime, days: int = DAYS) -> tuple[str, str]:
-    """A new certificate and its key, in PEM, for servers and clients."""
+    """A new certificate and its key, in PEM, for servers and clients; valid no longer than its
+    authority."""
+    until = min(now + timedelta(days), authority.certificate.not_valid_after_utc)
     key = ec.generate_private_key(ec.SECP256R1())
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     made = (
-        _valid(_builder(_name("Holdfast node"), authority.certificate.subject, key), now, days)
+        _valid(_builder(_name("Holdfast node"), authority.certificate.subject, key), now, until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(both, critical=False)
         .add_extension(signer, critical=False)
@@ -118,8 +120,10 @@ def _builder(
     )
 
 
-def _valid(builder: x509.CertificateBuilder, now: datetime, days: int) -> x509.CertificateBuilder:
-    return builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(now + timedelta(days))
+def _valid(
+    builder: x509.CertificateBuilder, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    return builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(until)
 
 
 def _name(text: str) -> x509.Name:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from holdfast_workers.program_metrics.metric_lines import pattern_fault
-from holdfast_workers.spec import SpecFault, TrainingSpec
+from holdfast_workers.spec import ProgramSpec, SpecFault, TrainingSpec
 
 BROUGHT = ("function", "script", "command", "ray_train")
 """The keys of which a spec has at most one; without any it has a recipe."""
@@ -101,6 +101,8 @@ def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
             else "remove it, or name a `script`"
         )
         yield _fault("program.context", message)
+    if program.context:
+        yield from _without_effect(program)
     for at, name in enumerate(program.preload):
         if not _MODULE.fullmatch(name):
             message = f"{name!r} is not the name of a module: write it as in an import statement"
@@ -112,6 +114,16 @@ def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
         if "\0" in program.event_files or ".." in folder.parts:
             message = f"{program.event_files!r} is not in the code folder: give a path below it"
             yield _fault("program.event_files", message)
+
+
+def _without_effect(program: ProgramSpec) -> Iterator[SpecFault]:
+    for name, field in ProgramSpec.model_fields.items():
+        if name in ("context", "preload", "fork") or getattr(program, name) == field.default:
+            continue
+        message = f"{name} has no effect with `program.context`: remove it" + (
+            ", and set train.steps" if name == "steps" else ""
+        )
+        yield _fault(f"program.{name}", message)
 
 
 def _fault(path: str, message: str) -> SpecFault:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from holdfast_service.host_cluster.certificates import CertificateFiles
+from holdfast_service.host_cluster.certificates import DAYS, CertificateFiles
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.node_record import node_files
 from holdfast_workers.memory.peer_tls import PeerTls
@@ -49,6 +49,14 @@ def test_a_renewed_certificate_has_the_authority_of_the_former(files: Certificat
     assert (files.folder / "ca.crt").read_bytes() == authority
     made = x509.load_pem_x509_certificate((files.folder / "tls.crt").read_bytes())
     assert abs(made.not_valid_after_utc - NOW - timedelta(30)) < timedelta(seconds=1)
+
+
+def test_no_certificate_outlives_its_authority(files: CertificateFiles) -> None:
+    files.renew(NOW, days=2 * DAYS)
+    made = x509.load_pem_x509_certificate((files.folder / "tls.crt").read_bytes())
+    end = (NOW + timedelta(DAYS)).replace(microsecond=0)
+    assert made.not_valid_after_utc == end
+    assert PeerTls(files.folder).check() == end.timestamp()
 
 
 def test_only_the_machine_that_made_them_can_renew_them(

@@ -79,6 +79,11 @@ def test_a_program_is_a_sufficient_spec(keys: dict[str, Any]) -> None:
             "program.context",
             "remove `program.fork: false`",
         ),
+        (
+            {"script": "a.py", "code": CODE, "program": {"context": True, "steps": 1000}},
+            "program.steps",
+            "set train.steps",
+        ),
         ({"command": "x", "init_from": "job/3"}, "init_from", "name one in its arguments"),
     ],
 )

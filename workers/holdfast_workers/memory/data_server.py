@@ -149,12 +149,7 @@ class DataServer:
     def _accept(self) -> None:
         try:
             sock, _address = self._listener.accept()
-            if self._tls is not None:
-                sock = wire.announce_tls(sock, self._tls)
         except OSError:  # the client closed the connection before it was accepted
-            return
-        except WireError as error:
-            _log.warning("cannot accept a connection", problem=str(error))
             return
         with self._lock:
             if self._closing:
@@ -173,6 +168,8 @@ class DataServer:
         keep = False
         try:
             sock.setblocking(True)
+            if self._tls is not None:
+                sock = self._secured(sock, self._tls)
             wire.tune(sock)
             role = wire.admit(sock, self._secret, self._timeouts)
             if not self._count(sock):
@@ -197,6 +194,21 @@ class DataServer:
                 self._connections.pop(sock, None)
             if not keep:
                 sock.close()
+
+    def _secured(self, accepted: socket.socket, tls: PeerTls) -> socket.socket:
+        """The server's side of TLS over `accepted`, which it replaces. Reads the certificates if
+        they have changed, so it is called in the connection's own thread."""
+        try:
+            sock = wire.announce_tls(accepted, tls)
+        except WireError as error:
+            _log.warning("cannot accept a connection", problem=str(error))
+            raise
+        with self._lock:
+            if self._closing:
+                sock.close()
+                raise WireError("the data server closes")
+            self._handshakes[sock] = self._handshakes.pop(accepted)
+        return sock
 
     def _count(self, sock: socket.socket) -> bool:
         """Count the connection, whose client is authenticated; False if there are too many."""

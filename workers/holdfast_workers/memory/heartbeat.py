@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from holdfast_workers.memory.wire import NOT_READY, RECORD_BYTES
 from holdfast_workers.protocol.lease import GRANT_BYTES, Grant, clock_s, encode_beat
 
-_READ_BYTES = RECORD_BYTES  # a TLS socket then keeps nothing back that no selector would see
-
 
 @dataclass(eq=False)
 class HeldLifeline:
@@ -88,7 +86,7 @@ class HeartbeatSender:
     def receive(self, line: HeldLifeline) -> None:
         """Read from a lifeline: grants, or its end."""
         try:
-            piece = line.sock.recv(_READ_BYTES)
+            piece = line.sock.recv(RECORD_BYTES)
         except NOT_READY:
             return
         except OSError:

@@ -33,7 +33,6 @@ from holdfast_workers.protocol.lease import BEAT_BYTES, Grant, clock_s
 
 _log = structlog.get_logger()
 
-_READ_BYTES = RECORD_BYTES  # a TLS socket then keeps nothing back that no selector would see
 _MAX_WAIT_S = 0.5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.25
 """Pauses before a broken lifeline is connected again; each is twice as long as the one before."""
@@ -160,7 +159,7 @@ class Lifelines:
         os.close(self._wake_reader)
 
     def _run_commands(self) -> None:
-        os.read(self._wake_reader, _READ_BYTES)
+        os.read(self._wake_reader, RECORD_BYTES)
         with self._lock:
             commands, self._commands = self._commands, []
         for command in commands:
@@ -286,7 +285,7 @@ class Lifelines:
         line.received += piece
 
     def _read(self, line: _Lifeline, sock: socket.socket) -> None:
-        self._receive(line, sock, _READ_BYTES)
+        self._receive(line, sock, RECORD_BYTES)
         if line.phase is _Phase.CONNECTED and len(line.received) >= wire.OPENING_BYTES:
             wire.check_opening(bytes(line.received[: wire.OPENING_BYTES]), tls=False)
         if line.phase is _Phase.CONNECTED and len(line.received) >= wire.GREETING_BYTES:
@@ -327,7 +326,8 @@ class Lifelines:
         if self._grant is None or clock_s() >= self._granting_until or line.sock is None:
             return
         answer = self._grant.answer_to(line.beat)
-        # Not ready: the peer reads nothing now; a later grant replaces this one.
+        # Not ready: the peer reads nothing now. With TLS, the next call sends this grant and not
+        # its own; without, this grant is lost. Either way the answer to the next beat follows.
         with contextlib.suppress(*NOT_READY):
             if line.sock.send(answer) < len(answer):
                 raise OSError(errno.ENOBUFS, "the peer's receive buffer is full")

@@ -14,9 +14,12 @@ stay in use and the problem is logged once.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import ssl
 import stat
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +30,9 @@ from holdfast_workers.errors import WorkersError
 TLS_VARIABLE = "HOLDFAST_TLS_DIR"
 """Environment variable of a node: its folder with certificates; not set: no TLS."""
 AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
+
+REFUSED_S = 5.0
+"""How long changed files that cannot be used are not read again, unless they change once more."""
 
 _log = structlog.get_logger()
 
@@ -55,10 +61,12 @@ class PeerTls:
         self._folder = folder
         self._loaded: _Contexts | None = None
         self._refused: Stamp = ()
+        self._refused_at = 0.0
 
     def check(self) -> float:
-        """When the certificate expires, in Unix seconds. Raises TlsUnusable if these files cannot
-        make a connection, also if it has expired or is none of the folder's own authority."""
+        """When the certificate or its authority expires, in Unix seconds. Raises TlsUnusable if
+        these files cannot make a connection, also if it has expired or is none of the folder's own
+        authority."""
         return _load(self._folder).expires_at
 
     def client(self, sock: socket.socket) -> ssl.SSLSocket:
@@ -77,13 +85,16 @@ class PeerTls:
         loaded, stamp = self._loaded, _stamp(self._folder)
         if loaded is not None and loaded.stamp == stamp:
             return loaded
+        was_refused = stamp == self._refused
+        if loaded is not None and was_refused and time.monotonic() < self._refused_at + REFUSED_S:
+            return loaded
         try:
             self._loaded = loaded = _load(self._folder)
         except TlsUnusable as error:
             if loaded is None:
                 raise
-            if self._refused != stamp:
-                self._refused = stamp
+            self._refused, self._refused_at = stamp, time.monotonic()
+            if not was_refused:
                 _log.warning("changed TLS files cannot be used yet", problem=str(error))
         return loaded
 
@@ -179,8 +190,8 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
 
 
 def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> float:
-    """A handshake of the node with itself, in memory: when its certificate expires. Raises
-    ssl.SSLError."""
+    """A handshake of the node with itself, in memory: when its certificate expires, or that of its
+    authority. Raises ssl.SSLError."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         client.wrap_bio(to_client, to_server),
@@ -192,4 +203,9 @@ def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> float:
                 side.do_handshake()
     shown = sides[0].getpeercert()
     assert shown is not None  # both sides are connected
-    return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
+    issuers = [each for each in client.get_ca_certs() if each["subject"] == shown["issuer"]]
+    return min(_end(shown), max(map(_end, issuers), default=math.inf))
+
+
+def _end(certificate: Mapping[str, object]) -> float:
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))

@@ -50,7 +50,8 @@ _PREFIX = struct.Struct(">II")  # of a header: its length, and the crc32 of leng
 PREFIX_BYTES = _PREFIX.size
 _CHUNK = 4 * 1024 * 1024
 RECORD_BYTES = 16 * 1024
-"""The most that one record of TLS carries."""
+"""The most that one record of TLS carries. A TLS socket that is asked for as much keeps nothing
+back that no selector would see."""
 _LOWER_EFFORT = 0x04  # code point 1, above the two bits of congestion notification
 _FILLER = 1  # TC_PRIO_FILLER of Linux
 # Small pieces, each hashed at once: the socket buffers and the piece stay in the core's own cache.
