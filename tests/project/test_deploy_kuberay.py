@@ -106,7 +106,8 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
         among = labels.get(expression["key"]) in expression["values"]
         if among is not {"In": True, "NotIn": False}[expression["operator"]]:
             return False
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    wanted: dict[str, str] = selector.get("matchLabels", {})
+    return wanted.items() <= labels.items()
 
 
 def rules(labels: dict[str, str], direction: str) -> Iterator[tuple[dict[str, Any], range]]:
