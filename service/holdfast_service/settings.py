@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from holdfast_service.policy.quarantine import QuarantineRules
+from holdfast_service.secret_files import refusal
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -26,9 +27,14 @@ Seconds = Annotated[float, Field(gt=0)]
 FOLDER_VARIABLE = "HOLDFAST_SETTINGS_DIR"
 """Names a folder with a file per setting, such as HOLDFAST_DATABASE_URL: a mounted secret. The
 environment comes first."""
+_PREFIX = "HOLDFAST_"
 SECRETS = "secrets"
 """Folder for named secrets, inside the folder of keys."""
 JOB_KEY = "job-secrets.key"
+
+
+class FileRefused(Exception):
+    """A file in the folder of settings must not be used; the message says why and what to do."""
 
 
 def _listed(value: object) -> object:
@@ -40,7 +46,7 @@ def _listed(value: object) -> object:
 class Settings(BaseSettings):
     """Settings of one control-plane process; immutable once created."""
 
-    model_config = SettingsConfigDict(env_prefix="HOLDFAST_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="ignore")
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8642
@@ -371,6 +377,7 @@ class Settings(BaseSettings):
         folder = os.environ.get(FOLDER_VARIABLE)
         if not folder:
             return init_settings, env_settings
+        _refuse_wrong_files(Path(folder), settings_cls)
         files = SecretsSettingsSource(settings_cls, secrets_dir=folder)
         return init_settings, env_settings, files
 
@@ -406,3 +413,28 @@ class Settings(BaseSettings):
         """The job's folder: its remote checkpoints, if neither spec nor `store_uri` names another
         place."""
         return self.data_dir.absolute() / "jobs" / job_id
+
+
+def _refuse_wrong_files(folder: Path, settings: type[BaseSettings]) -> None:
+    """Raises FileRefused for a file of the prefix that names no setting, or that others can
+    read. Other files are not read: a mount may have some of its own."""
+    if not folder.is_dir():
+        return
+    names = {_PREFIX + name.upper() for name in settings.model_fields}
+    for path in sorted(folder.iterdir()):
+        if not path.name.upper().startswith(_PREFIX):
+            continue
+        if path.name.upper() not in names:
+            raise FileRefused(
+                f"{path} names no setting: correct its name, or remove it; a variable that is no "
+                "setting of the server goes into the environment"
+            )
+        try:
+            with path.open("rb") as file:
+                refused = refusal(file.fileno(), path)
+        except OSError as error:
+            raise FileRefused(
+                f"cannot read the setting {path}: {error.strerror}; let this user read it"
+            ) from error
+        if refused is not None:
+            raise FileRefused(f"the setting {path} is refused: {refused}")

@@ -108,6 +108,11 @@ def test_our_commands_and_settings_exist() -> None:
     assert seen == {"cluster up", "cluster join", "serve --host"}
 
 
+def test_the_image_is_built_for_the_devices_that_services_reserve() -> None:
+    assert not any("devices" in yaml.safe_dump(each) for each in services().values())
+    assert services()[ONCE]["build"]["args"]["VARIANT"] == "cpu"
+
+
 def test_what_is_mounted_exists() -> None:
     volumes = set(compose()["volumes"])
     used = set()
@@ -149,6 +154,8 @@ def test_the_proxy_and_prometheus_know_both_servers() -> None:
     servers = {"api-1:8642", "api-2:8642"}
     (upstreams,) = re.findall(r"reverse_proxy (.*) \{", (DEPLOY / "compose/Caddyfile").read_text())
     assert set(upstreams.split()) == servers
+    asked = re.findall(r"health_uri (.*)", (DEPLOY / "compose/Caddyfile").read_text())
+    assert asked == ["/healthz"], "/readyz asks Ray's head, without which servers answer too"
     scraped = yaml.safe_load((DEPLOY / "compose/prometheus.yaml").read_text())
     (job,) = scraped["scrape_configs"]
     (static,) = job["static_configs"]

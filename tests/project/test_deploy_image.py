@@ -82,6 +82,11 @@ def test_an_image_runs_no_step_as_root_at_the_end_and_starts_under_an_init() -> 
     assert version == [project()["version"]]
 
 
+def test_an_image_has_compilers_for_compiled_models() -> None:
+    final = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert {"gcc", "g++", "libc6-dev"} <= set(re.findall(r"([\w.+-]+)=[\d:.*-]+", final))
+
+
 def test_the_context_of_the_build_has_what_the_steps_need() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     ignored = pathspec.PathSpec.from_lines("gitignore", lines)

@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from pydantic import BaseModel
+from tests.support.base_installation import project
 from tests.support.deploy.kuberay import (
     Kustomization,
     KustomizeComponent,
@@ -23,6 +24,7 @@ from tests.support.deploy.kuberay import (
 )
 
 from holdfast.cli.main import build
+from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY
 from holdfast_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -82,19 +84,57 @@ def label_of(document: dict[str, Any]) -> str:
     return f"{document['kind']}/{document['metadata']['name']}"
 
 
+def labels_of(group: str) -> dict[str, str]:
+    """The labels of a group's pods: of the template, and what KubeRay adds."""
+    return {
+        "ray.io/cluster": cluster().metadata.name,
+        "ray.io/node-type": "head" if group == "head" else "worker",
+        "ray.io/group": "headgroup" if group == "head" else group,
+        **templates()[group]["metadata"]["labels"],
+    }
+
+
 def selected(labels: dict[str, str]) -> list[str]:
-    """The groups whose pods have the labels, by what KubeRay adds to those of the template."""
-    found = []
-    for group, template in templates().items():
-        role = "head" if group == "head" else "worker"
-        own = {
-            "ray.io/cluster": cluster().metadata.name,
-            "ray.io/node-type": role,
-            "ray.io/group": "headgroup" if group == "head" else group,
-            **template["metadata"]["labels"],
-        }
-        if labels.items() <= own.items():
-            found.append(group)
+    """The groups whose pods have the labels."""
+    return [group for group in templates() if labels.items() <= labels_of(group).items()]
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a selector of a policy selects a pod with these labels."""
+    assert set(selector) <= {"matchLabels", "matchExpressions"}
+    for expression in selector.get("matchExpressions", []):
+        among = labels.get(expression["key"]) in expression["values"]
+        if among is not {"In": True, "NotIn": False}[expression["operator"]]:
+            return False
+    wanted: dict[str, str] = selector.get("matchLabels", {})
+    return wanted.items() <= labels.items()
+
+
+def rules(labels: dict[str, str], direction: str) -> Iterator[tuple[dict[str, Any], range]]:
+    """What pods with these labels may reach (Egress), or be reached by (Ingress): each peer, with
+    a range of TCP ports."""
+    policies = [each["spec"] for each in of_kind("NetworkPolicy")]
+    own = [each for each in policies if selects(each["podSelector"], labels)]
+    assert any(direction in each["policyTypes"] for each in own), "everything would be allowed"
+    for policy in own:
+        assert {each for each in ("Ingress", "Egress") if each.lower() in policy} == set(
+            policy["policyTypes"]
+        )
+        for rule in policy.get(direction.lower(), []):
+            peers = rule["from" if direction == "Ingress" else "to"]
+            for port in rule.get("ports", [{"protocol": "TCP", "port": 1, "endPort": 65535}]):
+                if port["protocol"] == "TCP":
+                    ports = range(port["port"], port.get("endPort", port["port"]) + 1)
+                    yield from ((peer, ports) for peer in peers)
+
+
+def outside(labels: dict[str, str]) -> set[int]:
+    """The ports that pods with these labels reach at any address, but those of the cloud itself."""
+    found = set()
+    for peer, ports in rules(labels, "Egress"):
+        if "ipBlock" in peer:
+            assert peer["ipBlock"]["except"] == ["169.254.0.0/16"]
+            found |= set(ports)
     return found
 
 
@@ -164,7 +204,15 @@ def test_settings_of_servers_exist() -> None:
     names = {each["name"] for each in container["env"]} | {line.partition("=")[0] for line in lines}
     settings = {f"HOLDFAST_{name.upper()}" for name in Settings.model_fields}
     others = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "POD_IP", "HOLDFAST_SETTINGS_DIR"}
-    assert names <= settings | others
+    assert names <= settings | others | set(HEAD_MAY_BE_AWAY)
+
+
+def test_servers_outlive_an_absence_of_the_head() -> None:
+    (container,) = (each for group, _, each in containers() if group == "servers")
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    assert HEAD_MAY_BE_AWAY.items() <= values.items()
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] == "/healthz", "/readyz asks Ray's head"
 
 
 def test_the_control_plane_runs_no_ranks() -> None:
@@ -233,7 +281,7 @@ def test_secrets_are_mounted_read_only_and_the_page_makes_them() -> None:
         assert held == allowed.get(group, {"ray"}), "nodes run users' code"
 
 
-def test_services_policies_and_budgets_select_their_pods() -> None:
+def test_services_select_their_pods() -> None:
     ports = {
         group: {each["name"]: each["containerPort"] for each in container["ports"]}
         for group, _, container in containers()
@@ -242,18 +290,65 @@ def test_services_policies_and_budgets_select_their_pods() -> None:
         (group,) = selected(service["spec"]["selector"])
         for port in service["spec"]["ports"]:
             assert ports[group][port["targetPort"]] == port["port"]
-    replicas = {each.group_name: each.replicas for each in cluster().spec.worker_group_specs}
+
+
+def test_each_group_has_a_budget_and_its_pods_are_spread() -> None:
+    groups = {each.group_name: each for each in cluster().spec.worker_group_specs}
+    budgets = {}
     for budget in of_kind("PodDisruptionBudget"):
         (group,) = selected(budget["spec"]["selector"]["matchLabels"])
-        assert budget["spec"]["minAvailable"] == replicas[group] - 1
+        budgets[group] = budget["spec"]["minAvailable"]
         assert set(budget["spec"]) == {"minAvailable", "selector"}
-    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("NetworkPolicy")}
-    everything = policies["holdfast-cluster"]
-    assert selected(everything["podSelector"]["matchLabels"]) == list(templates())
-    assert everything["policyTypes"] == ["Ingress", "Egress"]
-    servers = policies["holdfast-servers"]
-    assert selected(servers["podSelector"]["matchLabels"]) == ["servers"]
-    assert servers["ingress"][0]["ports"] == [{"protocol": "TCP", "port": ports["servers"]["http"]}]
+    assert budgets == {name: max(0, each.replicas - 1) for name, each in groups.items()}
+    for name, each in groups.items():
+        (spread,) = each.template["spec"]["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "kubernetes.io/hostname"
+        keys = spread["matchLabelKeys"]
+        same = {**spread["labelSelector"]["matchLabels"], **{k: labels_of(name)[k] for k in keys}}
+        assert selected(same) == [name]
+
+
+def test_pods_of_the_cluster_reach_each_other_but_not_the_api() -> None:
+    (http,) = (
+        port["containerPort"]
+        for group, _, each in containers()
+        for port in each["ports"]
+        if group == "servers" and port["name"] == "http"
+    )
+    for group in templates():
+        for source in templates():
+            reached: set[int] = set()
+            for peer, ports in rules(labels_of(group), "Ingress"):
+                if "podSelector" in peer and selects(peer["podSelector"], labels_of(source)):
+                    reached |= set(ports)
+            assert reached == set(range(1, 65536)) - ({http} if group == "servers" else set())
+            assert any(
+                "podSelector" in peer and selects(peer["podSelector"], labels_of(group))
+                for peer, _ in rules(labels_of(source), "Egress")
+            )
+    further = [
+        each for each in rules(labels_of("servers"), "Ingress") if "podSelector" not in each[0]
+    ]
+    assert [list(ports) for _, ports in further] == [[http]]
+
+
+def test_only_the_head_reaches_redis_and_only_servers_the_database() -> None:
+    redis = int(cluster().spec.gcs_fault_tolerance_options.redis_address.rpartition(":")[2])
+    bucket, database = 443, 5432
+    cleanup = {**labels_of("head"), "ray.io/node-type": "redis-cleanup"}
+    assert outside(labels_of("head")) == outside(cleanup) == {bucket, redis}
+    assert outside(labels_of("servers")) == {bucket, database}
+    assert outside(labels_of("cpu")) == outside(labels_of("gpu")) == {bucket}
+
+
+def test_the_page_makes_the_image_and_the_files_that_are_used() -> None:
+    page = PAGE.read_text()
+    (image,) = kustomization().images
+    for command in ("docker build -f deploy/Dockerfile -t", "docker push"):
+        assert f"{command} {image.new_name}:{image.new_tag}" in page
+    assert image.new_tag == f"{project()['version']}-cuda"
+    (certificate,) = re.findall(r"sslrootcert=/run/holdfast/settings/([\w.]+)", page)
+    assert f"--from-file={certificate}" in page
 
 
 def test_the_monitor_finds_the_service_of_the_servers() -> None:

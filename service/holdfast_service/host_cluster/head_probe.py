@@ -18,6 +18,7 @@ from typing import Any
 from holdfast_service.embedded_cluster.ray_settings import token_variables
 from holdfast_service.host_cluster.endpoint import Endpoint
 from holdfast_service.host_cluster.errors import HostClusterError
+from holdfast_workers.ipc import environment
 
 BUILD_LABEL = "holdfast.io/build"
 """The label of a node that names the build of Holdfast that started it."""
@@ -53,10 +54,14 @@ def ask_head(head: Endpoint, token: Path, timeout_s: float) -> HeadAnswer:
     """Raises HostClusterError if no head answers there, or it refuses the token."""
     _connect(head, min(timeout_s, _CALL_S))
     command = [sys.executable, "-m", "holdfast_service.host_cluster.head_probe", str(head)]
-    environment = {**os.environ, **token_variables(token), "RAY_USAGE_STATS_ENABLED": "0"}
+    variables = {
+        **environment.for_nodes(os.environ),
+        **token_variables(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     try:
         child = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            command, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise HostClusterError(

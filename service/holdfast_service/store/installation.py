@@ -22,6 +22,7 @@ from sqlalchemy import Dialect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.secret_files import refusal
 from holdfast_service.store.models import Installation
 
 ID_DIGITS = 12
@@ -31,7 +32,8 @@ _NOT_OURS = (errno.EPERM, errno.EACCES, errno.EROFS)
 
 
 class WrongKey(Exception):
-    """The key of this server is not the installation's; the message says what to do."""
+    """The key of this server is not the installation's, or not secret; the message says what to
+    do."""
 
 
 async def ensure_id(session: AsyncSession, dialect: Dialect) -> str:
@@ -61,14 +63,19 @@ def fingerprint_of(key: bytes) -> str:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """The key in `path`, created if missing, and readable by its owner only. Raises WrongKey."""
+    """The key in `path`, created if missing, and made readable by its owner only where that is
+    possible. Raises WrongKey, also if others can read it (`secret_files`)."""
     create_private_file(path, secrets.token_bytes(KEY_BYTES))
     try:
         path.chmod(0o600)
     except OSError as error:
         if error.errno not in _NOT_OURS:
             raise
-    key = path.read_bytes()
+    with path.open("rb") as file:
+        refused = refusal(file.fileno(), path)
+        key = file.read()
+    if refused is not None:
+        raise WrongKey(f"{path} is refused: {refused}")
     if len(key) != KEY_BYTES:
         raise WrongKey(f"{path} does not hold a key of {KEY_BYTES} bytes: remove it")
     return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -298,6 +299,7 @@ async def test_a_server_with_a_certificate_serves_https_only(
         ("tls.crt", None, "set both"),
         ("tls.crt", "none", "No such file"),
         ("ca.crt", "tls.key", "a certificate and its own key, not encrypted"),
+        ("tls.crt", "exposed.key", "refused: other users can read it: chmod 600"),
     ],
 )
 def test_a_certificate_that_cannot_be_served_is_refused_before_anything_starts(
@@ -309,6 +311,8 @@ def test_a_certificate_that_cannot_be_served_is_refused_before_anything_starts(
     why: str,
 ) -> None:
     folder = certified(tmp_path / "tls", new_authority())
+    shutil.copy(folder / "tls.key", folder / "exposed.key")
+    (folder / "exposed.key").chmod(0o640)
     monkeypatch.setenv("HOLDFAST_HTTPS_CERT_FILE", str(folder / certificate))
     if key is not None:
         monkeypatch.setenv("HOLDFAST_HTTPS_KEY_FILE", str(folder / key))

@@ -81,13 +81,18 @@ def test_the_key_belongs_to_its_owner_and_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs namespaces")
-def test_a_key_on_a_read_only_mount_is_taken_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "answer"), [("0440", f"{KEY_BYTES}"), ("0444", "is refused: other users can read it")]
+)
+def test_a_key_on_a_read_only_mount_is_taken_if_only_its_group_can_read_it(
+    tmp_path: Path, mode: str, answer: str
+) -> None:
     script = (
-        'mount -t tmpfs tmpfs "$1" && head -c 32 /dev/zero > "$1/key" && chmod 0440 "$1/key" && '
+        'mount -t tmpfs tmpfs "$1" && head -c 32 /dev/zero > "$1/key" && chmod "$3" "$1/key" && '
         'mount -o remount,ro "$1" && exec "$2" -c "import pathlib, sys; '
         "from holdfast_service.store.installation import load_or_create_key; "
         'print(len(load_or_create_key(pathlib.Path(sys.argv[1]))))" "$1/key"'
     )
-    command = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{KEY_BYTES}\n", done.stderr
+    assert answer in (done.stdout or done.stderr), done.stderr

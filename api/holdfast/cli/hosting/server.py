@@ -134,7 +134,8 @@ def serve(
 def settings_of(**given: Any) -> Settings:
     """The server's settings, from these options (None: not given), the environment, and the folder
     that it names. Raises NotUnderstood."""
-    from holdfast_service.settings import FOLDER_VARIABLE, Settings  # late: part of the server
+    # Late: part of the server.
+    from holdfast_service.settings import FOLDER_VARIABLE, FileRefused, Settings
 
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder and not Path(folder).is_dir():
@@ -146,6 +147,8 @@ def settings_of(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise NotUnderstood(_invalid_options(error)) from error
+    except FileRefused as error:
+        raise NotUnderstood(f"{FOLDER_VARIABLE}: {error}") from error
 
 
 def _invalid_options(error: ValidationError) -> str:
