@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, ServerUnreachable
@@ -83,15 +83,24 @@ def child_server(
                 f"of its log {log}:\n{_tail(log)}"
             ) from error
     finally:
-        for number in END_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        _stop(process)
-        local_cluster.stop(data_dir)
+        with _ignored(END_SIGNALS):
+            _stop(process)
+            local_cluster.stop(data_dir)
 
 
 def own_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of the child: without settings that belong to another server."""
     return {name: text for name, text in environ.items() if not name.startswith(_OF_OTHER_SERVERS)}
+
+
+@contextlib.contextmanager
+def _ignored(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _start(data_dir: Path, nodes: int, log: Path) -> subprocess.Popen[str]:
