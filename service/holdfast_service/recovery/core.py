@@ -201,6 +201,7 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
     faults: Iterable[Fault] = ()
     match event:
         case WorkersPolled():
+            node_eviction.record_polled_health(state, event)
             _handle_signals(state, missed_signals.record_polled_shards(state, event, now), now)
             _handle_signals(state, missed_signals.find_missed_signals(state, event, now), now)
         case Signals():

@@ -486,7 +486,12 @@ class Supervisor:
         self._compare_ranks(answer.beats)
         self._inputs.put(
             inputs.WorkersPolled(
-                seat, incarnation, answer.workers, answer.shards, answer.failed_shards
+                seat,
+                incarnation,
+                answer.workers,
+                answer.shards,
+                answer.failed_shards,
+                answer.health,
             )
         )
         newest = self._run_buffer.add(

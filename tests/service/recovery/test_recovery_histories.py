@@ -211,6 +211,13 @@ def test_a_job_that_brings_a_program_succeeds_whatever_fails_meanwhile(
     seed=7,
     changes={},
 )  # the order that ended a cordon was overtaken by the order that began it
+@example(
+    layout=6,
+    faults=[(0.0, "unwell", 0, 0), (0.0, "unheard", 0, 0)],
+    chaos=0.0,
+    seed=0,
+    changes={},
+)  # that a node was healthy again was never received
 def test_each_step_is_computed_on_its_scheduled_mesh_whatever_fails(
     layout: int,
     faults: list[tuple[float, str, int, int]],

@@ -269,6 +269,7 @@ class SimulatedCluster(SimulatedStalls):
                 report.workers,
                 report.shards,
                 tuple(agent.failed_shards),
+                report.health,
             )
             self.send(seen)
         self.at(1.0, lambda: self._poll(agent))

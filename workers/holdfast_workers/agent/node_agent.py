@@ -458,6 +458,7 @@ class NodeAgent:
             beats,
             self._saves.failed_shards,
             {step: attempt for step, (attempt, _) in digests.items()},
+            self._health.report(),
         )
 
     def _exchange(self, command: ExchangeBytes) -> ExchangeResult:

@@ -125,6 +125,8 @@ class PollAnswer:
     """The shards that this agent gave up, newest last; a bounded number."""
     digest_attempts: dict[int, int] = field(default_factory=dict)
     """The attempt that computed each digest; an agent of a version before 0.2 does not say it."""
+    health: HealthReport = field(default_factory=HealthReport)
+    """Of the node, as last reported."""
 
 
 @dataclass(frozen=True)

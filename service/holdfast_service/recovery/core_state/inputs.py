@@ -25,6 +25,7 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.protocol.answers import AgentReport, WorkerReport
 from holdfast_workers.protocol.commands import CommandKind
+from holdfast_workers.protocol.findings import HealthReport
 from holdfast_workers.protocol.messages import Inspection, StepRow
 from holdfast_workers.protocol.signals import FailedShard, ShardRecord, Signal
 
@@ -212,6 +213,8 @@ class WorkersPolled:
     """Shards that the agent has saved and that no manifest contains yet."""
     failed_shards: tuple[FailedShard, ...] = ()
     """Shards that the agent has given up."""
+    health: HealthReport = field(default_factory=HealthReport)
+    """Of the agent's node."""
 
 
 @dataclass(frozen=True)

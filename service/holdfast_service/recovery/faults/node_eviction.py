@@ -15,7 +15,7 @@ from holdfast_service.placement.rank_assignment import GroupHome, Shortage, form
 from holdfast_service.placement.world_shape import ShapedAssignment
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.quarantine import Avoided, node_name
-from holdfast_service.recovery.core_state.inputs import CommandFailed, LinkChecked
+from holdfast_service.recovery.core_state.inputs import CommandFailed, LinkChecked, WorkersPolled
 from holdfast_service.recovery.core_state.node_records import AgentHealth, UncheckedAgent
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.stage_timer import Stage
@@ -40,6 +40,13 @@ def handle_health_signal(state: CoreState, agent: str, report: HealthReport) -> 
     record = state.roster.find(agent)
     if record is not None:
         record_health(state, record, report)
+
+
+def record_polled_health(state: CoreState, event: WorkersPolled) -> None:
+    """Record the health that a poll shows: the signal of it may have been lost."""
+    record = state.roster.find(event.agent)
+    if record is not None and record.incarnation == event.incarnation:
+        record_health(state, record, event.health)
 
 
 def record_health(state: CoreState, record: AgentRecord, report: HealthReport) -> None:
