@@ -85,10 +85,15 @@ def test_a_draft_is_kept_and_examples_replace_it(
     page.wait_for_url("**/jobs")
     page.go_back()
     page.wait_for_function("() => document.querySelector('textarea')?.value === 'name: draft'")
-    for index in range(4):
-        page.get_by_label("Start from an example").select_option(str(index))
-        page.wait_for_function("() => document.querySelector('textarea').value !== 'name: draft'")
-    assert "llama-gpu" in field.input_value()
+    for example, name in (
+        ("Small language model", "stdlib-lm"),
+        ("A program of your own", "my-script"),
+        ("On GPUs", "llama-gpu"),
+    ):
+        page.get_by_label("Start from an example").select_option(label=example)
+        page.wait_for_function(
+            f"() => document.querySelector('textarea').value.includes('name: {name}')"
+        )
 
 
 def test_json_is_a_spec_too(open_page: Callable[..., Any], dashboard_server: LiveServer) -> None:
