@@ -277,7 +277,7 @@ def test_without_a_lease_a_program_stands_still_until_there_is_a_supervisor_agai
             time.sleep(0.02)
     """
     training = program_training(script="train.py", ranks=1)
-    config = {"lease_s": 1.0, "lease_margin_s": 0.2}
+    config = {"lease_s": 2.0, "lease_margin_s": 1.0}
     with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
         printed(run, "at 10")
         pid = run.member(0)["pid"]
@@ -409,7 +409,7 @@ def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Pa
         wait
     """
     training = program_training(command="bash run.sh", ranks=1)
-    config = {"lease_s": 1.0, "lease_margin_s": 0.2}
+    config = {"lease_s": 2.0, "lease_margin_s": 1.0}
     with running_program(tmp_path, {"run.sh": script}, training, config=config) as run:
         apart = int(printed(run, "apart ").split()[1])
         run.end_supervisor()
