@@ -10,22 +10,21 @@ import contextlib
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, ServerUnreachable
+from holdfast.local_server import end_signals
 from holdfast.schemas import ServerFile
 from holdfast_service.embedded_cluster import local_cluster
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 45.0
 LOOK_S = 0.1
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVER_LOG = "server.log"
 _OF_OTHER_SERVERS = (
     *("HOLDFAST_HOST", "HOLDFAST_ALLOWED_HOST", "HOLDFAST_KEYS_DIR", "HOLDFAST_DATABASE_URL"),
@@ -83,7 +82,7 @@ def child_server(
                 f"of its log {log}:\n{_tail(log)}"
             ) from error
     finally:
-        with _ignored(END_SIGNALS):
+        with end_signals.ignored():
             _stop(process)
             local_cluster.stop(data_dir)
 
@@ -91,16 +90,6 @@ def child_server(
 def own_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of the child: without settings that belong to another server."""
     return {name: text for name, text in environ.items() if not name.startswith(_OF_OTHER_SERVERS)}
-
-
-@contextlib.contextmanager
-def _ignored(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _start(data_dir: Path, nodes: int, log: Path) -> subprocess.Popen[str]:

@@ -94,15 +94,8 @@ def _ray_run_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
 
 def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     program = spec.program
-    if program.context and (spec.script is None or not program.fork):
-        message = "only a forked script has a training context: " + (
-            "remove `program.fork: false`, or `context`"
-            if spec.script is not None
-            else "remove it, or name a `script`"
-        )
-        yield _fault("program.context", message)
     if program.context:
-        yield from _without_effect(program)
+        yield from _context_faults(spec)
     for at, name in enumerate(program.preload):
         if not _MODULE.fullmatch(name):
             message = f"{name!r} is not the name of a module: write it as in an import statement"
@@ -116,7 +109,12 @@ def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
             yield _fault("program.event_files", message)
 
 
-def _without_effect(program: ProgramSpec) -> Iterator[SpecFault]:
+def _context_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
+    program, only = spec.program, "only a forked script has a training context:"
+    if spec.script is None:
+        yield _fault("program.context", f"{only} remove it, or name a `script`")
+    elif not program.fork:
+        yield _fault("program.context", f"{only} remove `program.fork: false`, or `context`")
     for name, field in ProgramSpec.model_fields.items():
         if name in ("context", "preload", "fork") or getattr(program, name) == field.default:
             continue

@@ -105,15 +105,15 @@ def test_parts_are_registered_by_the_attachment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("import sys; sys.exit(3)", "ended with exit status 3"),
         ("pass", "returned before its first step"),
     ],
 )
-def test_a_script_that_ends_too_early_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_a_script_that_ends_too_early_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "train.py"
-    with pytest.raises(FunctionError, match=f"{path} .*{told}"):
+    with pytest.raises(FunctionError, match=f"{path} .*{message}"):
         run(script(path, text))
 
 

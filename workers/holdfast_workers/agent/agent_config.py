@@ -4,6 +4,7 @@ and workers get."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from holdfast_workers.packages.folders import packages_folder
 from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
 from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.processes import StorageOptions, StorageZygoteConfig, ZygoteConfig
-from holdfast_workers.spec import PROGRAM_FIELDS
+from holdfast_workers.spec import TrainingSpec
 
 
 @dataclass(frozen=True)
@@ -167,13 +168,10 @@ class AgentConfig:
             return self.worker_device
         return device_of(self.gpus_per_worker)
 
-    @property
+    @cached_property
     def brings_program(self) -> bool:
-        """Whether the ranks run a program of the user."""
-        has_context = (self.training.get("program") or {}).get("context", False)
-        return not has_context and any(
-            self.training.get(name) is not None for name in PROGRAM_FIELDS
-        )
+        """As in the training spec."""
+        return TrainingSpec.model_validate(self.training).brings_program
 
     @property
     def world_size(self) -> int:

@@ -44,7 +44,7 @@ from holdfast_workers.spec.train import (
     ScheduleSpec,
     TrainSpec,
 )
-from holdfast_workers.spec.training import BUILT_IN_RECIPES, PROGRAM_FIELDS, TrainingSpec
+from holdfast_workers.spec.training import BUILT_IN_RECIPES, TrainingSpec
 
 __all__ = [
     "BUILT_IN_RECIPES",
@@ -54,7 +54,6 @@ __all__ = [
     "MOST_CLASSES",
     "MOST_PIXELS",
     "NEAR_SIZES",
-    "PROGRAM_FIELDS",
     "VOCABULARIES",
     "ActivationCheckpointing",
     "CheckpointSpec",

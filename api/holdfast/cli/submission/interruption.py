@@ -7,8 +7,8 @@ import time
 from types import FrameType
 
 from holdfast.cli.printing import output
+from holdfast.local_server.end_signals import END_SIGNALS
 
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED_SIGNAL_S = 2.0
 
 
