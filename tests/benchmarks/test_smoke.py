@@ -92,14 +92,14 @@ PARTS = {
 """Programs that a benchmark starts."""
 MARKS: Mapping[str, pytest.MarkDecorator] = {
     "bring": pytest.mark.soak,
-    "corruption": pytest.mark.chaos,
+    "checkpoint": pytest.mark.soak,
+    "corruption": pytest.mark.soak,
     "detection": pytest.mark.chaos,
+    "elastic": pytest.mark.soak,
     "gpu": pytest.mark.chaos,
-    "checkpoint": pytest.mark.cluster,
-    "elastic": pytest.mark.cluster,
-    "overhead": pytest.mark.cluster,
+    "overhead": pytest.mark.soak,
     "recovery": pytest.mark.cluster,
-    "storm": pytest.mark.cluster,
+    "storm": pytest.mark.soak,
 }
 
 

@@ -36,6 +36,7 @@ from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 pytestmark = pytest.mark.chaos
 PACE_S = 0.05
+TRIALS = 3
 RANKS_ALONE_S = 0.4  # several steps, and less than what is left of the lease
 
 
@@ -80,11 +81,22 @@ def stale_steps(logged: list[LoggedStep]) -> list[LoggedStep]:
     return [step for step in logged if step.attempt == 1 and step.at > since]
 
 
+@pytest.mark.timeout(400)
 def test_steps_under_a_lease_that_ended_in_an_uncounted_pause_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uncounted, steps = tmp_path / "uncounted", tmp_path / "steps"
-    uncounted.mkdir()
+    """On a busy machine the ranks' first copy may be refused before they step again: that shows
+    nothing, and another machine is paused."""
+    for trial in range(TRIALS):
+        if _steps_of_an_old_lease_change_nothing(tmp_path / str(trial), monkeypatch):
+            return
+    pytest.fail("no rank believed in its old lease: nothing is proved")
+
+
+def _steps_of_an_old_lease_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """False if there were none."""
+    uncounted, steps = folder / "uncounted", folder / "steps"
+    uncounted.mkdir(parents=True)
     monkeypatch.setenv(UNCOUNTED, str(uncounted))
     job = training().model_copy(
         update={"recipe": "tests.support.ranks.pausable_clock:PausableClock"}
@@ -93,7 +105,7 @@ def test_steps_under_a_lease_that_ended_in_an_uncounted_pause_change_nothing(
     with (
         logging_steps(steps, PACE_S),
         supervised(
-            tmp_path,
+            folder,
             job,
             standbys=1,
             workers_per_node=2,
@@ -108,12 +120,14 @@ def test_steps_under_a_lease_that_ended_in_an_uncounted_pause_change_nothing(
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
         logged = logged_steps(steps)
         stale = stale_steps(logged)
-        assert stale, "no rank believed in its old lease: the test proves nothing"
+        if not stale:
+            return False
         assert {step.attempt for step in logged} == {1, 2}, run.story()
         digests, reached = dict(run.digests), max(run.rows)
         assert all(row.attempt == 2 for step, row in run.rows.items() if step >= stale[0].step)
-    expected = undisturbed_digests(tmp_path / "undisturbed", reached)
+    expected = undisturbed_digests(folder / "undisturbed", reached)
     assert digests.items() <= expected.items()
+    return True
 
 
 def _pause_the_world_and_resume_it(run: SupervisedRun, uncounted: Path) -> None:
