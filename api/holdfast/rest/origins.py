@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 Origin = tuple[str, str, int]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+_IPV4_IN_BRACKETS = re.compile(r"\[(\d+\.\d+\.\d+\.\d+)\]")
 _HOST = re.compile(r"[a-z0-9._:-]+")
 
 
@@ -25,6 +26,8 @@ def origin_of(url: str) -> Origin | None:
 
 def proxy_origin(text: str) -> Origin | None:
     """The origin of a proxy, given as a URL, or as HOST or HOST:PORT behind https; None if `text`
-    is none of them."""
+    is none of them. IPv6 addresses are in brackets, and IPv4 addresses may be: one text with a
+    variable for the address then serves both."""
     url = text if "://" in text else f"https://{text}"
+    url = _IPV4_IN_BRACKETS.sub(r"\1", url)
     return origin_of(url) if url.count("/") == 2 else None

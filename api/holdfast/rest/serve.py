@@ -96,7 +96,8 @@ def trusted_addresses(
         if origin is None:
             raise ServeError(
                 f"--allowed-host {text!r} is not an address: write the proxy's HOST or HOST:PORT "
-                "if browsers reach it by https, or else http://HOST:PORT"
+                "if browsers reach it by https, or else http://HOST:PORT, with an IPv6 address "
+                "in brackets"
             )
         proxies.add(origin)
     if exposed and not proxies:

@@ -99,12 +99,26 @@ def test_an_exposed_server_checks_the_names_that_it_was_given() -> None:
     assert origins == {("https", "lab.example", 443), ("http", "intern.example", 8080)}
 
 
+@pytest.mark.parametrize(
+    ("named", "host"), [("[fd00::5]", "fd00::5"), ("[10.0.0.5]", "10.0.0.5"), ("pod", "pod")]
+)
+def test_a_name_may_be_an_address_of_either_kind_in_brackets(named: str, host: str) -> None:
+    names, origins = trusted_addresses(
+        Settings(allowed_host=(f"http://{named}:8642",)), exposed=True
+    )
+    assert names == LOOPBACK_NAMES | {host}
+    assert origins == {("http", host, 8642)}
+
+
 def test_proxies_are_named_in_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_ALLOWED_HOST", "lab.example, http://intern.example:8080")
     assert Settings().allowed_host == PROXIES
 
 
-@pytest.mark.parametrize("value", ["*", "https://lab.example/path", "ftp://lab.example", "a:b", ""])
+@pytest.mark.parametrize(
+    "value",
+    ["*", "https://lab.example/path", "ftp://lab.example", "a:b", "http://fd00::5:8642", ""],
+)
 def test_an_unusable_name_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
 ) -> None:
