@@ -15,7 +15,8 @@ from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import Conflict
 from holdfast.local_server.child_server import temporary_server
-from holdfast_service.views.jobs import IncidentView, MetricPoint
+from holdfast_service.views.history import MetricPoint
+from holdfast_service.views.incidents import IncidentView
 
 NODES = 3
 READY_S = 60.0

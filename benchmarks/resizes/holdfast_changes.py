@@ -23,7 +23,7 @@ from benchmarks.resizes import nodes
 from benchmarks.resizes.changes import Change, MeasuredChange, measure_change
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, RayHealthCheck
-from holdfast_service.views.jobs import AttemptView, MemberView
+from holdfast_service.views.attempts import AttemptView, MemberView
 
 POLL_S = 0.25
 """Between two looks for a change. The steps tell when it was over; looking costs the job some

@@ -21,7 +21,8 @@ from tests.support.waiting import eventually
 from holdfast import Client
 from holdfast.schemas import ServerFile
 from holdfast_service.embedded_cluster import local_cluster, processes
-from holdfast_service.views.jobs import JobView, MemberView
+from holdfast_service.views.attempts import MemberView
+from holdfast_service.views.jobs import JobView
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 60

@@ -16,7 +16,7 @@ from holdfast.cli.printing.columns import Column
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast_service.job_model.job_reference import parse_job_reference
-from holdfast_service.views.jobs import CheckpointView
+from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.operations import OperationView
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.client import fault_storm
 from holdfast_service.job_model.admission import stored_world_size
-from holdfast_service.views.jobs import FaultView
+from holdfast_service.views.incidents import FaultView
 from holdfast_workers.fault_injection.kinds import FaultKind
 
 

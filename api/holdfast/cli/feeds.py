@@ -26,7 +26,7 @@ from holdfast.cli.printing import output
 from holdfast.cli.printing.event_text import event_sentence
 from holdfast.cli.printing.incident_text import Shortener
 from holdfast.client.calls import LogQuery
-from holdfast_service.views.jobs import EventView, LogLineView
+from holdfast_service.views.history import EventView, LogLineView
 
 Follow = Annotated[
     bool, Parameter(name=("--follow", "-f"), negative="", help="Continue until the job has ended.")

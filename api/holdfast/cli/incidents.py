@@ -13,7 +13,7 @@ from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
 from holdfast.cli.printing.describe import INCIDENT_INDENT, incident_lines
 from holdfast.cli.printing.incident_text import ranks_of, ranks_text
-from holdfast_service.views.jobs import IncidentView
+from holdfast_service.views.incidents import IncidentView
 
 COLUMNS = (
     Column("#", right=True),

@@ -13,7 +13,7 @@ from holdfast.cli.common import OPTIONS, JobWord, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output, plots
 from holdfast.client.synchronous.client import Client
-from holdfast_service.views.jobs import MetricPoint
+from holdfast_service.views.history import MetricPoint
 
 DEFAULT_NAMES = ("loss", "grad_norm", "tokens_per_second")
 BUILT_IN_NAMES = frozenset(

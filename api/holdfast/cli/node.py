@@ -14,7 +14,7 @@ from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
 from holdfast.cli.printing.incident_text import Shortener
 from holdfast_service.policy.quarantine import NodeStanding
-from holdfast_service.views.jobs import NodeView
+from holdfast_service.views.nodes import NodeView
 
 NodeName = Annotated[str, Parameter(help="Name of the node, or the start of it.")]
 

@@ -16,15 +16,9 @@ from pydantic import BaseModel, TypeAdapter
 from holdfast_service.errors import OperationCancelled, from_problem
 from holdfast_service.job_model.operations import OperationState, ParameterNames
 from holdfast_service.job_model.times import rfc3339
-from holdfast_service.views.jobs import (
-    AttemptView,
-    DigestView,
-    EventView,
-    FaultView,
-    IncidentView,
-    LogLineView,
-    MetricPoint,
-)
+from holdfast_service.views.attempts import AttemptView
+from holdfast_service.views.history import DigestView, EventView, LogLineView, MetricPoint
+from holdfast_service.views.incidents import FaultView, IncidentView
 from holdfast_service.views.lists import JobRow
 from holdfast_service.views.operations import OperationView
 from holdfast_service.views.pages import (

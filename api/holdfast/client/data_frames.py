@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast_service.views.jobs import MetricPoint
+from holdfast_service.views.history import MetricPoint
 
 
 def to_data_frame(points: Sequence[MetricPoint]) -> Any:

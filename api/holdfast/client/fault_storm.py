@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import Conflict
-from holdfast_service.views.jobs import FaultView
+from holdfast_service.views.incidents import FaultView
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
 
 MAX_POLL_S = 1.0

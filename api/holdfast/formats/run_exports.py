@@ -20,7 +20,8 @@ import yaml
 from holdfast.errors import HoldfastError
 from holdfast_service.extras import Extra, install_command
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.views.jobs import JobView, MetricPoint
+from holdfast_service.views.history import MetricPoint
+from holdfast_service.views.jobs import JobView
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import JobId
 from holdfast.rest.services import CheckpointsDep
-from holdfast_service.views.jobs import CheckpointView
+from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.pages import CheckpointPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])

@@ -11,7 +11,7 @@ from holdfast.rest.http.paging import AfterNumber, PageSize
 from holdfast.rest.http.problems import documented
 from holdfast.rest.jobs import REPLAYED, REPLAYED_HEADER, JobId
 from holdfast.rest.services import ServicesDep
-from holdfast_service.views.jobs import FaultView
+from holdfast_service.views.incidents import FaultView
 from holdfast_service.views.pages import FaultPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/faults", tags=["faults"])

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from holdfast.rest.http.problems import documented
 from holdfast.rest.services import NodesDep
 from holdfast.schemas import Cordon
-from holdfast_service.views.jobs import NodeView
+from holdfast_service.views.nodes import NodeView
 from holdfast_service.views.pages import NodePage
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])

@@ -22,9 +22,9 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import listing
 from holdfast_service.store.change_numbers import OLDEST_RUNNING_TRANSACTION, NextChange
 from holdfast_service.store.models import JobRecord, RemovedJob
-from holdfast_service.views.jobs import View
 from holdfast_service.views.lists import JobRow
 from holdfast_service.views.live import LiveRemoved
+from holdfast_service.views.view import View
 
 MAX_KEPT = 20_000
 """Messages kept for listeners that reconnect; about 10 MB."""

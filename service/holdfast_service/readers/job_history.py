@@ -28,7 +28,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
 from holdfast_service.store.models import JobRecord
 from holdfast_service.views.goodput import GoodputView
-from holdfast_service.views.jobs import DigestView, DiscardedView
+from holdfast_service.views.history import DigestView, DiscardedView
 from holdfast_service.views.pages import (
     AttemptPage,
     DigestPage,

@@ -20,7 +20,7 @@ from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.series import LogSlice
-from holdfast_service.views.jobs import LogLineView
+from holdfast_service.views.history import LogLineView
 from holdfast_service.views.pages import LogPage
 
 _TEXT_BYTES = 64 * 1024

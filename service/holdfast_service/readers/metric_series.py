@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast_service.store import json_safe, series
 from holdfast_service.store.downsampling import OWN
-from holdfast_service.views.jobs import MetricPoint
+from holdfast_service.views.history import MetricPoint
 
 Row = tuple[int, int, list[Any]]
 """(step, attempt, values in the order of series.COLUMNS)."""

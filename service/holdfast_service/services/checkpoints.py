@@ -46,7 +46,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
 from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.store.transaction import JobTransaction, job_transaction
-from holdfast_service.views.jobs import CheckpointView, MemoryTierView
+from holdfast_service.views.checkpoints import CheckpointView, MemoryTierView
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_workers.checkpoint import manifest, marks
 from holdfast_workers.checkpoint.retention_rules import StoredCheckpoint, best_checkpoints

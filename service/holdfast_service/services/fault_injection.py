@@ -36,7 +36,7 @@ from holdfast_service.store.job_lookup import find_job, spec_of
 from holdfast_service.store.leases import JobLease
 from holdfast_service.store.models import InjectedFault
 from holdfast_service.store.transaction import JobTransaction, job_transaction
-from holdfast_service.views.jobs import FaultView
+from holdfast_service.views.incidents import FaultView
 from holdfast_service.views.pages import FaultPage, next_number
 from holdfast_workers.fault_injection.kinds import (
     Injection,

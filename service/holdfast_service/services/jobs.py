@@ -56,10 +56,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import Event, JobRecord
-from holdfast_service.views.jobs import (
-    CancelledJobView,
-    JobView,
-)
+from holdfast_service.views.jobs import CancelledJobView, JobView
 from holdfast_service.views.meshes import ValidSpecView, valid_spec_view
 from holdfast_service.views.pages import (
     CancelledJobPage,

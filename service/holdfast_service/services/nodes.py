@@ -24,7 +24,7 @@ from holdfast_service.policy.quarantine import (
 from holdfast_service.store import nodes, queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import AttemptMember, JobRecord, NodeRow
-from holdfast_service.views.jobs import NodeFindingView, NodeTroubleView, NodeView
+from holdfast_service.views.nodes import NodeFindingView, NodeTroubleView, NodeView
 from holdfast_service.views.pages import NodePage
 
 MIN_PREFIX_LENGTH = 6

@@ -43,13 +43,14 @@ from holdfast_service.store.models import (
     JobRecord,
 )
 from holdfast_service.store.statement import JOB, Statement
-from holdfast_service.views.jobs import NodeView, WaitingView
+from holdfast_service.views.jobs import WaitingView
 from holdfast_service.views.lists import (
     ClusterCapacityView,
     ClusterView,
     JobRow,
     QueuedJobView,
 )
+from holdfast_service.views.nodes import NodeView
 from holdfast_service.views.pages import JobPage, SpecDifferencePage
 from holdfast_service.views.ranks import RankDetailView, RankHeatView, RankHistoryView, RanksView
 from holdfast_service.views.timeline import (

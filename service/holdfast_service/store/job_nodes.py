@@ -12,7 +12,7 @@ from holdfast_service.job_model.lifecycle import ON_CLUSTER
 from holdfast_service.policy.quarantine import node_name
 from holdfast_service.store.models import AttemptMember, AttemptRow, JobRecord, NodeRow
 from holdfast_service.store.statement import Statement
-from holdfast_service.views.jobs import NodeFindingView, UnwellNodeView
+from holdfast_service.views.nodes import NodeFindingView, UnwellNodeView
 from holdfast_workers.protocol.findings import ROOM
 
 _UNWELL = Statement(

@@ -26,35 +26,38 @@ from holdfast_service.store.models import (
     JobRecord,
 )
 from holdfast_service.store.statement import JOB, Statement
-from holdfast_service.views.goodput import GoodputView
-from holdfast_service.views.jobs import (
+from holdfast_service.views.attempts import (
     AttemptView,
-    BudgetView,
-    CheckpointView,
-    EventView,
-    GuardsView,
-    IncidentView,
-    IntervalView,
-    JobView,
     JoinView,
-    LogLineView,
-    LostView,
     MemberView,
     MemoryProtectionView,
+    RestoreView,
+    StandbyView,
+)
+from holdfast_service.views.checkpoints import CheckpointView
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.history import EventView, LogLineView
+from holdfast_service.views.incidents import (
+    BudgetView,
+    IncidentView,
+    LostView,
     MeshChangeView,
+    RefusedView,
+    StackView,
+    SuspectView,
+)
+from holdfast_service.views.jobs import (
+    GuardsView,
+    IntervalView,
+    JobView,
     NextLevelView,
     OriginView,
     OutcomeView,
     ProgressView,
-    RefusedView,
-    RestoreView,
-    StackView,
-    StandbyView,
     StragglerView,
-    SuspectView,
-    UnwellNodeView,
     WaitingView,
 )
+from holdfast_service.views.nodes import UnwellNodeView
 from holdfast_workers.checkpoint.marks import Marks
 
 _AFTER: BindParameter[int] = bindparam("after", type_=BigInteger)

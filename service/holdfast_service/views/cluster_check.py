@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from holdfast_service.diagnosis.grades import Grade
-from holdfast_service.views.jobs import View
+from holdfast_service.views.view import View
 
 
 class NodeCheckView(View):

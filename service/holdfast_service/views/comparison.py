@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from holdfast_service.views.jobs import View
+from holdfast_service.views.view import View
 
 
 class ReplayResult(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from holdfast_service.views.jobs import View
+from holdfast_service.views.view import View
 
 
 class GoodputView(View):

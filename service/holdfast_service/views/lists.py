@@ -11,7 +11,9 @@ from pydantic import Field
 
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.times import Time
-from holdfast_service.views.jobs import NodeView, View, WaitingView
+from holdfast_service.views.jobs import WaitingView
+from holdfast_service.views.nodes import NodeView
+from holdfast_service.views.view import View
 
 
 class JobRow(View):

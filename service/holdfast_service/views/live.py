@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from holdfast_service.job_model.times import Time
-from holdfast_service.views.jobs import MetricPoint, View
+from holdfast_service.views.history import MetricPoint
+from holdfast_service.views.view import View
 
 
 class LiveHello(View):

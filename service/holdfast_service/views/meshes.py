@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from holdfast_service.placement.mesh_choice import MeshOrder
-from holdfast_service.views.jobs import View
+from holdfast_service.views.view import View
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.protocol.node_needs import NodeNeeds
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from holdfast_service.job_model.operations import OperationKind, OperationState, ParameterNames
 from holdfast_service.job_model.times import Time
-from holdfast_service.views.jobs import View
 from holdfast_service.views.pages import Page
+from holdfast_service.views.view import View
 
 
 class ContentView(View):

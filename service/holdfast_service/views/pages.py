@@ -8,22 +8,20 @@ from typing import Protocol
 from pydantic import Field
 
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.views.jobs import (
-    AttemptView,
-    CancelledJobView,
-    CheckpointView,
+from holdfast_service.views.attempts import AttemptView
+from holdfast_service.views.checkpoints import CheckpointView, MemoryTierView
+from holdfast_service.views.history import (
     DigestView,
     DiscardedView,
     EventView,
-    FaultView,
-    IncidentView,
     LogLineView,
-    MemoryTierView,
     MetricPoint,
-    NodeView,
-    View,
 )
+from holdfast_service.views.incidents import FaultView, IncidentView
+from holdfast_service.views.jobs import CancelledJobView
 from holdfast_service.views.lists import JobRow, SpecDifferenceView
+from holdfast_service.views.nodes import NodeView
+from holdfast_service.views.view import View
 
 
 class Numbered(Protocol):

@@ -7,8 +7,10 @@ from enum import StrEnum
 from pydantic import Field
 
 from holdfast_service.job_model.times import Time
-from holdfast_service.views.jobs import JobView, MeshChangeView, View
+from holdfast_service.views.incidents import MeshChangeView
+from holdfast_service.views.jobs import JobView
 from holdfast_service.views.ranks import RankHeatView
+from holdfast_service.views.view import View
 
 
 class VerdictView(View):

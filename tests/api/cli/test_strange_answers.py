@@ -18,7 +18,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast.client.asynchronous.client import AsyncClient
 from holdfast.errors import ServerError
-from holdfast_service.views.jobs import LogLineView
+from holdfast_service.views.history import LogLineView
 
 STRANGE = "one\u2028two\u2029three\x85four\x0bfive\x1cend"
 

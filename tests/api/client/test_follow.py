@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 
 from holdfast import AsyncClient, Client
-from holdfast_service.views.jobs import LogLineView
+from holdfast_service.views.history import LogLineView
 
 BROKEN = ": keep-alive\n\nid: 1\ndata: {}\n\n: keep-alive\n\nid: 2\ndata: {{"
 COMPLETE = "id: 2\nevent: log\ndata: {}\n\nevent: end\ndata: {{}}\n\nid: 3\ndata: {{}}\n\n"

@@ -18,17 +18,10 @@ from holdfast.cli.printing.incident_text import (
     sentence,
     tiers_text,
 )
+from holdfast_service.views.attempts import AttemptView, MemberView, MemoryProtectionView
 from holdfast_service.views.goodput import GoodputView
-from holdfast_service.views.jobs import (
-    AttemptView,
-    GuardsView,
-    IncidentView,
-    JobView,
-    MemberView,
-    MemoryProtectionView,
-    ProgressView,
-    TripView,
-)
+from holdfast_service.views.incidents import IncidentView
+from holdfast_service.views.jobs import GuardsView, JobView, ProgressView, TripView
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_service.views.timeline import VerdictView
 

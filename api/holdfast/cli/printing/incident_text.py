@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast.cli.printing import output
-from holdfast_service.views.jobs import BudgetView, IncidentView, LostView, StackView, SuspectView
+from holdfast_service.views.incidents import (
+    BudgetView,
+    IncidentView,
+    LostView,
+    StackView,
+    SuspectView,
+)
 
 CAUSE_SENTENCES = {
     "node_lost": "a node was lost",

@@ -12,7 +12,9 @@ from holdfast.cli.printing.columns import Column, lay
 from holdfast.cli.printing.incident_text import Shortener
 from holdfast.client.job_names import short
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.views.jobs import IncidentView, JobView, MetricPoint
+from holdfast_service.views.history import MetricPoint
+from holdfast_service.views.incidents import IncidentView
+from holdfast_service.views.jobs import JobView
 from holdfast_service.views.lists import ClusterView, JobRow
 from holdfast_service.views.ranks import RanksView, RankView
 from holdfast_service.views.timeline import VerdictView

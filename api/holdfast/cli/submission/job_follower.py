@@ -10,7 +10,8 @@ from rich.text import Text
 
 from holdfast.cli.printing import describe, output
 from holdfast.client.synchronous.client import Client
-from holdfast_service.views.jobs import IncidentView, JobView, ProgressView
+from holdfast_service.views.incidents import IncidentView
+from holdfast_service.views.jobs import JobView, ProgressView
 
 POLL_S = 0.25
 PLAIN_EVERY_S = 2.0

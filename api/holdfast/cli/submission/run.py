@@ -22,7 +22,7 @@ from holdfast.formats.launch_lines import LaunchLine
 
 if TYPE_CHECKING:
     from holdfast.client.synchronous.client import Client
-    from holdfast_service.views.jobs import NodeView
+    from holdfast_service.views.nodes import NodeView
 
 TORCHRUN = Group("Accepted from torchrun", sort_key=90)
 

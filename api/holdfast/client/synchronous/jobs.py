@@ -15,17 +15,12 @@ from holdfast.client.calls import Document, LogQuery
 from holdfast.client.data_frames import to_data_frame
 from holdfast.client.job_snapshot import JobSnapshot
 from holdfast.client.synchronous.request_methods import RequestMethods
+from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.comparison import ComparisonView
 from holdfast_service.views.goodput import GoodputView
-from holdfast_service.views.jobs import (
-    AttemptView,
-    EventView,
-    FaultView,
-    IncidentView,
-    LogLineView,
-    MetricPoint,
-    RemovedJobView,
-)
+from holdfast_service.views.history import EventView, LogLineView, MetricPoint
+from holdfast_service.views.incidents import FaultView, IncidentView
+from holdfast_service.views.jobs import RemovedJobView
 from holdfast_service.views.pages import CheckpointPage
 
 

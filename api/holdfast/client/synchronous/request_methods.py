@@ -35,25 +35,17 @@ from holdfast.errors import WaitTimeout
 from holdfast.formats import code_archive, requirements_file
 from holdfast.schemas import Readiness, Version
 from holdfast_service.job_model.times import rfc3339
+from holdfast_service.views.attempts import AttemptView
+from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.cluster_check import ClusterCheckView
 from holdfast_service.views.comparison import ComparisonView, joined
 from holdfast_service.views.goodput import GoodputView
-from holdfast_service.views.jobs import (
-    AttemptView,
-    CancelledJobView,
-    CheckpointView,
-    CodeView,
-    EventView,
-    FaultView,
-    IncidentView,
-    JobView,
-    LogLineView,
-    MetricPoint,
-    NodeView,
-    RemovedJobView,
-)
+from holdfast_service.views.history import EventView, LogLineView, MetricPoint
+from holdfast_service.views.incidents import FaultView, IncidentView
+from holdfast_service.views.jobs import CancelledJobView, CodeView, JobView, RemovedJobView
 from holdfast_service.views.lists import ClusterView, JobRow, SpecDifferenceView
 from holdfast_service.views.meshes import ValidSpecView
+from holdfast_service.views.nodes import NodeView
 from holdfast_service.views.operations import OperationPage, OperationView
 from holdfast_service.views.pages import (
     CancelledJobPage,

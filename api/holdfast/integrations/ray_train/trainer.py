@@ -35,7 +35,8 @@ from holdfast.integrations.ray_train.job_document import (
 from holdfast.integrations.ray_train.shipped_function import shipped
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.policy.quarantine import NodeStanding
-from holdfast_service.views.jobs import JobView, NodeView
+from holdfast_service.views.jobs import JobView
+from holdfast_service.views.nodes import NodeView
 from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 
 RETRY_S = 60.0

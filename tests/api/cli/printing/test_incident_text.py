@@ -25,7 +25,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.decision_ladder import Budget, Situation, decide
 from holdfast_service.policy.incidents import Incident
-from holdfast_service.views.jobs import BudgetView, IncidentView, MeshChangeView
+from holdfast_service.views.incidents import BudgetView, IncidentView, MeshChangeView
 from holdfast_workers.protocol.codec import as_json
 
 NODE = "3f2a9c41" + "0" * 48

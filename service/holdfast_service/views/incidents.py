@@ -1,0 +1,131 @@
+"""The response models of incidents: evidence, decision and cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from holdfast_service.job_model.times import Time
+from holdfast_service.views.view import View
+
+
+class RefusedView(View):
+    """A rejected alternative of a decision."""
+
+    decision: str
+    why: str
+
+
+class BudgetView(View):
+    """The use of a job's failure budget at the time of a decision."""
+
+    failures: int
+    max_failures: int
+    failures_left: int
+    preemptions: int = Field(description="attempts that ended by preemption")
+    max_preemptions: int
+    without_progress: int = Field(description="attempts in a row without a new step")
+    max_without_progress: int
+    window_s: float
+
+
+class LostView(View):
+    """A process or node that was lost to a fault."""
+
+    cause: str = ""
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    worker: str | None = None
+    agent: str | None = None
+    attempt: int | None = None
+    on_notice: bool = Field(
+        default=False, description="the cluster had announced that it would remove the node"
+    )
+
+
+class SuspectView(View):
+    """A rank that may have caused an incident, and its place."""
+
+    rank: int
+    score: float = Field(description="strength of the evidence, up to 1")
+    reasons: tuple[str, ...] = ()
+    agent: str = ""
+    node_id: str = ""
+    worker: str | None = None
+
+
+class StackView(View):
+    """A call stack of all these ranks."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...] = Field(description="innermost first")
+
+
+class MeshChangeView(View):
+    """A change of the mesh: the world shrank or grew, after a fault or because it was to."""
+
+    before: dict[str, int]
+    after: dict[str, int]
+    ranks_before: int
+    ranks_after: int
+
+
+class IncidentView(View):
+    """One fault, or one resize, from its first signal to the first new step."""
+
+    number: int
+    cause: str = Field(
+        description="the root cause among `causes`; `resize`: nothing failed, another mesh was due"
+    )
+    causes: tuple[str, ...] = ()
+    attempt: int
+    lost: tuple[LostView, ...]
+    evidence: tuple[str, ...] = Field(
+        description="all signals of the incident, in order of arrival"
+    )
+    suspects: tuple[SuspectView, ...] = Field(
+        default=(), description="ranks that may have caused the incident, the most likely first"
+    )
+    stacks: tuple[StackView, ...] = Field(
+        default=(), description="for a hang: ranks with equal stacks share an entry"
+    )
+    decision: str | None
+    reason: str | None
+    refused: tuple[RefusedView, ...] = Field(
+        default=(),
+        description="all other decisions, the cheapest first, with the rejection reason",
+    )
+    budget: BudgetView | None = Field(default=None, description="null: no decision yet")
+    attempts_lost: int = Field(default=0, description="number of attempts that the incident ended")
+    mesh_change: MeshChangeView | None = Field(
+        default=None, description="the change of the mesh because of it; null: none"
+    )
+    restored_step: int | None
+    steps_lost: int | None
+    device_seconds_lost: float = Field(
+        default=0.0,
+        description="from the goodput account (`/goodput`): detection, recovery and repeated "
+        "steps; up to now while the incident is open",
+    )
+    tiers: dict[str, str]
+    phases_s: dict[str, float | None]
+    signalled_at: Time | None = Field(default=None, description="time of the first signal")
+    opened_at: Time
+    closed_at: Time | None
+    resolution: str | None
+
+
+class FaultView(View):
+    """A fault injected by a user."""
+
+    number: int = Field(description="per job, from 1, without gaps")
+    kind: str
+    fault: dict[str, Any] = Field(
+        description="the requested fault, including a randomly chosen rank"
+    )
+    requested_at: Time
+    injected_at: Time | None = Field(
+        description="time at which the job's supervisor accepted it; a fault with a step or phase "
+        "waits for it there. null: not yet"
+    )
