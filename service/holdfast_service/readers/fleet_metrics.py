@@ -1,8 +1,8 @@
 """Statistics over all jobs, for monitoring.
 
 They are computed from the store, so every server reports the same values and a restart loses
-nothing. Each incident is read once, after it closes: the incidents of removed jobs count until the
-server restarts.
+nothing. Each incident is read once, after it closes or, if its job has been removed by then, from
+what stays of the job.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -113,17 +114,14 @@ class FleetReader:
             )
 
     async def _count_incidents(self, session: AsyncSession) -> None:
-        closed = await session.execute(
-            select(IncidentRow.job_id, IncidentRow.number, IncidentRow.closed_at, IncidentRow.data)
-            .where(IncidentRow.closed_at > self._until - LOOKBACK_S)
-            .order_by(IncidentRow.closed_at)
-        )
-        for job_id, number, closed_at, data in closed:
-            if closed_at is None or (job_id, number) in self._counted:
+        since = self._until - LOOKBACK_S
+        for closed in await _closed_incidents(session, since):
+            key = closed.job_id, closed.number
+            if key in self._counted:
                 continue
-            self._counted[job_id, number] = closed_at
-            self._until = max(self._until, closed_at)
-            incident = read_incident(number, data)
+            self._counted[key] = closed.at
+            self._until = max(self._until, closed.at)
+            incident = read_incident(closed.number, closed.data)
             self._incidents[incident.cause, incident.decision or ""] += 1
             self._lost_steps += incident.steps_lost or 0
             for phase, taken_s in incident.phases_s.items():
@@ -132,6 +130,41 @@ class FleetReader:
         self._counted = {key: at for key, at in self._counted.items() if at > old}
 
 
+class _ClosedIncident(NamedTuple):
+    job_id: str
+    number: int
+    at: float
+    data: Mapping[str, Any]
+
+
+async def _closed_incidents(session: AsyncSession, since: float) -> list[_ClosedIncident]:
+    """Those that closed after `since`, of present and of removed jobs, in the order of closing."""
+    row = IncidentRow
+    rows = await session.execute(
+        select(row.job_id, row.number, row.closed_at, row.data).where(row.closed_at > since)
+    )
+    found = [
+        _ClosedIncident(job_id, number, closed_at, data)
+        for job_id, number, closed_at, data in rows
+        if closed_at is not None
+    ]
+    removed = await session.execute(
+        select(RemovedJob.id, RemovedJob.incidents).where(RemovedJob.removed_at > since)
+    )
+    for job_id, incidents in removed:
+        for kept in incidents or ():
+            if kept["closed_at"] > since:
+                found.append(_ClosedIncident(job_id, kept["number"], kept["closed_at"], kept))
+    return sorted(found, key=lambda closed: closed.at)
+
+
+def counted_of(incident: IncidentRow) -> dict[str, Any]:
+    """What the statistics need of a closed incident: it stays when its job is removed."""
+    counted = {name: incident.data[name] for name in _COUNTED if name in incident.data}
+    return {"number": incident.number, "closed_at": incident.closed_at, **counted}
+
+
+_COUNTED = ("cause", "decision", "steps_lost", "phases_s")
 _RANKS = (
     select(func.sum(AttemptRow.world_size))
     .join(

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast_service.errors import JobNotEnded, JobNotFound
 from holdfast_service.job_model.lifecycle import TERMINAL, State
+from holdfast_service.readers.fleet_metrics import counted_of
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.job_commands import (
     Generations,
@@ -26,7 +27,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import canonical, find_job
-from holdfast_service.store.models import Base, JobRecord, RemovedJob
+from holdfast_service.store.models import Base, IncidentRow, JobRecord, RemovedJob
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_service.views.jobs import RemovedJobView
 
@@ -133,12 +134,15 @@ def _refuse_unless_over(job: JobRecord) -> None:
 
 async def _remove_rows(tx: JobTransaction, answer: RemovedJobView) -> None:
     job = tx.job
+    of_job = (IncidentRow.job_id == job.id, IncidentRow.closed_at.is_not(None))
+    closed = await tx.session.scalars(select(IncidentRow).where(*of_job))
     kept = RemovedJob(
         id=job.id,
         removed_at=tx.now,
         answer=answer.model_dump(mode="json"),
         productive_s=job.productive_s or 0.0,
         held_s=job.held_s,
+        incidents=[counted_of(incident) for incident in closed],
     )
     tx.session.add(kept)
     await tx.session.flush()  # while the job's own change number is there

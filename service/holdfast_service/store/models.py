@@ -143,6 +143,7 @@ class RemovedJob(Base):
     # Totals over all jobs must not fall.
     productive_s: Mapped[float]
     held_s: Mapped[float]
+    incidents: Mapped[list[Any] | None]  # closed ones; null: removed by an older version
     # Greater than that of every job before it, so that change numbers are never used again.
     changed: Mapped[int] = mapped_column(default=NextChange(), index=True)
 

@@ -76,6 +76,7 @@ async def fill(settings: Settings) -> None:
                 answer={"text": "ä\u2028\U0001f600'\"\\", "big": 2**70, "x": [None, -0.0]},
                 productive_s=0.1 + 0.2,
                 held_s=float(2**53),
+                incidents=[{"number": 1, "closed_at": 0.1, "cause": "hang"}],
             )
         )
         await session.merge(RankStates(job_id=JOB, at=1.0, attempt=2, seen={}))

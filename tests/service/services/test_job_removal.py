@@ -18,7 +18,7 @@ from holdfast_service.services.job_removal import JobRemoval
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import JobRecord, RemovedJob
+from holdfast_service.store.models import IncidentRow, JobRecord, RemovedJob
 
 
 @pytest.fixture
@@ -86,12 +86,34 @@ async def test_change_numbers_are_never_used_again(
 async def test_totals_over_all_jobs_do_not_fall(
     store: Store, jobs: JobService, removal: JobRemoval
 ) -> None:
-    ids = [await ended(store, jobs, name) for name in ("a", "b")]
+    ids = [await ended(store, jobs, name) for name in ("a", "b", "c")]
+
+    def incident(job_id: str, number: int, closed_at: float | None) -> IncidentRow:
+        data = {"cause": "hang", "decision": "ignore", "evidence": ["long"], "steps_lost": 2}
+        data["phases_s"] = {"total": 0.3}
+        return IncidentRow(
+            job_id=job_id, number=number, opened_at=1.0, closed_at=closed_at, data=data
+        )
+
+    async with store.write() as session:
+        session.add_all(incident(job_id, 1, time.time()) for job_id in ids)
+        session.add(incident(ids[0], 2, None))  # it never closed: it does not count
     reader = FleetReader(store)
-    for job_id in ids:
-        await removal.remove(job_id, with_checkpoints=False)
-        totals = await reader.statistics(time.time())
-        assert (totals.held_s, totals.effective_s) == (20.0, 16.0)
+    for job_id in (None, *ids):
+        if job_id is not None:
+            if job_id == ids[2]:  # closed since the last reading, and removed at once
+                async with store.write() as session:
+                    session.add(incident(job_id, 2, time.time()))
+            await removal.remove(job_id, with_checkpoints=False)
+        for each in (reader, FleetReader(store)):  # of a server that has just started, too
+            totals = await each.statistics(time.time())
+            closed = 4 if job_id == ids[2] else 3
+            assert (totals.held_s, totals.effective_s) == (30.0, 24.0)
+            assert (totals.incidents, totals.lost_steps) == (
+                {("hang", "ignore"): closed},
+                2 * closed,
+            )
+            assert sum(totals.phases["total"].counts) == closed
 
 
 async def test_a_repeated_removal_has_the_first_answer(
