@@ -40,7 +40,7 @@ def end_job(
             code=code,
             message=message,
             traceback=traceback,
-            step=at_step,
+            step=at_step if at_step or not state.config.runs_program else None,  # 0: none seen
             durable_step=durable_step,
         )
     )
