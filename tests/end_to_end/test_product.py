@@ -27,6 +27,7 @@ from tests.end_to_end.conftest import (
 )
 from tests.support.ranks.recipes import SLOW_WHILE
 from tests.support.ranks.toy_images import write_images
+from tests.support.waiting import eventually
 from tests.support.wheels import make_wheel
 
 from holdfast.integrations.ray_train.run_folder import read_list, read_result
@@ -178,7 +179,7 @@ def test_a_server_that_hardly_ever_polls_sees_incidents_and_the_end_within_secon
             read_events()
             return rarely.client.get(job.id).progress.step > 0
 
-        rarely.wait(is_running)
+        eventually(is_running, 120, lambda: rarely.client.get(job.id))
         victim = rarely.members(job.id)[1].pid
         assert victim is not None
         os.kill(victim, signal.SIGKILL)

@@ -15,9 +15,12 @@ def eventually(
     failure_message: object = "it did not come true",
 ) -> None:
     """Poll until `condition` holds, less often the longer it takes. Fails after `within_s` with
-    `failure_message`, formatted at that time."""
+    `failure_message`, formatted at that time; a function is called for it."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
-        assert waited < within_s, failure_message
+        if waited >= within_s:
+            raise AssertionError(
+                failure_message() if callable(failure_message) else failure_message
+            )
         time.sleep(min(max(SHORTEST_S, waited / 10), LONGEST_S))

@@ -69,6 +69,8 @@ from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_workers.protocol import codec
 
 _AVOIDED_FRESH_S = 1.0
+_SILENT_LOOK_S = 2.0
+"""Longest wait between two calls to a supervisor that does not answer: it sends no news either."""
 _ADMISSION_LOCK = 0x41646D69  # "Admi": serialises decisions on capacity
 _STOPPED = {Effect.CANCEL: CrashPoint.CANCEL_DONE, Effect.PAUSE: CrashPoint.PAUSE_DONE}
 
@@ -566,7 +568,7 @@ class JobDriver:
         if not waited:
             async with self._transaction() as tx:
                 tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
-            return NextStep(self._settings.reconcile_interval_s)
+            return NextStep(min(self._settings.reconcile_interval_s, _SILENT_LOOK_S))
         if intents[Effect.START].times >= self._settings.supervisor_starts:
             return await self._fail_supervisor_lost(job, error)
         async with self._transaction() as tx:

@@ -22,7 +22,7 @@ from tests.support.service.job_drives import (
 
 from holdfast_service.job_model.lifecycle import TERMINAL, State
 from holdfast_service.job_model.log_filters import LogFilter
-from holdfast_service.job_model.supervisor_protocol import Capacity, Phase
+from holdfast_service.job_model.supervisor_protocol import Capacity, JobLaunch, Phase
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.fault_injection import InjectionService
 from holdfast_service.services.jobs import JobService
@@ -139,6 +139,40 @@ async def test_a_silent_supervisor_is_requested_again_and_adopted(
     assert cluster.starts[job_id] == 1
 
 
+async def test_a_supervisor_that_answers_late_is_followed_although_polls_are_rare(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    """It sends no news before the first answer."""
+    cluster.tells = True
+    rarely = settings.model_copy(
+        update={"reconcile_interval_s": 300.0, "supervisor_deadline_s": 60.0}
+    )
+    ensure = FakeCluster.ensure_supervisor
+
+    async def starts_slowly(launch: JobLaunch) -> bool:
+        cluster.silent.add(launch.job_id)
+        return await ensure(cluster, launch)
+
+    cluster.ensure_supervisor = starts_slowly  # type: ignore[method-assign]
+    async with reconciling(store, cluster, rarely):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        await until_waits_for(jobs, job_id, "supervisor")
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        cluster.silent.clear()
+        await until_state(jobs, job_id, State.RUNNING)
+    assert cluster.asked[job_id] == 1
+
+
+async def until_waits_for(jobs: JobService, job_id: str, resource: str) -> None:
+    async def waits() -> bool:
+        waiting = (await jobs.get(job_id)).waiting
+        return waiting is not None and waiting.resource == resource
+
+    await until(waits)
+
+
 async def test_a_supervisor_that_is_lost_too_often_ends_the_job(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
@@ -160,12 +194,7 @@ async def test_an_unreachable_cluster_is_waited_for(
         job_id = supervisor.launch.job_id
         await until_state(jobs, job_id, State.STARTING)
         cluster.unreachable = True
-
-        async def waits() -> bool:
-            waiting = (await jobs.get(job_id)).waiting
-            return waiting is not None and waiting.resource == "cluster"
-
-        await until(waits)
+        await until_waits_for(jobs, job_id, "cluster")
         cluster.unreachable = False
         supervisor.end()
         await until_released(jobs, job_id)
