@@ -94,7 +94,7 @@ MARKS: Mapping[str, pytest.MarkDecorator] = {
     "bring": pytest.mark.soak,
     "checkpoint": pytest.mark.soak,
     "corruption": pytest.mark.soak,
-    "detection": pytest.mark.chaos,
+    "detection": pytest.mark.soak,
     "elastic": pytest.mark.soak,
     "gpu": pytest.mark.chaos,
     "overhead": pytest.mark.soak,

@@ -102,7 +102,7 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return CalmRun(request.param, dict(run.rows))
 
 
-@pytest.mark.parametrize("fewer", [3, 2])
+@pytest.mark.parametrize("fewer", [3, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_function_is_called_again_on_fewer_and_on_more_ranks(
     tmp_path: Path, calm: CalmRun, fewer: int
 ) -> None:

@@ -87,6 +87,7 @@ def test_every_node_is_inspected(product: Product) -> None:
     assert {grade for _, grade in grades} == {Grade.GOOD}, checked.findings
 
 
+@pytest.mark.soak
 def test_a_vision_job_that_loses_a_rank_succeeds(product: Product, tmp_path: Path) -> None:
     write_images(tmp_path / "images", size=32)
     sizes = {"image_size": 32, "patch_size": 4, "classes": 4}
