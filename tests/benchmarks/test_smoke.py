@@ -97,8 +97,11 @@ MARKS: Mapping[str, pytest.MarkDecorator] = {
     "detection": pytest.mark.soak,
     "elastic": pytest.mark.soak,
     "gpu": pytest.mark.chaos,
+    "meshes": pytest.mark.soak,
+    "parity": pytest.mark.soak,
     "overhead": pytest.mark.soak,
     "recovery": pytest.mark.cluster,
+    "reshard": pytest.mark.soak,
     "storm": pytest.mark.soak,
 }
 

@@ -158,6 +158,7 @@ def test_a_rank_recovers_while_rays_control_service_is_silent(
     assert_same(product, job.id, undisturbed)
 
 
+@pytest.mark.soak
 def test_a_server_that_hardly_ever_polls_sees_incidents_and_the_end_within_seconds(
     product: Product,
 ) -> None:
