@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from tests.support.service.fake_cluster import FakeCluster
-from tests.support.service.job_drives import JOB, kinds, reconciling, until, until_state
+from tests.support.service.job_drives import (
+    JOB,
+    kinds,
+    reconciling,
+    until,
+    until_state,
+    until_waits,
+)
 
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import PackagesAnswer
@@ -23,11 +30,6 @@ async def started(store: Store, jobs: JobService, cluster: FakeCluster, settings
         job, _ = await jobs.submit(WITH_PACKAGES)
         await until(lambda: job.id in cluster.supervisors)
     return job.id
-
-
-async def waits_for_packages(jobs: JobService, job_id: str) -> bool:
-    waiting = (await jobs.get(job_id)).waiting
-    return waiting is not None and waiting.resource == "packages"
 
 
 async def test_the_versions_that_a_node_found_go_to_all_nodes_of_the_job(
@@ -57,7 +59,7 @@ async def test_a_job_waits_for_an_installation_without_keeping_others_from_nodes
 ) -> None:
     async with reconciling(store, cluster, settings):
         waits, _ = await jobs.submit(WITH_PACKAGES)
-        await until(lambda: waits_for_packages(jobs, waits.id))
+        await until_waits(jobs, waits.id, "packages")
         other, _ = await jobs.submit(JOB)
         await until(lambda: other.id in cluster.supervisors)
         assert (await jobs.get(waits.id)).state == State.QUEUED

@@ -18,6 +18,7 @@ from tests.support.service.job_drives import (
     until,
     until_released,
     until_state,
+    until_waits,
 )
 
 from holdfast_service.job_model.lifecycle import TERMINAL, State
@@ -113,12 +114,7 @@ async def test_a_job_without_room_waits_with_a_reason_and_starts_when_there_is_r
     async with reconciling(store, cluster, settings):
         first = await submitted(jobs, cluster)
         second, _ = await jobs.submit(JOB)
-
-        async def waits() -> bool:
-            waiting = (await jobs.get(second.id)).waiting
-            return waiting is not None and waiting.resource == "nodes"
-
-        await until(waits)
+        await until_waits(jobs, second.id, "nodes")
         assert second.id not in cluster.supervisors
         first.end()
         await until_state(jobs, second.id, State.STARTING)
@@ -157,20 +153,12 @@ async def test_a_supervisor_that_answers_late_is_followed_although_polls_are_rar
     async with reconciling(store, cluster, rarely):
         supervisor = await submitted(jobs, cluster)
         job_id = supervisor.launch.job_id
-        await until_waits_for(jobs, job_id, "supervisor")
+        await until_waits(jobs, job_id, "supervisor")
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
         cluster.silent.clear()
         await until_state(jobs, job_id, State.RUNNING)
     assert cluster.asked[job_id] == 1
-
-
-async def until_waits_for(jobs: JobService, job_id: str, resource: str) -> None:
-    async def waits() -> bool:
-        waiting = (await jobs.get(job_id)).waiting
-        return waiting is not None and waiting.resource == resource
-
-    await until(waits)
 
 
 async def test_a_supervisor_that_is_lost_too_often_ends_the_job(
@@ -194,7 +182,7 @@ async def test_an_unreachable_cluster_is_waited_for(
         job_id = supervisor.launch.job_id
         await until_state(jobs, job_id, State.STARTING)
         cluster.unreachable = True
-        await until_waits_for(jobs, job_id, "cluster")
+        await until_waits(jobs, job_id, "cluster")
         cluster.unreachable = False
         supervisor.end()
         await until_released(jobs, job_id)

@@ -18,6 +18,7 @@ from tests.support.service.job_drives import (
     submitted,
     until,
     until_state,
+    until_waits,
 )
 
 from holdfast_service.backup.make import make_backup
@@ -144,20 +145,15 @@ async def test_a_cluster_that_cannot_be_reached_says_nothing_about_a_job(
     restored, new_store, new_settings = await back()
     cluster.unreachable = True
     async with reconciling(new_store, cluster, new_settings):
-        await until(lambda: waits_for(restored, job_id, "cluster"))
+        await until_waits(restored, job_id, "cluster")
         cluster.silent.add(job_id)  # its supervisor is being restarted
         cluster.unreachable = False
-        await until(lambda: waits_for(restored, job_id, "supervisor"))
+        await until_waits(restored, job_id, "supervisor")
         cluster.silent.clear()
         supervisor.run(1, 1, 5)
         await until(lambda: stored(restored, job_id, 5))
     assert (await restored.get(job_id)).state is State.RUNNING
     assert cluster.starts[job_id] == 1
-
-
-async def waits_for(jobs: JobService, job_id: str, resource: str) -> bool:
-    waiting = (await jobs.get(job_id)).waiting
-    return waiting is not None and waiting.resource == resource
 
 
 @pytest.mark.parametrize("since", ["started", "ended", "never ran"])

@@ -14,7 +14,15 @@ import pytest
 from sqlalchemy import text as sql
 from sqlalchemy.exc import DBAPIError
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, three_nodes
-from tests.support.service.job_drives import JOB, kinds, reconciling, submitted, until, until_state
+from tests.support.service.job_drives import (
+    JOB,
+    kinds,
+    reconciling,
+    submitted,
+    until,
+    until_state,
+    until_waits,
+)
 
 from holdfast_service.errors import InvalidTime, NodeNotFound
 from holdfast_service.job_model.lifecycle import State
@@ -456,12 +464,7 @@ async def test_a_job_waits_for_cordoned_nodes_and_starts_without_them(
         await until_seen(service)
         await service.cordon("node1", "new cables", None)
         job, _ = await jobs.submit(JOB)
-
-        async def waits() -> bool:
-            waiting = (await jobs.get(job.id)).waiting
-            return waiting is not None and waiting.resource == "nodes"
-
-        await until(waits)
+        await until_waits(jobs, job.id, "nodes")
         waiting = (await jobs.get(job.id)).waiting
         assert waiting is not None
         assert waiting.reason.endswith(

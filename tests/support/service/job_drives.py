@@ -60,6 +60,14 @@ async def until_state(jobs: JobService, job_id: str, *states: State) -> JobView:
     return await jobs.get(job_id)
 
 
+async def until_waits(jobs: JobService, job_id: str, resource: str) -> None:
+    async def waits() -> bool:
+        waiting = (await jobs.get(job_id)).waiting
+        return waiting is not None and waiting.resource == resource
+
+    await until(waits, what=f"{job_id} to wait for {resource}")
+
+
 async def until_released(jobs: JobService, job_id: str) -> JobView:
     async def there() -> bool:
         return (await jobs.get(job_id)).released
