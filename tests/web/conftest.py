@@ -21,7 +21,7 @@ from tests.support.service.live_server import SPEC, LiveServer
 
 from holdfast.rest.dashboard import FOLDER
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 TAKE_SCREENSHOTS = os.environ.get("HOLDFAST_SCREENSHOTS") == "1"
 SCREENSHOTS = Path(__file__).parents[2] / "docs/screenshots"
 WIDE = {"width": 1440, "height": 900}
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
-        pytest.skip("no chromium (package chromium)")
+        pytest.skip("no Chromium (package chromium-headless-shell)")
     if not (FOLDER / "index.html").exists():
         pytest.fail("the dashboard is not built: run `make setup`")
     from playwright.sync_api import sync_playwright
