@@ -96,7 +96,7 @@ MARKS: Mapping[str, pytest.MarkDecorator] = {
     "corruption": pytest.mark.soak,
     "detection": pytest.mark.soak,
     "elastic": pytest.mark.soak,
-    "gpu": pytest.mark.chaos,
+    "gpu": pytest.mark.soak,
     "meshes": pytest.mark.soak,
     "overhead": pytest.mark.soak,
     "parity": pytest.mark.soak,

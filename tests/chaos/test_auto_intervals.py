@@ -19,6 +19,7 @@ from holdfast_workers.spec import (
 pytestmark = pytest.mark.chaos
 
 
+@pytest.mark.soak
 def test_an_expensive_remote_save_is_made_less_often_with_a_reported_reason(
     tmp_path: Path,
 ) -> None:

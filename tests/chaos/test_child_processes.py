@@ -102,7 +102,13 @@ def in_jobs(subsets: list[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
     return jobs
 
 
-@pytest.mark.parametrize("subsets", in_jobs(SUBSETS))
+@pytest.mark.parametrize(
+    "subsets",
+    [
+        pytest.param(subsets, marks=pytest.mark.soak) if number % 2 else subsets
+        for number, subsets in enumerate(in_jobs(SUBSETS))
+    ],
+)
 def test_any_subset_of_the_children_of_a_node_may_die_at_once(
     tmp_path: Path, undisturbed: Undisturbed, subsets: list[tuple[str, ...]]
 ) -> None:

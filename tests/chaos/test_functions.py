@@ -92,7 +92,13 @@ def test_no_line_of_a_function_that_writes_much_at_its_end_is_lost(tmp_path: Pat
 ELASTIC_STEPS = 120
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["sharded", "whole"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(True, id="sharded"),
+        pytest.param(False, id="whole", marks=pytest.mark.soak),
+    ],
+)
 def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CalmRun:
     """An undisturbed run on four ranks."""
     spec = elastic_training(sharded=request.param)

@@ -64,6 +64,7 @@ def waits_for(job: JobView) -> str:
     return job.waiting.reason if job.waiting is not None else ""
 
 
+@pytest.mark.soak
 def test_no_step_is_lost_and_a_rank_is_replaced_while_the_gcs_is_away(room: Room) -> None:
     survive(room, AWAY_S)
 

@@ -152,6 +152,7 @@ def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_loss
         assert losses(run.logs) == undisturbed_losses
 
 
+@pytest.mark.soak
 def test_a_script_goes_on_from_memory_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
     partial = "planner=dcp.DefaultLoadPlanner(allow_partial_load=True)"
     reader = "storage_reader=kept.at(newest)"

@@ -170,6 +170,7 @@ def test_a_save_goes_on_when_its_worker_and_then_its_saver_die(
         _assert_nothing_left(run, s3_server)
 
 
+@pytest.mark.soak
 def test_a_restore_waits_for_unavailable_storage_instead_of_starting_over(
     start: Start, proxy: FlakyProxy, undisturbed: Undisturbed
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_vision_job_that_loses_a_rank_succeeds(product: Product, tmp_path: Pat
     assert sorted(product.samples(job.id)) == list(range(1, 4 * STEPS + 1))
 
 
+@pytest.mark.soak
 def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(
     product: Product, undisturbed: dict[int, str], tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(
         second.stop()
 
 
+@pytest.mark.soak
 def test_a_killed_agent_is_replaced_by_the_standby_node(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_killed_agent_is_replaced_by_the_standby_node(
     assert after[2].node_id == before[2].node_id
 
 
+@pytest.mark.soak
 def test_a_rank_recovers_while_rays_control_service_is_silent(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
@@ -406,6 +409,7 @@ def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(produc
     product.wait(lambda: not product.left_of(row.id), 60)
 
 
+@pytest.mark.soak
 def test_ranks_leave_a_cordoned_node_and_no_job_is_placed_on_it(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
@@ -503,6 +507,7 @@ def assert_proven_by_a_replay(product: Product, job_id: str, meshes: int) -> Non
     product.wait(lambda: not product.left_of(replay.id), 60)
 
 
+@pytest.mark.soak
 def test_a_job_with_too_few_nodes_is_queued_again_and_resumes_on_others_with_the_same_bits(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
@@ -541,6 +546,7 @@ def test_a_job_with_too_few_nodes_is_queued_again_and_resumes_on_others_with_the
         client.uncordon(node)
 
 
+@pytest.mark.soak
 def test_fit_of_a_ray_train_example_runs_a_job_that_outlives_a_rank(
     product: Product, tmp_path: Path
 ) -> None:
@@ -573,6 +579,7 @@ def test_fit_of_a_ray_train_example_runs_a_job_that_outlives_a_rank(
     assert len(list(run.glob("checkpoint_*"))) == 2
 
 
+@pytest.mark.soak
 def test_each_row_of_ray_datasets_is_seen_once_per_epoch_though_rank_0_is_killed(
     product: Product, tmp_path: Path
 ) -> None:

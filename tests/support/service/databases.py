@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,6 +19,9 @@ from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
 T = TypeVar("T")
+KEPT_DATABASES = 40
+_made: dict[str, deque[str]] = {}
+"""By the address of a server: the names of its databases, the oldest first."""
 
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
@@ -37,7 +41,7 @@ def migrated_file() -> bytes:
 
 async def migrated_database(server: Any) -> str:
     """Create a migrated PostgreSQL template for `new_database`; returns its name."""
-    url = await new_database(server)
+    url = await _create(server, "template1")
     await _migrate(fast_settings(Path(), url))
     return str(make_url(url).database)
 
@@ -47,14 +51,29 @@ async def _migrate(settings: Settings) -> None:
 
 
 async def new_database(server: Any, template: str = "template1") -> str:
-    """Create a fresh database; returns its URL."""
+    """Create a fresh database; returns its URL. It stays until there are KEPT_DATABASES newer ones:
+    all of them are in memory."""
+    url = await _create(server, template)
+    made = _made.setdefault(server.get_uri(), deque())
+    made.append(str(make_url(url).database))
+    if len(made) > KEPT_DATABASES:
+        await _execute(server, f"DROP DATABASE {made.popleft()} WITH (FORCE)")
+    return url
+
+
+async def _create(server: Any, template: str) -> str:
     name = f"holdfast_{uuid4().hex}"
+    # A copy of the files is not written to the log of changes as well.
+    await _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
+    return str(server.get_uri(database=name))
+
+
+async def _execute(server: Any, command: str) -> None:
     connection = await asyncpg.connect(server.get_uri())
     try:
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        await connection.execute(command)
     finally:
         await connection.close()
-    return str(server.get_uri(database=name))
 
 
 def fast_settings(data_dir: Path, database_url: str | None = None, **changed: Any) -> Settings:

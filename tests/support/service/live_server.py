@@ -34,7 +34,7 @@ RARER_LOOKS = {
     "node_look_s": 0.25,
     "reap_interval_s": 0.5,
 }
-"""An idle server takes an eighth of a core with these, half a core with those of `fast_settings`."""
+"""An idle server takes an eighth of a core with these, and half a core with `fast_settings`."""
 
 
 class LiveServer:

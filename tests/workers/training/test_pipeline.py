@@ -28,7 +28,10 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 
 
 @pytest.mark.parametrize(("parallel", "model"), SCHEDULES, ids=str)
-@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
+@pytest.mark.parametrize(
+    "rebuild",
+    [pytest.param(False, id="in place"), pytest.param(True, id="rebuilt", marks=pytest.mark.soak)],
+)
 def test_stages_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, parallel: dict[str, Any], model: dict[str, Any], rebuild: bool
 ) -> None:

@@ -137,7 +137,11 @@ def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
         assert filled == streamed
 
 
-@pytest.mark.parametrize("mesh", [{"dp_replicate": 2, "tp": 2}, {"dp_replicate": 3}], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [{"dp_replicate": 2, "tp": 2}, pytest.param({"dp_replicate": 3}, marks=pytest.mark.soak)],
+    ids=str,
+)
 @pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
 def test_replicas_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, mesh: dict[str, int], rebuild: bool
@@ -181,7 +185,16 @@ def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
         assert digests == expected
 
 
-@pytest.mark.parametrize("mesh", [FULL, {"dp_shard": 4}, {"tp": 2}, REPLICAS], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        FULL,
+        pytest.param({"dp_shard": 4}, marks=pytest.mark.soak),
+        {"tp": 2},
+        pytest.param(REPLICAS, marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
 def test_tied_embeddings_follow_the_curve_of_one_process_on_every_mesh(
     worlds: Worlds, mesh: dict[str, int]
 ) -> None:
@@ -280,7 +293,15 @@ def test_a_broken_backward_pass_that_computed_again_does_not_reach_the_next(
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize("mesh", [{"dp_shard": 4}, FULL, REPLICAS], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param({"dp_shard": 4}, marks=pytest.mark.soak),
+        FULL,
+        pytest.param(REPLICAS, marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
 def test_zero_follows_the_curve_and_survives_a_broken_backward_pass(
     worlds: Worlds, mesh: dict[str, int], zero: int
 ) -> None:
