@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
     "resources": {"workers_per_node": 2, "standby_nodes": 1},
 }
 
-RARER_LOOKS = {
+RARER_LOOKS: dict[str, Any] = {
     "reconcile_interval_s": 0.1,
     "claim_interval_s": 0.1,
     "node_look_s": 0.25,
