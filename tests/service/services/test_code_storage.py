@@ -23,9 +23,10 @@ from holdfast_service.views.jobs import JobView
 
 
 def package(text: str) -> bytes:
+    """The same bytes for the same text, whenever it is made."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as made:
-        made.writestr("mine.py", text)
+        made.writestr(zipfile.ZipInfo("mine.py"), text)
     return target.getvalue()
 
 
