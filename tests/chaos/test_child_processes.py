@@ -105,7 +105,7 @@ def in_jobs(subsets: list[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
 @pytest.mark.parametrize(
     "subsets",
     [
-        pytest.param(subsets, marks=pytest.mark.soak) if number % 2 else subsets
+        pytest.param(subsets, marks=pytest.mark.soak) if number else subsets
         for number, subsets in enumerate(in_jobs(SUBSETS))
     ],
 )

@@ -76,7 +76,12 @@ def lose_a_node_until_it_returns(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "shapes", [SHAPES, PIPELINES, STAGES], ids=["shards", "pipelines", "shards to stages"]
+    "shapes",
+    [
+        pytest.param(SHAPES, id="shards"),
+        pytest.param(PIPELINES, id="pipelines"),
+        pytest.param(STAGES, id="shards to stages", marks=pytest.mark.soak),
+    ],
 )
 def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(
     tmp_path: Path, shapes: tuple[WorldShape, ...]
@@ -114,6 +119,7 @@ def assert_exported_and_readable(run: Any, manifest: Manifest) -> None:
         assert np.array_equal(state[f"model.{name}"].numpy(), values), name
 
 
+@pytest.mark.soak
 def test_a_replay_of_the_same_meshes_without_faults_has_the_same_bits(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()

@@ -95,8 +95,8 @@ ELASTIC_STEPS = 120
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(True, id="sharded"),
-        pytest.param(False, id="whole", marks=pytest.mark.soak),
+        pytest.param(True, id="sharded", marks=pytest.mark.soak),
+        pytest.param(False, id="whole"),
     ],
 )
 def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CalmRun:

@@ -78,7 +78,7 @@ def test_a_window_that_is_not_finite_is_skipped_and_training_goes_on(
         assert not incidents(run)
 
 
-@pytest.mark.parametrize("point", ["skipped", "optimizer"])
+@pytest.mark.parametrize("point", ["optimizer", pytest.param("skipped", marks=pytest.mark.soak)])
 def test_a_rank_that_dies_after_a_skip_changes_no_bit(
     tmp_path: Path, with_ledger: UndisturbedWith, point: str
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_stop_names_step_rank_layer_and_micro_batch(tmp_path: Path) -> None:
             assert text in end["message"]
 
 
-@pytest.mark.parametrize("where", ["gradient", "output"])
+@pytest.mark.parametrize("where", ["gradient", pytest.param("output", marks=pytest.mark.soak)])
 def test_a_transient_nonfinite_value_costs_one_step_and_no_data(
     tmp_path: Path, with_ledger: UndisturbedWith, where: str
 ) -> None:

@@ -29,7 +29,7 @@ def undisturbed_run(folder: Path, training: TrainingSpec) -> Undisturbed:
         return Undisturbed(dict(run.digests), dict(run.rows))
 
 
-@pytest.mark.parametrize(("dp_shard", "tp"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("dp_shard", "tp"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.soak)])
 def test_a_rank_of_a_replica_may_die_in_any_phase_of_a_step(
     tmp_path: Path, dp_shard: int, tp: int
 ) -> None:

@@ -71,7 +71,7 @@ def named(incident: dict[str, Any]) -> set[int]:
     return {lost["rank"] for lost in incident["lost"] if lost["cause"] == "corruption"} - {None}
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
 ) -> None:

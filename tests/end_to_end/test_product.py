@@ -126,7 +126,6 @@ def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(
         second.stop()
 
 
-@pytest.mark.soak
 def test_a_killed_agent_is_replaced_by_the_standby_node(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
@@ -245,6 +244,7 @@ def test_a_cancelled_job_leaves_nothing(product: Product) -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.soak
 def test_a_paused_job_releases_the_cluster_and_resumes_with_the_same_bits(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
@@ -290,6 +290,7 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     assert "lm_head.weight" in load_file(target)
 
 
+@pytest.mark.soak
 def test_a_user_function_is_sent_with_its_job_and_recovers(
     product: Product, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ PATIENT = {
 @pytest.mark.parametrize(
     ("seed", "events"),
     [
-        pytest.param(1, 12, id="short", marks=pytest.mark.timeout(600)),
+        pytest.param(1, 12, id="short", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
         pytest.param(2, 220, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],
 )

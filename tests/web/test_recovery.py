@@ -9,7 +9,7 @@ import pytest
 from tests.end_to_end.conftest import WITHOUT_STANDBY, Product, served, spec
 from tests.web.conftest import save_screenshot
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(300)]
 TIMEOUT_MS = 60_000
 WATCH = """() => {
   window.seen = [];
