@@ -100,7 +100,7 @@ MARKS: Mapping[str, pytest.MarkDecorator] = {
     "meshes": pytest.mark.soak,
     "overhead": pytest.mark.soak,
     "parity": pytest.mark.soak,
-    "recovery": pytest.mark.cluster,
+    "recovery": pytest.mark.soak,
     "reshard": pytest.mark.soak,
     "storm": pytest.mark.soak,
 }

@@ -64,7 +64,7 @@ def undisturbed_run(folder: Path, training: TrainingSpec) -> Undisturbed:
         return Undisturbed(dict(run.digests), dict(run.rows))
 
 
-IN_SOAKS = ("pipeline and tensors", "sequence, vocabulary, recomputed")
+IN_SOAKS = ("pipeline and tensors", "ring and shards", "sequence, vocabulary, recomputed")
 
 
 @pytest.mark.parametrize(

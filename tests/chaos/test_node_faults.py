@@ -43,6 +43,7 @@ def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
         assert lost not in {member["agent"] for member in members}
 
 
+@pytest.mark.soak
 def test_with_two_copies_two_nodes_may_be_lost_at_once(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

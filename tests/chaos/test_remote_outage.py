@@ -107,6 +107,7 @@ def test_a_bucket_disappears_and_comes_back(
         _assert_nothing_left(run, s3_server)
 
 
+@pytest.mark.soak
 def test_ranks_whose_savers_are_slow_save_the_same_steps(
     start: Start, proxy: FlakyProxy, s3_server: S3Server
 ) -> None:
@@ -153,6 +154,7 @@ def test_errors_lost_answers_and_cut_transfers_change_no_result(
         _assert_nothing_left(run, s3_server)
 
 
+@pytest.mark.soak
 def test_a_save_goes_on_when_its_worker_and_then_its_saver_die(
     start: Start, s3_server: S3Server, undisturbed: Undisturbed
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_run_of_two_ranks_succeeds_and_keeps_its_output_and_files(folder: Path
     assert not (folder / "code" / "written").exists()
 
 
+@pytest.mark.soak
 def test_a_killed_command_leaves_no_process_behind(folder: Path) -> None:
     command = started(folder, "wait")
     until_both_ranks_write(command)

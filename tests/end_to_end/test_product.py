@@ -126,6 +126,7 @@ def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(
         second.stop()
 
 
+@pytest.mark.soak
 def test_a_killed_agent_is_replaced_by_the_standby_node(
     product: Product, undisturbed: dict[int, str]
 ) -> None:

@@ -1,5 +1,5 @@
 """Mixed faults, also during recoveries: the job ends with the undisturbed run's bits, every sample
-is read once, and nothing is left. `make test` has a short storm, `make soak` the long one."""
+is read once, and nothing is left. A short storm and a long one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENT = {"max_failures": 100_000, "max_without_progress": 100_000, "standby_wa
 @pytest.mark.parametrize(
     ("seed", "faults", "steps", "end_s"),
     [
-        pytest.param(1, 28, 140, 120.0, id="short"),
+        pytest.param(1, 28, 140, 120.0, id="short", marks=pytest.mark.soak),
         pytest.param(
             2, 320, 1600, 600.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]
         ),

@@ -184,6 +184,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made.agents.close()
 
 
+@pytest.mark.soak
 def test_training_continues_from_memory_on_a_smaller_and_on_a_different_mesh(fleet: Fleet) -> None:
     first = {"dp_shard": 2, "tp": 2}
     point = fleet.form(1, first, fleet.fence(1))
