@@ -106,6 +106,7 @@ def survive(room: Room, away_s: float) -> None:
     assert client.digests(later).items() <= client.digests(job).items()
 
 
+@pytest.mark.soak
 def test_a_head_that_dies_as_a_whole_is_found_again_when_it_is_back(room: Room) -> None:
     """With its raylet, to which the server is attached, and with the supervisors beside it."""
     server, client, job = room.server, room.server.client, room.job

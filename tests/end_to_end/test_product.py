@@ -350,6 +350,7 @@ def marked(page: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.soak
 def test_the_commands_of_the_pages_work(product: Product) -> None:
     """Unchanged, but for the one of the next test."""
     assert product.client.address
