@@ -22,8 +22,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || { $(PYTHON) -c '$(CHECK_PYTHON)' && echo "Creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -c '$(CHECK_PYTHON)'
 	@echo "Installing $$(grep -c == requirements.lock) pinned packages (one to two minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
-	@$(BIN)/python -m compileall -q -j 0 -x '/site-packages/.*/tests?/' $$(echo $(VENV)/lib/python3*/site-packages) > /dev/null 2>&1 || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@echo "Installing Holdfast itself"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
