@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,19 +90,19 @@ PARTS = {
     "torchft_program": "storm",
 }
 """Programs that a benchmark starts."""
-MARKS: Mapping[str, pytest.MarkDecorator] = {
-    "bring": pytest.mark.soak,
-    "checkpoint": pytest.mark.soak,
-    "corruption": pytest.mark.soak,
-    "detection": pytest.mark.soak,
-    "elastic": pytest.mark.soak,
-    "gpu": pytest.mark.soak,
-    "meshes": pytest.mark.soak,
-    "overhead": pytest.mark.soak,
-    "parity": pytest.mark.soak,
-    "recovery": pytest.mark.soak,
-    "reshard": pytest.mark.soak,
-    "storm": pytest.mark.soak,
+IN_SOAK = {
+    "bring",
+    "checkpoint",
+    "corruption",
+    "detection",
+    "elastic",
+    "gpu",
+    "meshes",
+    "overhead",
+    "parity",
+    "recovery",
+    "reshard",
+    "storm",
 }
 
 
@@ -136,7 +136,10 @@ def test_every_program_has_a_smoke_run_or_belongs_to_a_benchmark() -> None:
 
 
 @pytest.mark.timeout(RUN_S + 2 * CLEAN_UP_S)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in SMOKES])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ()) for name in SMOKES],
+)
 def test_a_benchmark_runs_and_its_last_line_has_the_declared_keys(
     name: str, small_job: Path, elastic_job: Path
 ) -> None:

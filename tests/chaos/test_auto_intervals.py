@@ -16,10 +16,9 @@ from holdfast_workers.spec import (
     RemoteTierSpec,
 )
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.soak]
 
 
-@pytest.mark.soak
 def test_an_expensive_remote_save_is_made_less_often_with_a_reported_reason(
     tmp_path: Path,
 ) -> None:

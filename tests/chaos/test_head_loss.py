@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 
 from holdfast_service.views.jobs import JobView
 
-pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.soak]
 AWAY_S = 12.0
 LONG_AWAY_S = 65.0
 
@@ -64,12 +64,10 @@ def waits_for(job: JobView) -> str:
     return job.waiting.reason if job.waiting is not None else ""
 
 
-@pytest.mark.soak
 def test_no_step_is_lost_and_a_rank_is_replaced_while_the_gcs_is_away(room: Room) -> None:
     survive(room, AWAY_S)
 
 
-@pytest.mark.soak
 def test_the_same_for_longer_than_ray_waits_for_its_gcs_by_default(room: Room) -> None:
     survive(room, LONG_AWAY_S)
 
@@ -106,7 +104,6 @@ def survive(room: Room, away_s: float) -> None:
     assert client.digests(later).items() <= client.digests(job).items()
 
 
-@pytest.mark.soak
 def test_a_head_that_dies_as_a_whole_is_found_again_when_it_is_back(room: Room) -> None:
     """With its raylet, to which the server is attached, and with the supervisors beside it."""
     server, client, job = room.server, room.server.client, room.job
@@ -128,7 +125,6 @@ def test_a_head_that_dies_as_a_whole_is_found_again_when_it_is_back(room: Room) 
     print(f"{renewed_s=:.1f}, {stepping_s=:.1f}")
 
 
-@pytest.mark.soak
 def test_an_embedded_cluster_that_ends_is_followed_by_another(tmp_path: Path) -> None:
     """Its GCS has no store: the job goes on from its remote checkpoint, under the same server."""
     with served(tmp_path) as server:

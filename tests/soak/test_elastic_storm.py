@@ -14,7 +14,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.soak]
 
 SHAPES = tuple(WorldShape.of({"dp_shard": shards, "tp": 2}, 2) for shards in (4, 3, 2, 1))
 TRAINING = small_training(
@@ -39,8 +39,8 @@ PATIENT = {
 @pytest.mark.parametrize(
     ("seed", "events"),
     [
-        pytest.param(1, 12, id="short", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
-        pytest.param(2, 220, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+        pytest.param(1, 12, id="short", marks=pytest.mark.timeout(600)),
+        pytest.param(2, 220, id="long", marks=pytest.mark.timeout(7200)),
     ],
 )
 def test_a_storm_of_joins_losses_drains_and_faults_has_the_bits_of_its_replay(

@@ -19,7 +19,7 @@ from holdfast_service.supervisor.supervisor import SupervisorTimes
 from holdfast_workers.fault_injection.kinds import FaultKind
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.soak]
 CHECKPOINT = CheckpointSpec(
     memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=20, keep=2)
 )
@@ -30,10 +30,8 @@ PATIENT = {"max_failures": 100_000, "max_without_progress": 100_000, "standby_wa
 @pytest.mark.parametrize(
     ("seed", "faults", "steps", "end_s"),
     [
-        pytest.param(1, 28, 140, 120.0, id="short", marks=pytest.mark.soak),
-        pytest.param(
-            2, 320, 1600, 600.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]
-        ),
+        pytest.param(1, 28, 140, 120.0, id="short"),
+        pytest.param(2, 320, 1600, 600.0, id="long", marks=pytest.mark.timeout(7200)),
     ],
 )
 def test_a_storm_of_mixed_faults_changes_no_bit_and_leaves_nothing(
@@ -42,7 +40,6 @@ def test_a_storm_of_mixed_faults_changes_no_bit_and_leaves_nothing(
     compare_runs(tmp_path, seed, faults, steps, end_s, KINDS)
 
 
-@pytest.mark.soak
 @pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "namespaces")
 @pytest.mark.timeout(7200)
 def test_a_storm_with_partitions_changes_no_bit_and_leaves_nothing(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from holdfast_workers.protocol.signals import Signal, SignalKind
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 from holdfast_workers.state.layout import SMALL_STATE
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.soak]
 WAIT_S = 60.0
 EVERY = 40
 """Steps between memory checkpoints: far enough apart to read a checkpoint before it is
@@ -184,7 +184,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made.agents.close()
 
 
-@pytest.mark.soak
 def test_training_continues_from_memory_on_a_smaller_and_on_a_different_mesh(fleet: Fleet) -> None:
     first = {"dp_shard": 2, "tp": 2}
     point = fleet.form(1, first, fleet.fence(1))
