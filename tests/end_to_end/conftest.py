@@ -26,6 +26,7 @@ from holdfast_service.views.jobs import JobView
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 60
+UNDISTURBED = "undisturbed"
 START_S = 180.0
 WITHOUT_STANDBY = {"cpus_per_worker": 0.5, "workers_per_node": 2, "standby_nodes": 0}
 PLANTED = "planted-word"
@@ -214,8 +215,8 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 
 @pytest.fixture(scope="module")
 def undisturbed(product: Product) -> dict[int, str]:
-    """Digest per step of a run without faults."""
-    job = product.client.submit(spec(resources=WITHOUT_STANDBY))
+    """Digest per step of a run without faults, the only job named `UNDISTURBED`."""
+    job = product.client.submit(spec(name=UNDISTURBED, resources=WITHOUT_STANDBY))
     ended = product.finish(job.id)
     assert ended.state == "SUCCEEDED", ended
     digests = product.client.digests(job.id)

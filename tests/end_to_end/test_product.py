@@ -21,6 +21,7 @@ from tests.end_to_end.conftest import (
     PLANTED,
     REPOSITORY,
     STEPS,
+    UNDISTURBED,
     WITHOUT_STANDBY,
     Product,
     spec,
@@ -36,8 +37,6 @@ from holdfast_service.embedded_cluster import local_cluster, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(240)]
 FUNCTION_STEPS = 110
-KILLED_RANKS = "killed-ranks"
-"""The name of the job whose checkpoints another job starts from."""
 NEWS_S = 5.0
 """How late an event may be seen, though the server polls only every ten minutes: on a busy machine
 each look takes a while."""
@@ -59,7 +58,7 @@ def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothi
     product: Product, undisturbed: dict[int, str]
 ) -> None:
     client = product.client
-    job = client.submit(spec(name=KILLED_RANKS, resources=WITHOUT_STANDBY))
+    job = client.submit(spec(resources=WITHOUT_STANDBY))
     product.wait_step(job.id, 10)
     before = product.members(job.id)
     assert before[0].pid is not None and before[3].pid is not None
@@ -270,7 +269,7 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     product: Product, undisturbed: dict[int, str], tmp_path: Path
 ) -> None:
     client = product.client
-    (first,) = client.list(name=KILLED_RANKS)
+    (first,) = client.list(name=UNDISTURBED)
     # The steps vary: a job may skip a save while the previous save is still being written.
     start = min(saved.step for saved in client.checkpoints(first.id).items if not saved.deleted_at)
     job = client.submit(
