@@ -17,6 +17,7 @@ from pathlib import PurePath
 from typing import Any
 
 from holdfast.errors import HoldfastError
+from holdfast_workers.spec import MESH_AXES
 
 _STORE = "each attempt gets a new rendezvous store and address"
 _OUTPUT = "the output of all ranks is kept: see `holdfast logs`"
@@ -165,11 +166,13 @@ def spec_of(line: LaunchLine, *, name: str | None = None) -> dict[str, Any]:
 
 def ranks_of(spec: Mapping[str, Any]) -> int | None:
     """The ranks of a spec; None: elastic, or not a number."""
+    parallel = _part(spec, "parallel")
     ranks = 1
-    for axis in _part(spec, "parallel").values():
-        if not isinstance(axis, int):
+    for axis in MESH_AXES:
+        size = parallel.get(axis, 1)
+        if not isinstance(size, int) or isinstance(size, bool):
             return None
-        ranks *= axis
+        ranks *= size
     return ranks
 
 

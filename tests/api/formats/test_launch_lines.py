@@ -6,7 +6,7 @@ import shlex
 from pathlib import PurePath
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
@@ -172,6 +172,15 @@ def test_an_elastic_spec_may_use_its_most_nodes() -> None:
     assert (nodes_of(spec), ranks_of(spec)) == (4, None)
 
 
+def test_only_the_axes_of_the_mesh_are_numbers_of_ranks() -> None:
+    """Before, every number in `parallel` was one, and `false` was none at all."""
+    sharded = {"dp_shard": 4, "zero": 3, "stages_per_rank": None}
+    assert ranks_of({"parallel": sharded}) == 4
+    assert ranks_of({"parallel": {"tp": 2, "sequence_parallel": False}}) == 2
+    assert ranks_of({"parallel": {"pp": 2, "dp_shard": 2, "schedule": "gpipe"}}) == 4
+    assert ranks_of({"parallel": {"dp_shard": "auto", "tp": 2}}) is None
+
+
 @pytest.mark.parametrize("junk", ["x", None, [], {}, 1.5, {"dp_shard": "two"}])
 def test_a_spec_that_makes_no_sense_still_has_a_number_of_nodes(junk: object) -> None:
     """The server reports what is wrong with it."""
@@ -180,10 +189,12 @@ def test_a_spec_that_makes_no_sense_still_has_a_number_of_nodes(junk: object) ->
     assert nodes_of({"resources": {"workers_per_node": junk, "standby_nodes": junk}}) == 1
 
 
+@example(25, [7])  # 0.28 of 7: as floats, 25 of them are a little more than 7
 @given(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=1))
 def test_ranks_share_the_processors_of_the_smallest_node(ranks: int, cpus: list[int]) -> None:
     each = cpus_per_rank(ranks, cpus)
-    assert 0 < each * ranks <= min(cpus)
+    thousandths = round(1000 * each)  # Ray counts in ten thousandths
+    assert 0 < thousandths * ranks <= 1000 * min(cpus)
     assert each == 0.5 or each == pytest.approx(min(cpus) / ranks, abs=0.001)
 
 

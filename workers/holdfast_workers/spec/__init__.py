@@ -25,7 +25,7 @@ from holdfast_workers.spec.model import (
     RopeScalingSpec,
 )
 from holdfast_workers.spec.model_faults import MOST_CLASSES, MOST_PIXELS, NEAR_SIZES
-from holdfast_workers.spec.parallel import ContextMethod, ParallelSpec, Schedule, Zero
+from holdfast_workers.spec.parallel import MESH_AXES, ContextMethod, ParallelSpec, Schedule, Zero
 from holdfast_workers.spec.program import ProgramSpec, RayRunSpec
 from holdfast_workers.spec.safeguards import (
     HISTORY_STEPS,
@@ -51,6 +51,7 @@ __all__ = [
     "FIRST_MEMORY_STEPS",
     "FIRST_REMOTE_STEPS",
     "HISTORY_STEPS",
+    "MESH_AXES",
     "MOST_CLASSES",
     "MOST_PIXELS",
     "NEAR_SIZES",

@@ -11,6 +11,8 @@ from holdfast_workers.spec.fields import Positive, Section
 
 Zero = Literal[1, 2, 3]
 ContextMethod = Literal["all_gather", "ring", "ulysses"]
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Fields of `parallel` that are sizes of the mesh, outermost first."""
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
@@ -67,13 +69,7 @@ class ParallelSpec(Section):
     @property
     def mesh(self) -> dict[str, int]:
         """The axis sizes; `pp`, `dp_replicate` and `cp` are axes only if they divide something."""
-        sizes = {
-            "pp": self.pp,
-            "dp_replicate": self.dp_replicate,
-            "dp_shard": self.dp_shard,
-            "cp": self.cp,
-            "tp": self.tp,
-        }
+        sizes: dict[str, int] = {axis: getattr(self, axis) for axis in MESH_AXES}
         return {axis: n for axis, n in sizes.items() if n > 1 or axis in ("dp_shard", "tp")}
 
     def why_no_schedule(self, micro_batches: int, pp: int | None = None) -> str:
