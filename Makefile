@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Compiled modules are kept: the checks start thousands of processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: setup test cluster-test frameworks lint demo demo-elastic soak bench gpu clean
+.PHONY: setup test test-quick test-affected test-all cluster-test frameworks lint demo demo-elastic soak bench gpu clean
 
 # build.py builds only if the sources of the dashboard, or of the API that it uses, have changed.
 setup: $(STAMP)
@@ -33,11 +33,34 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests that start or kill real processes run alone, after the others.
+# What CONTRIBUTING.md says of each suite; the marks are in tests/support/suites/selection.py. Tests that
+# start or kill real processes run alone, after the others. JUNIT keeps what each test cost.
+REPORTS := build/tests
+JUNIT = --junit-xml $(REPORTS)/$@-$(1).xml
+QUICK = $(BIN)/pytest -n 2 --dist worksteal $(call JUNIT,quick)
+REAL = $(BIN)/pytest $(call JUNIT,real) --durations 20
+
 test: lint
 	$(BIN)/python api/dashboard/build.py test
-	$(BIN)/pytest -m "not cluster and not chaos and not soak and not frameworks" -n 2
-	$(BIN)/pytest -m "(cluster or chaos) and not soak and not frameworks" --durations 40
+	$(QUICK) --suite quick
+	$(REAL) --suite real
+
+# For the loop of editing: neither types, nor a browser, a server of databases or real processes.
+test-quick: setup
+	$(BIN)/ruff check .
+	$(QUICK) --suite inner
+
+# Every test that the change since BASE can reach: make test-affected BASE=main
+test-affected: setup
+	@test -n "$(BASE)" || { echo "name a commit: make test-affected BASE=HEAD for what is not committed" >&2; exit 2; }
+	$(QUICK) --suite all-quick --affected $(BASE)
+	$(REAL) --suite all-real --affected $(BASE)
+
+# Every test but the soak, or the K-th of N parts of them: make test-all PART=2/4
+test-all: setup
+	$(QUICK) --suite all-quick $(if $(PART),--part $(PART))
+	$(REAL) --suite all-real $(if $(PART),--part $(PART))
+	$(REAL) -m frameworks $(if $(PART),--part $(PART))
 
 # Several machines in a box: needs root, `ip` and `unshare`. A part of it is in `make test`.
 cluster-test: setup

@@ -20,6 +20,7 @@ import psutil
 import yaml
 
 from holdfast_workers.ipc.children import COPY_TUNING
+from holdfast_workers.spec import ModelSpec, ParallelSpec
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -59,12 +60,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def world_size(job: Mapping[str, Any]) -> int:
+    """The number of ranks of a job with a fixed mesh, or of its training part; raises ValueError if
+    an axis is `auto`. The section `parallel` has other fields than axes, which may be null."""
+    return ParallelSpec.model_validate(job["parallel"]).world_size
+
+
 def describe_model(job: Mapping[str, Any]) -> str:
-    model, train, parallel = job["model"], job["train"], job["parallel"]
+    model, train, parallel = ModelSpec.model_validate(job["model"]), job["train"], job["parallel"]
     return (
-        f"{model['family']} dim {model['dim']}, {model['layers']} layers, "
-        f"sequence {model['sequence_length']}, batch {train['global_batch']}, "
-        + describe_mesh(parallel)
+        f"{model.family} dim {model.dim}, {model.layers} layers, sequence {model.positions}, "
+        f"batch {train['global_batch']}, " + describe_mesh(parallel)
     )
 
 

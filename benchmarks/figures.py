@@ -208,7 +208,8 @@ def storm_limit(step_s: float, mtbf_s: float) -> float:
 @dataclass(frozen=True)
 class StormResult:
     """The last line of `benchmarks.storm`, by the rounded number of steps between two kills (5 or
-    1). `kills`: of Holdfast, then of torchft, which may be left out."""
+    1). `kills`: of Holdfast, then of torchft, which may be left out. The efficiency relative to
+    torchft's is None if that was left out or has committed no step."""
 
     efficiency_vs_limit_5: float
     efficiency_vs_limit_1: float
@@ -229,7 +230,11 @@ def storm_summary(
     step time; the mean interval between two kills is the same for both sides."""
     limits = {name: storm_limit(figure.step_s, mtbf_s[name]) for name, figure in ours.items()}
     of_limit = {name: round(ours[name].efficiency / limits[name], 3) for name in ours}
-    of_theirs = {name: round(ours[name].efficiency / theirs[name].efficiency, 2) for name in theirs}
+    of_theirs = {
+        name: round(ours[name].efficiency / figure.efficiency, 2)
+        for name, figure in theirs.items()
+        if figure.efficiency > 0
+    }
     return StormResult(
         efficiency_vs_limit_5=of_limit["5"],
         efficiency_vs_limit_1=of_limit["1"],

@@ -36,10 +36,10 @@ from benchmarks.conditions import (
     report,
     torchrun,
     wait_for_idle_machine,
+    world_size,
 )
 from benchmarks.cpu_use import CpuUse
 from benchmarks.figures import overhead_summary, steady
-from holdfast_workers.spec import TrainingSpec
 
 RUN_S = 600.0
 TAIL = 60
@@ -104,7 +104,7 @@ def under_holdfast(job: Mapping[str, Any], poll_s: float) -> tuple[list[float], 
 
 def bare(job: Mapping[str, Any]) -> list[float]:
     """Step times in s of the training core under torchrun."""
-    ranks = TrainingSpec.model_validate({"parallel": job["parallel"]}).parallel.world_size
+    ranks = world_size(job)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         document, rows = Path(folder) / "job.yaml", Path(folder) / "rows.jsonl"
         document.write_text(yaml.safe_dump(dict(job)))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import ROOT, environment
+from benchmarks.conditions import ROOT, environment, world_size
 from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
 from holdfast_service.embedded_cluster import processes
 
@@ -169,19 +169,11 @@ def _run(spec: dict[str, Any], setting: RayTrainSetting) -> Iterator[_RayTrainRu
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(
-    spec: dict[str, Any],
-    setting: RayTrainSetting,
-    mark: str,
-    folder: Path,
-    storage: Path,
-    ray_temp: Path,
-    log: Path,
-) -> subprocess.Popen[bytes]:
-    ranks = 1
-    for size in spec["parallel"].values():
-        ranks *= size
-    config = {
+def program_config(
+    spec: dict[str, Any], setting: RayTrainSetting, folder: Path, storage: Path, ray_temp: Path
+) -> dict[str, Any]:
+    """The configuration of `benchmarks.ray_train_program`, a rank for each worker."""
+    return {
         "loop": {
             "spec": spec,
             "folder": str(folder / "commits"),
@@ -191,11 +183,22 @@ def _start(
         },
         "ray_temp_dir": str(ray_temp),
         "storage": str(storage),
-        "ranks": ranks,
+        "ranks": world_size(spec),
         "cpus": CPUS,
     }
+
+
+def _start(
+    spec: dict[str, Any],
+    setting: RayTrainSetting,
+    mark: str,
+    folder: Path,
+    storage: Path,
+    ray_temp: Path,
+    log: Path,
+) -> subprocess.Popen[bytes]:
     path = folder / "config.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(program_config(spec, setting, folder, storage, ray_temp)))
     marked = {processes.CLUSTER_MARK: mark, "TMPDIR": str(folder)}
     with log.open("wb") as out:
         return subprocess.Popen(

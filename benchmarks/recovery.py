@@ -29,6 +29,7 @@ from benchmarks.conditions import (
     print_json,
     report,
     wait_for_idle_machine,
+    world_size,
 )
 from benchmarks.figures import MeasuredFault, median_phases, recovery_summary, spread
 from holdfast_workers.spec import TrainingSpec
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     sides = _sides(job, options.settings)
     _print_conditions(job, options)
     wait_for_idle_machine(options.quiet, options.patience_s)
-    faults = _rounds(sides, options.faults, options.after_step, _ranks(job))
+    faults = _rounds(sides, options.faults, options.after_step, world_size(job))
     ray_train = {name: found for name, found in faults.items() if name != HOLDFAST}
     summary = recovery_summary(faults[HOLDFAST], ray_train)
     _print_table(faults)
@@ -117,10 +118,6 @@ def _print_table(faults: Mapping[str, list[MeasuredFault]]) -> None:
 
 def _phases(phases_s: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases_s.items())
-
-
-def _ranks(job: Mapping[str, Any]) -> int:
-    return TrainingSpec.model_validate({"parallel": job["parallel"]}).parallel.world_size
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

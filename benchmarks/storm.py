@@ -150,9 +150,11 @@ def _torchft(
     if done.returncode != 0:
         raise RuntimeError(f"torchft's storm failed: {done.stderr[-2000:]}")
     figures = json.loads(done.stdout.splitlines()[-1])
-    step_s, calm = RANKS / figures["calm_per_s"], figures["calm_per_s"]
+    calm = figures["calm_per_s"]
+    if not calm:
+        raise RuntimeError(f"torchft committed no step in the {calm_s:g} s without kills")
     return {
-        name: StormFigure(step_s, storm["per_s"] / calm, storm["kills"])
+        name: StormFigure(RANKS / calm, storm["per_s"] / calm, storm["kills"])
         for name, storm in zip(mtbf_s, figures["storms"], strict=True)
     }
 
@@ -177,13 +179,14 @@ def _run_or_kill_group(command: list[str], timeout_s: float) -> subprocess.Compl
 
 
 def _environment_with_torchft(home: Path) -> str:
-    """An interpreter with torchft and this interpreter's packages, created if it does not exist."""
+    """An interpreter with torchft and this interpreter's packages, created if it does not exist.
+    Where an earlier installation failed, it is tried again."""
     python = home / "bin" / "python"
-    if not python.exists():
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    if not (site_packages / "torchft").is_dir():
         report(f"creating {home} for {TORCHFT}")
         venv.create(home, with_pip=True)
-        site_packages = sysconfig.get_path("purelib", vars={"base": str(home)})
-        Path(site_packages, "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (site_packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", TORCHFT], check=True)
     return str(python)
 

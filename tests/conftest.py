@@ -6,25 +6,21 @@ import gc
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-from holdfast_service.settings import Settings
-from holdfast_service.store.engine import Store
 from tests.support.checkpoint.s3_server import S3Server
-from tests.support.service.databases import (
-    fast_settings,
-    migrated_database,
-    migrated_file,
-    new_database,
-    run_in_thread,
-)
 from tests.support.service.postgres import running_postgres
 
+pytest_plugins = (
+    "tests.support.suites.machine",
+    "tests.support.suites.recording",
+    "tests.support.suites.selection",
+)
 SLOW_MARKS = ("cluster", "chaos", "soak")
 
 # How long an example takes says more of the machine's load than of the code.
@@ -80,26 +76,3 @@ def postgres_server() -> Iterator[Any]:
     """A server for all tests."""
     with running_postgres() as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def postgres_template(postgres_server: Any) -> str:
-    return run_in_thread(migrated_database(postgres_server))
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings with short times for each kind of database, with a migrated schema."""
-    if request.param == "sqlite":
-        (tmp_path / "holdfast.db").write_bytes(migrated_file())
-        return fast_settings(tmp_path)
-    server = request.getfixturevalue("postgres_server")
-    template = request.getfixturevalue("postgres_template")
-    return fast_settings(tmp_path, await new_database(server, template))
-
-
-@pytest.fixture
-async def store(settings: Settings) -> AsyncIterator[Store]:
-    opened = await Store.open(settings)
-    yield opened
-    await opened.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.service.live_server import LiveServer, live_server
+from tests.support.waiting import DEADLINE_S
 
 from holdfast import Client
 
@@ -20,7 +21,7 @@ def server(tmp_path: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.address, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=server.address, timeout=DEADLINE_S, trust_env=False) as client:
         yield client
 
 

@@ -29,6 +29,8 @@ from benchmarks.storm import job as storm_job
 
 from holdfast_service.job_model.job_spec import parse
 
+IMAGES = EXAMPLE.with_name("image-vit.yaml")
+
 
 def fault(recovery_s: float, **phases_s: float) -> MeasuredFault:
     return MeasuredFault(
@@ -117,6 +119,7 @@ def test_a_file_without_a_job_raises(tmp_path: Path) -> None:
 def test_conditions_include_versions_load_and_model() -> None:
     assert {"torch", "ray", "cores", "load"} <= set(machine())
     assert "dp_shard 2 × tp 2" in describe_model(load_job(EXAMPLE))
+    assert "vit dim 192, 6 layers, sequence 64" in describe_model(load_job(IMAGES))
 
 
 def test_the_storm_limit_is_that_of_a_synchronous_scheme() -> None:
@@ -133,6 +136,8 @@ def test_the_storm_summary_compares_efficiencies_with_the_limit_and_torchft() ->
     assert summary.efficiency_vs_torchft_5 == pytest.approx(2.1)
     assert summary.efficiency_vs_limit_1 == pytest.approx(0.498, abs=0.002)
     assert summary.efficiency_vs_torchft_1 == pytest.approx(2.9)
+    none = storm_summary(ours, {**theirs, "1": StormFigure(1.1, 0.0, 9)}, {"5": 5.5, "1": 1.0})
+    assert (none.efficiency_vs_torchft_5, none.efficiency_vs_torchft_1) == (2.1, None)
 
 
 def test_a_side_that_was_left_out_has_no_figures() -> None:

@@ -19,7 +19,7 @@ from benchmarks import gpu
 from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.spec import VOCABULARIES
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)

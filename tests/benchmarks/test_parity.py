@@ -26,6 +26,7 @@ def measured() -> Iterator[Parity]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", SELECTED, ids=lambda row: row.name)
 def test_an_option_gives_the_parameters_of_one_process(measured: Parity, row: Row) -> None:
     assert measured.difference(row) <= TOLERANCE

@@ -19,9 +19,10 @@ echo $! > {pid_file}.partial
 mv {pid_file}.partial {pid_file}
 wait
 """
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
+@pytest.mark.slow
 def test_a_hanging_side_is_killed_with_its_replicas_and_its_folder_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

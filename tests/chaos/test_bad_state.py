@@ -105,7 +105,14 @@ def _all_memory_and_the_newest_remote(run: SupervisedRun) -> ExpectedRestore:
     return ExpectedRestore(5, max(older, default=0), "remote" if older else "init")
 
 
-@pytest.mark.parametrize("damage", [_own, _own_and_partners, _all_memory_and_the_newest_remote])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _own,
+        _own_and_partners,
+        pytest.param(_all_memory_and_the_newest_remote, marks=pytest.mark.cell("P4", "node")),
+    ],
+)
 def test_a_restore_skips_damaged_states(
     stopped: SupervisedRun,
     undisturbed: Undisturbed,

@@ -10,7 +10,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as stock
 from safetensors.numpy import load_file
-from tests.support.nodes.history_proof import incidents, meshes, scheduled
+from tests.support.nodes.history_proof import (
+    assert_each_sample_once,
+    incidents,
+    meshes,
+    scheduled,
+)
 from tests.support.nodes.supervised import small_training, supervised
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -78,7 +83,7 @@ def lose_a_node_until_it_returns(run: Any) -> None:
 @pytest.mark.parametrize(
     "shapes",
     [
-        pytest.param(SHAPES, id="shards"),
+        pytest.param(SHAPES, id="shards", marks=pytest.mark.cell("P3", "node")),
         pytest.param(PIPELINES, id="pipelines"),
         pytest.param(STAGES, id="shards to stages", marks=pytest.mark.soak),
     ],
@@ -96,10 +101,14 @@ def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(
         assert grown["decision"] == "grow to a larger mesh"
         assert grown["steps_lost"] == 0
         assert set(run.rows) == set(range(1, last + 1))
+        assert_each_sample_once(run.training, run.rows, tmp_path)
         saved = {event["mesh"]["dp_shard"] for event in run.of(EventKind.CHECKPOINT_SAVED)}
         assert saved == {shape.mesh["dp_shard"] for shape in shapes}, run.story()
+        of_each_mesh = {}
         for manifest in list_checkpoints(run.remote):
             verify(run.remote.below(manifest.folder))
+            of_each_mesh[str(manifest.mesh)] = manifest
+        for manifest in of_each_mesh.values():
             assert_exported_and_readable(run, manifest)
 
 

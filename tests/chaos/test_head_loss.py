@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tests.end_to_end.conftest import ONE_NODE, Product, served, spec
 from tests.support.service.ray_processes import RayProcesses, ray_processes
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.views.jobs import JobView
 
@@ -56,7 +56,7 @@ def document(name: str, steps: int) -> dict[str, Any]:
 
 def not_ready(server: Product) -> str:
     """Why the server is not ready; "" if it is."""
-    answer = httpx.get(f"{server.client.address}/readyz", timeout=20)
+    answer = httpx.get(f"{server.client.address}/readyz", timeout=DEADLINE_S)
     return "" if answer.status_code == 200 else str(answer.json()["detail"])
 
 
@@ -77,17 +77,17 @@ def survive(room: Room, away_s: float) -> None:
     incidents = len(client.incidents(job))
     room.cluster.kill("gcs")
     gone = time.monotonic()
-    eventually(lambda: "GCS" in not_ready(server), 15.0, "the server says that it is ready")
+    eventually(lambda: "GCS" in not_ready(server), failure_message="the server is ready")
     before = client.get(job).progress.step
     rank = server.members(job)[0].pid
     assert rank is not None
     os.kill(rank, signal.SIGKILL)
-    server.wait(lambda: len(client.incidents(job)) > incidents, 10.0)
-    server.wait(lambda: client.incidents(job)[-1].closed_at is not None, 10.0)
+    server.wait(lambda: len(client.incidents(job)) > incidents)
+    server.wait(lambda: client.incidents(job)[-1].closed_at is not None)
     incident = client.incidents(job)[-1]
     recovered = client.get(job).progress.step
     later = client.submit(document("accepted-meanwhile", 5)).id
-    eventually(lambda: "GCS" in waits_for(client.get(later)), 10.0)
+    eventually(lambda: "GCS" in waits_for(client.get(later)))
     time.sleep(max(0.0, away_s - (time.monotonic() - gone)))
     made = client.get(job).progress.step
     assert made > recovered > before, "no step was made"
@@ -95,7 +95,7 @@ def survive(room: Room, away_s: float) -> None:
 
     room.cluster.start_gcs()
     back = time.monotonic()
-    eventually(lambda: not not_ready(server), 30.0, lambda: not_ready(server))
+    eventually(lambda: not not_ready(server), failure_message=lambda: not_ready(server))
     ready_s = time.monotonic() - back
     print(f"{made - before} steps in {away_s:.0f} s; recovery {incident.phases_s}; {ready_s=:.1f}")
     assert server.finish(later, 60.0).state == "SUCCEEDED"
@@ -110,13 +110,13 @@ def test_a_head_that_dies_as_a_whole_is_found_again_when_it_is_back(room: Room) 
     before = client.incidents(job)
     room.cluster.kill("gcs")
     room.cluster.kill("head")
-    eventually(lambda: "GCS" in not_ready(server), 15.0, "the server says that it is ready")
+    eventually(lambda: "GCS" in not_ready(server), failure_message="the server is ready")
 
     room.cluster.start("head")
     back = time.monotonic()
-    eventually(lambda: "renewed" in server.log.read_text(), 30.0, lambda: not_ready(server))
+    eventually(lambda: "renewed" in server.log.read_text(), 60.0, lambda: not_ready(server))
     renewed_s = time.monotonic() - back
-    eventually(lambda: not not_ready(server), 30.0, lambda: not_ready(server))
+    eventually(lambda: not not_ready(server), failure_message=lambda: not_ready(server))
     server.wait_step(job, client.get(job).progress.step + 20, 60.0)
     stepping_s = time.monotonic() - back
     assert client.incidents(job) == before, "the supervisor's successor adopts the running ranks"

@@ -34,7 +34,9 @@ class CutOffAgents(LocalAgents):
         return super().call(seat, request, answer, timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(
+    "is_stored", [pytest.param(False, marks=pytest.mark.cell("P5", "supervisor")), True]
+)
 def test_the_successor_keeps_the_world_stepping(
     tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:

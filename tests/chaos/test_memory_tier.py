@@ -134,6 +134,7 @@ def test_an_fsdp2_script_goes_on_from_memory_after_kills_and_a_lost_node(
         assert lost | losses(run.logs) == undisturbed_losses
 
 
+@pytest.mark.cell("P4", "program")
 def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_losses: Losses) -> None:
     with running_program(tmp_path, {"train.py": FSDP2}, TRAINING) as run:
         printed(run, "step 10 ")

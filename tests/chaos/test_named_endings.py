@@ -12,6 +12,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 pytestmark = pytest.mark.chaos
 
 
+@pytest.mark.cell("P5", "users code")
 def test_a_user_error_ends_the_job_with_its_traceback_and_uses_no_standby(
     tmp_path: Path,
 ) -> None:

@@ -38,7 +38,7 @@ def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
         (incident,) = incidents(run)
         assert incident["cause"] == "node_lost"
         assert incident["steps_lost"] <= 1
-        assert "partner_ram" in set(incident["tiers"].values()) or run.story()
+        assert "partner_ram" in set(incident["tiers"].values()), run.story()
         members = run.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
         assert lost not in {member["agent"] for member in members}
 
@@ -101,6 +101,7 @@ def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
         assert len(moved) <= stuck, run.story()
 
 
+@pytest.mark.cell("P6", "agent")
 def test_all_agents_and_the_supervisor_end_at_once_and_no_row_is_lost(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -250,7 +251,7 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
         saved = [(event["attempt"], event["step"]) for event in run.of(EventKind.CHECKPOINT_SAVED)]
         assert (1, 20) in saved, run.story()
         assert saved_digest(run, 1, 20) == undisturbed.digests[20]
-        run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)
+        run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")))
 
 
 def kept_for_others(run: SupervisedRun, step: int) -> set[int]:

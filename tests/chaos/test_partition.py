@@ -184,6 +184,7 @@ def test_one_attempt_steps_at_a_time_whichever_link_is_cut(tmp_path: Path) -> No
     run_partitions(tmp_path, ACROSS, 3)
 
 
+@pytest.mark.cell("P1", "node")
 def test_an_injected_partition_disconnects_the_node_and_reconnects_it(
     tmp_path: Path,
 ) -> None:
@@ -196,7 +197,7 @@ def test_an_injected_partition_disconnects_the_node_and_reconnects_it(
         began = time.monotonic()
         with agents.out_of_reach(seat):
             run.inject("partition", rank=1, duration_s=3.0)
-            run.wait(lambda: run.all_rows[-1].attempt == 2)
+            run.wait(lambda: run.all_rows[-1].attempt > 1)
             members = run.of(EventKind.ATTEMPT_FORMING)[-1]["members"]
             assert seat not in {member["agent"] for member in members}, run.story()
         run.wait(lambda: is_back(run, seat, seen_events))

@@ -16,6 +16,7 @@ from tests.support.programs.worlds import (
     running_program,
     wait_next_attempt,
 )
+from tests.support.waiting import eventually
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.placement.world_shape import WorldShape
@@ -142,6 +143,7 @@ def test_a_script_that_waits_for_ever_is_restarted_with_its_stack_in_the_inciden
         assert any("wait_for_data" in frame for frame in frames)
 
 
+@pytest.mark.cell("P5", "program")
 def test_steps_that_a_program_reports_are_rows_and_a_hang_is_found_by_them(tmp_path: Path) -> None:
     training = program_training(
         script="train.py",
@@ -198,8 +200,8 @@ def test_a_script_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path)
     training = program_training(script="train.py", ranks=1, program=ProgramSpec(grace_s=0.5))
     with running_program(tmp_path, {"train.py": script}, training) as run:
         printed(run, "begins")
-        run.stop(StopKind.CANCEL)
-        assert run.wait_end(20)["outcome"] == "CANCELLED", run.story()
+        run.stop(StopKind.CANCEL, within_s=600.0)
+        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
 
 
 def test_what_a_program_has_started_dies_with_it(tmp_path: Path) -> None:
@@ -287,12 +289,10 @@ def test_without_a_lease_a_program_stands_still_until_there_is_a_supervisor_agai
         def state() -> str:
             return linux_processes.run_state(pid)
 
-        deadline = time.monotonic() + 15
-        while state() != "T":
-            assert time.monotonic() < deadline, "the program ran on without a lease"
+        eventually(lambda: state() == "T", failure_message="the program ran on without a lease")
         run.cluster_answers = True
         run.start_supervisor()
-        run.wait(lambda: state() != "T", 20)
+        run.wait(lambda: state() != "T")
         assert run.member(0)["pid"] == pid
         last = len(run.logs)
         run.wait(lambda: len(run.logs) > last + 10)
@@ -331,6 +331,7 @@ def test_lines_that_a_script_prints_become_metrics(tmp_path: Path) -> None:
         assert shown == losses(run.logs)
 
 
+@pytest.mark.cell("P6", "program")
 def test_before_a_node_goes_the_program_is_asked_to_save_and_loses_no_step(tmp_path: Path) -> None:
     training = program_training(script="train.py")
     with running_program(tmp_path, {"train.py": ATTACHED}, training, standbys=1) as run:
@@ -397,9 +398,11 @@ def test_what_left_the_session_of_a_program_ends_when_its_agent_dies(tmp_path: P
         before = attempts(run)
         run.agents.kill(run.seat_of(0))
         wait_next_attempt(run, before)
-        deadline = time.monotonic() + 10
-        while linux_processes.is_alive(apart) or linux_processes.is_alive(beside):
-            assert time.monotonic() < deadline, "a process of the program runs on"
+        for pid in (apart, beside):
+            eventually(
+                lambda pid=pid: not linux_processes.is_alive(pid),  # type: ignore[misc]
+                failure_message="a process of the program runs on",
+            )
 
 
 def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Path) -> None:
@@ -414,9 +417,8 @@ def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Pa
         apart = int(printed(run, "apart ").split()[1])
         run.end_supervisor()
         run.cluster_answers = False
-        deadline = time.monotonic() + 15
-        while linux_processes.run_state(apart) != "T":
-            assert time.monotonic() < deadline, "it runs on without a lease"
+        is_stopped = lambda: linux_processes.run_state(apart) == "T"  # noqa: E731
+        eventually(is_stopped, failure_message="it runs on without a lease")
 
 
 @pytest.mark.soak

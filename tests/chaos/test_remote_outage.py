@@ -77,9 +77,10 @@ def _assert_nothing_left(run: SupervisedRun, server: S3Server) -> None:
     assert listed[0].step == STEPS
     for manifest in listed:
         verify(run.remote.below(manifest.folder))
-    run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)
+    run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")))
 
 
+@pytest.mark.cell("P5", "storage")
 def test_a_bucket_disappears_and_comes_back(
     start: Start, proxy: FlakyProxy, s3_server: S3Server, undisturbed: Undisturbed
 ) -> None:
@@ -252,6 +253,7 @@ def _fence_away(run: SupervisedRun) -> Iterator[None]:
     kept.rename(fence)
 
 
+@pytest.mark.cell("P6", "storage")
 def test_an_error_of_the_fence_ends_no_job(tmp_path: Path, undisturbed: Undisturbed) -> None:
     with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
         run.wait_step(3)
@@ -264,11 +266,13 @@ def test_an_error_of_the_fence_ends_no_job(tmp_path: Path, undisturbed: Undistur
         assert {row.attempt for row in run.all_rows} == {1, 2}
 
 
+@pytest.mark.cell("P1", "rank")
 def test_ranks_hold_while_neither_fence_nor_cluster_rules_out_a_second_supervisor(
     tmp_path: Path,
 ) -> None:
     steps = 2_000
-    with supervised(tmp_path, small_training(steps), standbys=0) as run:
+    leases = {"lease_s": 2.0, "lease_margin_s": 1.0}
+    with supervised(tmp_path, small_training(steps), standbys=0, config=leases) as run:
         run.wait_step(3)
         run.cluster_answers = False
         with _fence_away(run):

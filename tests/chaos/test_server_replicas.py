@@ -93,10 +93,12 @@ def run_jobs(
     return replace(ran, kills=killer.kills)
 
 
+@pytest.mark.cell("P1", "server")
+@pytest.mark.cell("P1", "database")
 def test_servers_that_are_killed_in_turn_lose_no_job_and_run_none_twice(
-    postgres_server: Any, postgres_template: str, tmp_path: Path
+    postgres_server: Any, tmp_path: Path
 ) -> None:
-    url = run_in_thread(new_database(postgres_server, postgres_template))
+    url = run_in_thread(new_database(postgres_server))
     settings = fast_settings(tmp_path, url, lease_s=1.0)
     cluster = DurableCluster(tmp_path)
 
@@ -106,7 +108,7 @@ def test_servers_that_are_killed_in_turn_lose_no_job_and_run_none_twice(
         return [sys.executable, "-m", program, own.model_dump_json(), str(tmp_path)]
 
     with replicas(command, tmp_path / "servers.log") as servers:
-        ran = run_jobs(servers, JOB, jobs=16, kills=4, at_once=4, pause_s=1.0)
+        ran = run_jobs(servers, JOB, jobs=8, kills=3, at_once=4, pause_s=1.0)
         print(f"{len(ran.jobs)} jobs, {ran.kills} kills, seed {SEED}")
         check(servers, ran)
         for job in ran.jobs:

@@ -126,6 +126,7 @@ def test_a_third_node_arbitrates_between_two_that_always_differ(
         assert formed[2][1]["agent"] not in {member["agent"] for member in formed[0]}, run.story()
 
 
+@pytest.mark.cell("P4", "rank")
 def test_no_tier_keeps_a_corrupt_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step is saved to the remote tier; the last flip is in the copy of the final step."""
     steps = 20

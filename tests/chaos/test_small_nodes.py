@@ -104,7 +104,7 @@ def test_nodes_that_share_their_memory_are_used_only_if_both_fit_and_looked_at_a
     subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True)
     given = {**options(), "agents": AgentsOnOneMachine}
     with supervised(tmp_path, small_training(20), standbys=0, **given) as run:
-        run.wait(lambda: any(event["findings"] for event in run.of(EventKind.NODE_HEALTH)), 30.0)
+        run.wait(lambda: any(event["findings"] for event in run.of(EventKind.NODE_HEALTH)))
         # The report of the node that has reserved its part may come later.
         (finding,) = [each for event in run.of(EventKind.NODE_HEALTH) for each in event["findings"]]
         assert "MB for nodes of the job that share it)" in finding["what"], finding

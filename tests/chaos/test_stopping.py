@@ -34,13 +34,14 @@ def test_a_cancelled_job_saves_its_last_state_and_stops(tmp_path: Path) -> None:
     with supervised(tmp_path, small_training(4000), standbys=1) as run:
         run.wait_step(5)
         run.stop(StopKind.CANCEL)
-        end = run.wait_end(20)
+        end = run.wait_end()
         assert end["outcome"] == "CANCELLED", run.story()
         assert_saved(run, end)
         assert not incidents(run)
-        run.wait(lambda: not run.workers(), 10)
+        run.wait(lambda: not run.workers())
 
 
+@pytest.mark.cell("P2", "storage")
 def test_a_paused_job_resumes_with_the_same_bits_after_deaths_in_its_last_save(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -89,7 +90,7 @@ def test_an_undetected_hang_delays_a_stop_until_the_deadline_only(
         run.wait_step(5)
         os.kill(run.pids()[2], signal.SIGSTOP)
         run.stop(StopKind.CANCEL, within_s=3.0)
-        end = run.wait_end(20)
+        end = run.wait_end()
         assert (end["outcome"], end["durable_step"]) == ("CANCELLED", None), run.story()
         assert "nothing is in the remote tier" in end["message"]
         assert "was on two nodes in memory" in end["message"]
@@ -115,7 +116,7 @@ def test_the_successor_of_a_dead_supervisor_completes_the_pause(
         run.stop(StopKind.PAUSE)
         run.wait(lambda: bool(run.of(EventKind.JOB_STOPPING)))
         run.lose_supervisor()
-        end = run.wait_end(30)
+        end = run.wait_end()
         assert end["outcome"] == "PAUSED", run.story()
         assert_saved(run, end)
         assert not incidents(run)

@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,18 +15,19 @@ import pytest
 from tests.support.faults.crash_point_list import CrashPoints, seeded_runs
 from tests.support.faults.faulty_link import Direction, Fault, FaultType, FaultyLink
 from tests.support.memory.crashing_nodes import TIMES, Receiver, Sender
+from tests.support.memory.data_nodes import PATIENT
 from tests.support.memory.memory_states import MESH, RANK, SIZES, Saved, layout_of, payload_of
 from tests.support.memory.shm import SECRET
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.memory import resumable_push
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.reshard import Reshard
+from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Origin, Partner, Place, Restore, Tier
 
-LATE_S = 8.0  # delay that a busy machine may add to a deadline
 IN_PAYLOAD = 300
 STALLS = 6
 CALLBACKS = 30
@@ -101,12 +101,10 @@ class Replication:
         self.lost = 0
         self.link.arm(fault)
         step = self.sender.save()
-        began = time.monotonic()
         self.replicator.set_partners(RANK, (Partner("partner", "127.0.0.1", self.link.port),))
         self.replicator.offer(RANK, 1, step)
         with self.changed:
-            assert self.changed.wait_for(lambda: self.replicated == step, LATE_S), str(fault)
-        assert time.monotonic() - began < TIMES.handshake_s + TIMES.stall_s + LATE_S
+            assert self.changed.wait_for(lambda: self.replicated == step, DEADLINE_S), str(fault)
         assert self.violations == [], f"{fault}: {self.violations}"
         assert self.lost or not self.link.fired, f"{fault} went unnoticed"
         self.receiver.check(step, step)
@@ -170,6 +168,7 @@ def _source(port: int, step: int, digest: str) -> Restore:
     )
 
 
+@pytest.mark.slow
 @seeded_runs
 def test_a_fetch_with_any_fault_ends_with_the_state_or_an_error(shm: Path, run: int) -> None:
     points = CrashPoints("data channel: fetch", run)
@@ -180,22 +179,21 @@ def test_a_fetch_with_any_fault_ends_with_the_state_or_an_error(shm: Path, run: 
         step = source.save()
         digest = source.segment.commits()[0].digest
         link.arm(fault)
-        began = time.monotonic()
+        times = TIMES if fault else PATIENT
         try:
-            fetch(SECRET, _source(link.port, step, digest), RANK, here.store, 1.0, timeouts=TIMES)
+            fetch(SECRET, _source(link.port, step, digest), RANK, here.store, 600.0, timeouts=times)
         except (SourceLost, BadShard):
-            assert link.fired, "failed without a fault"
+            assert fault, "failed without a fault"
             if step > 1:
                 here.check(step, step - 1)
         else:
             assert not link.fired, f"{fault} went unnoticed"
-        assert time.monotonic() - began < 1.0 + LATE_S
-        fetch(SECRET, _source(server.port, step, digest), RANK, here.store, 5.0, timeouts=TIMES)
+        fetch(SECRET, _source(server.port, step, digest), RANK, here.store, 60.0, timeouts=PATIENT)
         here.check(step, step)
         return link.fired
 
     with (
-        closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server,
+        closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=PATIENT)) as server,
         closing(FaultyLink(server.port)) as link,
     ):
         transfer(None)
@@ -212,33 +210,31 @@ def test_a_reshard_with_any_fault_ends_with_the_state_or_an_error(shm: Path, run
     source, here = Sender(shm / "source"), Receiver(shm / "here", Place.OWN)
     here.store.ensure(RANK, Place.OWN, layout_of(SIZES))
 
-    def reshard_from(port: int, step: int, timeout_s: float) -> None:
+    def reshard_from(port: int, step: int, timeout_s: float, timeouts: Timeouts) -> None:
         digest = source.segment.commits()[0].digest
         origin = Origin(RANK, "source", Place.OWN, "127.0.0.1", port, digest)
         restore = Restore(Tier.RESHARD, step, attempt=1, mesh=MESH, origins=(origin,))
-        Reshard(SECRET, "here", restore, RANK, here.store, timeouts=TIMES).run({}, timeout_s)
+        Reshard(SECRET, "here", restore, RANK, here.store, timeouts=timeouts).run({}, timeout_s)
 
     def transfer(fault: Fault | None) -> bool:
         """Reshard the next step, first over the link with the fault, then without faults."""
         step = source.save()
         link.arm(fault)
-        began = time.monotonic()
         try:
-            reshard_from(link.port, step, 0.5)
+            reshard_from(link.port, step, 600.0, TIMES if fault else PATIENT)
         except SourceLost as lost:
-            assert link.fired, f"failed without a fault: {lost}"
+            assert fault, f"failed without a fault: {lost}"
             assert [origin.rank for origin in lost.origins] == [RANK]
             if step > 1:
                 here.check(step, step - 1)
         else:
             assert not link.fired, f"{fault} went unnoticed"
-        assert time.monotonic() - began < 0.5 + LATE_S
-        reshard_from(server.port, step, 5.0)
+        reshard_from(server.port, step, 60.0, PATIENT)
         here.check(step, step)
         return link.fired
 
     with (
-        closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server,
+        closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=PATIENT)) as server,
         closing(FaultyLink(server.port)) as link,
     ):
         transfer(None)

@@ -17,7 +17,8 @@ from tests.support.checkpoint.remote_job import KEEP, Job, check
 from tests.support.checkpoint.remote_job import Saved as SavedRemotely
 from tests.support.faults.crash_point_list import CrashPoints, seeded_runs
 from tests.support.faults.killed import KilledProcess, Operation
-from tests.support.memory.crashing_nodes import TIMES, Receiver, Sender
+from tests.support.memory.crashing_nodes import Receiver, Sender
+from tests.support.memory.data_nodes import PATIENT
 from tests.support.memory.memory_states import (
     MESH,
     RANK,
@@ -27,6 +28,7 @@ from tests.support.memory.memory_states import (
     save,
 )
 from tests.support.memory.shm import SECRET
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.memory import frozen_copies, wire
@@ -192,20 +194,20 @@ class Pair:
             SECRET,
             arrived,
             lambda *_: ended.set(),
-            timeouts=TIMES,
+            timeouts=PATIENT,
             retry_s=60.0,
         )
         replicator.set_partners(RANK, (Partner("partner", "127.0.0.1", port),))
         replicator.offer(RANK, 1, step)
-        assert ended.wait(10)
+        assert ended.wait(DEADLINE_S)
         replicator.close()
         return bool(replicated)
 
     def serve(self, port_fd: int) -> None:
         """The partner's agent, until it is killed or its parent ends it."""
-        server = DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)
+        server = DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=PATIENT)
         os.write(port_fd, server.port.to_bytes(2, "big"))
-        threading.Event().wait(30)
+        threading.Event().wait(2 * DEADLINE_S)
 
     def push_to_a_process(self, operations: Sequence[Operation], at: int) -> bool:
         """Replicate one step to a partner that is killed at operation number `at`. True if the
@@ -226,13 +228,14 @@ class Pair:
         if self.newest:
             self.receiver.check(self.newest + 1, self.newest)
         with closing(
-            DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)
+            DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=PATIENT)
         ) as server:
             self.send(server.port, self.newest + 1)
         self.newest += 1
         self.receiver.check(self.newest, self.newest)
 
 
+@pytest.mark.cell("P4", "agent")
 @seeded_runs
 def test_a_killed_partner_keeps_its_complete_replicas(shm: Path, run: int) -> None:
     points = CrashPoints("real processes: partners", run)
@@ -247,7 +250,7 @@ def test_a_killed_sender_leaves_its_partner_intact(shm: Path, run: int) -> None:
     points = CrashPoints("real processes: senders", run)
     pair = Pair(shm)
 
-    with closing(DataServer(pair.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server:
+    with closing(DataServer(pair.receiver.store, SECRET, "127.0.0.1", timeouts=PATIENT)) as server:
 
         def send() -> None:
             pair.send(server.port, pair.newest + 1)

@@ -287,6 +287,7 @@ def _check_damaged(files: Files, must_hold: list[Saved], known: list[Saved], roo
     node.close()
 
 
+@pytest.mark.slow
 @seeded_runs
 def test_a_flipped_bit_costs_only_its_own_state_and_is_never_loaded(
     shm: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch, run: int

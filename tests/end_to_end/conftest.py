@@ -96,6 +96,7 @@ class Product:
                     "OMP_NUM_THREADS": "1",
                     "HOLDFAST_NODE_LOGS": "json",
                     "HOLDFAST_CLUSTER_CHECK_S": "100",
+                    "HOLDFAST_CANCEL_DEADLINE_S": "600",
                     **dict.fromkeys(SERVERS_SECRETS, PLANTED),
                     "HOLDFAST_WORKER_ENV": "NAMED_*",
                     "NAMED_BY_OPERATOR": "yes",
@@ -107,7 +108,7 @@ class Product:
         readable = select.select([self.process.stdout], [], [], START_S)[0]
         line = self.process.stdout.readline() if readable else ""
         assert line, self.log.read_text()[-3000:]
-        self.client = Client(ServerFile.model_validate_json(line).address, retry_s=30)
+        self.client = Client(ServerFile.model_validate_json(line).address, retry_s=60)
         self.client.ready()
 
     def with_settings(self, **env: str) -> Product:
@@ -207,13 +208,13 @@ def served(folder: Path, nodes: int = 3) -> Iterator[Product]:
         local_cluster.stop(started.data_dir)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     with served(tmp_path_factory.mktemp("product")) as started:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(product: Product) -> dict[int, str]:
     """Digest per step of a run without faults, the only job named `UNDISTURBED`."""
     job = product.client.submit(spec(name=UNDISTURBED, resources=WITHOUT_STANDBY))

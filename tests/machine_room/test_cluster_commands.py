@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 from holdfast_workers import build
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(400)]
-SEEN_S = 20.0
+SEEN_S = 60.0
 
 
 @pytest.fixture

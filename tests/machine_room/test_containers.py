@@ -82,7 +82,7 @@ def test_a_job_runs_on_containers_whose_secrets_are_mounted(room: TrainingRoom) 
     )
     eventually(lambda: '"address"' in server.output() or server.status, COMMAND_S + READY_S)
     assert server.status is None, server.output()
-    with Client(f"http://{machine.address}:{PORT}", retry_s=30) as client:
+    with Client(f"http://{machine.address}:{PORT}", retry_s=60) as client:
         client.ready()
         for name in ("a", "b"):
             mount(room, name, {"token": token})

@@ -33,7 +33,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineRoom]:
 def listening(room: MachineRoom, name: str) -> Iterator[None]:
     program = "import socket; s = socket.create_server(('', 7000)); print('up', flush=True)"
     process = room[name].start(["python", "-c", f"{program}\nwhile True: s.accept()"])
-    eventually(lambda: "up" in process.output(), 20.0)
+    eventually(lambda: "up" in process.output())
     yield
     process.end()
 
@@ -119,7 +119,7 @@ def test_a_room_leaves_no_process_even_if_its_test_is_killed(tmp_path: Path, the
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     maker, *pids = map(int, ended.stdout.split())
     assert len(pids) >= 2
-    eventually(lambda: not any(map(psutil.pid_exists, pids)), 20.0)
+    eventually(lambda: not any(map(psutil.pid_exists, pids)))
     if ended.returncode == 0:
         for command in (["ip", "link"], ["ip", "netns"]):
             found = subprocess.run(command, capture_output=True, text=True).stdout

@@ -222,6 +222,7 @@ def installed(folder: Path, python: str) -> dict[str, str]:
     return env
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_wheel_run_as_another_user(
     installed: dict[str, str], folder: Path
 ) -> None:

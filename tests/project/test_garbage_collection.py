@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
 import gc
@@ -22,6 +24,7 @@ def test_garbage_is_collected_while_tests_run() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_in_the_controller_of_several_processes(tmp_path: Path) -> None:
     (tmp_path / "garbage_report.py").write_text(PLUGIN)
     test = f"{__file__}::{test_garbage_is_collected_while_tests_run.__name__}"

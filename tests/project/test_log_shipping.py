@@ -28,7 +28,7 @@ from holdfast_workers.log_setup import configure
 configure(json_fields={})
 structlog.get_logger().error("request_failed", route="/api/v1/jobs")
 """
-ROUND_S = 20.0
+ROUND_S = 60.0
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_lines_of_server_and_nodes_reach_a_collector(
             received = lines(collector, 2)
         finally:
             running.terminate()
-            running.wait(30)
+            running.wait(60)
     node, server = sorted(received, key=lambda line: line["event"])
     assert (node["event"], node["rank"], node["job"], node["source"]) == (
         "rank_stalled",

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import wait
 
 import pytest
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.daemon_threads import DaemonThreads
 
@@ -39,17 +39,17 @@ def test_calls_return_and_raise_and_no_more_than_the_limit_run() -> None:
 
     def call(number: int) -> int:
         begun.release()
-        over.wait(20)
+        over.wait(600)
         return 10 // number
 
     calls = [threads.submit(call, number) for number in (1, 2, 0, 5, 10)]
     for _ in range(3):
-        assert begun.acquire(timeout=20)
+        assert begun.acquire(timeout=DEADLINE_S)
     assert not begun.acquire(blocking=False)
     assert [call.running() for call in calls] == [True, True, True, False, False]
     assert calls[4].cancel()
     over.set()
-    wait(calls, 20)
+    wait(calls, DEADLINE_S)
     assert [call.result() for call in calls[:2]] == [10, 5]
     assert isinstance(calls[2].exception(), ZeroDivisionError)
     assert calls[3].result() == 2
@@ -63,20 +63,20 @@ def test_idle_threads_are_used_again_and_end_with_their_pool() -> None:
 
     for _ in range(20):
         first = threads.submit(threading.get_ident)
-        assert first.result(20)
+        assert first.result(DEADLINE_S)
     assert len(mine()) <= 3
     del threads, first
-    eventually(lambda: not mine(), 20)
+    eventually(lambda: not mine())
 
 
 def test_a_call_whose_caller_has_gone_is_not_made() -> None:
     threads = DaemonThreads(1, "one")
     over, made = threading.Event(), threading.Event()
-    threads.submit(over.wait, 20)
+    threads.submit(over.wait, 600)
     late = threads.submit(made.set)
     assert late.cancel()
     over.set()
-    assert threads.submit(lambda: 7).result(20) == 7
+    assert threads.submit(lambda: 7).result(DEADLINE_S) == 7
     assert not made.is_set()
     with pytest.raises(ValueError, match="x"):
-        threads.submit(int, "x").result(20)
+        threads.submit(int, "x").result(DEADLINE_S)

@@ -59,6 +59,7 @@ def line(page: Any, step: int) -> Any:
     return page.locator("tbody tr", has=page.locator("strong", has_text=str(step)))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_pinned_and_unpinned(
     checkpoints: Any, client: Client, saved_job: str
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_checkpoint_is_pinned_and_unpinned(
     line(page, 6).get_by_role("button", name="Pin", exact=True).wait_for()
 
 
+@pytest.mark.story("checkpoints of a job")
 def test_a_verification_finds_a_damaged_checkpoint(
     checkpoints: Any, dashboard_server: LiveServer, saved_job: str
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_verification_finds_a_damaged_checkpoint(
     assert line(page, 6).get_by_role("link", name="Restart from here").count() == 0
 
 
+@pytest.mark.slow
 def test_an_export_is_saved_by_the_browser(checkpoints: Any, saved_job: str) -> None:
     page = checkpoints
     with page.expect_download() as saving:
@@ -94,6 +97,7 @@ def test_an_export_is_saved_by_the_browser(checkpoints: Any, saved_job: str) -> 
     assert "norm" in load_file(saving.value.path())
 
 
+@pytest.mark.slow
 def test_a_running_verification_is_shown_on_a_new_page_and_can_be_cancelled(
     checkpoints: Any, client: Client, saved_job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +122,7 @@ def test_a_running_verification_is_shown_on_a_new_page_and_can_be_cancelled(
         proceed.set()
 
 
+@pytest.mark.slow
 def test_a_removal_is_confirmed_first(checkpoints: Any, client: Client, saved_job: str) -> None:
     page = checkpoints
     line(page, 2).get_by_role("button", name="Remove step 2").click()
@@ -131,6 +136,7 @@ def test_a_removal_is_confirmed_first(checkpoints: Any, client: Client, saved_jo
     line(page, 2).wait_for()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_cannot_be_submitted(checkpoints: Any) -> None:
     page = checkpoints
     line(page, 4).get_by_role("link", name="Restart from here").click()
@@ -139,6 +145,7 @@ def test_a_checkpoint_of_another_model_cannot_be_submitted(checkpoints: Any) -> 
     assert page.get_by_role("button", name="Submit", exact=True).is_disabled()
 
 
+@pytest.mark.slow
 def test_a_new_job_continues_from_a_checkpoint(
     open_page: Callable[..., Any], dashboard_server: LiveServer, client: Client
 ) -> None:
@@ -158,6 +165,7 @@ def test_a_new_job_continues_from_a_checkpoint(
     assert (restarted.origin.job, restarted.origin.step) == (job, 4)
 
 
+@pytest.mark.slow
 def test_a_job_is_paused_resumed_and_cancelled(
     open_page: Callable[..., Any], dashboard_server: LiveServer, client: Client, saved_job: str
 ) -> None:
@@ -170,10 +178,10 @@ def test_a_job_is_paused_resumed_and_cancelled(
     page.get_by_role("dialog").get_by_role("button", name="Pause").click()
     actions.get_by_role("button", name="Resume").click()
     page.get_by_role("dialog").get_by_role("button", name="Resume").click()
-    eventually(lambda: client.get(saved_job).desired == "running", 10)
+    eventually(lambda: client.get(saved_job).desired == "running")
     actions.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
-    eventually(lambda: client.get(saved_job).state.terminal, 10)
+    eventually(lambda: client.get(saved_job).state.terminal)
     actions.get_by_role("button", name="Cancel").wait_for(state="detached")
 
 

@@ -32,6 +32,7 @@ def cluster(
     return opened
 
 
+@pytest.mark.slow
 def test_nodes_show_their_jobs(cluster: Callable[..., Any], running_job: str) -> None:
     page = cluster()
     assert (
@@ -40,6 +41,7 @@ def test_nodes_show_their_jobs(cluster: Callable[..., Any], running_job: str) ->
     save_screenshot(page, "cluster")
 
 
+@pytest.mark.story("cluster page")
 def test_a_node_is_cordoned_and_uncordoned(cluster: Callable[..., Any]) -> None:
     page = cluster()
     node_line = page.locator("[data-node=node2]")

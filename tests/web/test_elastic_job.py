@@ -70,6 +70,7 @@ def elastic_job(dashboard_server: LiveServer) -> str:
     return job
 
 
+@pytest.mark.slow
 def test_the_ribbon_is_as_high_as_the_world(story_page: Callable[..., Any]) -> None:
     page = story_page()
     steps = page.locator(".ribbon-drawing clipPath rect")
@@ -152,6 +153,7 @@ def test_axe_finds_no_violations(story_page: Callable[..., Any], options: dict[s
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
 
 
+@pytest.mark.story("elastic job page")
 def test_a_size_is_ordered_by_keyboard(
     open_page: Callable[..., Any], dashboard_server: LiveServer, elastic_job: str
 ) -> None:
@@ -220,6 +222,7 @@ def test_a_job_of_one_size_has_no_resize_and_a_flat_ribbon(
     page.get_by_text("Cancelled", exact=True).first.wait_for()
 
 
+@pytest.mark.slow
 def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     open_page: Callable[..., Any], dashboard_server: LiveServer, elastic_job: str
 ) -> None:

@@ -30,6 +30,7 @@ def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+@pytest.mark.slow
 def test_the_brush_filters_the_sections_below_and_is_in_the_url(
     scene: Scene, job_page: Callable[..., Any]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_rank_opens_by_keyboard_and_returns_the_focus(job_page: Callable[..., 
     assert heat.evaluate("element => element === document.activeElement")
 
 
+@pytest.mark.slow
 def test_the_log_is_searched_by_expression_and_level(
     job_page: Callable[..., Any], open_page: Any
 ) -> None:
@@ -162,6 +164,7 @@ def test_two_specs_are_compared(scene: Scene, job_page: Callable[..., Any]) -> N
     expect(page).to_have_url(re.compile(f"against={scene.small.job_id}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schemes", "options"),
     [
@@ -204,6 +207,7 @@ def _check_all_sections(scene: Scene, page: Any, name: str) -> None:
     save_screenshot(page, f"job-{name}-rank")
 
 
+@pytest.mark.story("job page")
 def test_new_steps_lines_and_incidents_appear_without_a_reload(
     scene: Scene, job_page: Callable[..., Any]
 ) -> None:

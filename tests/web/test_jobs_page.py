@@ -51,6 +51,7 @@ def shown(page: Any, before: int = 0) -> int:
     return int(found.json_value()["found"])
 
 
+@pytest.mark.slow
 def test_the_root_leads_to_the_jobs(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
@@ -61,6 +62,7 @@ def test_the_root_leads_to_the_jobs(
     save_screenshot(page, "jobs")
 
 
+@pytest.mark.slow
 def test_thousands_of_jobs_scroll_without_rendering_all_rows(jobs: Callable[..., Any]) -> None:
     page = jobs()
     assert shown(page) == CROWD
@@ -72,6 +74,7 @@ def test_thousands_of_jobs_scroll_without_rendering_all_rows(jobs: Callable[...,
     assert page.locator("[data-job]").count() < 80
 
 
+@pytest.mark.slow
 def test_filters_are_restored_from_the_url(jobs: Callable[..., Any]) -> None:
     page = jobs()
     page.get_by_role("button", name="Failed").click()
@@ -131,6 +134,7 @@ def test_keyboard_navigation_scrolls_rows_into_view(jobs: Callable[..., Any]) ->
     assert box["y"] < row["y"] < row["y"] + row["height"] <= box["y"] + box["height"] + 1
 
 
+@pytest.mark.story("jobs page")
 def test_a_job_is_updated_live(jobs: Callable[..., Any], dashboard_server: LiveServer) -> None:
     page = jobs()
     page.wait_for_selector("[data-live=live]")
@@ -159,6 +163,7 @@ def test_the_list_fits_a_phone(jobs: Callable[..., Any]) -> None:
     save_screenshot(page, "jobs-phone")
 
 
+@pytest.mark.slow
 def test_the_dark_theme_can_be_switched_and_is_kept(
     jobs: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:

@@ -35,6 +35,7 @@ def program(dashboard_server: LiveServer) -> str:
     return job.id
 
 
+@pytest.mark.story("program page")
 def test_the_page_of_a_program_shows_its_level_and_no_end_of_its_steps(
     open_page: Callable[..., Any], dashboard_server: LiveServer, program: str
 ) -> None:

@@ -24,6 +24,7 @@ def prepare_server(server: LiveServer) -> None:
 JOB_NAME = "shown"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_no_violations(

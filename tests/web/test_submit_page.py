@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.web.conftest import save_screenshot
 
@@ -61,6 +62,7 @@ def test_the_field_at_the_cursor_is_explained(
     assert "default 4" in page.locator(".hint").inner_text()
 
 
+@pytest.mark.story("submit page")
 def test_a_job_is_submitted_once(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:

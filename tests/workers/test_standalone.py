@@ -58,6 +58,7 @@ def run(folder: Path, launcher: list[str], name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_one_process_and_torchrun_follow_one_curve(tmp_path: Path) -> None:
     small_job(tmp_path)
     alone = run(tmp_path, [sys.executable], "alone")

@@ -297,6 +297,7 @@ def test_logs_of_a_rank(
     assert texts == ["of zero [bold]", "of one"]
 
 
+@pytest.mark.slow
 def test_exit_codes_of_errors(
     spec_file: str, server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ import yaml
 from rich.text import Text
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli import completion
@@ -353,7 +353,7 @@ def test_ctrl_c_ends_the_display_and_not_the_job(
     assert following.stdout is not None
     assert "left" in following.stdout.readline()
     following.send_signal(signal.SIGINT)
-    _, notice = following.communicate(timeout=20)
+    _, notice = following.communicate(timeout=DEADLINE_S)
     assert following.returncode == ExitCode.INTERRUPTED
     assert "holdfast cancel" in notice
     (job,) = client.list()
@@ -429,5 +429,5 @@ def test_two_clients_follow_a_job_from_two_threads(server: LiveServer, client: C
         thread.start()
     server.supervisor(job_id).end()
     for thread in threads:
-        thread.join(20)
+        thread.join(DEADLINE_S)
     assert seen["a"][:5] == seen["b"][:5] == [1, 2, 3, 4, 5]

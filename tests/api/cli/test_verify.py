@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.replayed import change_digest, end_of, form_again, play, stored
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli import verify
@@ -77,7 +77,7 @@ def meanwhile(server: LiveServer, client: Client, play: Callable[[str], None]) -
     player = threading.Thread(target=watch)
     player.start()
     yield
-    player.join(30)
+    player.join(DEADLINE_S)
     assert not player.is_alive()
 
 
@@ -94,6 +94,7 @@ def test_all_steps_are_equal_and_the_replay_is_ended(
     eventually(lambda: client.get(replay_of(client)).state is State.CANCELLED)
 
 
+@pytest.mark.slow
 def test_the_meshes_of_an_elastic_job_are_named(
     server: LiveServer, client: Client, elastic_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_the_meshes_of_an_elastic_job_are_named(
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.slow
 def test_a_replay_that_went_through_to_its_end_is_not_cancelled(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_difference_is_shown_with_both_digests(
     assert "different: step 6 has the digest changed in the job and d6 in its replay" in out
 
 
+@pytest.mark.slow
 def test_a_disturbed_replay_is_no_result(
     server: LiveServer, client: Client, elastic_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_disturbed_replay_is_no_result(
     assert out.endswith(f"Run it again: holdfast verify {elastic_id}\n")
 
 
+@pytest.mark.slow
 def test_a_replay_that_fails_is_no_result(
     server: LiveServer, client: Client, job_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +187,7 @@ def test_ctrl_c_leaves_the_replay_running(server: LiveServer, client: Client, jo
     assert waiting.stderr is not None
     assert waiting.stderr.readline().startswith("replay ")
     waiting.send_signal(signal.SIGINT)
-    _, notice = waiting.communicate(timeout=20)
+    _, notice = waiting.communicate(timeout=DEADLINE_S)
     assert waiting.returncode == ExitCode.INTERRUPTED
     replay_id = replay_of(client)
     assert f"holdfast verify {replay_id}" in notice

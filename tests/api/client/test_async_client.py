@@ -9,7 +9,7 @@ import pytest
 from tests.service.test_errors import STATUS_OF_CODE
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 import holdfast
 from holdfast import AsyncClient, Client, JobSpec, errors
@@ -38,7 +38,7 @@ async def test_a_job_from_submission_to_its_metrics(
     kinds = [event.kind async for event in job.events(follow=True)]
     await running
     assert kinds[0] == "job.submitted"
-    assert (await job.wait(10, check=True, poll_s=0.02)).state is State.SUCCEEDED
+    assert (await job.wait(DEADLINE_S, check=True, poll_s=0.02)).state is State.SUCCEEDED
     assert [log.text async for log in job.logs(follow=True)] == ["hello"]
     assert [log.text async for log in job.logs(grep="h.llo")] == ["hello"]
     assert [log.text async for log in job.logs(grep="nothing")] == []
@@ -70,13 +70,13 @@ async def test_concurrent_requests_survive_a_server_restart(
             first.set()
 
     following = asyncio.create_task(follow())
-    await asyncio.wait_for(first.wait(), 10)
+    await asyncio.wait_for(first.wait(), DEADLINE_S)
     await asyncio.to_thread(server.stop)
     asking = asyncio.create_task(jobs[1].refresh())
     await asyncio.to_thread(server.start)
     assert (await asking).name == "j0"
     server.cluster.supervisors[jobs[0].id].end()
-    await asyncio.wait_for(following, 20)
+    await asyncio.wait_for(following, DEADLINE_S)
     assert seen == list(range(1, len(seen) + 1))
 
 
@@ -86,7 +86,7 @@ def test_a_job_as_an_object(client: Client, server: LiveServer) -> None:
     supervisor = server.run_job(job.id, end=False)
     supervisor.logs.append(line(1, "hello"))
     supervisor.end("FAILED", "user_error", message="it raised")
-    assert job.wait(10).state is State.FAILED
+    assert job.wait(DEADLINE_S).state is State.FAILED
     assert [log.text for log in job.logs(follow=True)] == ["hello"]
     assert "FAILED" in repr(job)
     with pytest.raises(errors.JobFailed, match="it raised") as failed:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 import holdfast
 from holdfast import Client
@@ -38,7 +38,7 @@ def test_a_job_from_submission_to_its_digests(client: Client, server: LiveServer
     supervisor = server.run_job(job.id, end=False)
     supervisor.logs.append(line(1, "hello"))
     supervisor.end()
-    assert client.wait(job.id, timeout_s=10, poll_s=0.02).state is State.SUCCEEDED
+    assert client.wait(job.id, timeout_s=DEADLINE_S, poll_s=0.02).state is State.SUCCEEDED
     assert client.digests(job.id) == {step: f"d{step}" for step in range(1, 6)}
     assert [point.values["loss"] for point in client.metrics(job.id, ["loss"])] == [1.5] * 5
     assert [member.rank for member in client.attempts(job.id)[0].members] == [0, 1, 2, 3]
@@ -61,11 +61,11 @@ def test_following_continues_after_a_server_restart(client: Client, server: Live
 
     follower = threading.Thread(target=follow)
     follower.start()
-    assert first.wait(10)
+    assert first.wait(DEADLINE_S)
     server.stop()
     server.start()
     server.cluster.supervisors[job.id].end()
-    follower.join(20)
+    follower.join(DEADLINE_S)
     assert not follower.is_alive(), "it ends when the job has ended"
     with Client(server.address) as other:
         known = [event.seq for event in other.events(job.id).items]
@@ -154,6 +154,6 @@ def test_a_download_changed_by_a_proxy_is_refused(tmp_path: Path, header: str) -
         proxied = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(proxied) as client, pytest.raises(ServerError, match="comes changed"):
             client.download("operation", tmp_path / "model.safetensors")
-        proxy.join(10)
+        proxy.join(DEADLINE_S)
     assert b"accept-encoding: identity" in requests[0].lower()
     assert list(tmp_path.iterdir()) == []

@@ -119,6 +119,7 @@ def test_the_command_injects_a_fault_and_prints_its_settings(
     assert run(["inject", running_job, "gil", "--duration", "soon"]) == ExitCode.USAGE
 
 
+@pytest.mark.slow
 def test_a_storm_is_reproducible_by_its_seed_and_ends_after_its_duration(
     server: LiveServer, client: Client, running_job: str
 ) -> None:

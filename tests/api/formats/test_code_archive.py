@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tests.support.faults.flaky_proxy import FlakyProxy
 from tests.support.service.live_server import LiveServer
+from tests.support.waiting import DEADLINE_S
 
 from holdfast import Client
 from holdfast.cli.main import run
@@ -111,11 +112,11 @@ def test_a_large_folder_is_sent_through_cut_connections_and_a_restart(
     restarting = threading.Thread(target=restart)
     restarting.start()
     try:
-        with Client(proxy.endpoint, retry_s=30.0) as client:
+        with Client(proxy.endpoint, retry_s=DEADLINE_S) as client:
             code = client.send_code(folder).code
     finally:
         proxy.close()
-        restarting.join(30)
+        restarting.join(DEADLINE_S)
     assert not proxy.unused()
     assert http.get(f"/api/v1/code/{code}").content == pack(folder)
 

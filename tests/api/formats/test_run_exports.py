@@ -91,6 +91,7 @@ def records(raw: bytes) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_of_the_job_with_each_step_once(
     job_with_own_metric: str, client: Client, server: LiveServer, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from tests.support.checkpoint.saved_worlds import global_state, save_world
 from tests.support.faults.flaky_proxy import FlakyProxy
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.saved_checkpoints import MESH, report_saved, root_of, saved, spoil
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
@@ -150,6 +150,7 @@ def test_two_concurrent_removals_leave_a_checkpoint(client: Client, job_id: str)
     assert len(_steps(client, job_id)) == 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_slow_removal_does_not_count_and_is_removed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +223,7 @@ def test_a_checkpoint_needed_by_another_live_job_is_not_removed(
         client.remove_checkpoint(job_id, 2)
     assert refused.value.code == "checkpoint_needed"
     client.cancel(other.id)
-    assert client.wait(other.id, 10).state is State.CANCELLED
+    assert client.wait(other.id, DEADLINE_S).state is State.CANCELLED
     client.remove_checkpoint(job_id, 2)
     assert _steps(client, job_id) == [6, 4]
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 from tests.support.service.fake_cluster import FakeCluster, line
+from tests.support.waiting import DEADLINE_S
 
 from holdfast.rest.http import streams
 from holdfast.rest.serve import _http
@@ -22,7 +23,7 @@ from holdfast.rest.services import Services, services_over
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.settings import Settings
-from holdfast_service.store import series
+from holdfast_service.store import job_changes, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_changes import JobFeed
 from holdfast_service.store.models import JobRecord
@@ -106,7 +107,7 @@ async def server(store: Store, settings: Settings) -> AsyncIterator[Server]:
         yield started
 
 
-async def until(met: Callable[[], bool], within_s: float = 20.0) -> None:
+async def until(met: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
     async with asyncio.timeout(within_s):
         while not met():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -133,6 +134,7 @@ def counted_reads(store: Store) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", executed)
 
 
+@pytest.mark.slow
 async def test_idle_followers_cost_one_poll_and_share_each_read(
     server: Server, store: Store, settings: Settings
 ) -> None:
@@ -149,12 +151,12 @@ async def test_idle_followers_cost_one_poll_and_share_each_read(
         await follower.has(2 if feed == "events" else 1)
     counts: list[tuple[int, float]] = []
     while not counts or counts[-1][0] > counts[-1][1]:  # reads of the start may still follow
-        assert len(counts) < 5, counts
+        assert len(counts) < 30, counts
         with counted_reads(store) as reads:
             began = time.monotonic()
             await asyncio.sleep(2)
+            await until(lambda: bool(reads))
             counts.append((len(reads), (time.monotonic() - began) / settings.live_poll_s + 1))
-    assert counts[-1][0] > 0
     with counted_reads(store) as reads:
         began = time.monotonic()
         await write(store, jobs[0])
@@ -168,7 +170,7 @@ async def test_idle_followers_cost_one_poll_and_share_each_read(
 async def test_followers_get_what_their_server_stores_without_waiting_for_a_poll(
     store: Store, settings: Settings
 ) -> None:
-    store.changes._poll_s = 60
+    store.changes._poll_s = 3600
     async with serving(store, settings) as server:
         job = await server.new_job()
         events = Follower(await server.open(job, "events"))
@@ -203,7 +205,7 @@ async def test_a_poll_that_is_older_than_a_stored_change_wakes_nobody(
 
 
 async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Settings) -> None:
-    store.changes._poll_s = 60
+    store.changes._poll_s = 3600
     services = services_over(store, FakeCluster(), settings)
     job = (await services.jobs.submit({"name": "x"}))[0].id
     reads = 0
@@ -218,35 +220,36 @@ async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Sett
 
     received = b""
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(DEADLINE_S),
         aclosing(streams.follow(services, job, JobFeed.EVENTS, await read(0), read)) as pieces,
     ):
         while b"id: 5\n" not in received:
             received += await anext(pieces)
 
 
-async def test_followers_get_what_another_server_stores(settings: Settings, server: Server) -> None:
+async def test_followers_get_what_another_server_stores(
+    settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the poll: the read that is done for safety is not done within the time of a test."""
+    monkeypatch.setattr(job_changes, "SAFETY_READ_S", 3600.0)
     other = await Store.open(settings)
     job = await server.new_job()
     events = Follower(await server.open(job, "events"))
     logs = Follower(await server.open(job, "logs"))
     await events.has(1)
-    slowest = 0.0
     for number in range(2, 6):
         await write(other, job)
-        stored_at = time.monotonic()
         await events.has(number)
         await logs.has(number - 1)
-        slowest = max(slowest, time.monotonic() - stored_at)
-    assert slowest < 10, "a poll takes place every 0.25 s, a safety read every 30 s"
     async with job_transaction(other, job) as tx:
         tx.end(State.FAILED, "code", "message")
     for follower in (events, logs):
-        await asyncio.wait_for(follower.over, 20)
+        await asyncio.wait_for(follower.over, DEADLINE_S)
         assert "event: end" in follower.text
     await other.close()
 
 
+@pytest.mark.slow
 @on_sqlite
 async def test_a_client_that_does_not_read_delays_nobody_and_takes_no_memory(
     server: Server, store: Store
@@ -290,7 +293,7 @@ async def test_the_stream_of_a_removed_job_closes_without_an_end(
         await server.services.removal.remove(job, with_checkpoints=False)
         follower = Follower(stalled)
         for stream in (follower, searching):
-            await asyncio.wait_for(stream.over, 20)
+            await asyncio.wait_for(stream.over, DEADLINE_S)
             assert stream.text.endswith(COMPLETE)
             assert "event: end" not in stream.text
         assert follower.numbers == list(range(1, 501))
@@ -330,7 +333,7 @@ async def test_streams_resume_on_a_restarted_server_without_gaps_or_repeats(
             else:
                 server.services.stopping.set()
             for feed, follower in followers.items():
-                await asyncio.wait_for(follower.over, 20)
+                await asyncio.wait_for(follower.over, DEADLINE_S)
                 numbers[feed] += follower.numbers
         await servers.close()
     async with store.read() as session:

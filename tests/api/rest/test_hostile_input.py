@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer, live_server
+from tests.support.waiting import DEADLINE_S
 
-QUICK_S = 15.0
-"""A few milliseconds on an idle machine."""
 UNKNOWN_JOB = "01a1ff35-51af-7c6c-a7b5-9d5a4e2a3b1c"
 
 
@@ -27,10 +25,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-def refused_quickly(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
-    """Check that the answer is a quick problem; return it."""
+def refused(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """Check that the answer is a problem; return it."""
     assert answer.status_code in statuses, (answer.status_code, answer.text[:300])
-    assert answer.elapsed.total_seconds() < QUICK_S
     assert answer.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = answer.json()
     assert problem["code"] and problem["detail"]
@@ -43,7 +40,7 @@ def post(server: LiveServer, body: bytes, kind: str, path: str = "/api/v1/jobs")
         f"{server.address}{path}",
         content=body,
         headers={"content-type": kind},
-        timeout=20,
+        timeout=DEADLINE_S,
         trust_env=False,
     )
 
@@ -84,7 +81,7 @@ BOMBS = {
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/jobs/validate"])
 def test_a_hostile_document_is_refused(served: LiveServer, name: str, path: str) -> None:
     for kind in ("application/yaml", "application/json"):
-        refused_quickly(post(served, BOMBS[name], kind, path), 400, 422)
+        refused(post(served, BOMBS[name], kind, path), 400, 422)
 
 
 ODD_VALUES: dict[str, dict[str, Any]] = {
@@ -125,7 +122,7 @@ ODD_VALUES: dict[str, dict[str, Any]] = {
 def test_an_odd_value_is_refused_by_its_path(served: LiveServer, name: str) -> None:
     document = {"name": "x", **ODD_VALUES[name]}
     answer = post(served, json.dumps(document).encode(), "application/json")
-    problem = refused_quickly(answer, 422)
+    problem = refused(answer, 422)
     (section, *_) = ODD_VALUES[name]
     assert {fault["path"].partition(".")[0] for fault in problem["faults"]} == {section}
 
@@ -136,18 +133,16 @@ def test_globs_over_everything_stall_nothing(served: LiveServer) -> None:
     with ThreadPoolExecutor(12) as clients:
         path = "/api/v1/jobs/validate"
         answers = [clients.submit(post, served, body, "application/json", path) for _ in range(12)]
-        started = time.monotonic()
         read = post(served, b"name: y", "application/yaml", path)  # read in another thread
-        assert (read.status_code, time.monotonic() - started < QUICK_S) == (200, True)
+        assert read.status_code == 200
         for answer in answers:
             found = answer.result()
-            assert found.elapsed.total_seconds() < QUICK_S
             assert found.status_code in (200, 422), found.text
 
 
 def test_a_huge_body_is_refused_with_and_without_a_length(served: LiveServer) -> None:
     body = b"name: " + b"x" * 2**19
-    refused_quickly(post(served, body, "application/yaml"), 413)
+    refused(post(served, body, "application/yaml"), 413)
 
     def stream() -> Iterator[bytes]:
         for _ in range(64):
@@ -157,10 +152,10 @@ def test_a_huge_body_is_refused_with_and_without_a_length(served: LiveServer) ->
         f"{served.address}/api/v1/jobs",
         content=stream(),
         headers={"content-type": "application/yaml"},
-        timeout=20,
+        timeout=DEADLINE_S,
         trust_env=False,
     )
-    refused_quickly(answer, 413)
+    refused(answer, 413)
 
 
 @pytest.mark.parametrize(
@@ -207,21 +202,21 @@ def test_a_path_never_leaves_the_api(served: LiveServer, path: str) -> None:
     ],
 )
 def test_an_odd_query_is_answered_or_refused(served: LiveServer, query: str) -> None:
-    answer = httpx.get(f"{served.address}/api/v1/jobs?{query}", timeout=20, trust_env=False)
-    assert answer.elapsed.total_seconds() < QUICK_S
+    answer = httpx.get(f"{served.address}/api/v1/jobs?{query}", timeout=DEADLINE_S, trust_env=False)
     if answer.status_code != 200:  # some queries are valid and find nothing
-        refused_quickly(answer, 400, 422)
+        refused(answer, 400, 422)
 
 
 def test_regular_expressions_cannot_hang_the_server(served: LiveServer) -> None:
-    answer = httpx.post(f"{served.address}/api/v1/jobs", json=SPEC, timeout=20, trust_env=False)
+    answer = httpx.post(
+        f"{served.address}/api/v1/jobs", json=SPEC, timeout=DEADLINE_S, trust_env=False
+    )
     job = answer.json()["id"]
     for expression in ("(", "(?=a)", "(a*)*" * 90 + "x", "a{1000}{1000}", r"\p{Nothing}"):
         url = f"{served.address}/api/v1/jobs/{job}/logs"
-        found = httpx.get(url, params={"grep": expression}, timeout=20, trust_env=False)
-        assert found.elapsed.total_seconds() < QUICK_S
+        found = httpx.get(url, params={"grep": expression}, timeout=DEADLINE_S, trust_env=False)
         if found.status_code != 200:
-            refused_quickly(found, 422)
+            refused(found, 422)
 
 
 @pytest.mark.parametrize(
@@ -261,10 +256,10 @@ def test_a_stream_refuses_an_invalid_position(served: LiveServer, cursor: str) -
     answer = httpx.get(
         f"{served.address}/api/v1/live",
         headers={"accept": "text/event-stream", "last-event-id": cursor},
-        timeout=20,
+        timeout=DEADLINE_S,
         trust_env=False,
     )
-    refused_quickly(answer, 422)
+    refused(answer, 422)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +276,7 @@ def test_a_storage_that_no_operator_named_is_refused(
     served: LiveServer, remote: dict[str, str]
 ) -> None:
     document = {"name": "x", "checkpoint": {"remote": {"uri": "s3://bucket/x", **remote}}}
-    problem = refused_quickly(post(served, json.dumps(document).encode(), "application/json"), 422)
+    problem = refused(post(served, json.dumps(document).encode(), "application/json"), 422)
     places = {"checkpoint.remote.secret", "checkpoint.remote.endpoint"}
     assert {fault["path"] for fault in problem["faults"]} <= places
 
@@ -303,12 +298,12 @@ def test_a_storage_that_no_operator_named_is_refused(
 )
 def test_an_impossible_environment_is_refused(served: LiveServer, env: dict[str, Any]) -> None:
     body = json.dumps({"name": "x", "env": env}).encode()
-    problem = refused_quickly(post(served, body, "application/json"), 400, 422)
+    problem = refused(post(served, body, "application/json"), 400, 422)
     assert all(fault["path"].startswith("env") for fault in problem.get("faults", ()))
 
 
 def test_the_server_still_answers_afterwards(served: LiveServer) -> None:
-    answer = httpx.get(f"{served.address}/readyz", timeout=20, trust_env=False)
+    answer = httpx.get(f"{served.address}/readyz", timeout=DEADLINE_S, trust_env=False)
     assert answer.status_code in (200, 503), answer.text
     assert json.loads(answer.text)
 
@@ -320,18 +315,15 @@ def host(server: LiveServer) -> str:
 def raw(server: LiveServer, head: str) -> bytes:
     """The answer to this exact request; an HTTP client would correct it."""
     parts = urlsplit(server.address)
-    started = time.monotonic()
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=DEADLINE_S) as connection:
         connection.sendall(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
-        connection.settimeout(10)
         answer = b""
         try:
             while block := connection.recv(65536):
                 answer += block
                 if len(answer) > 10_000:
                     break
-        except (ConnectionResetError, TimeoutError):
+        except ConnectionResetError:
             pass  # the server closed the connection after its answer
-    assert time.monotonic() - started < 10
     assert answer, "no answer"
     return answer

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.support.service.fake_cluster import row
 from tests.support.service.live_server import SPEC, LiveServer, live_server
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 
@@ -176,7 +176,7 @@ def test_a_spec_of_another_version_is_reported(http: httpx.Client, server: LiveS
     server.run_job(job_id, steps=3, end=False)
     path = f"/api/v1/jobs/{job_id}"
     eventually(lambda: http.get(path).json()["state"] == "RUNNING")
-    with sqlite3.connect(server.settings.data_dir / "holdfast.db", timeout=20) as database:
+    with sqlite3.connect(server.settings.data_dir / "holdfast.db", timeout=DEADLINE_S) as database:
         database.execute('UPDATE jobs SET spec = \'{"of": "2031"}\' WHERE id = ?', (job_id,))
     refused = http.get(f"{path}/goodput")
     assert (refused.status_code, refused.json()["code"]) == (409, "spec_unreadable")
@@ -188,7 +188,7 @@ def test_a_spec_of_another_version_is_reported(http: httpx.Client, server: LiveS
 def test_prometheus_shows_each_live_job_if_enabled(tmp_path: Path) -> None:
     with (
         live_server(tmp_path, metrics_of_jobs=True) as server,
-        httpx.Client(base_url=server.address, timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=server.address, timeout=DEADLINE_S, trust_env=False) as http,
     ):
         job_id = submitted(http)
         server.run_job(job_id, steps=3, end=False)

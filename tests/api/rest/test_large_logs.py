@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer, live_server
+from tests.support.waiting import DEADLINE_S
 
 from holdfast import Client
 from holdfast_service.job_model.times import rfc3339
@@ -53,7 +54,7 @@ def write(database: Path, job_id: str, size: int) -> int:
     """Lines of `size` bytes of text, as the reconciler would have stored them."""
     chunks = -(-size // (len(LINE) * MAX_CHUNK_LINES))
     total = chunks * MAX_CHUNK_LINES
-    with closing(sqlite3.connect(database, timeout=30)) as connection:
+    with closing(sqlite3.connect(database, timeout=DEADLINE_S)) as connection:
         with connection:
             connection.execute("DELETE FROM log_chunks WHERE job_id = ?", (job_id,))
         for part in batched(range(1, total, MAX_CHUNK_LINES), CHUNKS_AT_ONCE):
@@ -100,6 +101,7 @@ def timed(within_s: float, read: Callable[[], dict[str, Any]]) -> dict[str, Any]
     return found
 
 
+@pytest.mark.slow
 def test_every_page_of_a_long_log_is_quick(long_log: tuple[LiveServer, str, int]) -> None:
     server, job_id, total = long_log
     with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http:

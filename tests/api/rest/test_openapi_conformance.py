@@ -13,6 +13,7 @@ import schemathesis.specs.openapi.checks
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.core.result import Ok
 from tests.support.service.live_server import live_server
+from tests.support.waiting import DEADLINE_S
 
 CHECKS = [  # without "accepts valid data": a spec may fit its schema and still be invalid
     schemathesis.checks.not_a_server_error,
@@ -48,7 +49,7 @@ def test_responses_conform_to_the_document(tmp_path: Path) -> None:
             @FEW
             @_given(operation)
             def conforms(case: schemathesis.Case[Any]) -> None:
-                case.call_and_validate(timeout=20, checks=CHECKS)
+                case.call_and_validate(timeout=DEADLINE_S, checks=CHECKS)
 
             conforms()
             tested += 1

@@ -14,7 +14,7 @@ import pytest
 from tests.api.rest.test_jobs import submitted
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.saved_checkpoints import root_of, saved
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
@@ -153,7 +153,7 @@ def test_a_job_waits_for_checkpoints_that_are_being_removed(
     finally:
         proceed.set()
     for call in (first, second):
-        call.join(30)
+        call.join(DEADLINE_S)
     assert len(removed) == 2
     assert not any(folder(server, ended, step).exists() for step in (2, 4))
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from tests.support.memory.certificates import certified, new_authority
 from tests.support.service.fake_cluster import FakeCluster
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
@@ -209,7 +209,7 @@ def test_a_killed_server_leaves_the_cluster_and_the_next_adopts_it(data_dir: Pat
     assert adopted == cluster
 
     second.terminate()
-    assert second.wait(30) == 0
+    assert second.wait(DEADLINE_S) == 0
     assert not file.exists()
     assert local_cluster.find(data_dir) is None
     assert processes.of_cluster(cluster.cluster_id) == []
@@ -229,7 +229,7 @@ def test_a_server_stopped_during_its_start_leaves_nothing(data_dir: Path) -> Non
     assert cluster is not None
     server.send_signal(signal.SIGINT)
     assert server.wait(60) == 0
-    eventually(lambda: processes_of(data_dir) == [], 10)
+    eventually(lambda: processes_of(data_dir) == [])
     assert processes.of_cluster(cluster.cluster_id) == []
     assert not Path(cluster.temp_dir).exists()
     assert not Path(cluster.shm_root).exists()
@@ -268,12 +268,12 @@ async def test_a_server_with_a_certificate_serves_https_only(
     def ask(server: ServerFile) -> None:
         assert server.address.startswith("https://127.0.0.1:")
         try:
-            found = httpx.get(f"{server.address}/api/v1/jobs", verify=trusting, timeout=10)
+            found = httpx.get(f"{server.address}/api/v1/jobs", verify=trusting, timeout=DEADLINE_S)
             answers.append(found.status_code)
             with pytest.raises(httpx.TransportError):
-                httpx.get(server.address.replace("https", "http"), timeout=10)
+                httpx.get(server.address.replace("https", "http"), timeout=DEADLINE_S)
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                httpx.get(server.address, timeout=10)
+                httpx.get(server.address, timeout=DEADLINE_S)
             answers.append("refused")
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -332,7 +332,7 @@ async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reaso
     )
     settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379", store_uri="/store")
     with pytest.raises(serve.ServeError, match=r"its raylet has died; .* Start the server again"):
-        await asyncio.wait_for(serve.serve(settings, on_ready=lambda _: None), 30.0)
+        await asyncio.wait_for(serve.serve(settings, on_ready=lambda _: None), DEADLINE_S)
 
 
 async def test_only_a_cluster_of_its_own_can_be_autoscaled(tmp_path: Path) -> None:

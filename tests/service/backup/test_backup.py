@@ -111,6 +111,7 @@ async def test_a_backup_of_an_older_schema_is_migrated(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_backup_beside_a_writer_is_of_one_moment(
     store: Store, settings: Settings, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ async def test_a_row_that_was_exchanged_is_found_by_its_digest(
     assert not target.data_dir.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_killed_restore_leaves_an_empty_database_and_may_be_repeated(
     filled: Databases, empty: Databases, tmp_path: Path, kind: str

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import ray
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.cluster import connection, ray_cluster, ray_state
 from holdfast_service.cluster.connection import ConnectionTimes, RayConnection
@@ -38,7 +38,7 @@ class FakeRay:
         self.hangs.set()
 
     def init(self, **_: Any) -> None:
-        assert self.hangs.wait(20)
+        assert self.hangs.wait(600)
         self.connected_to.append(self.head)
         self.own_raylet = True
 
@@ -201,8 +201,8 @@ async def test_a_wait_for_news_ends_with_its_connection(monkeypatch: pytest.Monk
     supervisor = type("Supervisor", (), {"await_news": Method()})()
     monkeypatch.setattr(ray_cluster.RayCluster, "_supervisor", lambda *_: supervisor)
     cluster = RayCluster("", b"", Path(), can_grow=False)
-    news = asyncio.create_task(cluster.await_news("job", Cursors(), 60.0))
+    news = asyncio.create_task(cluster.await_news("job", Cursors(), 600.0))
     await asyncio.to_thread(eventually, lambda: bool(cluster._awaited))
     await asyncio.to_thread(cluster.forget_connection)
     with pytest.raises(SupervisorUnavailable, match="anew"):
-        await asyncio.wait_for(news, 5.0)
+        await asyncio.wait_for(news, DEADLINE_S)

@@ -68,7 +68,7 @@ def serving(
         yield address
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(60)
         answer.close()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from holdfast_service.cluster.agent_actor import domain_of
 
 LABELLED = """
@@ -50,6 +52,7 @@ def test_holdfasts_own_label_comes_before_the_zone_and_none_means_unknown() -> N
     assert domain_of(zone, "rack") == "", "the job named another label"
 
 
+@pytest.mark.slow
 def test_an_agent_reads_the_label_of_its_own_node() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", LABELLED], capture_output=True, text=True, timeout=180, check=False

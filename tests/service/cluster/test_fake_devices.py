@@ -56,7 +56,7 @@ threads = set()
 deadline = time.monotonic() + 120
 while any(len(ranks) < 2 for ranks in shown.values()):
     for job in jobs:
-        answer = ray.get(ours._supervisor(job).poll.remote(codec.encode(Cursors())), timeout=20)
+        answer = ray.get(ours._supervisor(job).poll.remote(codec.encode(Cursors())), timeout=60)
         for line in codec.decode(answer, SupervisorReport).logs:
             found = re.match("variable CUDA_VISIBLE_DEVICES=(.*)", line.text)
             if found:

@@ -20,20 +20,18 @@ class Silent(node_inspection.NodeProbe):
 
 ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
 lost = threading.Event()
-(node,) = node_inspection.inspect_nodes(None, 30, OwnCode(), lost.is_set)
+(node,) = node_inspection.inspect_nodes(None, 60, OwnCode(), lost.is_set)
 assert node.problem == ""
 node_inspection.NodeProbe = Silent
 (node,) = node_inspection.inspect_nodes(None, 2, OwnCode(), lost.is_set)
 assert "did not answer within" in node.problem
 threading.Timer(1.0, lost.set).start()
-began = time.monotonic()
 try:
-    node_inspection.inspect_nodes(None, 60, OwnCode(), lost.is_set)
+    node_inspection.inspect_nodes(None, 3600, OwnCode(), lost.is_set)
 except ClusterUnavailable as error:
     assert "the connection to Ray was lost" in str(error)
 else:
     raise AssertionError("the check went on")
-assert time.monotonic() - began < 5
 ray.shutdown()
 """
 

@@ -65,7 +65,7 @@ for resources, allowed in [
     assert place in allowed if allowed else place is None, (resources, place)
 
 def until_foreign(amount):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:  # Ray's figures are late
         found = [node.foreign_custom["fpga"] for node in ours._capacity().nodes if node.custom
                  and "fpga" in node.custom]

@@ -42,7 +42,7 @@ class Parent:
 
 
 def eventually(condition):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, condition
         time.sleep(0.1)
@@ -50,7 +50,7 @@ def eventually(condition):
 
 def started_again(child):
     try:
-        return ray.get(child.place.remote(), timeout=30) == places[0]
+        return ray.get(child.place.remote(), timeout=60) == places[0]
     except ray.exceptions.RayError:
         return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.cluster import agents, ray_cluster
 from holdfast_service.cluster.agents import RayAgents
@@ -32,7 +32,7 @@ async def test_blocked_threads_of_the_server_delay_no_call_of_ray(
     monkeypatch.setattr(ray_cluster, "_placed_bundles", lambda _: [])
     over = threading.Event()
     loop = asyncio.get_running_loop()
-    blocked = [loop.run_in_executor(None, over.wait, 60) for _ in range(64)]
+    blocked = [loop.run_in_executor(None, over.wait, 600) for _ in range(64)]
     try:
         cluster = RayCluster("", b"", Path(), can_grow=False)
         assert (await cluster.capacity()).nodes == ()
@@ -41,9 +41,10 @@ async def test_blocked_threads_of_the_server_delay_no_call_of_ray(
         await asyncio.gather(*blocked)
 
 
+@pytest.mark.slow
 async def test_calls_of_ray_that_hang_delay_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
-    monkeypatch.setattr(ray, "nodes", lambda: over.wait(60))
+    monkeypatch.setattr(ray, "nodes", lambda: over.wait(600))
     monkeypatch.setattr(ray_cluster, "draining_nodes", set)
     monkeypatch.setattr(ray_cluster, "CALL_S", 0.1)
     monkeypatch.setattr(ray_cluster, "RELEASE_S", 0.1)
@@ -62,15 +63,15 @@ def test_restarts_that_wait_for_the_control_service_delay_no_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(agents, "runs", lambda *_: not over.wait(60))
+    monkeypatch.setattr(agents, "runs", lambda *_: not over.wait(600))
     monkeypatch.setattr(RayAgents, "_call", lambda *_: Done())
     job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions())
     job._handles["n0"] = None
     try:
         for pid in range(200):  # more than any pool has threads
             job.restart("n0", ProcessIdentity("", pid, 0))
-        answer = job.call("n0", Request(WarmUp("n0", 1)), Done, timeout_s=1.0)
-        assert answer.result(5.0) == Done()
+        answer = job.call("n0", Request(WarmUp("n0", 1)), Done, timeout_s=DEADLINE_S)
+        assert answer.result(DEADLINE_S) == Done()
     finally:
         over.set()
         job.close()
@@ -109,7 +110,7 @@ def test_what_ray_must_do_is_done_once_its_head_is_back(monkeypatch: pytest.Monk
         eventually(lambda: asked[0] > 20)
         assert ensuring.is_alive()
         away[0] = False
-        ensuring.join(10)
+        ensuring.join(DEADLINE_S)
         assert job._handles["n0"] == "agent 0"
     finally:
         away[0] = False

@@ -32,8 +32,8 @@ def places(group):
     return set(placement_group_table(group)["bundles_to_node_id"].values())
 
 def wait(met):
-    until = time.time() + 20
-    while not met() and time.time() < until:
+    until = time.monotonic() + 60
+    while not met() and time.monotonic() < until:
         time.sleep(0.05)
     assert met()
 
@@ -106,8 +106,8 @@ class Agent:
         return ProcessIdentity("", os.getpid(), 0, ray.get_runtime_context().get_node_id())
 
 def wait(met):
-    until = time.time() + 20
-    while not met() and time.time() < until:
+    until = time.monotonic() + 60
+    while not met() and time.monotonic() < until:
         time.sleep(0.01)
     assert met()
 
@@ -124,7 +124,7 @@ wait(lambda: not runs(agent, first))
 second = None
 while second is None:
     try:
-        second = ray.get(agent.process.remote(), timeout=20)
+        second = ray.get(agent.process.remote(), timeout=60)
     except ray.exceptions.ActorUnavailableError:
         time.sleep(0.05)
 assert runs(agent, second) and not has_ended(agent, second)
@@ -138,6 +138,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.cell("P1", "GCS")
 @pytest.mark.cluster
 def test_only_a_living_nodes_raylet_proves_the_end_of_a_process() -> None:
     checks = {

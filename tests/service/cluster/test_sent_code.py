@@ -56,6 +56,7 @@ def test_the_name_has_the_build_and_changes_with_any_file() -> None:
     assert "holdfast_workers/py.typed" in names
 
 
+@pytest.mark.slow
 def test_the_unpacked_package_is_enough_for_supervisors_agents_and_their_children(
     tmp_path: Path,
 ) -> None:

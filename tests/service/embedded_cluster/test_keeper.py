@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.embedded_cluster import processes
 from holdfast_service.embedded_cluster.keeper import Keeper
@@ -37,5 +38,5 @@ def test_a_node_that_fails_to_start_leaves_no_process_and_the_cluster_runs_on(
     monkeypatch.setattr(keeper, "_start_node", half_start)
     answer = keeper._add_node()
     assert answer == {"error": "node-0 did not start: TimeoutError: the raylet did not come up"}
-    assert started[0].wait(10) == -9
+    assert started[0].wait(DEADLINE_S) == -9
     assert keeper.cluster.nodes == ()

@@ -60,7 +60,7 @@ count = int(ray.cluster_resources().get("GPU", 0))
 holders = [Holder.remote() for _ in range(count)]
 print(json.dumps(sorted(ray.get([holder.sees.remote() for holder in holders], timeout=60))))
 """
-GONE_S = 20.0
+GONE_S = 60.0
 
 
 def remains(cluster: LocalCluster) -> list[str]:

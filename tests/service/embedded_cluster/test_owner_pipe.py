@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.embedded_cluster.owner_pipe import NotAPipe, OwnerPipe
 
@@ -25,7 +25,7 @@ def test_a_killed_owner_has_ended_for_all_that_share_its_pipe() -> None:
     assert owner.stdout is not None and owner.stdout.readline()
     assert [pipe.owner_has_ended() for pipe in pipes] == [False, False]
     owner.kill()
-    eventually(lambda: all(pipe.owner_has_ended() for pipe in pipes), 10)
+    eventually(lambda: all(pipe.owner_has_ended() for pipe in pipes))
     assert all(pipe.owner_has_ended() for pipe in pipes), "it stays ended"
     owner.wait()
     owner.stdout.close()
@@ -54,7 +54,7 @@ shown = subprocess.run(["readlink", "/proc/self/fd/0"], capture_output=True, tex
 assert shown.stdout == "/dev/null\\n", shown
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
-    assert process.wait(20) == 0
+    assert process.wait(DEADLINE_S) == 0
     assert process.stdin is not None
     process.stdin.close()
 

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
 from holdfast_service.host_cluster import node as nodes
@@ -116,7 +116,7 @@ def test_the_end_of_a_node_ends_its_own_processes_only(files: NodeFiles, tmp_pat
     files.token.write_text("token")
     with raylet(tmp_path, MARK) as own, raylet(tmp_path, "another") as foreign:
         nodes.end(files, node, 5.0)
-        assert own.wait(5) == -15  # asked, not killed
+        assert own.wait(DEADLINE_S) == -15  # asked, not killed
         assert foreign.poll() is None
     assert files.read() is None
     assert files.token.exists()

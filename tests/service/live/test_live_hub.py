@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.support.service.fake_cluster import row
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
@@ -44,7 +45,7 @@ class Listener:
         return [json.loads(message.payload) for message in self.messages if message.kind == kind]
 
     async def until(self, met: Callable[[Listener], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while not met(self):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -210,7 +211,7 @@ async def test_streams_survive_a_database_outage(
             stop = asyncio.Event()
             beats = 0
             stream = hub._listen(None, None, stop, 0.05)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 async for batch in stream:
                     beats += not batch.messages
                     if beats == 3:
@@ -256,7 +257,7 @@ async def test_events_during_the_start_of_a_stream_are_sent(
         number = hub._job_rows.number
         async with job_transaction(store, job.id) as tx:
             tx.emit(UnknownEvent("meanwhile", {}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while hub._job_rows.number == number:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return found

@@ -22,6 +22,7 @@ from sqlalchemy.exc import OperationalError
 from tests.support.checkpoint.saved_worlds import global_state, save_world
 from tests.support.service.job_drives import until
 from tests.support.service.saved_checkpoints import MESH, spoil
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.crash_points import CrashHook, CrashPoint, never_crash
 from holdfast_service.errors import (
@@ -146,7 +147,7 @@ async def test_a_server_that_dies_is_replaced_and_each_effect_happens_once(
 
     operation = await requested(world, kind)
     async with world.runner(die):
-        await asyncio.wait_for(died.wait(), 20)
+        await asyncio.wait_for(died.wait(), DEADLINE_S)
     left = await world.service.get(operation.id)
     assert left.state.ended == (point is CrashPoint.OPERATION_ENDED)
     async with world.runner() as other:
@@ -272,7 +273,7 @@ async def test_a_slow_mark_of_a_bad_checkpoint_keeps_the_claim(
     proceed, renewed = threading.Event(), 0
 
     def quarantine(storage: object, why: str) -> None:
-        assert proceed.wait(20)
+        assert proceed.wait(DEADLINE_S)
 
     async def renew(*arguments: Any) -> bool:
         nonlocal renewed
@@ -429,7 +430,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     proceed, opened = threading.Event(), LocalStorage.open
 
     def wait(self: LocalStorage, name: str) -> object:
-        assert proceed.wait(20)
+        assert proceed.wait(DEADLINE_S)
         return opened(self, name)
 
     monkeypatch.setattr(LocalStorage, "open", wait)

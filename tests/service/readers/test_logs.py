@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.service.fake_cluster import line
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.errors import InvalidRegex
 from holdfast_service.job_model.log_filters import (
@@ -107,7 +107,7 @@ class SlowExpression(LogPattern):
 
     def search(self, content: str) -> bool:
         self.began.set()
-        return self.may_end.wait(5)
+        return self.may_end.wait(DEADLINE_S)
 
 
 async def test_the_loop_is_not_blocked_while_an_expression_runs(
@@ -162,10 +162,8 @@ async def test_a_download_contains_every_matching_line(store: Store, jobs: JobSe
 
 
 def test_no_expression_takes_long() -> None:
-    evil = compile_pattern("(a*)*(a|aa)+$")
-    began = time.monotonic()
+    evil = compile_pattern("(a*)*(a|aa)+$")  # for ever where a search may go back
     LogFilter(grep=evil).matches([0.0, 0, 1, "", "", "stdout", "a" * 16_000 + "b"])
-    assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.parametrize("expression", ["(", "a{1000}{1000}", r"(?=x)", "x" * 501, "\ud800"])

@@ -26,6 +26,7 @@ from tests.support.service.job_drives import (
     until_released,
     until_state,
 )
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.crash_points import CrashPoint
 from holdfast_service.job_model.lifecycle import State
@@ -35,6 +36,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.views.jobs import JobView
 
 pytestmark = pytest.mark.chaos
+MARKED = {CrashPoint.SUBMITTED, CrashPoint.START_DONE, CrashPoint.ENDED}
 CANCELS = {CrashPoint.CANCEL_INTENDED, CrashPoint.CANCEL_DONE}
 OPERATIONS = {point for point in CrashPoint if point.startswith("operation.")}
 PAUSES = {CrashPoint.PAUSE_INTENDED, CrashPoint.PAUSE_DONE, CrashPoint.PAUSED}
@@ -63,7 +65,12 @@ async def endless_job(
 
 
 @pytest.mark.parametrize(
-    "point", sorted(set(CrashPoint) - PAUSES - OPERATIONS - {CrashPoint.SUBMITTED})
+    "point",
+    [
+        pytest.param(CrashPoint.START_DONE, marks=pytest.mark.cell("P6", "database")),
+        pytest.param(CrashPoint.ENDED, marks=pytest.mark.cell("P7", "server")),
+        *sorted(set(CrashPoint) - PAUSES - OPERATIONS - MARKED),
+    ],
 )
 async def test_a_crash_at_any_crash_point_loses_nothing(
     origin: ReconcilerOrigin, settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
@@ -81,7 +88,7 @@ async def test_a_crash_at_any_crash_point_loses_nothing(
     if point in CANCELS:
         await until_state(jobs, job.id, State.RUNNING)
         await jobs.cancel(job.id)
-    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == -signal.SIGKILL
 
     async with reconciling(store, cluster, settings):
         ended = await until_released(jobs, job.id)
@@ -106,7 +113,7 @@ async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
     settings = settings.model_copy(update={"lease_s": 0.5})
     cluster, jobs, job, process = await endless_job(origin, settings, store, tmp_path, point)
     await jobs.pause(job.id)
-    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == -signal.SIGKILL
 
     async with reconciling(store, cluster, settings):
         await until_state(jobs, job.id, State.PAUSED)
@@ -135,7 +142,7 @@ async def test_a_crash_in_a_restart_loses_nothing_and_the_job_goes_on_by_itself(
     cluster, jobs, job, process = await endless_job(origin, settings, store, tmp_path, point)
     assert (await jobs.restart(job.id)).state is State.PAUSING
     assert (await jobs.restart(job.id)).generation == 2, "a repeated command changes nothing"
-    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == -signal.SIGKILL
 
     async with reconciling(store, cluster, settings):
         ended = await until_released(jobs, job.id)

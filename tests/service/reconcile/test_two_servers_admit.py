@@ -61,6 +61,7 @@ def document(number: int, nodes: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arrivals", [pytest.param(30), pytest.param(1_000, marks=[pytest.mark.soak])]
 )

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, select
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.job_model import webhook_messages
 from holdfast_service.job_model.events.attempts import AttemptEndedEvent
@@ -159,7 +160,7 @@ async def test_the_messages_of_a_claim_are_sent_at_the_same_time(
         waiting += 1
         if waiting == 5:
             together.set()
-        await asyncio.wait_for(together.wait(), 10)
+        await asyncio.wait_for(together.wait(), DEADLINE_S)
         return httpx.Response(200)
 
     hooks = WebhookSender(store, webhook_settings)

@@ -6,6 +6,7 @@ from functools import partial
 from math import log2
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.simulation.simulated_cluster import SimulatedCluster
@@ -117,6 +118,7 @@ def test_a_list_of_meshes_is_their_order() -> None:
     assert world_sizes(job) == [4, 3, 4]
 
 
+@pytest.mark.slow
 @given(
     speeds=st.tuples(*(st.floats(100.0, 1000.0) for _ in SHAPES)),
     losses=st.lists(

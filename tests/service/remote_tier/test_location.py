@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.service.databases import fast_settings
 from tests.support.service.fake_cluster import FakeCluster
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.remote_tier.location import SecretUnusable, read_secret
@@ -111,6 +112,7 @@ async def test_a_missing_bucket_is_reported(
     assert "create the bucket" in why
 
 
+@pytest.mark.slow
 async def test_an_unreachable_or_silent_endpoint_is_reported_within_the_deadline(
     jobs: JobService, store: Store, settings: Settings
 ) -> None:
@@ -122,11 +124,12 @@ async def test_an_unreachable_or_silent_endpoint_is_reported_within_the_deadline
         for port in ports:
             endpoint = f"http://127.0.0.1:{port}"
             _keep(settings, "ours", CREDENTIALS, bucket="bucket", endpoint=endpoint)
-            began = time.monotonic()
-            path, why = await _fault(hasty, uri="s3://bucket/x", endpoint=endpoint, secret="ours")
+            async with asyncio.timeout(DEADLINE_S):
+                path, why = await _fault(
+                    hasty, uri="s3://bucket/x", endpoint=endpoint, secret="ours"
+                )
             assert path == "checkpoint.remote.uri"
             assert "endpoint" in why
-            assert time.monotonic() - began < 4.0
 
 
 async def test_a_folder_that_cannot_be_created_is_reported(

@@ -12,6 +12,7 @@ import pytest
 from tests.support.checkpoint.model_checkpoint import ALONE, save_model
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import JOB, reconciling, until, until_released
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.errors import IdempotencyConflict, InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec
@@ -304,7 +305,7 @@ async def test_a_silent_storage_does_not_block_the_driver(
         supervisor.form(1, restore_step=6)
         supervisor.run(1, 7, 7)
         supervisor.emit(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
-        await asyncio.wait_for(called.wait(), 20)
+        await asyncio.wait_for(called.wait(), DEADLINE_S)
         supervisor.run(1, 8, 9)
         await until(lambda: _at_step(jobs, job.id, 9), what="rows during the release")
         answer.set()

@@ -504,7 +504,7 @@ async def test_cordons_end_by_command_and_by_time(
         await service.cordon("node2", "a look", None)
         await service.cordon("node1", "repair", None)
         await until(lambda: len(supervisor.avoided[-1:] and supervisor.avoided[-1]) == 2)
-        await service.cordon("node2", "a look", time.time() + 0.5)
+        await service.cordon("node2", "a look", time.time() + 2.0)
         await until(lambda: set(supervisor.avoided[-1]) == {"node1"})  # its time is over
         assert (await service.get("node2")).state is NodeStanding.READY
         supervisor.epoch += 1  # it restarts, and knows nothing

@@ -12,7 +12,7 @@ from holdfast_service.store.models import JobRecord, Outbox
 from holdfast_service.store.statement import Statement, Upsert
 
 TIMES = 100
-TIMEOUT_S = 10.0  # far below the time for which a transaction waits for a lock
+TIMEOUT_S = 60.0  # far below the time for which a transaction waits for a lock
 _COUNT, _PUT = Statement(select(func.count(JobRecord.id))), Upsert(Outbox)
 
 

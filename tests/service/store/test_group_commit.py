@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 from tests.support.service.databases import fast_settings
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.store import sqlite_driver
 from holdfast_service.store.engine import Store
@@ -77,7 +78,7 @@ async def test_a_writer_that_fails_before_its_first_statement_blocks_no_other(st
             raise Refused
 
     writers = (refused(), write(store, "a"), refused(), write(store, "b"))
-    async with asyncio.timeout(5):  # less than SQLite waits for a lock
+    async with asyncio.timeout(DEADLINE_S):  # less than SQLite waits for a lock
         await asyncio.gather(*writers, return_exceptions=True)
     assert await stored(store) == ["a", "b"]
 

@@ -22,7 +22,7 @@ from holdfast_service.store.installation import (
 )
 
 KEY_FILE = "job-secrets.key"
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 async def test_each_database_has_an_id_that_stays(

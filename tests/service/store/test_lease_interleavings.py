@@ -35,7 +35,7 @@ JOBS = 4
 SCHEDULES = 60
 BLOCKED_S = 0.02
 """A step that takes longer is taken to wait for a lock; a wrong guess only changes the schedule."""
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class _PausedSession:

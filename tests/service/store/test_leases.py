@@ -43,12 +43,12 @@ async def held_briefly(store: Store, ids: list[str]) -> dict[str, leases.JobLeas
 
 
 async def test_concurrent_claims_never_share_a_job(store: Store, ids: list[str]) -> None:
-    taken = await asyncio.gather(*(claim(store, f"o{n}", 2, 30.0) for n in range(6)))
+    taken = await asyncio.gather(*(claim(store, f"o{n}", 2, 3600.0) for n in range(6)))
     claimed = [lease.job_id for batch in taken for lease in batch]
     assert len(claimed) == len(set(claimed))
-    rest = await claim(store, "late", 10, 30.0)
+    rest = await claim(store, "late", 10, 3600.0)
     assert sorted(claimed + [lease.job_id for lease in rest]) == sorted(ids)
-    assert await claim(store, "later", 10, 30.0) == []
+    assert await claim(store, "later", 10, 3600.0) == []
 
 
 async def test_an_expired_holder_loses_every_write(store: Store, ids: list[str]) -> None:
@@ -56,43 +56,42 @@ async def test_an_expired_holder_loses_every_write(store: Store, ids: list[str])
     found: list[leases.JobLease] = []
 
     async def taken_over() -> bool:
-        found.extend(await claim(store, "next", 10, 30.0))
+        found.extend(await claim(store, "next", 10, 3600.0))
         return len(found) == len(ids)
 
     await until(taken_over)
     with pytest.raises(LeaseLost):
         async with job_transaction(store, ids[0], token=slow[ids[0]].token):
             pass
-    assert await leases.renew(store, "slow", ids, 30.0) == set()
+    assert await leases.renew(store, "slow", ids, 3600.0) == set()
     await leases.release(store, slow[ids[0]], 0.0)  # has no effect
     async with job_transaction(store, ids[0], token=found[0].token) as tx:
         tx.emit(UnknownEvent("mine", {}))
 
 
 async def test_a_renewed_lease_does_not_expire(store: Store, ids: list[str]) -> None:
-    await claim(store, "holder", 10, 0.3)
-    for _ in range(6):
-        await asyncio.sleep(0.1)
-        assert await leases.renew(store, "holder", ids, 0.3) == set(ids)
+    await claim(store, "holder", 10, 0.1)
+    assert await leases.renew(store, "holder", ids, 3600.0) == set(ids)
+    await asyncio.sleep(0.2)  # the lease of the claim is over
     assert await claim(store, "other", 10, 1.0) == []
 
 
 async def test_a_released_job_is_due_after_the_given_time(store: Store, ids: list[str]) -> None:
-    for lease in await claim(store, "holder", 10, 30.0):
-        await leases.release(store, lease, 30.0 if lease.job_id != ids[3] else 0.0)
-    again = await claim(store, "other", 10, 30.0)
+    for lease in await claim(store, "holder", 10, 3600.0):
+        await leases.release(store, lease, 3600.0 if lease.job_id != ids[3] else 0.0)
+    again = await claim(store, "other", 10, 3600.0)
     assert [lease.job_id for lease in again] == [ids[3]]
 
 
 async def test_a_job_with_a_new_user_command_is_due_at_once_after_release(
     store: Store, ids: list[str]
 ) -> None:
-    held = await claim(store, "holder", 10, 30.0)
+    held = await claim(store, "holder", 10, 3600.0)
     async with job_transaction(store, ids[2]) as tx:
         tx.job.due_at = 0.0  # as a user command does
     for lease in held:
-        await leases.release(store, lease, 30.0)
-    again = await claim(store, "other", 10, 30.0)
+        await leases.release(store, lease, 3600.0)
+    again = await claim(store, "other", 10, 3600.0)
     assert [lease.job_id for lease in again] == [ids[2]]
 
 
@@ -102,10 +101,10 @@ async def test_an_expired_holder_learns_which_jobs_it_still_holds(
     await held_briefly(store, ids)
     await asyncio.sleep(0.1)
     assert await leases.claim(store, "slow", 10) == []  # it has to renew first
-    taken = {lease.job_id for lease in await claim(store, "next", 2, 30.0)}
+    taken = {lease.job_id for lease in await claim(store, "next", 2, 3600.0)}
     assert len(taken) == 2
-    assert await leases.renew(store, "slow", ids, 30.0) == set(ids) - taken
-    assert await claim(store, "next", 10, 30.0) == []
+    assert await leases.renew(store, "slow", ids, 3600.0) == set(ids) - taken
+    assert await claim(store, "next", 10, 3600.0) == []
 
 
 async def test_concurrent_claims_and_late_renewals_never_share_a_job(
@@ -115,7 +114,7 @@ async def test_concurrent_claims_and_late_renewals_never_share_a_job(
         await claim(store, "slow", 10, 0.02)
         await asyncio.sleep(0.05)
         kept, taken = await asyncio.gather(
-            leases.renew(store, "slow", ids, 30.0), claim(store, "next", 10, 30.0)
+            leases.renew(store, "slow", ids, 3600.0), claim(store, "next", 10, 3600.0)
         )
         assert kept | {lease.job_id for lease in taken} == set(ids)
         assert not kept & {lease.job_id for lease in taken}
@@ -125,15 +124,15 @@ async def test_concurrent_claims_and_late_renewals_never_share_a_job(
 
 
 async def test_jobs_of_a_leaving_owner_are_claimable_at_once(store: Store, ids: list[str]) -> None:
-    await claim(store, "gone", 10, 30.0)
+    await claim(store, "gone", 10, 3600.0)
     await leases.leave(store, "gone")
-    assert len(await claim(store, "next", 10, 30.0)) == len(ids)
+    assert len(await claim(store, "next", 10, 3600.0)) == len(ids)
     async with store.read() as session:
         assert list(await session.scalars(select(LeaseOwner.id))) == ["next"]
 
 
 async def test_leases_held_but_not_driven_are_found(store: Store, ids: list[str]) -> None:
-    held = await claim(store, "holder", 10, 30.0)
+    held = await claim(store, "holder", 10, 3600.0)
     assert await leases.undriven(store, "holder", set(ids)) == set()
     assert await leases.undriven(store, "holder", set(ids[1:])) == {held[0]}
     await leases.release(store, held[0], 0.0)

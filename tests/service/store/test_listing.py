@@ -115,6 +115,7 @@ async def test_an_unreadable_spec_affects_only_its_own_job(
     assert (await overview.verdict(job)).headline == "Training"
 
 
+@pytest.mark.slow
 async def test_listing_twenty_thousand_jobs_is_fast(
     jobs: JobService, overview: Overview, store: Store
 ) -> None:

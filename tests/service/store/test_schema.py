@@ -40,6 +40,7 @@ async def test_migrations_match_the_models(store: Store) -> None:
         assert await connection.run_sync(differences) == []
 
 
+@pytest.mark.slow
 async def test_concurrently_started_processes_migrate_once(unmigrated_settings: Settings) -> None:
     command = [sys.executable, "-c", _OPEN, str(unmigrated_settings.data_dir)]
     url = unmigrated_settings.resolved_database_url()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 from tests.support.service.databases import fast_settings
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.store import sqlite_driver
 from holdfast_service.store.engine import Store
@@ -38,7 +39,7 @@ async def test_a_writer_waiting_for_a_lock_does_not_block_the_loop(
         await asyncio.sleep(0)
     assert not writing.done()
     other.execute("COMMIT")
-    await asyncio.wait_for(writing, 20)
+    await asyncio.wait_for(writing, DEADLINE_S)
     other.close()
 
 

@@ -42,7 +42,7 @@ from holdfast_workers.protocol.messages import FormOrder, Partner
 from holdfast_workers.protocol.processes import StorageOptions
 
 TIMES = CallTimes(call_s=1.0, form_call_s=2.0, finalize_s=3.0, check_s=4.0)
-WAIT_S = 10.0
+WAIT_S = 60.0
 REPORT = AgentReport("n0", "life", "node", "127.0.0.1", 1, 2, 3, 2, 0, 0, True)
 
 

@@ -51,12 +51,13 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
+def watched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    """The parameter: after how long a silence the agent is lost; else after none in a test."""
     server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1", heartbeat_s=0.02)
     proxy = ResettingProxy(server.port)
     agents = FakeAgents(lambda: True)
     agents.life = report("a", proxy.port)
-    watch, received = watching(agents, 60.0, HEARTBEAT_TIMEOUT_S)
+    watch, received = watching(agents, 60.0, getattr(request, "param", 3600.0))
     watch.refresh(1)
     assert isinstance(received.get(timeout=WAIT_S), inputs.AgentUp)
     watched = Watched(agents, proxy, watch, received)
@@ -76,6 +77,7 @@ def test_resets_are_no_loss_of_an_agent_that_answers(watched: Watched) -> None:
     assert watched.received.empty() and watched.watch.seats == ["n0"]
 
 
+@pytest.mark.parametrize("watched", [HEARTBEAT_TIMEOUT_S], indirect=True)
 def test_refused_connections_are_a_loss_after_the_timeout_that_proves_nothing(
     watched: Watched,
 ) -> None:
@@ -91,11 +93,9 @@ def test_refused_connections_are_a_loss_after_the_timeout_that_proves_nothing(
 def test_an_end_that_the_cluster_knows_is_certain_at_once(watched: Watched) -> None:
     watched.agents.ended, watched.agents.life = True, None
     watched.proxy.refuses = True
-    began = time.monotonic()
     watched.proxy.reset()
     lost = watched.lose()
     assert (lost.incarnation, lost.certain) == ("a", True)
-    assert time.monotonic() - began < HEARTBEAT_TIMEOUT_S
 
 
 def test_the_kernel_of_the_same_machine_knows_more_than_the_cluster(watched: Watched) -> None:

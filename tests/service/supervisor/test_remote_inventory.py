@@ -12,7 +12,7 @@ from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import StorageDenied
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def test_listing_problems_are_reported_until_the_first_success(

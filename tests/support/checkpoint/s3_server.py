@@ -80,11 +80,11 @@ class S3Server:
         url = f"{self.endpoint}/moto-api/reset-auth"
         plain = {"Content-Type": "text/plain"}
         request = urllib.request.Request(url, data=unchecked, headers=plain)
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     def close(self) -> None:
         self._connection.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 def main() -> None:

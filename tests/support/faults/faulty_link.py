@@ -83,7 +83,7 @@ class FaultyLink:
     def close(self) -> None:
         self._closing = True
         os.write(self._wake_writer, b"!")
-        self._thread.join(5)
+        self._thread.join(60)
         for end in (self._wake_reader, self._wake_writer):
             os.close(end)
 

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.support.waiting import DEADLINE_S
+
 Operation = tuple[Any, str]
 """The owner of a function or method, and its name."""
 
@@ -42,7 +44,7 @@ class KilledProcess:
         with contextlib.suppress(ProcessLookupError):  # it has ended and is not reaped yet
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def end(self, timeout_s: float = 20.0) -> bool:
+    def end(self, timeout_s: float = DEADLINE_S) -> bool:
         """Wait for its end. True if it was killed, False if `body` completed."""
         ended = bool(select.select([self._pidfd], [], [], timeout_s)[0])
         if not ended:

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 HOME = "/home/trainer"
-BOOT_S = 20.0
-END_S = 20.0
+BOOT_S = 60.0
+END_S = 60.0
 INIT = Path(__file__).with_name("host_init.py")
 
 

@@ -93,7 +93,7 @@ class TrainingRoom:
             lambda: '"address"' in self.server.output() or self.server.status is not None, READY_S
         )
         assert self.server.status is None, self.server.output()
-        self.client = Client(f"http://{self.head.address}:{PORT}", retry_s=30)
+        self.client = Client(f"http://{self.head.address}:{PORT}", retry_s=60)
         self.client.ready()
         return self.client
 

@@ -11,7 +11,8 @@ from holdfast_workers.memory.segment_store import Quarantined, SegmentStore
 from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Place
 
-TIMES = Timeouts(connect_s=1.0, handshake_s=0.2, stall_s=0.2, idle_s=20.0)
+TIMES = Timeouts(connect_s=1.0, handshake_s=0.2, stall_s=0.2, idle_s=600.0)
+"""Ends a stall soon. A slow machine may run into them without any fault."""
 
 
 class Receiver:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.memory.shm import MESH, SECRET, layout_of
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.peer_tls import PeerTls
@@ -16,7 +17,8 @@ from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Partner, Place, Restore, Tier
 
 NBYTES = 200_000
-QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0, idle_s=30.0)
+QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0, idle_s=600.0)
+PATIENT = Timeouts(DEADLINE_S, DEADLINE_S, DEADLINE_S, idle_s=600.0)
 
 
 @dataclass
@@ -34,7 +36,14 @@ class Node:
     bad: list[Quarantined] = field(default_factory=list)
 
     @classmethod
-    def start(cls, root: Path, name: str, mesh: str = MESH, tls: PeerTls | None = None) -> Node:
+    def start(
+        cls,
+        root: Path,
+        name: str,
+        mesh: str = MESH,
+        tls: PeerTls | None = None,
+        timeouts: Timeouts = PATIENT,
+    ) -> Node:
         node: Node
         bad: list[Quarantined] = []
         store = SegmentStore(root / name, mesh, on_quarantine=bad.append)
@@ -43,7 +52,7 @@ class Node:
             SECRET,
             "127.0.0.1",
             on_replica=lambda *commit: node.received.append(commit),
-            timeouts=QUICK,
+            timeouts=timeouts,
             tls=tls,
         )
 
@@ -56,7 +65,7 @@ class Node:
             SECRET,
             lambda *commit: node.replicated.append(commit),
             record_loss,
-            timeouts=QUICK,
+            timeouts=timeouts,
             retry_s=0.05,
             tls=tls,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tests.chaos.conftest import Undisturbed
 from tests.support.nodes.supervised import SupervisedRun
 
@@ -13,6 +15,10 @@ from holdfast_service.job_model.node_range import mesh_key, shapes_by_mesh
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state.recovery_config import ScheduledShape
+from holdfast_workers.data.corpus import open_corpus
+from holdfast_workers.data.sample_order import samples_at, samples_digest
+from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.spec import TrainingSpec
 
 
 def assert_same_history(run: SupervisedRun, undisturbed: Undisturbed) -> None:
@@ -23,6 +29,22 @@ def assert_same_history(run: SupervisedRun, undisturbed: Undisturbed) -> None:
     for step, row in run.rows.items():
         assert row.samples == undisturbed.rows[step].samples
         assert row.loss == undisturbed.rows[step].loss
+
+
+def assert_each_sample_once(
+    training: TrainingSpec, rows: Mapping[int, StepRow], cache_dir: Path
+) -> None:
+    """The rows from step 1 on have the samples that the seed alone gives their steps (P3)."""
+    length = training.model.sequence_length
+    count = open_corpus(training.data, cache_dir, length).samples(length)
+    batch = training.train.global_batch
+    seen: list[int] = []
+    for step in range(1, len(rows) + 1):
+        positions = np.arange((step - 1) * batch, step * batch)
+        samples = samples_at(positions, count, training.train.seed)
+        assert rows[step].samples == f"{samples_digest(positions, samples):016x}", step
+        seen.extend(samples.tolist())
+    assert len(set(seen[:count])) == len(seen[:count]) > 0  # no sample twice in an epoch
 
 
 def incidents(run: SupervisedRun) -> list[dict[str, Any]]:

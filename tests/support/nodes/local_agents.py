@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.nodes import nursery
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.protocol import codec
@@ -185,7 +186,7 @@ class LocalAgents:
         future.add_done_callback(pass_on)
         return answered
 
-    def report(self, seat: str, timeout_s: float = 10.0) -> AgentReport:
+    def report(self, seat: str, timeout_s: float = DEADLINE_S) -> AgentReport:
         return self.call(seat, Request(Describe()), AgentReport, timeout_s=timeout_s).result()
 
     def call_method(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
@@ -232,7 +233,7 @@ class LocalAgents:
         process = self.agents[seat].process
         self.kill(seat)
         if process is not None:
-            process.wait(10)
+            process.wait(DEADLINE_S)
         shutil.rmtree(self.root / seat, ignore_errors=True)
 
     def kill_node(self, seat: str) -> None:
@@ -258,7 +259,7 @@ class LocalAgents:
             if agent.process is not None and agent.process.poll() is None:
                 agent.process.kill()
             if agent.process is not None:
-                agent.process.wait(10)
+                agent.process.wait(DEADLINE_S)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _revive(self) -> None:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.waiting import DEADLINE_S
+
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.progress import beacon
@@ -24,7 +26,6 @@ from holdfast_workers.protocol.programs import (
     StateTaken,
 )
 
-DEADLINE_S = 30.0
 NOTHING = Restore(Tier.INIT, 0)
 
 

@@ -270,7 +270,7 @@ def save_again(rank: int, step: int) -> None:
 
 def timed_save(rank: int) -> float:
     """Seconds of the second save; the first makes the segment."""
-    kept = tier()
+    kept = tier(replication_wait_s=3600.0)
     kept.save(1, torch.zeros(3))
     began = time.monotonic()
     kept.save(2, torch.zeros(3))

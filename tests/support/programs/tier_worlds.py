@@ -23,7 +23,7 @@ from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.protocol.messages import Restore, Tier
 from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def from_memory(step: int, attempt: int = 1) -> Restore:

@@ -89,5 +89,6 @@ def fast_settings(data_dir: Path, database_url: str | None = None, **changed: An
         "reap_interval_s": 0.1,
         "node_look_s": 0.05,
         "lease_s": 5.0,
+        "database_busy_s": 600.0,  # a lock that is never released outlasts every wait of a test
     }
     return Settings(data_dir=data_dir, database_url=database_url, **{**times, **changed})

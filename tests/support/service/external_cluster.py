@@ -25,7 +25,7 @@ from holdfast_service.embedded_cluster.ray_settings import CLUSTER_SETTINGS
 
 STARTED = "Ray runtime started."
 START_S = 60.0
-END_S = 10.0
+END_S = 60.0
 
 
 @dataclass(frozen=True)

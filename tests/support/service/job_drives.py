@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.crash_points import CrashHook
 from holdfast_service.job_model.lifecycle import State
@@ -40,7 +41,7 @@ async def reconciling(
 
 
 async def until(
-    condition: Callable[[], Awaitable[bool] | bool], deadline_s: float = 30.0, what: str = ""
+    condition: Callable[[], Awaitable[bool] | bool], deadline_s: float = DEADLINE_S, what: str = ""
 ) -> None:
     """Wait for the condition; fails after the deadline."""
     end = time.monotonic() + deadline_s

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from tests.support.service.databases import fast_settings, migrated_file
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import services_over
@@ -67,16 +67,16 @@ class LiveServer:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._up.wait(20), "the server did not start"
+        assert self._up.wait(DEADLINE_S), "the server did not start"
 
     def stop(self) -> None:
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._services.stopping.set)
-            self._thread.join(20)
+            self._thread.join(DEADLINE_S)
             assert not self._thread.is_alive(), "the server did not stop"
             self._thread = None
 
-    def supervisor(self, job_id: str, within_s: float = 10.0) -> FakeSupervisor:
+    def supervisor(self, job_id: str, within_s: float = DEADLINE_S) -> FakeSupervisor:
         """The job's supervisor, once the reconciler has asked for it."""
         eventually(lambda: job_id in self.cluster.supervisors, within_s)
         return self.cluster.supervisors[job_id]

@@ -103,7 +103,7 @@ class RayProcesses:
         assert self._program.stdin is not None
         self._program.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._program.wait(20)
+            self._program.wait(60)
         self._program.kill()
         self._program.wait()
         if self._redis is not None:
@@ -136,7 +136,7 @@ def _start_redis(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
         ],
         stdout=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             socket.create_connection((LOOPBACK, port), 1).close()

@@ -38,7 +38,7 @@ def form_again(server: LiveServer, job_id: str, restored: int, size: int, last: 
 
 def change_digest(server: LiveServer, job_id: str, step: int) -> None:
     """Change one digest of a job in the database."""
-    with sqlite3.connect(server.settings.data_dir / "holdfast.db", timeout=20) as database:
+    with sqlite3.connect(server.settings.data_dir / "holdfast.db", timeout=60) as database:
         query = 'SELECT digests FROM digest_chunks WHERE job_id = ? AND "window" = 0'
         (text,) = database.execute(query, (job_id,)).fetchone()
         changed = json.dumps({**json.loads(text), str(step): "changed"})

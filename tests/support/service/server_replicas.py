@@ -70,7 +70,7 @@ class Replicas:
             process.terminate()
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(60)
             process.kill()
             process.wait()
         self.balancer.close()

@@ -25,7 +25,7 @@ from holdfast_workers.protocol.processes import RankPlace, TemplateJob, WorkerJo
 pytestmark = pytest.mark.chaos
 MESH = {"dp_shard": 2, "tp": 2}
 PLACE = RankPlace.of(MESH, 1)
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Node:

@@ -73,7 +73,7 @@ from holdfast_workers.protocol.signals import (
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
-WAIT_S = 30.0
+WAIT_S = 60.0
 Expected = TypeVar("Expected")
 
 
@@ -161,6 +161,7 @@ def test_a_late_repeated_fence_does_not_affect_the_formed_attempt(node: SingleAg
     assert [worker.pid for worker in node.report().workers if worker.rank is not None] == [pid]
 
 
+@pytest.mark.cell("P1", "agent")
 def test_no_worker_trains_in_an_older_attempt_after_the_fence_returns(node: SingleAgent) -> None:
     node.fence(1)
     pid = node.form(1)
@@ -368,6 +369,7 @@ def test_a_store_that_does_not_answer_is_replaced_and_never_reported_by_a_fence(
     assert lost == [before]
 
 
+@pytest.mark.cell("P5", "agent")
 def test_a_node_whose_zygotes_end_repeatedly_becomes_unfit_and_starts_no_more(
     node: SingleAgent,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.agent.periodic_thread import PeriodicThread
 
@@ -24,7 +25,7 @@ def test_an_exception_is_logged_and_ends_only_that_call(
 
     thread = PeriodicThread("t", 0.001, call)
     thread.start()
-    assert again.wait(5.0)
+    assert again.wait(DEADLINE_S)
     thread.stop(5.0)
     assert "a call that fails" in capfd.readouterr().err
 
@@ -39,7 +40,7 @@ def test_a_call_may_ask_for_the_next_one_sooner_but_not_later() -> None:
 
         thread = PeriodicThread("t", period_s, call)
         thread.start()
-        assert all(called.acquire(timeout=5.0) for _ in range(3))
+        assert all(called.acquire(timeout=DEADLINE_S) for _ in range(3))
         thread.stop(5.0)
 
 
@@ -47,7 +48,7 @@ def test_stop_ends_the_thread_without_waiting_for_the_next_call() -> None:
     called, ended = threading.Event(), threading.Event()
     thread = PeriodicThread("t", 600.0, called.set, ended.set)
     thread.start()
-    assert called.wait(5.0) and not ended.is_set()
+    assert called.wait(DEADLINE_S) and not ended.is_set()
     thread.stop(5.0)
     assert ended.is_set()
 
@@ -61,11 +62,11 @@ def test_a_call_that_does_not_return_does_not_block_stop() -> None:
 
     thread = PeriodicThread("t", 0.001, call, ended.set)
     thread.start()
-    assert begun.wait(5.0)
+    assert begun.wait(DEADLINE_S)
     thread.stop(0.01)
     assert not ended.is_set()
     free.set()
-    assert ended.wait(5.0)
+    assert ended.wait(DEADLINE_S)
 
 
 def test_a_thread_that_was_never_started_can_be_stopped() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
 from tests.support.nodes.local_agents import LocalAgents
 from tests.support.nodes.port_ranges import free_range, listening_ports
 from tests.support.nodes.supervised import small_training
@@ -23,6 +24,7 @@ def agents_with(ports: PortRange, seats: int, folder: Path) -> LocalAgents:
     return LocalAgents(seats, dump, mesh, 1, folder / "checkpoints", ports=str(ports))
 
 
+@pytest.mark.slow
 def test_two_agents_of_a_machine_share_a_range_that_just_suffices(tmp_path: Path) -> None:
     ports = free_range(4)
     agents = agents_with(ports, 2, tmp_path)

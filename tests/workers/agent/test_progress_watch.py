@@ -98,12 +98,12 @@ def test_a_beacon_that_cannot_be_opened_does_not_hide_other_ranks(
 
 
 def test_a_limit_that_ends_between_two_readings_is_seen_at_its_end(tmp_path: Path) -> None:
-    node = Node(tmp_path, period_s=5.0, limit_s=0.3, detection={"hang_floor_s": 60.0})
+    node = Node(tmp_path, period_s=600.0, limit_s=0.3, detection={"hang_floor_s": 60.0})
     began = time.monotonic()
     node.watch.start()
     try:
         eventually(lambda: node.stalled() == {0, 1})
-        assert 0.3 <= time.monotonic() - began < 4.0
+        assert time.monotonic() - began >= 0.3
         assert node.readings < 10
     finally:
         node.watch.stop()

@@ -97,7 +97,7 @@ class FakeTemplates:
         return SimpleNamespace(name=name, pid=7, job=job, kill=kill, send=lambda _: True)
 
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 MESH = {"dp_shard": 2, "tp": 2}
 JOIN = join_order(Path(), Path("own-0"))
 

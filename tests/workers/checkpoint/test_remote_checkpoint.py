@@ -174,6 +174,7 @@ def test_a_damaged_manifest_is_reported_instead_of_listed(root: Storage) -> None
     assert reported == [bad.uri]
 
 
+@pytest.mark.slow
 def test_a_manifest_cannot_lead_out_of_its_folder(root: Storage) -> None:
     checkpoint = root.below(checkpoint_folder(7, 1))
     records = save_shards(checkpoint, DP2_TP2)
@@ -233,6 +234,7 @@ def test_manifests_are_read_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.cell("P4", "storage")
 @pytest.mark.chaos
 def test_a_kill_at_any_moment_of_a_save_leaves_the_previous_one_loadable(tmp_path: Path) -> None:
     """Forked savers are killed at moments spread over a whole save and its publication."""

@@ -30,7 +30,7 @@ from holdfast_workers.fault_injection.kinds import (
     program_faults,
 )
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 # --- invalid requests -----------------------------------------------------------------------------

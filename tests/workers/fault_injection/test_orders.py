@@ -83,7 +83,7 @@ def test_links_are_cut_for_the_given_time_and_only_where_allowed(
         tmp_path, lambda rank: None, None, cut.append, lambda code: None, lambda: 0
     )
     orders.accept(1, Injection(FaultKind.PARTITION, rank=0, duration_s=2.5))
-    eventually(lambda: cut == [2.5], 5.0)
+    eventually(lambda: cut == [2.5])
     with pytest.raises(CannotInject, match=link_cut.VARIABLE):
         orders_without_ranks(tmp_path).accept(1, Injection(FaultKind.PARTITION, rank=0))
     assert link_cut.link_cutter({}) is None

@@ -152,6 +152,7 @@ class EndsAt(RecordingHooks):
             raise Over
 
 
+@pytest.mark.slow
 def test_no_function_can_delay_the_end_of_its_attempt() -> None:
     """Not even a function that catches every exception; and it can be called again."""
     recipe = prepared("swallows")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.nodes.agent_config import agent_config
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.agent import node_health
 from holdfast_workers.agent.node_health import NodeHealth
@@ -137,7 +137,7 @@ def test_an_unfinished_check_makes_a_node_unfit_until_a_later_check_succeeds(
     zygote.answer = lambda: PreflightResult((), {"cpu": 9.0})
     again = health._again
     assert again is not None
-    again.join(10)
+    again.join(DEADLINE_S)
     report = health.report()
     assert (report.findings, report.measured, report.number) == ((), {"cpu": 9.0}, 2)
     first, second = (signal.detail for signal in sent)
@@ -161,11 +161,11 @@ def test_a_room_that_cannot_be_measured_for_a_while_is_looked_up_again(
     folder.parent.rename(tmp_path / "away")
     failed = health._again
     assert failed is not None
-    failed.join(10)
-    eventually(lambda: health._again is not failed, 10)
+    failed.join(DEADLINE_S)
+    eventually(lambda: health._again is not failed)
     (tmp_path / "away").rename(folder.parent)
     health._config = agent_config(tmp_path, memory_root=str(folder))
-    eventually(lambda: health.report().findings == (), 10)
+    eventually(lambda: health.report().findings == ())
     health.stop()
 
 

@@ -25,7 +25,7 @@ from holdfast_workers.protocol.processes import (
     ZygoteConfig,
 )
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def test_the_processes_that_a_child_started_end_when_it_is_reaped() -> None:

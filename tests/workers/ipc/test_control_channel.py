@@ -22,7 +22,7 @@ from holdfast_workers.protocol.signals import StepRecomputed
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = control_channel.pair()
-    theirs.settimeout(30)
+    theirs.settimeout(60)
     yield ours, theirs
     ours.close()
     theirs.close()

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +42,7 @@ from holdfast_workers.protocol.processes import (
 from holdfast_workers.state.layout import StateLayout, TensorEntry
 from holdfast_workers.worker.main import WorkerLink
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 OPEN: list[socket.socket] = []
 """The agent's ends of the links under test: a link ends its process when its socket closes."""
 SECRET = b"s" * 32
@@ -231,12 +230,12 @@ def test_a_fence_ends_a_delivery_for_an_older_attempt(tmp_path: Path) -> None:
     class Stalling(SegmentStore):
         def find(self, rank: int, place: Place) -> Segment | None:
             stalled.set()
-            resume.wait(WAIT_S)
+            resume.wait()
             return super().find(rank, place)
 
     server = DataServer(Stalling(tmp_path / "there", "tp=1"), SECRET, "127.0.0.1")
     restore = Restore(Tier.PARTNER_RAM, 5, 1, digest, "n1", Place.OWN, "127.0.0.1", server.port)
-    delivery = StateDelivery("n0", SECRET, WAIT_S)
+    delivery = StateDelivery("n0", SECRET, 600.0)
     failed: queue.Queue[Exception] = queue.Queue()
 
     def deliver() -> None:
@@ -247,9 +246,7 @@ def test_a_fence_ends_a_delivery_for_an_older_attempt(tmp_path: Path) -> None:
 
     threading.Thread(target=deliver, daemon=True).start()
     assert stalled.wait(WAIT_S)
-    began = time.monotonic()
     delivery.fence(3)
-    assert time.monotonic() - began < WAIT_S / 5
     assert isinstance(failed.get(timeout=WAIT_S), SourceLost)
     resume.set()
     with pytest.raises(StaleCommand):

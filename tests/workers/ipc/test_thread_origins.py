@@ -51,7 +51,7 @@ def test_the_innermost_module_whose_import_starts_a_thread_is_named(modules: Pat
         importlib.import_module("users_recipe")
     assert origins.started() == ("library (poller-of-the-library)",)
     importlib.import_module("library").ended.set()
-    eventually(lambda: origins.started() == (), 10.0, "the thread to end")
+    eventually(lambda: origins.started() == (), failure_message="the thread to end")
 
 
 def test_a_thread_that_no_python_code_knows_is_named_by_its_module(modules: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_thread_that_no_python_code_knows_is_named_by_its_module(modules: Path
         importlib.import_module("native")
     (found,) = origins.started()
     assert found.startswith("native (")
-    eventually(lambda: origins.started() == (), 10.0, "the thread to end")
+    eventually(lambda: origins.started() == (), failure_message="the thread to end")
 
 
 def test_a_thread_that_no_import_started_is_named_by_the_recipe_or_as_later() -> None:

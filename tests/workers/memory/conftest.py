@@ -5,19 +5,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.memory.data_nodes import Node
+from tests.support.memory.data_nodes import PATIENT, Node
 from tests.support.memory.shm import MESH, AgentProcess
 from tests.support.waiting import eventually
 
 from holdfast_workers.memory.peer_tls import PeerTls
+from holdfast_workers.memory.wire import Timeouts
 
 
 @pytest.fixture
 def node(shm: Path) -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def start(name: str, mesh: str = MESH, tls: PeerTls | None = None) -> Node:
-        nodes.append(Node.start(shm, name, mesh, tls))
+    def start(
+        name: str,
+        mesh: str = MESH,
+        tls: PeerTls | None = None,
+        timeouts: Timeouts = PATIENT,
+    ) -> Node:
+        nodes.append(Node.start(shm, name, mesh, tls, timeouts))
         return nodes[-1]
 
     before = threading.active_count()

@@ -16,7 +16,7 @@ def test_training_continues_as_soon_as_the_state_is_captured() -> None:
 
     def job(captured: Callable[[str], None]) -> None:
         captured("digest")
-        proceed.wait(10)
+        proceed.wait(60)
 
     digest = copies.start(job)
     copies.await_captured()
@@ -89,7 +89,7 @@ def test_a_failure_is_raised_even_if_the_next_copy_had_already_started() -> None
 
     def failing(captured: Callable[[str], None]) -> None:
         captured("")
-        proceed.wait(10)
+        proceed.wait(60)
         raise OSError("no room for a second copy")
 
     copies.start(failing)

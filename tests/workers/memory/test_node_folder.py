@@ -25,7 +25,7 @@ NodeFolder(folder, folder.parent.parent, int(sys.argv[2])).take()
 print("taken", flush=True)
 time.sleep(600)
 """
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Machine:

@@ -17,9 +17,9 @@ import pytest
 import structlog
 from cryptography.hazmat.primitives import serialization
 from tests.support.memory.certificates import LONG_AGO, certified, new_authority, put
-from tests.support.memory.data_nodes import QUICK, Node, source_at
+from tests.support.memory.data_nodes import PATIENT, QUICK, Node, source_at
 from tests.support.memory.shm import MESH, SECRET, content, write
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.host_cluster.certificates import CertificateAuthority, issue
 from holdfast_workers.memory import peer_tls, wire
@@ -34,7 +34,7 @@ from holdfast_workers.memory.peer_tls import (
     PeerTls,
     TlsUnusable,
 )
-from holdfast_workers.memory.wire import Role, WireError
+from holdfast_workers.memory.wire import Role, Timeouts, WireError
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Origin, Place
 
@@ -100,20 +100,19 @@ def byte_by_byte(port: int) -> Iterator[int]:
         thread = threading.Thread(target=run)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def connected(node: Node, tls: PeerTls | None) -> socket.socket:
-    return wire.connect(SECRET, "127.0.0.1", node.server.port, Role.FETCH, QUICK, tls=tls)
+    return wire.connect(SECRET, "127.0.0.1", node.server.port, Role.FETCH, PATIENT, tls=tls)
 
 
 def refusal(node: Node, tls: PeerTls | None) -> str:
     """Why no connection is made, which is known long before the deadline of a handshake."""
-    began = time.monotonic()
+    hour = Timeouts(3600.0, 3600.0, 3600.0)
     with pytest.raises(WireError) as refused:
-        connected(node, tls)
-    assert time.monotonic() - began < QUICK.handshake_s
+        wire.connect(SECRET, "127.0.0.1", node.server.port, Role.FETCH, hour, tls=tls)
     return str(refused.value)
 
 
@@ -124,18 +123,18 @@ def test_states_travel_encrypted_in_every_way(node: Nodes, tls: PeerTls) -> None
     here.replicator.offer(0, 1, 7)
     eventually(lambda: here.replicated == [(0, 1, 7)])
     source = source_at(there.server.port, 7, Place.REPLICA, commit.digest)
-    held = fetch(SECRET, source, 0, third.store, 5.0, timeouts=QUICK, tls=tls)
+    held = fetch(SECRET, source, 0, third.store, DEADLINE_S, timeouts=PATIENT, tls=tls)
     assert held.digest == commit.digest
     segment = third.store.find(0, Place.OWN)
     assert segment is not None
     with segment.payload(segment.commits()[0]) as payload:
         assert bytes(payload) == content(len(payload), 1, 7)
     of_mesh = replace(source, mesh=MESH)
-    channel = BoxChannel.connect(SECRET, "127.0.0.1", there.server.port, of_mesh, QUICK, tls)
+    channel = BoxChannel.connect(SECRET, "127.0.0.1", there.server.port, of_mesh, PATIENT, tls)
     with channel.sock:
         origin = Origin(0, "source", Place.REPLICA, "", 0, commit.digest)
-        assert channel.layout(origin, time.monotonic() + 5) == segment.layout
-    assert exchange(SECRET, "127.0.0.1", there.server.port, 5.0, tls) == ""
+        assert channel.layout(origin, time.monotonic() + DEADLINE_S) == segment.layout
+    assert exchange(SECRET, "127.0.0.1", there.server.port, DEADLINE_S, tls) == ""
     with connected(there, tls) as sock:
         assert isinstance(sock, ssl.SSLSocket)
         assert sock.version() == "TLSv1.3"
@@ -151,7 +150,7 @@ def test_a_lifeline_carries_beats_and_grants(shm: Path, tls: PeerTls) -> None:
         assert granted[0].epoch == 3
         assert lost == []
         node.close()
-        eventually(lambda: lost, 5.0)
+        eventually(lambda: lost)
 
 
 def test_a_lifeline_waits_for_records_that_arrive_in_pieces(shm: Path, tls: PeerTls) -> None:
@@ -162,7 +161,7 @@ def test_a_lifeline_waits_for_records_that_arrive_in_pieces(shm: Path, tls: Peer
     with (
         byte_by_byte(node.server.port) as port,
         contextlib.closing(
-            Lifelines(SECRET, lambda *_: None, 10.0, lambda _, why: broken.append(why), tls)
+            Lifelines(SECRET, lambda *_: None, 600.0, lambda _, why: broken.append(why), tls)
         ) as lifelines,
     ):
         lifelines.watch("there", "127.0.0.1", port)
@@ -177,10 +176,11 @@ def test_a_node_without_tls_is_told_to_set_it(node: Nodes, tls: PeerTls) -> None
     said = "the peer uses TLS, but this node does not: set HOLDFAST_TLS_DIR on this node"
     assert said in refusal(there, None)
     assert said in exchange(SECRET, "127.0.0.1", there.server.port, 5.0)
+    source, store = source_at(there.server.port, 1), node("b").store
     with pytest.raises(SourceLost, match=said):
-        fetch(SECRET, source_at(there.server.port, 1), 0, node("b").store, 5.0, timeouts=QUICK)
+        fetch(SECRET, source, 0, store, DEADLINE_S, timeouts=PATIENT)
     with watching(there, None) as (_, lost):
-        eventually(lambda: lost, 5.0)
+        eventually(lambda: lost)
         assert said in lost[0]
 
 
@@ -189,7 +189,7 @@ def test_a_node_with_tls_names_the_peer_that_lacks_it(node: Nodes, tls: PeerTls)
     said = "the peer does not use TLS, but this node does: set HOLDFAST_TLS_DIR on the peer's node"
     assert said in refusal(there, tls)
     with watching(there, tls) as (_, lost):
-        eventually(lambda: lost, 5.0)
+        eventually(lambda: lost)
         assert said in lost[0]
 
 
@@ -201,7 +201,7 @@ def test_a_peer_of_another_authority_is_refused(
     with pytest.raises(WireError, match=said):
         connected(there, tls)
     with watching(there, tls) as (_, lost):
-        eventually(lambda: lost, 5.0)
+        eventually(lambda: lost)
         assert "compare ca.crt in HOLDFAST_TLS_DIR of both nodes" in lost[0]
 
 
@@ -218,7 +218,7 @@ def test_a_server_refuses_a_client_of_another_authority(
     said = "the peer refuses this node's certificate (unknown ca)"
     assert said in refusal(there, intruder)
     with watching(there, intruder) as (_, lost):
-        eventually(lambda: lost, 5.0)
+        eventually(lambda: lost)
         assert said in lost[0]
 
 
@@ -229,7 +229,7 @@ def test_a_client_without_a_certificate_receives_nothing(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(tmp_path / "ours" / AUTHORITY_FILE)
-    with socket.create_connection(("127.0.0.1", there.server.port), 2) as plain:
+    with socket.create_connection(("127.0.0.1", there.server.port), DEADLINE_S) as plain:
         assert plain.recv(wire.OPENING_BYTES) == wire.TLS_OPENING
         with context.wrap_socket(plain) as sock, pytest.raises(ssl.SSLError, match="ALERT"):
             sock.recv(1)
@@ -296,13 +296,13 @@ def test_half_replaced_files_are_not_used_yet(
 def test_a_silent_or_senseless_client_ends_by_a_deadline_and_disturbs_no_other(
     node: Nodes, tls: PeerTls
 ) -> None:
-    there = node("a", tls=tls)
+    there = node("a", tls=tls, timeouts=QUICK)
     with (
-        socket.create_connection(("127.0.0.1", there.server.port), 5) as silent,
-        socket.create_connection(("127.0.0.1", there.server.port), 5) as senseless,
+        socket.create_connection(("127.0.0.1", there.server.port), DEADLINE_S) as silent,
+        socket.create_connection(("127.0.0.1", there.server.port), DEADLINE_S) as senseless,
     ):
         senseless.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-        connected(there, tls).close()
+        wire.connect(SECRET, "127.0.0.1", there.server.port, Role.FETCH, PATIENT, tls=tls).close()
         for sock in (senseless, silent):
             with contextlib.suppress(ConnectionResetError):
                 while sock.recv(1000):
@@ -326,7 +326,7 @@ def test_a_silent_server_ends_by_a_deadline(tls: PeerTls) -> None:
             thread.start()
             with pytest.raises(TimeoutError):
                 wire.connect(SECRET, "127.0.0.1", port, Role.PUSH, QUICK, tls=tls)
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
 
 

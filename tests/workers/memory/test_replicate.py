@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from tests.support.memory.data_nodes import NBYTES, QUICK, Node
+from tests.support.memory.data_nodes import NBYTES, PATIENT, QUICK, Node
 from tests.support.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.replicate import Replicator
@@ -66,7 +66,7 @@ def test_a_worker_faster_than_the_link_cannot_starve_replication(node: Callable[
     raw = content(nbytes, 1, 1)
     digest = payload_digest(raw)
     here.replicator.set_partners(0, (there.partner,))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE_S
     step = 0
     while len(here.replicated) < 10:
         step += 1
@@ -122,7 +122,7 @@ def _push_by_hand(sock: socket.socket, attempt: int, step: int) -> None:
 def test_a_fence_takes_effect_before_and_during_a_push(node: Callable[..., Node]) -> None:
     there = node("b")
     write(there.store.ensure(0, Place.REPLICA, layout_of(NBYTES)), 1, 1)
-    with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, QUICK) as sock:
+    with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, PATIENT) as sock:
         _push_by_hand(sock, 1, 2)
         there.server.fence(2)
         wire.send_payload(sock, content(NBYTES, 1, 2)[NBYTES // 2 :])
@@ -198,7 +198,7 @@ def test_no_report_names_a_former_partner_after_the_partners_changed(
 
     def report(*_what: int) -> None:
         reporting.set()
-        assert proceed.wait(10.0)
+        assert proceed.wait(DEADLINE_S)
         order.append("reported")
 
     def change() -> None:
@@ -208,16 +208,16 @@ def test_no_report_names_a_former_partner_after_the_partners_changed(
             replicator.set_partners(0, (), attempt=1)
         order.append(end)
 
-    replicator = Replicator(here.store, SECRET, report, lambda *_: None, timeouts=QUICK)
+    replicator = Replicator(here.store, SECRET, report, lambda *_: None, timeouts=PATIENT)
     write(here.worker(0), 1, 15)
     replicator.set_partners(0, (there.partner,), attempt=1)
     replicator.offer(0, 1, 15)
-    assert reporting.wait(10.0)
+    assert reporting.wait(DEADLINE_S)
     changing = threading.Thread(target=change)
     changing.start()
     changing.join(0.2)  # would end at once if it did not wait for the report
     proceed.set()
-    changing.join(10.0)
+    changing.join(DEADLINE_S)
     replicator.close()
     assert order == ["reported", end]
 
@@ -236,7 +236,7 @@ def test_replicas_of_two_meshes_coexist(node: Callable[..., Node]) -> None:
 
 def test_a_mesh_tag_that_leaves_the_folder_is_refused(node: Callable[..., Node]) -> None:
     server = node("b").server
-    with wire.connect(SECRET, "127.0.0.1", server.port, Role.FETCH, QUICK) as sock:
+    with wire.connect(SECRET, "127.0.0.1", server.port, Role.FETCH, PATIENT) as sock:
         wire.send_header(sock, {"mesh": "..", "rank": 0, "place": "own", "attempt": 1, "step": 1})
         with pytest.raises(WireRefused, match="malformed"):
             wire.receive_header(sock)
@@ -263,7 +263,7 @@ def test_a_byte_flipped_in_memory_is_not_replicated_but_quarantined(
 def test_a_step_counts_as_replicated_when_all_partners_hold_it(
     node: Callable[..., Node], agent: Callable[[str], AgentProcess]
 ) -> None:
-    here, there = node("a"), node("b")
+    here, there = node("a", timeouts=QUICK), node("b")
     slow = agent("c")
     segment = here.worker(0)
     here.replicator.set_partners(0, (there.partner, Partner("c", "127.0.0.1", slow.port)))
@@ -278,7 +278,7 @@ def test_a_step_counts_as_replicated_when_all_partners_hold_it(
         here.replicated == [(0, 1, 1)] or here.lost
     )  # on a busy machine c may have failed already
     # A failed partner is not waited for: the commits of the others count and are reported again.
-    eventually(lambda: [loss[:2] for loss in here.lost] == [(0, "c")])
+    eventually(lambda: (0, "c") in [loss[:2] for loss in here.lost])
     eventually(lambda: here.replicated[1:] == [(0, 1, 2)])
     assert here.others == [True]
     here.replicator.set_partners(0, (there.partner,))

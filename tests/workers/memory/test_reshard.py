@@ -32,7 +32,7 @@ from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import SMALL_STATE
 
 QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0, idle_s=30.0)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 STEP, ATTEMPT = 7, 3
 PARAMETERS = (
     Parameter("embed", (130, 64)),

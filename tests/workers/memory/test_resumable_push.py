@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.memory.shm import MESH, SECRET, content, layout_of, write
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.data_server import DataServer
@@ -90,7 +90,7 @@ def test_a_push_that_was_cut_off_resumes_where_it_stopped(
     replicator.set_partners(0, (Partner("partner", "127.0.0.1", link.port),))
     write(own.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 7)
     replicator.offer(0, 1, 7)
-    assert arrived.wait(10)
+    assert arrived.wait(DEADLINE_S)
     replicator.close()
     link.close()
 
@@ -155,4 +155,4 @@ def received(intake: ReplicaIntake, segment: Segment, raw: bytes) -> bool:
             return intake.receive(segment, ours)
         finally:
             ours.close()
-            sender.join(10)
+            sender.join(DEADLINE_S)

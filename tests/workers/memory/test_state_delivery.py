@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.memory.shm import MESH, SECRET, layout_of, write
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.memory.segment_store import SegmentStore
@@ -26,7 +27,7 @@ def test_a_delivery_fenced_before_its_start_leaves_the_segment_unchanged(shm: Pa
     before = [write(own, 1, 3), write(own, 1, 4)]
     origin = Origin(0, "n0", Place.OWN, "127.0.0.1", 1, there.digest)
     source = Restore(Tier.RESHARD, 7, attempt=1, mesh=OTHER_MESH, origins=(origin,))
-    delivery = StateDelivery("n0", SECRET, timeout_s=10.0)
+    delivery = StateDelivery("n0", SECRET, timeout_s=DEADLINE_S)
     delivery.fence(3)
     with pytest.raises(StaleCommand):
         delivery.deliver(2, 0, source, store, {})

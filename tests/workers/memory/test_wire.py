@@ -10,8 +10,9 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from tests.support.memory.data_nodes import QUICK, Node, source_at
+from tests.support.memory.data_nodes import PATIENT, Node, source_at
 from tests.support.memory.shm import MESH, SECRET, write
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.fetch import fetch
@@ -23,8 +24,8 @@ from holdfast_workers.state.digest import payload_digest
 def test_a_wrong_secret_is_refused(node: Callable[..., Node], role: Role) -> None:
     there = node("b")
     with pytest.raises(WireRefused, match="unauthorised"):
-        wire.connect(b"a guess", "127.0.0.1", there.server.port, role, QUICK)
-    wire.connect(SECRET, "127.0.0.1", there.server.port, role, QUICK).close()
+        wire.connect(b"a guess", "127.0.0.1", there.server.port, role, PATIENT)
+    wire.connect(SECRET, "127.0.0.1", there.server.port, role, PATIENT).close()
 
 
 def test_a_server_that_does_not_know_the_secret_receives_nothing() -> None:
@@ -40,7 +41,7 @@ def test_a_server_that_does_not_know_the_secret_receives_nothing() -> None:
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(WireError, match="does not know"):
-            wire.connect(SECRET, "127.0.0.1", listener.getsockname()[1], Role.PUSH, QUICK)
+            wire.connect(SECRET, "127.0.0.1", listener.getsockname()[1], Role.PUSH, PATIENT)
         thread.join()
 
 
@@ -48,7 +49,7 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
     there = node("b")
     answers: list[bytes] = []
     for _connection in range(2):
-        with socket.create_connection(("127.0.0.1", there.server.port), 2) as sock:
+        with socket.create_connection(("127.0.0.1", there.server.port), DEADLINE_S) as sock:
             greeting = bytearray(wire.GREETING_BYTES)
             wire.receive_into(sock, memoryview(greeting))
             answers.append(wire.answer_greeting(SECRET, bytes(greeting), Role.FETCH)[0])
@@ -72,7 +73,7 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
 )
 def test_garbage_ends_only_its_own_connection(node: Callable[..., Node], garbage: bytes) -> None:
     here, there = node("a"), node("b")
-    with socket.create_connection(("127.0.0.1", there.server.port), 2) as sock:
+    with socket.create_connection(("127.0.0.1", there.server.port), DEADLINE_S) as sock:
         sock.sendall(garbage)
         sock.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
@@ -80,14 +81,15 @@ def test_garbage_ends_only_its_own_connection(node: Callable[..., Node], garbage
                 pass
     commit = write(there.worker(0), 1, 1)
     assert (
-        fetch(SECRET, source_at(there.server.port, 1), 0, here.store, 5.0).digest == commit.digest
+        fetch(SECRET, source_at(there.server.port, 1), 0, here.store, DEADLINE_S).digest
+        == commit.digest
     )
 
 
 @pytest.mark.parametrize("rank", [-1, "0", None, True, 2**70])
 def test_a_malformed_request_is_refused(node: Callable[..., Node], rank: object) -> None:
     there = node("b")
-    with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, QUICK) as sock:
+    with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, PATIENT) as sock:
         header = {"op": "layout", "rank": rank, "mesh": MESH, "nbytes": 2, "credential": 0}
         wire.send_header(sock, {**header, "digest": payload_digest(b"{}")})
         sock.sendall(b"{}")
@@ -105,11 +107,11 @@ def test_clients_without_the_secret_take_no_place_from_others(
     port = there.server.port
     with contextlib.ExitStack() as held:
         for _ in range(20):  # silent until the handshake's deadline
-            held.enter_context(socket.create_connection(("127.0.0.1", port), 2))
+            held.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE_S))
         for _ in range(3):
-            held.enter_context(wire.connect(SECRET, "127.0.0.1", port, Role.FETCH, QUICK))
+            held.enter_context(wire.connect(SECRET, "127.0.0.1", port, Role.FETCH, PATIENT))
         with pytest.raises((WireError, OSError)):
-            sock = wire.connect(SECRET, "127.0.0.1", port, Role.FETCH, QUICK)
+            sock = wire.connect(SECRET, "127.0.0.1", port, Role.FETCH, PATIENT)
             held.enter_context(sock)
             wire.send_header(sock, {"op": "?"})
             wire.receive_header(sock)

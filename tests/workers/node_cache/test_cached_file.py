@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.node_cache.cached_file import (
     LIMIT_VARIABLE,
@@ -81,8 +81,8 @@ def test_a_file_in_use_stays_until_its_last_process_has_ended(tmp_path: Path, ho
             use(tmp_path, key)
         assert kept(tmp_path) == {"a", "d"}
         process.stdin.close()
-        process.wait(10)
-        eventually(lambda: pid == process.pid or not Path(f"/proc/{pid}").exists(), 10.0)
+        process.wait(DEADLINE_S)
+        eventually(lambda: pid == process.pid or not Path(f"/proc/{pid}").exists())
         use(tmp_path, "e")
     assert kept(tmp_path) == {"d", "e"}
 

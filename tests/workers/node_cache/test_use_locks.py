@@ -19,7 +19,7 @@ if os.fork():
 print("used", flush=True)
 sys.stdin.read()
 """
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def folder_in(parent: Path) -> Path:

@@ -135,6 +135,7 @@ def make_slow(wheels: Path, marker: Path) -> str:
     return f"slow @ {folder.as_uri()}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["deadline", "stop"])
 def test_an_installation_that_takes_too_long_or_is_not_wanted_ends_with_its_programs(
     cache: Path, wheels: Path, tmp_path: Path, how: str
@@ -152,7 +153,7 @@ def test_an_installation_that_takes_too_long_or_is_not_wanted_ends_with_its_prog
     with pytest.raises(PackagesFailed, match=expected):
         resolve([slow], cache, limit_s, stop)
     if marker.exists():  # a busy machine may not have begun the build before the deadline
-        eventually(lambda: not linux_processes.is_alive(int(marker.read_text())), 5.0)
+        eventually(lambda: not linux_processes.is_alive(int(marker.read_text())))
 
 
 def test_pip_ends_with_the_process_that_runs_it(cache: Path, wheels: Path, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_pip_ends_with_the_process_that_runs_it(cache: Path, wheels: Path, tmp_p
     process.send_signal(signal.SIGKILL)
     process.wait()
     try:
-        eventually(lambda: not linux_processes.is_alive(int(pip)), 5.0)
+        eventually(lambda: not linux_processes.is_alive(int(pip)))
     finally:
         os.killpg(os.getpgid(build), signal.SIGKILL)
 
@@ -194,6 +195,7 @@ def test_pip_gets_no_password_but_those_of_the_index(
     assert "of the bucket" not in shown.read_text()
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_of_an_index_for_what_the_node_has(cache: Path) -> None:
     assert resolve(["numpy"], cache, LIMIT_S, GO_ON) == ()
     pins = resolve(["pytest-timeout"], cache, LIMIT_S, GO_ON)

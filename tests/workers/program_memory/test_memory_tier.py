@@ -129,8 +129,7 @@ def test_a_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(
 def test_the_save_of_a_program_that_is_to_stop_waits_for_its_partners(worlds: TierWorlds) -> None:
     (took_s,) = worlds.run(tier_programs.timed_save, 1, delay_s=0.4, stop_wanted=True)
     assert took_s >= 0.4
-    (took_s,) = worlds.run(tier_programs.timed_save, 1, delay_s=0.4, attempt=2)
-    assert took_s < 0.4
+    worlds.run(tier_programs.timed_save, 1, late=[0], attempt=2)  # it would wait for an hour
 
 
 def test_a_dcp_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(

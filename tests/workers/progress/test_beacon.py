@@ -112,6 +112,7 @@ def test_the_longest_standstill_of_each_ended_phase_is_read_once(
     beacon: Beacon, path: Path
 ) -> None:
     reader = BeaconReader(path)
+    began = time.monotonic()
     beacon.enter("forward", 1)
     standstill_s = 0.03
     time.sleep(standstill_s)
@@ -121,7 +122,7 @@ def test_the_longest_standstill_of_each_ended_phase_is_read_once(
     beacon.enter("backward", 1)
     (ended,) = reader.ended_phases()
     assert ended.phase == "forward"
-    assert standstill_s <= ended.standstill_s < 10 * standstill_s
+    assert standstill_s <= ended.standstill_s <= time.monotonic() - began
     assert reader.ended_phases() == []
 
 
@@ -279,13 +280,14 @@ def test_outside_of_a_worker_a_declared_phase_has_no_effect() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).stdout == b"1\n"
 
 
-def test_a_write_takes_at_most_microseconds(beacon: Beacon) -> None:
-    """About 0.7 µs were measured for a phase, and 0.9 µs for entering and leaving a collective; the
-    bounds are wide, for busy machines."""
+def test_a_write_costs_little_more_than_a_look_at_the_clock(beacon: Beacon) -> None:
+    """About 0.7 µs were measured for a phase, and 0.9 µs for entering and leaving a collective,
+    beside 0.06 µs for the clock."""
     track = beacon.track("world")
     assert track is not None
-    assert _cost_s(lambda: beacon.enter("forward", 3, 1)) < 5e-6
-    assert _cost_s(lambda: track.leave(track.enter(b"all_reduce"))) < 6e-6
+    look_s = _cost_s(time.monotonic_ns)
+    assert _cost_s(lambda: beacon.enter("forward", 3, 1)) < 120 * look_s
+    assert _cost_s(lambda: track.leave(track.enter(b"all_reduce"))) < 150 * look_s
 
 
 def _cost_s(body: Callable[[], object]) -> float:

@@ -12,6 +12,7 @@ from tests.support.ranks.recipes import SlowRankOne
 pytestmark = pytest.mark.chaos
 
 
+@pytest.mark.cell("P5", "slow rank")
 def test_a_slow_rank_is_distinguished_from_waiting_ranks(tmp_path: Path) -> None:
     training = small_training(
         30, blocks=2, micro_batches=2, recipe="tests.support.ranks.recipes:SlowRankOne"

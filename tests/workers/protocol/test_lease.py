@@ -13,7 +13,7 @@ import pytest
 from tests.support.faults.resetting_proxy import ResettingProxy
 from tests.support.memory.shm import MESH, SECRET
 from tests.support.nodes.agent_config import agent_config, join_order
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.agent.supervisor_end import SupervisorEnd
 from holdfast_workers.fault_injection.fault_points import FaultPoints
@@ -270,7 +270,7 @@ def test_a_late_notification_of_the_same_attempt_does_not_shorten_its_lease(
     notify(link, 4, clock_s() + 30.0, number=2)
     notify(link, 4, 0.0, number=1)
     thread = holding(link, 4)
-    thread.join(5.0)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 
@@ -297,14 +297,14 @@ def test_a_fence_ends_the_hold(link: WorkerLink) -> None:
     thread.join(0.1)
     assert thread.is_alive()
     link._handle(LeaveAttempts(5))
-    thread.join(5.0)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 
 def test_a_grant_ends_the_hold(link: WorkerLink) -> None:
     thread = holding(link, 4)
     notify(link, 4, clock_s() + 30.0, number=9)
-    thread.join(5.0)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 
@@ -319,7 +319,7 @@ def test_a_lease_ends_while_its_machine_is_suspended(
     thread.join(0.1)
     assert thread.is_alive()
     link._handle(LeaveAttempts(5))
-    thread.join(5.0)
+    thread.join(DEADLINE_S)
 
 
 def gated(link: WorkerLink, beacon: Beacon, tmp_path: Path) -> RankAttempt:
@@ -355,7 +355,7 @@ def test_a_holding_rank_is_in_a_phase_without_a_limit_that_is_not_learned(
     assert HangLimits(DetectionSpec()).limit_s("hold", cold=False, bound_s=reading.bound_s) == inf
     thread.join(0.3)
     notify(link, 4, clock_s() + 30.0, number=9)
-    thread.join(5.0)
+    thread.join(DEADLINE_S)
     reading = reader.read()
     assert reading is not None and reading.phase == "agree"
     beacon.enter("optimizer", 7)

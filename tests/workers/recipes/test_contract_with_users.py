@@ -87,6 +87,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_program_written_against_0_1_trains_recovers_and_resumes_with_the_same_bits(
     worlds: Worlds, program: dict[str, str], tmp_path: Path

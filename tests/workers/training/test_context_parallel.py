@@ -47,7 +47,7 @@ def undisturbed(worlds: Worlds) -> Undisturbed:
 
     @cache
     def run(mesh: tuple[tuple[str, int], ...], method: str) -> dict[int, str]:
-        outcomes = worlds.run(programs.undisturbed, spec_of(dict(mesh), method))
+        outcomes = worlds.once(programs.undisturbed, spec_of(dict(mesh), method))
         digests: dict[int, str] = outcomes[0]["digests"]
         return digests
 
@@ -65,8 +65,8 @@ def test_a_divided_sequence_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: Mapping[str, int], method: str
 ) -> None:
     model: dict[str, Any] = {"dim": 48, "heads": 24, "kv_heads": 12, "sequence_length": 24}
-    alone = worlds.run(programs.undisturbed, tiny_spec({}, **model))[0]["rows"]
-    together = worlds.run(programs.undisturbed, spec_of(mesh, method, dropout=0.0, **model))
+    alone = worlds.once(programs.undisturbed, tiny_spec({}, **model))[0]["rows"]
+    together = worlds.once(programs.undisturbed, spec_of(mesh, method, dropout=0.0, **model))
     for single, many in zip(alone, together[0]["rows"], strict=True):
         assert many.loss == pytest.approx(single.loss, abs=1e-5)
         assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
@@ -74,11 +74,12 @@ def test_a_divided_sequence_follows_the_curve_of_one_process(
     assert all(rank["digests"] == together[0]["digests"] for rank in together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["all_gather", "ring"])
 def test_positions_may_be_divided_in_any_order_but_all_must_know_it(
     worlds: Worlds, method: str
 ) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
     spec = spec_of({"cp": 2}, method, dropout=0.0)
     told = worlds.run(context.in_contiguous_order, spec, True)[0]
     assumed = worlds.run(context.in_contiguous_order, spec, False)[0]
@@ -96,20 +97,21 @@ def test_ranks_drop_other_positions(worlds: Worlds, mesh: Mapping[str, int]) -> 
 
 @pytest.mark.parametrize("method", ONE)
 def test_low_precision_stays_near_the_curve(worlds: Worlds, method: str) -> None:
-    exact = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
-    low = worlds.run(programs.undisturbed, spec_of(ALONE, method, dropout=0.0, dtype="bfloat16"))
+    exact = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    low = worlds.once(programs.undisturbed, spec_of(ALONE, method, dropout=0.0, dtype="bfloat16"))
     for single, other in zip(exact, low[0]["rows"], strict=True):
         assert other.loss == pytest.approx(single.loss, rel=2e-2)
         assert other.loss != single.loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ONE)
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(
     worlds: Worlds, undisturbed: Undisturbed, mode: str, method: str
 ) -> None:
     spec = spec_of(SHARDED, method, activation_checkpointing=mode)
-    found = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    found = worlds.once(programs.undisturbed, spec)[0]["digests"]
     assert found == undisturbed(SHARDED, method)
 
 

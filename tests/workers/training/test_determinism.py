@@ -70,6 +70,7 @@ def test_an_operation_that_strict_refuses_is_answered_with_advice() -> None:
     assert advice(RuntimeError("CUDA out of memory")) == ""
 
 
+@pytest.mark.slow
 def test_on_the_cpu_strict_and_fast_give_the_same_bits(tmp_path: Path) -> None:
     strict, fast = digests(tmp_path, "strict"), digests(tmp_path, "fast")
     assert len(strict) == STEPS and strict == fast

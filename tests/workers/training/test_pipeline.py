@@ -36,7 +36,7 @@ def test_stages_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, parallel: dict[str, Any], model: dict[str, Any], rebuild: bool
 ) -> None:
     spec = tiny_spec(parallel, dropout=0.1, **model)
-    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
     for result in worlds.run(programs.rebound, spec, 3, rebuild):
         assert result["digests"] == expected
         assert result["living"]
@@ -45,8 +45,8 @@ def test_stages_rebind_to_new_groups_with_the_same_bits(
 
 
 def test_every_rank_knows_the_loss_of_the_last_stage(worlds: Worlds) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]
-    for outcome in worlds.run(programs.undisturbed, tiny_spec(SHARDED)):
+    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]
+    for outcome in worlds.once(programs.undisturbed, tiny_spec(SHARDED)):
         for row, expected in zip(outcome["rows"], alone["rows"], strict=True):
             assert row.samples == expected.samples
             assert row.loss == pytest.approx(expected.loss, abs=1e-5)
@@ -55,8 +55,8 @@ def test_every_rank_knows_the_loss_of_the_last_stage(worlds: Worlds) -> None:
 
 def test_a_rank_without_a_micro_batch_takes_part_in_the_passes(worlds: Worlds) -> None:
     """Three data-parallel ranks share four micro-batches: two of them pass a stand-in on."""
-    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
-    rows = worlds.run(programs.undisturbed, tiny_spec({"pp": 2, "dp_shard": 3}))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    rows = worlds.once(programs.undisturbed, tiny_spec({"pp": 2, "dp_shard": 3}))[0]["rows"]
     assert [row.samples for row in rows] == [row.samples for row in alone]
     assert rows[-1].loss == pytest.approx(alone[-1].loss, abs=1e-5)
 
@@ -116,7 +116,7 @@ def test_a_killed_rank_of_a_pipeline_is_replaced_and_the_bits_are_the_same(
 ) -> None:
     parallel, model = SCHEDULES[schedule]
     spec = tiny_spec(parallel, dropout=0.1, **model)
-    undisturbed = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    undisturbed = worlds.once(programs.undisturbed, spec)[0]["digests"]
     attempt = worlds.next_attempt()
     ranks = [
         worlds.start(programs.survivor, world_of(spec, r, attempt), spec, tmp_path, (phase, 4))

@@ -16,6 +16,11 @@ from holdfast_workers.training.skipped_windows import Ledger
 
 FULL = {"dp_shard": 2, "tp": 2}
 REPLICAS = {"dp_replicate": 2, "dp_shard": 2}
+MESHES_WITH_TP = (
+    FULL,
+    pytest.param({"tp": 2}, marks=pytest.mark.slow),
+    pytest.param({"dp_replicate": 2, "tp": 2}, marks=pytest.mark.slow),
+)
 TIMES_OF_WORK = ("step_time_s",)
 """Fields of a row with the time of work that every step does; this time is never zero."""
 TIMES_OF_WAITING = ("loader_wait_s",)
@@ -47,27 +52,33 @@ def undisturbed(worlds: Worlds, states: Path) -> dict[str, Any]:
     "mesh",
     [
         FULL,
-        {"dp_shard": 4},
-        {"tp": 2},
-        {"dp_shard": 2},
         REPLICAS,
-        {"dp_replicate": 2},
         {"dp_replicate": 2, "tp": 2},
-        {"dp_replicate": 4},
         {"dp_shard": 3},
-        {"dp_replicate": 3},
+        *(
+            pytest.param(mesh, marks=pytest.mark.slow)
+            for mesh in (
+                {"dp_shard": 4},
+                {"tp": 2},
+                {"dp_shard": 2},
+                {"dp_replicate": 2},
+                {"dp_replicate": 4},
+                {"dp_replicate": 3},
+            )
+        ),
     ],
     ids=lambda mesh: ",".join(f"{axis}={size}" for axis, size in mesh.items()),
 )
 def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[str, int]) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
-    together = worlds.run(programs.undisturbed, tiny_spec(mesh))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    together = worlds.once(programs.undisturbed, tiny_spec(mesh))[0]["rows"]
     for single, many in zip(alone, together, strict=True):
         assert many.loss == pytest.approx(single.loss, abs=1e-5)
         assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
         assert many.samples == single.samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_replicas_without_shards_have_the_same_bits_at_every_step(
     worlds: Worlds, replicas: int
@@ -77,6 +88,7 @@ def test_replicas_without_shards_have_the_same_bits_at_every_step(
     assert all(state == states[0] for state in states)
 
 
+@pytest.mark.slow
 def test_replicas_have_the_same_bits_at_every_step(worlds: Worlds) -> None:
     spec = tiny_spec({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, steps=3, dropout=0.1)
     states = worlds.run(programs.states, spec)
@@ -86,8 +98,9 @@ def test_replicas_have_the_same_bits_at_every_step(worlds: Worlds) -> None:
     assert len({state[-1] for state in states[:4]}) == 4
 
 
+@pytest.mark.slow
 def test_every_rank_reports_the_same_rows_and_digests(worlds: Worlds) -> None:
-    results = worlds.run(programs.undisturbed, tiny_spec(FULL, steps=2))
+    results = worlds.once(programs.undisturbed, tiny_spec(FULL, steps=2))
     for result in results[1:]:
         assert result["digests"] == results[0]["digests"]
         for mine, other in zip(result["rows"], results[0]["rows"], strict=True):
@@ -128,6 +141,7 @@ def test_new_processes_resume_from_a_saved_state_with_the_same_bits(
     assert digests == {step: undisturbed["digests"][step] for step in range(3, 7)}
 
 
+@pytest.mark.slow
 def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
     worlds: Worlds, tmp_path: Path
 ) -> None:
@@ -142,12 +156,15 @@ def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
     [{"dp_replicate": 2, "tp": 2}, pytest.param({"dp_replicate": 3}, marks=pytest.mark.soak)],
     ids=str,
 )
-@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
+@pytest.mark.parametrize(
+    "rebuild",
+    [pytest.param(False, id="in place"), pytest.param(True, id="rebuilt", marks=pytest.mark.slow)],
+)
 def test_replicas_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, mesh: dict[str, int], rebuild: bool
 ) -> None:
     spec = tiny_spec(mesh, dropout=0.1)
-    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
     for result in worlds.run(programs.rebound, spec, 3, rebuild):
         assert result["digests"] == expected
         assert result["living"]
@@ -164,12 +181,13 @@ def test_survivors_rebind_to_new_groups_with_the_same_bits(
         assert result["same_tensors"] is not rebuild
 
 
+@pytest.mark.slow
 def test_a_collective_of_any_axis_fails_after_the_configured_timeout(worlds: Worlds) -> None:
     limit_s = 1.0
     detection = DetectionSpec(collective_timeout_s=limit_s)
     spec = tiny_spec(FULL).model_copy(update={"detection": detection})
     waited = worlds.run(programs.waits_for_absent_peer, spec)
-    assert all(limit_s <= wait_s < 10 * limit_s for rank in (0, 2) for wait_s in waited[rank])
+    assert all(wait_s >= limit_s for rank in (0, 2) for wait_s in waited[rank])
 
 
 @pytest.mark.parametrize("per_block", [False, True], ids=["one group", "a group per block"])
@@ -185,6 +203,7 @@ def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
         assert digests == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -198,77 +217,80 @@ def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
 def test_tied_embeddings_follow_the_curve_of_one_process_on_every_mesh(
     worlds: Worlds, mesh: dict[str, int]
 ) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_spec({}, tied_embeddings=True))[0]["rows"]
-    together = worlds.run(programs.undisturbed, tiny_spec(mesh, tied_embeddings=True))[0]["rows"]
-    untied = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_spec({}, tied_embeddings=True))[0]["rows"]
+    together = worlds.once(programs.undisturbed, tiny_spec(mesh, tied_embeddings=True))[0]["rows"]
+    untied = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
     assert alone[-1].loss != untied[-1].loss
     for single, many in zip(alone, together, strict=True):
         assert many.loss == pytest.approx(single.loss, abs=1e-5)
         assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_survivors_with_tied_embeddings_rebind_with_the_same_bits(worlds: Worlds) -> None:
     spec = tiny_spec(FULL, dropout=0.1, tied_embeddings=True)
-    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
     for result in worlds.run(programs.rebound, spec, 3, False):
         assert result["digests"] == expected
         assert result["same_tensors"]
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
-@pytest.mark.parametrize("mesh", [{"tp": 2}, FULL, {"dp_replicate": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("mesh", MESHES_WITH_TP, ids=str)
 def test_a_divided_vocabulary_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: dict[str, int], tied: bool
 ) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_spec({}, tied_embeddings=tied))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_spec({}, tied_embeddings=tied))[0]["rows"]
     spec = tiny_spec({**mesh, "vocabulary_parallel": True}, tied_embeddings=tied)
-    together = worlds.run(programs.undisturbed, spec)
+    together = worlds.once(programs.undisturbed, spec)
     for single, many in zip(alone, together[0]["rows"], strict=True):
         assert many.loss == pytest.approx(single.loss, abs=1e-5)
         assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
     assert all(rank["digests"] == together[0]["digests"] for rank in together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
 def test_survivors_with_a_divided_vocabulary_rebind_with_the_same_bits(
     worlds: Worlds, rebuild: bool
 ) -> None:
     spec = tiny_spec({**FULL, "vocabulary_parallel": True}, dropout=0.1)
-    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
     for result in worlds.run(programs.rebound, spec, 3, rebuild):
         assert result["digests"] == expected
 
 
 @pytest.mark.parametrize("vocabulary", [False, True], ids=["whole", "divided"])
-@pytest.mark.parametrize("mesh", [{"tp": 2}, FULL, {"dp_replicate": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("mesh", MESHES_WITH_TP, ids=str)
 def test_a_divided_sequence_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: dict[str, int], vocabulary: bool
 ) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
     divided = {"sequence_parallel": True, "vocabulary_parallel": vocabulary}
-    together = worlds.run(programs.undisturbed, tiny_spec({**mesh, **divided}))
+    together = worlds.once(programs.undisturbed, tiny_spec({**mesh, **divided}))
     for single, many in zip(alone, together[0]["rows"], strict=True):
         assert many.loss == pytest.approx(single.loss, abs=1e-5)
         assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
     assert all(rank["digests"] == together[0]["digests"] for rank in together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["none", "selective"])
 def test_survivors_with_a_divided_sequence_rebind_with_the_same_bits(
     worlds: Worlds, checkpointing: str
 ) -> None:
     divided = {**FULL, "sequence_parallel": True}
     spec = tiny_spec(divided, dropout=0.1, activation_checkpointing=checkpointing)
-    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
     for result in worlds.run(programs.rebound, spec, 3, False):
         assert result["digests"] == expected
         assert result["same_tensors"]
     if checkpointing != "none":
         plain = tiny_spec(divided, dropout=0.1)
-        assert worlds.run(programs.undisturbed, plain)[0]["digests"] == expected
+        assert worlds.once(programs.undisturbed, plain)[0]["digests"] == expected
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(
     worlds: Worlds, undisturbed: dict[str, Any], mode: str, every: int
@@ -279,15 +301,16 @@ def test_activation_checkpointing_changes_no_bit(
         activation_checkpointing=mode,
         activation_checkpointing_every=every,
     )
-    assert worlds.run(programs.undisturbed, spec)[0]["digests"] == undisturbed["digests"]
+    assert worlds.once(programs.undisturbed, spec)[0]["digests"] == undisturbed["digests"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_a_broken_backward_pass_that_computed_again_does_not_reach_the_next(
     worlds: Worlds, mode: str
 ) -> None:
     spec = tiny_spec({"dp_shard": 2}, dropout=0.1, activation_checkpointing=mode)
-    expected = worlds.run(programs.undisturbed_per_block, spec)[0]["digests"]
+    expected = worlds.once(programs.undisturbed_per_block, spec)[0]["digests"]
     for digests in worlds.run(programs.interrupted_in_backward, spec, 4, True):
         assert digests == expected
 
@@ -306,8 +329,8 @@ def test_zero_follows_the_curve_and_survives_a_broken_backward_pass(
     worlds: Worlds, mesh: dict[str, int], zero: int
 ) -> None:
     spec = tiny_spec({**mesh, "zero": zero}, dropout=0.1)
-    plain = worlds.run(programs.undisturbed, tiny_spec(mesh, dropout=0.1))[0]["rows"]
-    first = worlds.run(programs.undisturbed, spec)[0]
+    plain = worlds.once(programs.undisturbed, tiny_spec(mesh, dropout=0.1))[0]["rows"]
+    first = worlds.once(programs.undisturbed, spec)[0]
     for expected, found in zip(plain, first["rows"], strict=True):
         assert found.loss == pytest.approx(expected.loss, abs=1e-5)
     if spec.parallel.data_parallel == 2:  # two micro-batches each, as the program needs
@@ -315,6 +338,7 @@ def test_zero_follows_the_curve_and_survives_a_broken_backward_pass(
             assert digests == first["digests"]
 
 
+@pytest.mark.slow
 def test_zero_divides_gradients_and_parameters_during_a_step(worlds: Worlds) -> None:
     found = {}
     for zero in (1, 2, 3):
@@ -328,17 +352,19 @@ def test_zero_divides_gradients_and_parameters_during_a_step(worlds: Worlds) -> 
     assert found[3] == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_large_models_groups_follow_the_same_curve(worlds: Worlds) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
-    together = worlds.run(programs.undisturbed_per_block, tiny_spec(FULL))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    together = worlds.once(programs.undisturbed_per_block, tiny_spec(FULL))[0]["rows"]
     for single, many in zip(alone, together, strict=True):
         assert many.loss == pytest.approx(single.loss, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{}, FULL])
 def test_low_precision_stays_near_the_curve(worlds: Worlds, mesh: dict[str, int]) -> None:
-    exact = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
-    low = worlds.run(programs.undisturbed, tiny_spec(mesh, dtype="bfloat16"))[0]["rows"]
+    exact = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    low = worlds.once(programs.undisturbed, tiny_spec(mesh, dtype="bfloat16"))[0]["rows"]
     for single, other in zip(exact, low, strict=True):
         assert other.loss == pytest.approx(single.loss, rel=2e-2)
         assert other.loss != single.loss
@@ -358,7 +384,7 @@ def test_a_run_that_skips_a_window_equals_a_run_that_knew_it_in_advance(worlds: 
     spec = tiny_spec(FULL, steps=12, dropout=0.1)
     knew = worlds.run(programs.undisturbed, spec, None, ((9, 10),))[0]
     poisoned = spec.model_copy(update={"recipe": "tests.support.ranks.recipes:PoisonedWindow"})
-    for result in worlds.run(programs.undisturbed, poisoned):
+    for result in worlds.once(programs.undisturbed, poisoned):
         assert result["digests"] == knew["digests"]
         assert [row.samples for row in result["rows"]] == [row.samples for row in knew["rows"]]
         assert result["ledger"] == Ledger(((9, 10),))
@@ -411,7 +437,7 @@ def test_a_killed_replica_is_replaced_and_survivors_keep_their_models(
 ) -> None:
     # With three, the bits of a sum depend on its place in the buffer.
     spec = tiny_spec({"dp_replicate": replicas}, dropout=0.1)
-    expected = worlds.run(programs.undisturbed_per_block, spec)[0]["digests"]
+    expected = worlds.once(programs.undisturbed_per_block, spec)[0]["digests"]
     attempt, last = worlds.next_attempt(), replicas - 1
     ranks = [
         worlds.start(

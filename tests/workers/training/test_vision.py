@@ -29,12 +29,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 
 @pytest.fixture(scope="module")
 def undisturbed(worlds: Worlds) -> dict[str, Any]:
-    found: dict[str, Any] = worlds.run(programs.undisturbed, tiny_vit_spec(FULL, dropout=0.1))[0]
+    found: dict[str, Any] = worlds.once(programs.undisturbed, tiny_vit_spec(FULL, dropout=0.1))[0]
     return found
 
 
 def test_it_learns_what_can_be_seen(worlds: Worlds) -> None:
-    (run,) = worlds.run(programs.undisturbed, tiny_vit_spec({}, steps=60))
+    (run,) = worlds.once(programs.undisturbed, tiny_vit_spec({}, steps=60))
     losses = [row.loss for row in run["rows"]]
     assert sum(losses[:5]) / 5 > 1.2  # ln 4, of four classes
     assert sum(losses[-5:]) / 5 < 0.7
@@ -55,10 +55,10 @@ def test_it_learns_what_can_be_seen(worlds: Worlds) -> None:
     ids=str,
 )
 def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[str, Any]) -> None:
-    alone = worlds.run(programs.undisturbed, tiny_vit_spec({}))[0]["rows"]
+    alone = worlds.once(programs.undisturbed, tiny_vit_spec({}))[0]["rows"]
     spec = tiny_vit_spec(mesh)
     assert find_faults(spec) == []
-    together = worlds.run(programs.undisturbed, spec)[0]["rows"]
+    together = worlds.once(programs.undisturbed, spec)[0]["rows"]
     for single, many in zip(alone, together, strict=True):
         assert many.loss == pytest.approx(single.loss, abs=1e-5)
         assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
@@ -70,13 +70,14 @@ def test_activation_checkpointing_changes_no_bit(
     worlds: Worlds, undisturbed: dict[str, Any], mode: str
 ) -> None:
     spec = tiny_vit_spec(FULL, dropout=0.1, activation_checkpointing=mode)
-    assert worlds.run(programs.undisturbed, spec)[0]["digests"] == undisturbed["digests"]
+    assert worlds.once(programs.undisturbed, spec)[0]["digests"] == undisturbed["digests"]
 
 
+@pytest.mark.slow
 def test_low_precision_and_compiled_blocks_stay_near_the_curve(worlds: Worlds) -> None:
-    exact = worlds.run(programs.undisturbed, tiny_vit_spec({}))[0]["rows"]
+    exact = worlds.once(programs.undisturbed, tiny_vit_spec({}))[0]["rows"]
     for mesh, changes in (({"dp_shard": 2}, {"dtype": "bfloat16"}), ({}, {"compile": True})):
-        rows = worlds.run(programs.undisturbed, tiny_vit_spec(mesh, **changes))[0]["rows"]
+        rows = worlds.once(programs.undisturbed, tiny_vit_spec(mesh, **changes))[0]["rows"]
         for single, other in zip(exact, rows, strict=True):
             assert other.loss == pytest.approx(single.loss, rel=2e-2)
 

@@ -76,6 +76,7 @@ def _origin(first: First, part: InitPart) -> dict[str, Any]:
     return {"initial": InitialCheckpoint(first.at_3.uri, step, part)}
 
 
+@pytest.mark.slow
 def test_the_manifest_contains_the_loss_of_its_step(first: First) -> None:
     assert first.at_3.metrics["loss"] == first.rows[3].loss
 

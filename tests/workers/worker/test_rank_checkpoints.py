@@ -66,7 +66,7 @@ def test_a_save_is_pending_from_its_start_until_its_copy_is_gone(shm: Path) -> N
     begun = threading.Event()
 
     def layout() -> StateLayout:
-        assert begun.wait(30)
+        assert begun.wait(60)
         return layout_of(SAVED.sizes)
 
     order = replace(join_order(shm, shm / "own-0.seg"), attempt=SAVED.attempt)

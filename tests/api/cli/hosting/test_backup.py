@@ -53,6 +53,7 @@ def test_a_backup_is_summed_up_checked_and_restored(
     assert capsys.readouterr().err.startswith("error (backup): /proc/")
 
 
+@pytest.mark.slow
 def test_a_newer_schema_is_refused_in_one_line_without_a_traceback(
     data_dir: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.service.fake_cluster import row
 from tests.support.service.live_server import LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
@@ -90,7 +90,7 @@ def test_ranks_get_the_gpus_that_the_nodes_have_unless_an_option_says_otherwise(
         for n, gpus in enumerate((0.0, 8.0))
     ]
     server.cluster.nodes = Capacity(nodes=tuple(nodes), can_grow=False)
-    eventually(lambda: any(node.gpus for node in client.nodes()), 20)
+    eventually(lambda: any(node.gpus for node in client.nodes()))
     for options, gpus in (
         ((), 1),
         (("--gpus", "0"), 0),
@@ -116,6 +116,7 @@ def test_wrong_usage_is_told_before_a_server_is_asked(capsys: pytest.CaptureFixt
         assert shown in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "--no-follow", "--address", "http://127.0.0.1:9", "--", "train.py"]
@@ -155,7 +156,7 @@ def test_a_followed_run_shows_what_its_ranks_write(
 
     def play() -> None:
         with Client(server.address) as client:
-            eventually(lambda: list(client.list()), 20)
+            eventually(lambda: list(client.list()))
             (job,) = client.list()
         supervisor = server.run_job(job.id, steps=3, end=False)
         lines = ((0, "step 1 loss 2.5"), (1, "only \x1b[1mme"), (None, "of the agent"))
@@ -185,7 +186,7 @@ def test_describe_shows_the_level_and_the_lines_of_the_next(
     job_id = capsys.readouterr().out.strip()
     server.run_job(job_id, steps=41)
     with Client() as client:
-        client.wait(job_id, timeout_s=20)
+        client.wait(job_id, timeout_s=DEADLINE_S)
     assert run(["describe", job_id]) == ExitCode.OK
     shown = capsys.readouterr().out
     assert "step 41, attempt 1" in shown and "train.py" in shown

@@ -14,6 +14,7 @@ import ray
 import ray.data
 from ray.data import RandomSeedConfig
 from ray.util.placement_group import placement_group, remove_placement_group
+from tests.support.waiting import DEADLINE_S
 
 from holdfast.integrations.ray_train.counted_shard import CountedShard
 from holdfast.integrations.ray_train.datasets import split_over
@@ -135,7 +136,7 @@ def test_datasets_of_a_trainer_reach_rank_0_as_lineage(
 def test_a_cluster_without_a_free_cpu_is_named_after_the_deadline() -> None:
     wait_for_free_cpu(30.0)
     group = placement_group([{"CPU": 2}])
-    assert group.wait(30)
+    assert group.wait(DEADLINE_S)
     try:
         with pytest.raises(ClusterUnusable, match="for 1 s jobs had reserved all"):
             wait_for_free_cpu(1.0)

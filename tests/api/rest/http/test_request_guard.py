@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer, live_server
+from tests.support.waiting import DEADLINE_S
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
@@ -30,7 +31,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def post(server: LiveServer, **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     url = f"{server.address}/api/v1/jobs/validate"
-    return httpx.post(url, json=SPEC, headers=named, timeout=20, trust_env=False)
+    return httpx.post(url, json=SPEC, headers=named, timeout=DEADLINE_S, trust_env=False)
 
 
 def is_foreign(answer: httpx.Response) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 from httpx_sse import EventSource, ServerSentEvent
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer, live_server
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.client.calls import LogQuery
@@ -67,7 +68,7 @@ def test_a_stream_resumes_after_the_last_event_id(http: httpx.Client, server: Li
 
 def test_a_quiet_stream_is_kept_alive_and_ends_with_the_server(tmp_path: Path) -> None:
     with live_server(tmp_path, keep_alive_s=0.1) as server:
-        with httpx.Client(base_url=server.address, timeout=20) as http:
+        with httpx.Client(base_url=server.address, timeout=DEADLINE_S) as http:
             job_id = submitted(http)
             server.supervisor(job_id)
             with http.stream("GET", f"/api/v1/jobs/{job_id}/events", headers=STREAM) as response:
@@ -103,6 +104,7 @@ def test_an_incomplete_message_is_not_delivered() -> None:
     assert [(found.id, found.event, found.data) for found in read(answer)] == [("1", "a", "{}")]
 
 
+@pytest.mark.slow
 def test_a_tail_search_continues_until_it_has_enough_matches(tmp_path: Path) -> None:
     server = LiveServer(tmp_path)
     server.settings = server.settings.model_copy(

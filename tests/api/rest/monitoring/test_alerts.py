@@ -26,7 +26,7 @@ import yaml
 from tests.support.service.alert_rules import TARGET, Course, Scrape, check, input_series, minutes
 from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.main import run
@@ -58,7 +58,7 @@ class Installation:
     def scrape(self) -> Scrape:
         if not self.running:
             return Scrape()
-        answer = httpx.get(f"{self.server.address}/metrics", trust_env=False, timeout=20)
+        answer = httpx.get(f"{self.server.address}/metrics", trust_env=False, timeout=DEADLINE_S)
         return Scrape.of(answer.text)
 
     def until(self, name: str, least: float = 1.0, **labels: str) -> None:
@@ -185,7 +185,9 @@ def _handle_jobs_late(here: Installation) -> None:
 def _answer_with_errors(here: Installation) -> None:
     """The database is away for the queries of one route."""
     for _ in range(10):
-        answer = httpx.get(f"{here.server.address}/api/v1/nodes", trust_env=False, timeout=20)
+        answer = httpx.get(
+            f"{here.server.address}/api/v1/nodes", trust_env=False, timeout=DEADLINE_S
+        )
         assert answer.status_code == 500
 
 
@@ -286,7 +288,7 @@ def receiver() -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-    thread.join(10)
+    thread.join(DEADLINE_S)
     server.server_close()
 
 

@@ -1,0 +1,44 @@
+"""Ray Train's side has as many workers as the job has ranks, whatever else its spec says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.conditions import EXAMPLE, load_job, world_size
+from benchmarks.elastic import ELASTIC_JOB
+from benchmarks.ray_train_side import SETTINGS, program_config
+from benchmarks.recovery import SMALL_JOB, endless, ray_train_spec
+
+
+@pytest.mark.parametrize("path", [SMALL_JOB, EXAMPLE], ids=lambda path: str(path.name))
+def test_the_measured_jobs_have_a_worker_for_each_of_four_ranks(path: Path) -> None:
+    spec = ray_train_spec(endless(load_job(path)))
+    assert spec["parallel"]["zero"] is None
+    for setting in SETTINGS:
+        config = program_config(spec, setting, Path("folder"), Path("storage"), Path("ray"))
+        assert config["ranks"] == 4
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"dp_shard": 4},
+        {"pp": 2, "dp_shard": 2, "schedule": "1f1b", "stages_per_rank": None, "zero": None},
+        {"pp": 2, "tp": 2, "schedule": "zero_bubble", "stages_per_rank": 2},
+        {"dp_shard": 4, "zero": 3},
+        {"dp_replicate": 2, "tp": 2, "sequence_parallel": True, "vocabulary_parallel": False},
+        {"dp_shard": 2, "cp": 2, "context_method": "ring"},
+    ],
+    ids=" ".join,
+)
+def test_only_the_axes_of_a_mesh_make_ranks(parallel: dict[str, Any]) -> None:
+    assert world_size({"parallel": parallel}) == 4
+    job = {**load_job(SMALL_JOB), "parallel": parallel}
+    assert world_size(ray_train_spec(job)) == 4
+
+
+def test_a_mesh_that_is_not_in_numbers_has_no_world_size() -> None:
+    with pytest.raises(ValueError, match="dp_shard"):
+        world_size(load_job(ELASTIC_JOB))
