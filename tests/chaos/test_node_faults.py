@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, complete_manifest, verify
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.segment import Segment
+from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.messages import Place
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 from holdfast_workers.state.digest import payload_digest, step_digest
@@ -111,7 +111,7 @@ def test_all_agents_and_the_supervisor_end_at_once_and_no_row_is_lost(
         tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0, times=times
     ) as run:
         run.wait_step(10)
-        time.sleep(0.4)  # some steps whose rows nobody has fetched
+        run.wait(lambda: max(kept_steps(run)) > 12)  # some of their rows nobody has fetched
         run.supervisor.halt()
         for seat in run.agents.seats:
             run.agents.kill(seat)
@@ -256,9 +256,17 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
 
 def kept_for_others(run: SupervisedRun, step: int) -> set[int]:
     """The ranks whose partner holds their state at `step`."""
-    reports = (run.agents.report(seat, 5.0) for seat in run.agents.seats)
-    held = (shard for report in reports for shard in report.held)
+    held = (shard for report in reports(run) for shard in report.held)
     return {shard.rank for shard in held if (shard.place, shard.step) == (Place.REPLICA, step)}
+
+
+def kept_steps(run: SupervisedRun) -> set[int]:
+    """The steps that are in the nodes' memory."""
+    return {0, *(shard.step for report in reports(run) for shard in report.held)}
+
+
+def reports(run: SupervisedRun) -> list[AgentReport]:
+    return [run.agents.report(seat) for seat in run.agents.seats]
 
 
 def saved_digest(run: SupervisedRun, attempt: int, step: int) -> str:

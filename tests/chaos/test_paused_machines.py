@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from tests.support.nodes.local_agents import LocalAgents
 from tests.support.nodes.supervised import SupervisedRun, supervised
 from tests.support.ranks.pausable_clock import UNCOUNTED
 from tests.support.ranks.step_log import LoggedStep, logged_steps
+from tests.support.waiting import eventually
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.supervisor.supervisor import SupervisorTimes
@@ -37,7 +38,7 @@ from holdfast_workers.protocol.process_identity import ProcessIdentity
 pytestmark = pytest.mark.chaos
 PACE_S = 0.05
 TRIALS = 3
-RANKS_ALONE_S = 0.4  # several steps, and less than what is left of the lease
+RANKS_ALONE_S = 10.0  # until they have stepped under their old lease, or have been refused
 
 
 class PausableAgents(LocalAgents):
@@ -48,7 +49,10 @@ class PausableAgents(LocalAgents):
         self._paused: set[str] = set()
 
     @contextmanager
-    def paused(self, seat: str, uncounted: Path) -> Iterator[None]:
+    def paused(
+        self, seat: str, uncounted: Path, have_stepped: Callable[[], bool]
+    ) -> Iterator[None]:
+        """The agent is resumed last, once the ranks `have_stepped`."""
         process = self.agents[seat].process
         assert process is not None
         agent = psutil.Process(process.pid)
@@ -66,7 +70,8 @@ class PausableAgents(LocalAgents):
             self._paused.discard(seat)
             for each in reversed(machine):  # the agent last: it may end its ranks at once
                 if each is agent:
-                    time.sleep(RANKS_ALONE_S)
+                    with contextlib.suppress(AssertionError):
+                        eventually(have_stepped, RANKS_ALONE_S)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.send_signal(signal.SIGCONT)
 
@@ -115,7 +120,7 @@ def _steps_of_an_old_lease_change_nothing(folder: Path, monkeypatch: pytest.Monk
             heartbeat_s=HEARTBEAT_S / 8,
         ) as run,
     ):
-        _pause_the_world_and_resume_it(run, uncounted)
+        _pause_the_world_and_resume_it(run, uncounted, steps)
         run.stop(StopKind.CANCEL)
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
         logged = logged_steps(steps)
@@ -130,13 +135,17 @@ def _steps_of_an_old_lease_change_nothing(folder: Path, monkeypatch: pytest.Monk
     return True
 
 
-def _pause_the_world_and_resume_it(run: SupervisedRun, uncounted: Path) -> None:
+def _pause_the_world_and_resume_it(run: SupervisedRun, uncounted: Path, steps: Path) -> None:
     agents = run.agents
     assert isinstance(agents, PausableAgents)
     run.wait(lambda: bool(run.of(EventKind.STANDBY)) and len(run.rows) > 10)
     seat = run.seat_of(0)
     seen_events = len(run.events)
-    with agents.paused(seat, uncounted):
+
+    def have_stepped() -> bool:
+        return len(stale_steps(logged_steps(steps))) > 1
+
+    with agents.paused(seat, uncounted, have_stepped):
         run.wait(lambda: run.all_rows[-1].attempt == 2)
         resumed_at = run.newest_step() + 5
         run.wait(lambda: run.newest_step() > resumed_at)

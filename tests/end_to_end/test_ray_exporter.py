@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.end_to_end.conftest import ONE_NODE, served, spec
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.embedded_cluster.local_cluster import LocalClusterError
@@ -62,7 +62,9 @@ def test_every_rank_of_a_job_is_exported_by_its_node(
 
 def scraped(port: int) -> str:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        return httpx.get(
+            f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=DEADLINE_S
+        ).text
     except httpx.TransportError:
         return ""
 

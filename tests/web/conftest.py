@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.waiting import DEADLINE_S
 
 from holdfast.rest.dashboard import FOLDER
 
@@ -26,6 +27,7 @@ TAKE_SCREENSHOTS = os.environ.get("HOLDFAST_SCREENSHOTS") == "1"
 SCREENSHOTS = Path(__file__).parents[2] / "docs/screenshots"
 WIDE = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
+TIMEOUT_MS = 1000 * DEADLINE_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,8 +43,9 @@ def browser() -> Iterator[Any]:
         pytest.skip("no Chromium (package chromium-headless-shell)")
     if not (FOLDER / "index.html").exists():
         pytest.fail("the dashboard is not built: run `make setup`")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
@@ -60,7 +63,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**{"viewport": WIDE, "color_scheme": "light", **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(TIMEOUT_MS)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on(
             "console",
@@ -94,7 +97,9 @@ def dashboard_server(
 def running_job(request: pytest.FixtureRequest, dashboard_server: LiveServer) -> str:
     """The id of a job that has completed three steps; its name is the module's `JOB_NAME`."""
     spec = {**SPEC, "name": request.module.JOB_NAME}
-    found = httpx.post(f"{dashboard_server.address}/api/v1/jobs", json=spec).json()
+    found = httpx.post(
+        f"{dashboard_server.address}/api/v1/jobs", json=spec, timeout=DEADLINE_S
+    ).json()
     dashboard_server.run_job(found["id"], 3, end=False)
     return str(found["id"])
 

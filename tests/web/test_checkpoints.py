@@ -14,7 +14,7 @@ from tests.support.checkpoint.model_checkpoint import save_model
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.saved_checkpoints import report_saved, root_of, saved, spoil
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 from tests.web.conftest import save_screenshot
 
 from holdfast import Client
@@ -200,5 +200,7 @@ def test_a_fault_is_injected(
     dialog.get_by_label("Rank").fill("1")
     dialog.get_by_role("button", name="Inject", exact=True).click()
     dialog.wait_for(state="detached")
-    faults = httpx.get(f"{dashboard_server.address}/api/v1/jobs/{saved_job}/faults").json()["items"]
+    faults = httpx.get(
+        f"{dashboard_server.address}/api/v1/jobs/{saved_job}/faults", timeout=DEADLINE_S
+    ).json()["items"]
     assert [(fault["kind"], fault["fault"]["rank"]) for fault in faults] == [("slow", 1)]

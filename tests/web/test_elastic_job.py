@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 from tests.support.web import elastic
 from tests.web.conftest import PHONE, run_in_thread, save_screenshot
 
@@ -60,7 +60,7 @@ def elastic_job(dashboard_server: LiveServer) -> str:
         "name": "bendable",
         "resources": {"workers_per_node": 2, "nodes": {"min": 1, "max": 3}},
     }
-    answer = httpx.post(f"{dashboard_server.address}/api/v1/jobs", json=spec)
+    answer = httpx.post(f"{dashboard_server.address}/api/v1/jobs", json=spec, timeout=DEADLINE_S)
     assert answer.status_code == 201, answer.text
     job = str(answer.json()["id"])
     supervisor = dashboard_server.supervisor(job)
@@ -210,7 +210,11 @@ def test_a_refused_order_shows_the_reason(
 def test_a_job_of_one_size_has_no_resize_and_a_flat_ribbon(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    fixed = httpx.post(f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "fixed"})
+    fixed = httpx.post(
+        f"{dashboard_server.address}/api/v1/jobs",
+        json={**SPEC, "name": "fixed"},
+        timeout=DEADLINE_S,
+    )
     page = open_page(f"{dashboard_server.address}/jobs/{fixed.json()['id']}")
     page.locator(".ribbon-drawing rect").first.wait_for(state="attached")
     page.get_by_role("button", name="Cancel").wait_for()
@@ -232,7 +236,7 @@ def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     for name, parallel in parts.items():
         spec = {**SPEC, "name": name, "parallel": parallel, "resources": {"workers_per_node": 2}}
         spec["train"] = {**SPEC["train"], "global_batch": 48}
-        answer = httpx.post(f"{address}/api/v1/jobs", json=spec)
+        answer = httpx.post(f"{address}/api/v1/jobs", json=spec, timeout=DEADLINE_S)
         assert answer.status_code == 201, answer.text
         jobs[name] = str(answer.json()["id"])
     page = open_page(f"{address}/jobs?state=QUEUED")

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.waiting import DEADLINE_S
 from tests.support.web.crowd import add_crowd
 from tests.web.conftest import PHONE, run_in_thread, save_screenshot
 
@@ -139,7 +140,9 @@ def test_a_job_is_updated_live(jobs: Callable[..., Any], dashboard_server: LiveS
     page = jobs()
     page.wait_for_selector("[data-live=live]")
     job = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "watched"}
+        f"{dashboard_server.address}/api/v1/jobs",
+        json={**SPEC, "name": "watched"},
+        timeout=DEADLINE_S,
     ).json()
     line = page.locator(f"[data-job='{job['id']}']")
     line.wait_for()  # a new job appears first without a reload

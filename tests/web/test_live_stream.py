@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.job_model.supervisor_protocol import Phase
 
@@ -44,7 +44,7 @@ def test_an_interrupted_stream_resumes_at_its_position(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     job = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "cut"}
+        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "cut"}, timeout=DEADLINE_S
     ).json()["id"]
     of_job_at = f"{dashboard_server.address}/api/v1/jobs/{job}"
     supervisor = dashboard_server.run_job(job, 2, end=False)
@@ -77,8 +77,10 @@ def test_an_interrupted_stream_resumes_at_its_position(
     page.wait_for_selector("[data-live=live]")
     supervisor.run(1, 5, 5)
     supervisor.end()
-    eventually(lambda: httpx.get(of_job_at).json()["released"])  # no event follows
-    last = httpx.get(f"{of_job_at}/events").json()["items"][-1]["seq"]
+    eventually(
+        lambda: httpx.get(of_job_at, timeout=DEADLINE_S).json()["released"]
+    )  # no event follows
+    last = httpx.get(f"{of_job_at}/events", timeout=DEADLINE_S).json()["items"][-1]["seq"]
     page.wait_for_function(
         "last => received.some(message => message.event === 'event' && message.data.seq >= last)",
         arg=last,

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.waiting import DEADLINE_S
 from tests.web.conftest import save_screenshot
 
 GOOD = """name: typed
@@ -39,7 +40,7 @@ def test_faults_appear_at_their_lines_while_typing(
     page.locator(".validation li button", has_text="parallel.tp").first.click()
     selection = "field => field.value.slice(field.selectionStart, field.selectionEnd)"
     assert page.locator("textarea").evaluate(selection) == "tp"
-    assert not httpx.get(f"{dashboard_server.address}/api/v1/jobs").json()[
+    assert not httpx.get(f"{dashboard_server.address}/api/v1/jobs", timeout=DEADLINE_S).json()[
         "items"
     ]  # nothing was created
 
@@ -71,9 +72,9 @@ def test_a_job_is_submitted_once(
     wait_for_verdict(page, "ready to submit")
     page.keyboard.press("Control+Enter")
     page.wait_for_url("**/jobs/*")
-    jobs = httpx.get(f"{dashboard_server.address}/api/v1/jobs", params={"name": "typed"}).json()[
-        "items"
-    ]
+    jobs = httpx.get(
+        f"{dashboard_server.address}/api/v1/jobs", params={"name": "typed"}, timeout=DEADLINE_S
+    ).json()["items"]
     assert [job["id"] for job in jobs] == [page.url.rpartition("/")[2]]
 
 
@@ -107,7 +108,9 @@ def test_a_copy_contains_the_non_default_fields(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     job = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "original"}
+        f"{dashboard_server.address}/api/v1/jobs",
+        json={**SPEC, "name": "original"},
+        timeout=DEADLINE_S,
     ).json()
     page = open_page(f"{dashboard_server.address}/submit?from={job['id']}")
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('original')")

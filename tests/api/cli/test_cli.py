@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
@@ -127,7 +127,7 @@ def test_describe_says_which_nodes_the_cluster_was_asked_for(
     shown = " ".join(capsys.readouterr().out.split())
     assert "the cluster grows: it was asked for 3 more nodes with" in shown
     assert "Asked for 3 more nodes of" in shown and "first " in shown
-    series = httpx.get(f"{server.address}/metrics").text
+    series = httpx.get(f"{server.address}/metrics", timeout=DEADLINE_S).text
     assert "holdfast_growth_asked_nodes 3.0" in series
     assert 'holdfast_growth_size{resource="nodes"} 3.0' in series
     assert "holdfast_growth_bound{resource" not in series, "none is set"

@@ -120,7 +120,7 @@ def test_listing_jobs_as_json_takes_few_requests(
     ids = [client.submit({**SPEC, "name": f"n{n}"}).id for n in range(5)]
 
     def requests() -> float:
-        text = httpx.get(f"{server.address}/metrics", trust_env=False).text
+        text = httpx.get(f"{server.address}/metrics", trust_env=False, timeout=DEADLINE_S).text
         counters = [x for x in text.splitlines() if x.startswith("holdfast_http_requests_total{")]
         return sum(float(x.split()[-1]) for x in counters if "/api/v1/jobs" in x)
 

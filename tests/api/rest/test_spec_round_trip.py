@@ -12,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from tests.support.service.live_server import SPEC, live_server
 from tests.support.service.valid_specs import documents
+from tests.support.waiting import DEADLINE_S
 
 from holdfast import Client
 from holdfast.formats.documents import read_json, read_yaml, write_yaml
@@ -59,6 +60,7 @@ def test_a_submitted_spec_is_submitted_again(tmp_path: Path) -> None:
                 content=content,
                 headers={"content-type": kind},
                 trust_env=False,
+                timeout=DEADLINE_S,
             )
             assert answer.status_code == 201, answer.text
             assert answer.json()["spec"] == job.spec

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     SupervisorUnavailable,
 )
 
-QUICK = ConnectionTimes(look_s=0.01, answer_s=0.2, lost_after_s=0.05, drain_s=0.5, renew_s=0.5)
+QUICK = ConnectionTimes(look_s=0.01, answer_s=2.0, lost_after_s=0.05, drain_s=0.5, renew_s=0.5)
 
 
 class FakeRay:
@@ -75,11 +76,15 @@ class _Context:
 
 
 class Opened:
-    def __init__(self, has_ended: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        has_ended: Callable[[str], bool] = lambda _: False,
+        times: ConnectionTimes = QUICK,
+    ) -> None:
         self.renewed = 0
         self.stuck: list[str] = []
         self.connection = RayConnection(
-            lambda: "there:1", "space", QUICK, self.stuck.append, has_ended
+            lambda: "there:1", "space", times, self.stuck.append, has_ended
         )
         self.connection.open(self._on_renewed)
 
@@ -160,7 +165,8 @@ def test_a_client_is_not_shut_down_under_a_call(fake: FakeRay, opened: Opened) -
     assert len(fake.connected_to) == 1
 
 
-def test_a_long_call_learns_that_it_must_end(fake: FakeRay, opened: Opened) -> None:
+def test_a_long_call_learns_that_it_must_end(fake: FakeRay) -> None:
+    opened = Opened(times=replace(QUICK, drain_s=DEADLINE_S))
     assert not opened.connection.is_lost
     with opened.connection.in_use(control=False):
         fake.own_raylet = False
@@ -168,6 +174,7 @@ def test_a_long_call_learns_that_it_must_end(fake: FakeRay, opened: Opened) -> N
     eventually(lambda: opened.renewed == 1)
     eventually(lambda: not opened.connection.is_lost)
     assert opened.stuck == []
+    opened.connection.close()
 
 
 def test_a_client_that_never_connects_ends_the_process(fake: FakeRay, opened: Opened) -> None:

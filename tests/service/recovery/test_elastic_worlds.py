@@ -306,4 +306,5 @@ def test_a_world_does_not_leave_for_a_mesh_that_it_would_not_take() -> None:
     job.kill_node("n3", back_after_s=1.0)
     assert job.run().outcome == "SUCCEEDED"
     formed = [(event["mesh"], event["attempt"]) for event in forming(job)]
+    assert len(formed) > 1
     assert all(before[0] != after[0] for before, after in pairwise(formed)), formed

@@ -103,7 +103,7 @@ class FaultyLink:
     def _accept(self) -> None:
         client = self._listener.accept()[0]
         try:
-            server = socket.create_connection(("127.0.0.1", self.target), 2)
+            server = socket.create_connection(("127.0.0.1", self.target), 60)
         except OSError:
             client.close()
             return

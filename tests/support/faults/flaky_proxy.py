@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-UPSTREAM_S = 30.0
+UPSTREAM_S = 60.0
 SLOW_PIECE_S = 0.002
 SLOW_PIECE = 4096
 LATE_S = 0.8

@@ -14,7 +14,7 @@ import threading
 _PIECE = 1 << 16
 _TICK_S = 0.05
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-CONNECT_S = 5.0
+CONNECT_S = 60.0
 
 
 class ResettingProxy:

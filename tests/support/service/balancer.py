@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 _PIECE = 1 << 16
-CONNECT_S = 2.0
+CONNECT_S = 60.0
 
 
 class Balancer:

@@ -15,7 +15,7 @@ from tests.web.conftest import run_in_thread
 
 from holdfast_service.store.engine import Store
 
-TIMEOUT_MS = 40_000
+TIMEOUT_MS = 60_000
 """A timeout for busy machines; other tests measure the durations."""
 PAINTED = """const painted = (canvas) => canvas && canvas.width > 0 && canvas.getContext('2d')
   .getImageData(0, 0, canvas.width, Math.min(canvas.height, 120)).data.some((byte) => byte !== 0);

@@ -192,7 +192,7 @@ def test_a_process_ends_as_the_fault_requests(fault: Injection, ending: int) -> 
 def test_a_hang_blocks_its_thread_and_holds_the_gil_only_if_requested(
     kind: str, others_live: bool
 ) -> None:
-    process = doing(Injection(FaultKind(kind), duration_s=0.5))
+    process = doing(Injection(FaultKind(kind), duration_s=2.0 if others_live else 0.5))
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     during = output.partition("injected fault")[2].partition("survived")[0]

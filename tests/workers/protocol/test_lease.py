@@ -133,7 +133,7 @@ class Server:
             on_lifeline_end=self.ended.append,
             heartbeat_s=0.05,
         )
-        self.lines = Lifelines(SECRET, lambda agent, reason: self.lost.append(reason), 1.0)
+        self.lines = Lifelines(SECRET, lambda agent, reason: self.lost.append(reason), 3600.0)
         self.lines.watch("n0", "127.0.0.1", self.server.port)
 
     def close(self) -> None:
@@ -144,13 +144,14 @@ class Server:
 def test_every_beat_is_answered_while_the_grant_is_renewed(tmp_path: Path) -> None:
     side = Server(tmp_path)
     try:
-        side.lines.grant(Grant(1, 7, 1.5, 30.0), for_s=0.4)
+        side.lines.grant(Grant(1, 7, 1.5, 30.0), for_s=3600.0)
         eventually(lambda: len(side.grants) >= 4)
         assert {(grant.epoch, grant.attempt, grant.lease_s) for grant in side.grants} == {
             (1, 7, 30.0)
         }
         beat_at = [grant.beat_at for grant in side.grants]
         assert beat_at == sorted(beat_at) and beat_at[-1] <= clock_s()
+        side.lines.grant(Grant(1, 7, 1.5, 30.0), for_s=0.4)
         ended = clock_s() + 0.4
         eventually(lambda: clock_s() > ended + 0.3)
         assert side.grants[-1].beat_at < ended
@@ -225,11 +226,10 @@ def test_resets_at_any_moment_neither_extend_a_lease_nor_lose_an_agent(tmp_path:
     side = Extending(tmp_path, seed)
     try:
         ends = clock_s() + 4.0
-        while clock_s() < ends:
+        while clock_s() < ends or side.proxy.resets <= 50 or not side.asked:
             side.proxy.reset()
             time.sleep(rng.uniform(0.0, 0.02))  # the moments to test, no wait for anything
             assert until(side.lease, 7) <= clock_s() + SILENCE_S, f"seed {seed}"
-        assert side.proxy.resets > 50 and side.asked > 0, f"seed {seed}"
         before = until(side.lease, 7)
         eventually(lambda: until(side.lease, 7) > before)
         assert not side.lost
@@ -267,7 +267,7 @@ def notify(link: WorkerLink, attempt: int, until: float, number: int = 1) -> Non
 def test_a_late_notification_of_the_same_attempt_does_not_shorten_its_lease(
     link: WorkerLink,
 ) -> None:
-    notify(link, 4, clock_s() + 30.0, number=2)
+    notify(link, 4, clock_s() + 3600.0, number=2)
     notify(link, 4, 0.0, number=1)
     thread = holding(link, 4)
     thread.join(DEADLINE_S)
@@ -281,13 +281,12 @@ def test_a_newer_notification_can_shorten_a_lease(link: WorkerLink) -> None:
 
 
 def test_a_rank_without_a_lease_holds_until_it_is_granted_again(link: WorkerLink) -> None:
-    ended = clock_s() + 0.2
-    notify(link, 4, ended, number=9)
+    notify(link, 4, clock_s() + 3600.0, number=9)
     link.await_lease(4)  # returns at once
-    eventually(lambda: clock_s() > ended)
+    notify(link, 4, clock_s(), number=10)
     thread = holding(link, 4)
-    notify(link, 3, clock_s() + 30.0, number=9)
-    notify(link, 5, clock_s() + 30.0, number=9)
+    notify(link, 3, clock_s() + 3600.0, number=11)
+    notify(link, 5, clock_s() + 3600.0, number=11)
     thread.join(0.2)
     assert thread.is_alive(), "a lease of another attempt does not count"
 
@@ -303,7 +302,7 @@ def test_a_fence_ends_the_hold(link: WorkerLink) -> None:
 
 def test_a_grant_ends_the_hold(link: WorkerLink) -> None:
     thread = holding(link, 4)
-    notify(link, 4, clock_s() + 30.0, number=9)
+    notify(link, 4, clock_s() + 3600.0, number=9)
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
@@ -354,7 +353,7 @@ def test_a_holding_rank_is_in_a_phase_without_a_limit_that_is_not_learned(
     assert (reading.attempt, reading.step) == (4, 7)
     assert HangLimits(DetectionSpec()).limit_s("hold", cold=False, bound_s=reading.bound_s) == inf
     thread.join(0.3)
-    notify(link, 4, clock_s() + 30.0, number=9)
+    notify(link, 4, clock_s() + 3600.0, number=9)
     thread.join(DEADLINE_S)
     reading = reader.read()
     assert reading is not None and reading.phase == "agree"

@@ -11,6 +11,7 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 from tests.support.service.live_server import SPEC, LiveServer, live_server
+from tests.support.waiting import DEADLINE_S
 
 MISSING = "01a1facd-0000-7000-8000-000000000000"
 JSON = {"Content-Type": "application/json"}
@@ -125,7 +126,9 @@ def test_an_unexpected_error_reveals_no_internals(tmp_path: Path) -> None:
         live_server(tmp_path, overview=Broken()) as server,
         capture_logs(processors=[merge_contextvars]) as logs,
     ):
-        response = httpx.get(f"{server.address}/api/v1/jobs", headers={"X-Request-Id": "mine"})
+        response = httpx.get(
+            f"{server.address}/api/v1/jobs", headers={"X-Request-Id": "mine"}, timeout=DEADLINE_S
+        )
     (logged,) = (entry for entry in logs if entry["event"] == "request.failed")
     assert (logged["request"], logged["error"]) == ("mine", "RuntimeError('secret detail')")
     assert "secret" not in str(check(response, 500, "internal_error"))
@@ -146,9 +149,9 @@ def test_readiness_names_the_failed_probes(tmp_path: Path) -> None:
         await asyncio.sleep(60)
 
     probes = {"database": ready, "cluster": broken, "reconciler": slow}
-    with live_server(tmp_path, probes=probes, probe_timeout_s=0.1) as server:
-        problem = check(httpx.get(f"{server.address}/readyz"), 503, "not_ready")
+    with live_server(tmp_path, probes=probes, probe_timeout_s=1.0) as server:
+        problem = check(httpx.get(f"{server.address}/readyz", timeout=DEADLINE_S), 503, "not_ready")
         assert problem["checks"]["database"] == "ok"
         assert "no head answers" in problem["checks"]["cluster"]
-        assert "0.1 s" in problem["checks"]["reconciler"]
-        assert httpx.get(f"{server.address}/healthz").json() == {"status": "ok"}
+        assert "1 s" in problem["checks"]["reconciler"]
+        assert httpx.get(f"{server.address}/healthz", timeout=DEADLINE_S).json() == {"status": "ok"}

@@ -84,10 +84,12 @@ def test_the_browser_s_word_on_the_site_is_heeded(proxied: LiveServer) -> None:
         assert is_foreign(post(proxied, Sec_Fetch_Site=site)), site
     url = f"{proxied.address}/api/v1/jobs"
     image = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
-    assert is_foreign(httpx.get(url, headers=image, trust_env=False))
+    assert is_foreign(httpx.get(url, headers=image, trust_env=False, timeout=DEADLINE_S))
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     for place, refused in (("document", False), ("iframe", True)):
-        answer = httpx.get(url, headers={**link, "Sec-Fetch-Dest": place}, trust_env=False)
+        answer = httpx.get(
+            url, headers={**link, "Sec-Fetch-Dest": place}, trust_env=False, timeout=DEADLINE_S
+        )
         assert is_foreign(answer) is refused
     form = {"Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
     assert is_foreign(post(proxied, Sec_Fetch_Site="cross-site", **form))

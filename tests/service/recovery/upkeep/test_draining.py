@@ -18,7 +18,7 @@ from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.supervisor.drain_watch import DrainWatch
 from holdfast_workers.protocol import commands
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def drain(job: SimulatedCluster, *agents: str, in_s: float | None = 30.0) -> None:
