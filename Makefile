@@ -37,7 +37,7 @@ lint: setup
 # start or kill real processes run alone, after the others. JUNIT keeps what each test cost.
 REPORTS := build/tests
 JUNIT = --junit-xml $(REPORTS)/$@-$(1).xml
-QUICK = $(BIN)/pytest -n 2 --dist worksteal $(call JUNIT,quick)
+QUICK = $(BIN)/pytest -n 2 --dist loadgroup $(call JUNIT,quick)
 REAL = $(BIN)/pytest $(call JUNIT,real) --durations 20
 
 test: lint

@@ -70,6 +70,7 @@ def test_the_job_has_a_mesh_on_every_number_of_nodes() -> None:
     assert [shape.world_size for shape in spec.shapes] == [8, 6, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_files_of_ranks_are_read_with_the_same_bits_by_ranks_of_another_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,15 +39,16 @@ IN_EVERY_PHASE_OF_A_STEP = [
     kill("committed", 2, 29),  # while its state is being replicated
     kill("forward", 0, 33),  # two at once
     kill("forward", 3, 33),
-    kill("save", 3, 40),  # before and after the handover of a remote save
-    kill("saved", 0, 50),
+    kill("save", 3),  # before and after the handover of a remote save, whichever is made first:
+    kill("saved", 0),  # quick steps pass over a save while another is under way
     kill("agree", 2, STEPS + 1),  # after the last step, before its digest is known
     kill("restore", 0),  # these two fire in the recoveries from earlier kills
     kill("rendezvous", 3),
 ]
-WITH_NEW_PROCESSES = [kill("backward", 1, 9), kill("memory", 1, 25), kill("saved", 0, 50)]
-PLANS = {Reform.IN_PLACE: IN_EVERY_PHASE_OF_A_STEP, Reform.FORK: WITH_NEW_PROCESSES}
-"""That ranks may die in every phase is shown once; how the others go on, for each way."""
+WITH_NEW_PROCESSES = [kill("backward", 1, 9), kill("memory", 1, 25), kill("saved", 0)]
+PLANS = {Reform.IN_PLACE: (IN_EVERY_PHASE_OF_A_STEP, 11), Reform.FORK: (WITH_NEW_PROCESSES, 2)}
+"""The kills, and the least number of ranks seen as lost: of two at once, one may hide the other.
+That ranks may die in every phase is shown once; how the others go on, for each way."""
 
 
 def with_remote(every_steps: int) -> CheckpointSpec:
@@ -62,7 +63,7 @@ def with_remote(every_steps: int) -> CheckpointSpec:
 def test_a_rank_may_die_in_any_phase_of_a_step(
     tmp_path: Path, undisturbed: Undisturbed, reform: Reform
 ) -> None:
-    plan = PLANS[reform]
+    plan, least_lost = PLANS[reform]
     training = small_training(STEPS, checkpoint=with_remote(10))
     with supervised(tmp_path, training, standbys=0, chaos=plan, reform=reform) as run:
         end = run.wait_end()
@@ -70,8 +71,7 @@ def test_a_rank_may_die_in_any_phase_of_a_step(
         assert not not_fired(run, plan)
         assert_same_history(run, undisturbed)
         lost = {(lost["attempt"], lost["rank"]) for i in incidents(run) for lost in i["lost"]}
-        together = plan is IN_EVERY_PHASE_OF_A_STEP  # of two at once, one may hide the other
-        assert len(lost) >= len(plan) - 3 * together, run.story()
+        assert len(lost) >= least_lost, run.story()
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
 
 
@@ -134,7 +134,7 @@ def test_ranks_may_die_while_an_attempt_forms_and_during_that_recovery(
 def test_a_remote_save_survives_its_saver_and_its_publisher(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    plan = [kill("saver", 1, 20), kill("finalizer", None, 40)]
+    plan = [kill("saver", 1, 20), kill("finalizer")]
     training = small_training(STEPS, checkpoint=with_remote(20))
     with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()

@@ -204,6 +204,7 @@ def test_a_fetch_with_any_fault_ends_with_the_state_or_an_error(shm: Path, run: 
     points.assert_enough()
 
 
+@pytest.mark.slow
 @seeded_runs
 def test_a_reshard_with_any_fault_ends_with_the_state_or_an_error(shm: Path, run: int) -> None:
     points = CrashPoints("data channel: boxes", run)

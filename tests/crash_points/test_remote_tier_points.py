@@ -91,6 +91,7 @@ def _states_on_disk(recorder: PowerRecorder, points: CrashPoints) -> Iterator[Mo
             yield replace(moment, files=files, line=f"power lost at {moment.line}")
 
 
+@pytest.mark.slow
 @seeded_runs
 def test_a_crash_at_any_write_leaves_the_previous_checkpoint_bit_for_bit(
     shm: Path, saving_job: Job, run: int

@@ -36,7 +36,7 @@ from holdfast_service.diagnosis.grades import Grade
 from holdfast_service.embedded_cluster import local_cluster, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(240)]
-FUNCTION_STEPS = 60
+FUNCTION_STEPS = 110
 NEWS_S = 60.0  # a tenth of the time between two polls
 """How late an event may be seen, though the server polls only every ten minutes: on a busy machine
 each look takes a while."""

@@ -98,7 +98,7 @@ def test_the_context_of_the_build_has_what_the_steps_need() -> None:
         *(ROOT / name for name in ("pyproject.toml", "requirements.lock", "README.md")),
         *(DEPLOY / "image").iterdir(),
     ]
-    kept = [path for path in sources if "node_modules" not in path.parts]
+    kept = [path for path in sources if not {"node_modules", "__pycache__"} & set(path.parts)]
     missing = [str(path) for path in kept if ignored.match_file(str(path.relative_to(ROOT)))]
     assert missing == []
     for name in (".git/config", ".venv/bin/python", "tests/conftest.py", "deploy/compose.yaml"):

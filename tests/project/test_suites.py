@@ -152,6 +152,6 @@ def _marks_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]
     """E.g. "P2 rank" of `@pytest.mark.cell("P2", "rank")`, in a parameter's marks too."""
     for decorator in function.decorator_list:
         for node in ast.walk(decorator):
-            is_mark = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            if is_mark and node.func.attr in MARKS:
-                yield " ".join(ast.literal_eval(argument) for argument in node.args)
+            match node:
+                case ast.Call(func=ast.Attribute(attr=name), args=words) if name in MARKS:
+                    yield " ".join(ast.literal_eval(word) for word in words)

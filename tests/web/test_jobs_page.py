@@ -98,6 +98,7 @@ def test_filters_are_restored_from_the_url(jobs: Callable[..., Any]) -> None:
     page.wait_for_url(re.compile(r"/jobs$"))
 
 
+@pytest.mark.slow
 def test_an_empty_search_result_can_be_cleared(jobs: Callable[..., Any]) -> None:
     page = jobs("?q=no-such-job-at-all")
     page.get_by_role("heading", name="No job matches").wait_for()

@@ -55,6 +55,7 @@ def successors(server: LiveServer, build: str, restored: int) -> Callable[[str],
     ).start()
 
 
+@pytest.mark.slow
 def test_only_jobs_of_another_build_are_restarted_and_nothing_before_yes(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

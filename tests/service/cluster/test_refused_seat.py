@@ -100,6 +100,7 @@ def test_only_what_cannot_be_imported_counts_as_missing_software(
     assert refusals == [(own_versions(), error, lacks_software), (own_versions(), "", True)]
 
 
+@pytest.mark.slow
 def test_a_module_is_known_by_the_package_that_has_it() -> None:
     assert requirement_of("structlog").startswith("structlog==")
     assert requirement_of("no_such_module") == ""

@@ -29,6 +29,21 @@ SUITES = {
 REAL_TESTS_WEIGHT = 30
 """A real test takes as long as so many quick ones, roughly: for parts of equal length."""
 
+WORLDS = (
+    "tests/api/integrations/test_agreed_stop.py",
+    "tests/api/integrations/test_memory_folders.py",
+    "tests/benchmarks/test_parity.py",
+    "tests/benchmarks/test_resizes.py",
+    "tests/workers/fault_injection/test_tensor_faults.py",
+    "tests/workers/functions/",
+    "tests/workers/parallelize/",
+    "tests/workers/program_memory/",
+    "tests/workers/recipes/",
+    "tests/workers/state/test_replicas.py",
+    "tests/workers/training/",
+    "tests/workers/worker/",
+)
+"""Tests that start worlds of several ranks."""
 REPEATABLE = {"quick", "real", "inner"}
 """Suites whose random examples are the same in every run: none is red by chance. The larger ones
 search on, and print how to repeat what they find."""
@@ -68,7 +83,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"affected: {changed} changed files reach {tests} files of tests"
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(trylast=True)  # of the tests that the marks leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = list(items)
     if (reached := config.stash.get(_affected, None)) is not None:
@@ -83,6 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+    for item in kept:
+        if name := _group(item):
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -113,6 +131,14 @@ def modules_of_part(weights: Mapping[str, int], part: int, parts: int) -> set[st
         if lightest == part - 1:
             own.add(module)
     return own
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Tests of a group run in one process of `pytest -n` (`--dist loadgroup`). Two worlds of ranks
+    beside each other wait for processors in every collective, and take ten times as long."""
+    if _path(item).startswith(WORLDS):
+        return "worlds"
+    return "browser" if "web" in item.keywords else None
 
 
 _UNTRACKED = ("ls-files", "--others", "--exclude-standard")

@@ -39,6 +39,7 @@ def test_two_agents_of_a_machine_share_a_range_that_just_suffices(tmp_path: Path
         agents.close()
 
 
+@pytest.mark.slow
 def test_an_agent_whose_store_finds_no_port_says_so_until_it_finds_one(tmp_path: Path) -> None:
     ports = free_range(2)
     taken = socket.create_server(("127.0.0.1", ports.last))

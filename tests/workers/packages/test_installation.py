@@ -51,6 +51,7 @@ def run(modules: Path, program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_versions_are_found_without_what_the_node_has_and_installed_exactly(cache: Path) -> None:
     pins = resolve(["hf-first"], cache, LIMIT_S, GO_ON)
     assert pins == ("hf_first==2.0", "hf_second==1.5")  # and not numpy, which all nodes have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from torch.distributed import TCPStore
 
 JOIN = """
@@ -57,10 +58,12 @@ os._exit(0)  # as every worker does: gloo's threads may still be ending
 """
 
 
+@pytest.mark.slow
 def test_kept_groups_end_in_the_background() -> None:
     assert together(LEAVE_AND_REJOIN, ("0",), ("1",)) == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_rank_with_a_failed_join_meets_a_fresh_rank() -> None:
     assert together(JOIN, ("0", "alone"), ("1", "fresh")) == [0, 0]
 

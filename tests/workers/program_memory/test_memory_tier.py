@@ -29,6 +29,7 @@ def test_a_new_process_continues_with_the_same_losses(worlds: TierWorlds, kind: 
     assert [side.taken for side in worlds.sides] == [[3], [3]]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_while_training_goes_on(worlds: TierWorlds) -> None:
     whole = worlds.run(tier_programs.save_beside_training, 2, "fsdp2", 3, 30)
     rest = worlds.run(
@@ -94,6 +95,7 @@ def test_another_world_size_loads_what_is_at_hand(worlds: TierWorlds, world_size
     )
 
 
+@pytest.mark.slow
 def test_metadata_that_does_not_fit_gets_a_larger_segment(worlds: TierWorlds) -> None:
     worlds.run(tier_programs.save_grid_without_room, 2)
     assert worlds.steps(0) == [10, 20]

@@ -60,7 +60,11 @@ def spec_of(mesh: Mapping[str, int], method: str, **model: Any) -> TrainingSpec:
 
 
 @pytest.mark.parametrize("method", ONE)
-@pytest.mark.parametrize("mesh", [{"cp": 3}, {"dp_replicate": 2, "cp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [{"cp": 3}, pytest.param({"dp_replicate": 2, "cp": 2, "tp": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_divided_sequence_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: Mapping[str, int], method: str
 ) -> None:
@@ -95,6 +99,7 @@ def test_ranks_drop_other_positions(worlds: Worlds, mesh: Mapping[str, int]) -> 
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ONE)
 def test_low_precision_stays_near_the_curve(worlds: Worlds, method: str) -> None:
     exact = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
@@ -115,6 +120,7 @@ def test_activation_checkpointing_changes_no_bit(
     assert found == undisturbed(SHARDED, method)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worlds) -> None:
     stop = GuardsSpec(nonfinite=NonfiniteGuardSpec(policy="stop"))
     spec = tiny_spec(SHARDED).model_copy(update={"guards": stop})
@@ -150,6 +156,7 @@ def test_each_element_of_the_state_is_primary_on_exactly_one_rank(
     assert {name for name, count in counts.items() if (count != 1).any()} == set()
 
 
+@pytest.mark.slow
 def test_a_state_of_another_mesh_is_restored(worlds: Worlds, tmp_path: Path) -> None:
     before = worlds.run(programs.undisturbed, tiny_spec({"dp_shard": 4}), tmp_path)[0]
     # The same boxes: the ranks of both axes share each parameter in one row.
@@ -158,12 +165,14 @@ def test_a_state_of_another_mesh_is_restored(worlds: Worlds, tmp_path: Path) -> 
     assert sorted(digests) == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_every_group_gets_the_configured_timeout(worlds: Worlds) -> None:
     detection = DetectionSpec(collective_timeout_s=77.0)
     spec = tiny_spec({**SHARDED, "tp": 2}).model_copy(update={"detection": detection})
     assert worlds.run(context.timeouts, spec) == [{77.0}] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "rebuild"),
     [
@@ -187,6 +196,7 @@ def test_survivors_rebind_to_new_groups_with_the_same_bits(
         assert result["same_tensors"] is not rebuild
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ONE)
 def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
     worlds: Worlds, undisturbed: Undisturbed, method: str

@@ -56,7 +56,11 @@ def expected(
     return hooks.digests, used
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [MESHES[0], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES[1:])],
+    ids=str,
+)
 def test_a_prepared_build_is_used_and_gives_the_same_bits(
     worlds: Worlds, mesh: dict[str, int]
 ) -> None:
@@ -65,6 +69,7 @@ def test_a_prepared_build_is_used_and_gives_the_same_bits(
     assert worlds.run(expected, spec) == [(digests, True) for digests in bits]
 
 
+@pytest.mark.slow
 def test_a_world_of_one_rank_is_also_prepared(worlds: Worlds) -> None:
     spec = tiny_spec({"dp_shard": 1}, steps=2, dtype="bfloat16")
     (alone,) = worlds.run(undisturbed, spec)

@@ -27,6 +27,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
         yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "model"), SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     "rebuild",
@@ -53,6 +54,7 @@ def test_every_rank_knows_the_loss_of_the_last_stage(worlds: Worlds) -> None:
             assert row.grad_norm == pytest.approx(expected.grad_norm, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_micro_batch_takes_part_in_the_passes(worlds: Worlds) -> None:
     """Three data-parallel ranks share four micro-batches: two of them pass a stand-in on."""
     alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
@@ -61,6 +63,7 @@ def test_a_rank_without_a_micro_batch_takes_part_in_the_passes(worlds: Worlds) -
     assert rows[-1].loss == pytest.approx(alone[-1].loss, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_update_waits_for_every_stage(worlds: Worlds) -> None:
     """A gradient that is not finite in the first stage is found after the last stage has finished
     its passes; an update of the last stage by then would be silently wrong."""

@@ -45,12 +45,17 @@ def test_it_learns_what_can_be_seen(worlds: Worlds) -> None:
     "mesh",
     [
         FULL,
-        {"tp": 2},
         {"dp_shard": 3},
-        {"dp_replicate": 2, "dp_shard": 2},
-        {"dp_shard": 2, "zero": 3},
-        {"tp": 2, "sequence_parallel": True},
-        {"pp": 2, "tp": 2},
+        *(
+            pytest.param(mesh, marks=pytest.mark.slow)
+            for mesh in (
+                {"tp": 2},
+                {"dp_replicate": 2, "dp_shard": 2},
+                {"dp_shard": 2, "zero": 3},
+                {"tp": 2, "sequence_parallel": True},
+                {"pp": 2, "tp": 2},
+            )
+        ),
     ],
     ids=str,
 )
@@ -65,6 +70,7 @@ def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[
         assert many.samples == single.samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(
     worlds: Worlds, undisturbed: dict[str, Any], mode: str

@@ -91,6 +91,7 @@ def test_another_job_continues_with_the_same_bits(first: First, tmp_path: Path) 
         }
 
 
+@pytest.mark.slow
 def test_on_another_mesh_a_job_continues_with_the_same_values_and_samples(
     first: First, tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_the_model_alone_loads_parameters_and_starts_at_step_0(
         assert np.array_equal(state[name], expected), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", MODEL_PREFIX])
 def test_a_stock_torch_checkpoint_is_a_valid_initial_state(
     first: First, recipe: PretrainRecipe, tmp_path: Path, prefix: str
