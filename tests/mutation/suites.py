@@ -16,8 +16,9 @@ SUITES: dict[str, tuple[str, str]] = {
 }
 """The values of pytest's `--suite` for the quick tests, and for those with real processes, which
 run alone."""
-OPTIONS: dict[str, tuple[str, ...]] = {"affected": ("--affected=HEAD",)}
-"""Of some suites, besides. A mutation is an uncommitted change."""
+OPTIONS: dict[str, tuple[str, ...]] = dict.fromkeys(("affected", "test"), ("--affected=HEAD",))
+"""Of some suites, besides: the tests nearest to a mutation first, and none that it cannot reach. A
+mutation is an uncommitted change."""
 
 
 def commands(suite: str) -> list[list[str]]:
