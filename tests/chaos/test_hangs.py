@@ -31,6 +31,8 @@ EVERY_KIND = [
     hang("read", "forward", 0, 42),
     hang("collective", "agree", 2, 51),
 ]
+STANDS_IN = {"gil": "_hold_gil", "loop": "carry_out", "read": "_block_in_read"}
+"""The function that the stack of a hung rank shows, by kind."""
 
 
 @pytest.mark.cell("P5", "rank")
@@ -49,6 +51,7 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
             assert lost["rank"] == planned["rank"], (planned, incident)
             assert incident["suspects"][0]["rank"] == planned["rank"]
             assert incident["stacks"]
+            assert STANDS_IN.get(planned["action"], "") in str(incident["stacks"]), planned
             assert incident["steps_lost"] <= 1
 
 

@@ -102,28 +102,6 @@ def test_a_stopped_rank_is_reported_and_inspected_from_outside(watched: Watched)
     watched.replace(2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "states", "stands_in"),
-    [
-        ("gil", "S", "_hold_gil"),
-        ("loop", "R", "carry_out"),
-        ("read", "S", "_block_in_read"),
-    ],
-)
-def test_every_kind_of_hang_is_reported(
-    watched: Watched, kind: str, states: str, stands_in: str
-) -> None:
-    """A hang that holds the GIL also blocks the thread that answers the agent."""
-    before = len(watched.stalls)
-    watched.run.inject(kind, rank=3, phase="backward")
-    beat = beat_of(watched.wait_stall(3, before))
-    assert beat.phase == "backward"
-    seen = watched.inspect(3)
-    assert seen.process in states
-    assert any(stands_in in frame for frame in seen.stack), seen
-    watched.replace(3)
-
-
 def test_a_stall_is_reported_once(watched: Watched) -> None:
     """Must be the last test of this run: the run learns the length of a stall that ended."""
     pid = watched.run.pids()[1]

@@ -97,6 +97,7 @@ def names() -> list[str]:
     return [name for name in ("hf-template", "hf-worker") for _ in forked(name)]
 
 
+@pytest.mark.cell("P6", "template")
 def test_a_worker_is_forked_from_its_template_and_from_the_zygote_after_the_template_dies(
     node: Node,
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_pipeline_waits_as_long_as_its_schedule_says(
     [
         pytest.param(1, "forward", marks=pytest.mark.soak),
         pytest.param(1, "backward", marks=pytest.mark.soak),
-        (1, "exchange"),
+        pytest.param(1, "exchange", marks=pytest.mark.cell("P2", "pipeline stage")),
         pytest.param(1, "agree", marks=pytest.mark.soak),
         pytest.param(1, "optimizer", marks=pytest.mark.soak),
         pytest.param(0, "exchange", marks=pytest.mark.soak),
