@@ -1,0 +1,45 @@
+"""What counts as progress of a job: a step beyond all steps of its present line."""
+
+from __future__ import annotations
+
+from holdfast_service.recovery.core_state.progress import Progress
+from holdfast_workers.training.skipped_windows import Ledger
+
+
+def stuck_after(step: int, attempts: int) -> Progress:
+    """A job that committed `step`, and of which so many attempts then made no step."""
+    progress = Progress(Ledger(()))
+    progress.start_attempt(1, 0)
+    progress.record_step(1, step)
+    for _ in range(attempts):
+        progress.count_lack_of_progress()
+    return progress
+
+
+def test_a_step_that_was_committed_before_is_no_progress() -> None:
+    progress = stuck_after(5, attempts=2)
+    progress.start_attempt(2, 5)
+    for step in (4, 5):
+        progress.record_step(2, step)
+    assert (progress.floor, progress.without_progress) == (5, 2)
+
+
+def test_a_new_step_ends_the_lack_of_progress() -> None:
+    progress = stuck_after(5, attempts=2)
+    progress.start_attempt(2, 5)
+    progress.record_step(2, 6)
+    assert (progress.floor, progress.without_progress) == (6, 0)
+
+
+def test_a_step_of_an_attempt_before_the_last_is_ignored() -> None:
+    progress = stuck_after(5, attempts=1)
+    progress.start_attempt(2, 5)
+    progress.record_step(1, 9)
+    assert (progress.committed, progress.without_progress) == (5, 1)
+
+
+def test_beyond_an_older_restored_state_each_step_is_progress_again() -> None:
+    progress = stuck_after(9, attempts=2)
+    progress.start_attempt(2, 3)
+    progress.record_step(2, 5)
+    assert (progress.floor, progress.without_progress) == (5, 0)
