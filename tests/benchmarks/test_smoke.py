@@ -57,7 +57,7 @@ class Smoke:
 
 
 SMOKES = {
-    "api": Smoke("--jobs 6 --clients 3 --seconds 2 --database sqlite", ApiResult),
+    "api": Smoke("--jobs 6 --clients 3 --seconds 2", ApiResult),
     "gpu": Smoke("--device cpu --small", GpuResult, lacking=("nvml",)),
     "dcp_integrity": Smoke("--points 2", IntegrityResult),
     "reshard": Smoke("--pairs 1 --most-ranks 2 --state-mb 8", ReshardResult),
