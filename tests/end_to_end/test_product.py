@@ -436,7 +436,10 @@ def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[i
     product.client.inject(job.id, "node_loss", rank=0)
     assert_same(product, job.id, undisturbed)
     (incident,) = product.client.incidents(job.id)
-    assert incident.cause == "node_lost", incident
+    # A busy machine may see the end of the agent long before that of its node.
+    assert incident.cause in ("node_lost", "agent_lost"), incident
+    after = {member.node_id for member in product.members(job.id).values()}
+    assert before[0].node_id not in after
     assert incident.steps_lost is not None and incident.steps_lost <= 1
     assert set(product.samples(job.id)) == set(range(1, STEPS + 1))
 
