@@ -256,7 +256,7 @@ def _without_ray(
     monkeypatch.setattr(serve, "_test_store", lambda _: asyncio.sleep(0))
 
 
-async def test_a_server_with_a_certificate_serves_https_only(
+async def test_a_server_with_a_certificate_serves_https_only_and_leaves_its_address_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_ray(monkeypatch, lambda _: None)
@@ -279,8 +279,13 @@ async def test_a_server_with_a_certificate_serves_https_only(
             os.kill(os.getpid(), signal.SIGTERM)
 
     def ready(server: ServerFile) -> None:
+        files.append(ServerFile.model_validate_json(file.read_text()))
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert files == [server]
         threading.Thread(target=ask, args=(server,), daemon=True).start()
 
+    files: list[ServerFile] = []
+    file = tmp_path / "data" / SERVER_FILE
     settings = Settings(
         data_dir=tmp_path / "data",
         port=0,
@@ -291,6 +296,7 @@ async def test_a_server_with_a_certificate_serves_https_only(
     )
     await asyncio.wait_for(serve.serve(settings, on_ready=ready), 60.0)
     assert answers == [200, "refused"]
+    assert files and not file.exists(), "the file of the server goes with it"
 
 
 @pytest.mark.parametrize(
