@@ -155,6 +155,13 @@ def test_a_small_difference_from_constant_values_is_not_a_spike() -> None:
     assert look(stop, loss=3.0, losses=[2.0] * 64) is not None
 
 
+def test_a_loss_that_stays_at_zero_is_not_a_spike() -> None:
+    """Its limit is zero, too: a value at its limit does not exceed it."""
+    stop = spec(loss_spike={"policy": "stop"})
+    assert look(stop, loss=0.0, losses=[0.0] * 64) is None
+    assert look(stop, loss=1e-9, losses=[0.0] * 64) is not None
+
+
 def test_outliers_in_the_history_do_not_hide_a_spike() -> None:
     stop = spec(loss_spike={"policy": "stop"})
     losses = noisy()
