@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from sqlalchemy import event, func, select
 from tests.support.service.fake_cluster import FakeCluster, row
 from tests.support.service.job_drives import reconciling, submitted, until
@@ -64,6 +65,21 @@ async def test_a_long_job_has_bounded_space_and_keeps_all_steps(
     assert found is not None
     assert np.nanmin(found.compute[:, 0]) == 1.0
     assert np.nanmax(found.compute[:, 0]) == 40.0
+
+
+@pytest.mark.parametrize(("later", "width_s"), [(0, 1), (1, 2)])
+async def test_buckets_become_wider_with_the_first_chunk_too_many(
+    store: Store, jobs: JobService, later: int, width_s: int
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    began = 1000.0 * rank_series.BUCKETS
+    last = began + rank_series.MAX_CHUNKS * rank_series.BUCKETS - 1 + later
+    async with store.write() as session:
+        await rank_series.store_rows(session, job.id, [step(1, began, 1.0)])
+        await rank_series.store_rows(session, job.id, [step(2, last, 1.0)])
+    async with store.read() as session:
+        found = await rank_series.read(session, job.id, began, last + 1)
+    assert found is not None and found.width_s == width_s
 
 
 async def test_a_growing_world_keeps_earlier_times(store: Store, jobs: JobService) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.functions import FunctionError
 from holdfast_workers.functions.encoding import decode, encode
+from holdfast_workers.functions.function_recipe import FunctionRecipe
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import GuardTripped, Recipe, World
@@ -213,3 +215,19 @@ def test_encoded_tensors_keep_their_bits() -> None:
 def test_a_value_that_cannot_be_saved_is_named_with_its_path() -> None:
     with pytest.raises(FunctionError, match=r"schedule\.fns\[1\] is a function"):
         encode({"fns": [1, lambda: 0]}, "schedule")
+
+
+def test_a_gradient_that_is_not_finite_is_named_with_its_rank_and_parameter() -> None:
+    parameters = {"first.weight": torch.ones(2), "second.weight": torch.ones(2)}
+    for tensor in parameters.values():
+        tensor.grad = torch.ones(2)
+    parameters["first.weight"].grad = torch.tensor([1.0, math.inf])
+    trained = [(name, tensor, None) for name, tensor in parameters.items()]
+    recipe = SimpleNamespace(
+        share=None,
+        world=SimpleNamespace(rank=3),
+        registry=SimpleNamespace(trained=lambda: trained),
+    )
+    found = FunctionRecipe.observed_nonfinite(cast(FunctionRecipe, recipe))
+    assert found is not None
+    assert (found.rank, found.layer, found.what) == (3, "first.weight", "gradient")
