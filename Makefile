@@ -60,7 +60,7 @@ test-affected: setup
 test-all: setup
 	$(QUICK) --suite all-quick $(if $(PART),--part $(PART))
 	$(REAL) --suite all-real $(if $(PART),--part $(PART))
-	$(REAL) -m frameworks $(if $(PART),--part $(PART))
+	$(BIN)/pytest $(call JUNIT,frameworks) -m frameworks $(if $(PART),--part $(PART))
 
 # Several machines in a box: needs root, `ip` and `unshare`. A part of it is in `make test`.
 cluster-test: setup

@@ -157,7 +157,7 @@ def test_a_rank_recovers_while_rays_control_service_is_silent(
     os.kill(silent, signal.SIGSTOP)
     try:
         os.kill(lost, signal.SIGKILL)
-        product.wait(lambda: any(one.closed_at for one in product.client.incidents(job.id)))
+        product.wait(lambda: any(found.closed_at for found in product.client.incidents(job.id)))
     finally:
         os.kill(silent, signal.SIGCONT)
     assert_same(product, job.id, undisturbed)

@@ -1,4 +1,4 @@
-"""The machine that the tests run on, named once per run: a slow run is told from a slow machine."""
+"""The machine that the tests run on, named once per run: slow tests may be due to it."""
 
 from __future__ import annotations
 

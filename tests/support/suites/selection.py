@@ -96,7 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = modules_of_part(weights, *part)
         kept = [item for item in kept if _path(item) in own]
     if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        chosen = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = kept
     for item in kept:
         if name := _group(item):
