@@ -18,7 +18,7 @@ from tests.support.service.fake_cluster import FakeCluster, line
 from tests.support.waiting import DEADLINE_S
 
 from holdfast.rest.http import streams
-from holdfast.rest.serve import _http
+from holdfast.rest.serve import _http, bound
 from holdfast.rest.services import Services, services_over
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
@@ -90,7 +90,7 @@ class Follower:
 @asynccontextmanager
 async def serving(store: Store, settings: Settings, **changed: Any) -> AsyncIterator[Server]:
     services = replace(services_over(store, FakeCluster(), settings), **changed)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bound(settings.model_copy(update={"port": 0}))
     # The kernel would keep megabytes for a client that does not read.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
     task = asyncio.create_task(_http(services, settings, listener, None))

@@ -95,6 +95,22 @@ def test_a_port_in_use_is_reported_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_answers_do_not_wait_for_acknowledgements(settings: Settings) -> None:
+    delays: list[int] = []
+
+    async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        delays.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = serve.bound(settings.model_copy(update={"port": 0}))
+    async with await asyncio.start_server(look, sock=listener):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await reader.read() == b""
+        writer.close()
+    assert delays == [1]
+
+
 def test_a_cluster_without_a_store_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast.rest.app import create_app
+from holdfast.rest.serve import bound
 from holdfast.rest.services import services_over
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.store.engine import Store
@@ -62,7 +62,7 @@ class LiveServer:
         return self._services.fleet.store
 
     def start(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._listener = bound(self.settings.model_copy(update={"port": self._port}))
         self._port = self._listener.getsockname()[1]
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
