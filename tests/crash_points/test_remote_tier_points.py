@@ -144,6 +144,7 @@ def _restore_newest(root: Storage, known: Collection[Saved]) -> tuple[Saved, int
             return newest, len(set(bad))
 
 
+@pytest.mark.seconds
 @seeded_runs
 def test_a_damaged_object_is_detected_at_the_latest_when_it_is_loaded(
     saving_job: Job, run: int

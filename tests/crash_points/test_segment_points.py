@@ -226,6 +226,7 @@ def _check_killed(moment: Moment, known: list[Saved], root: Path) -> None:
         node.close()
 
 
+@pytest.mark.seconds
 @seeded_runs
 def test_a_kill_at_any_write_leaves_exactly_the_committed_states(
     shm: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch, run: int

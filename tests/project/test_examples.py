@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from holdfast_service.job_model.job_spec import parse
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "spirals"
 
 
+@pytest.mark.seconds
 def test_the_example_of_the_tutorial_runs_under_plain_python() -> None:
     tutorial = (ROOT / "docs" / "tutorial.md").read_text()
     (command,) = re.findall(r"^python (examples/\S+\.py) --steps 20$", tutorial, re.MULTILINE)

@@ -35,6 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.seconds
 def test_it_is_whole_and_fetches_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) >= 12
@@ -42,6 +43,7 @@ def test_it_is_whole_and_fetches_nothing_from_elsewhere(site: Path) -> None:
         assert not FETCHED.findall(page.read_text()), page
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("page", "names"),
     [

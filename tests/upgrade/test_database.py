@@ -44,6 +44,7 @@ from holdfast_workers.checkpoint import manifest
 STOPPING = {"pausing": StopKind.PAUSE, "cancelling": StopKind.CANCEL}
 
 
+@pytest.mark.seconds
 async def test_every_answer_about_every_job_is_as_before(
     written: Written, settings: Settings, store: Store
 ) -> None:

@@ -133,6 +133,7 @@ def test_describe_says_which_nodes_the_cluster_was_asked_for(
     assert "holdfast_growth_bound{resource" not in series, "none is set"
 
 
+@pytest.mark.seconds
 def test_submit_list_describe(
     spec_file: str, server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +263,7 @@ def test_resize_explains_why_it_refuses_a_job_of_one_size(
     assert "only a spec with resources.nodes" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_pause_resume_and_a_second_cancel(
     spec_file: str, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,6 +131,7 @@ def test_listing_jobs_as_json_takes_few_requests(
     assert requests() - before == 1
 
 
+@pytest.mark.seconds
 def test_a_job_is_found_by_its_name_and_by_an_id_prefix(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +202,7 @@ def test_dry_run_lists_the_meshes_of_an_elastic_job_and_what_was_refused(
     assert client.validated(SPEC).meshes is None
 
 
+@pytest.mark.seconds
 def test_logs_events_and_metrics_are_listed_filtered_and_plotted(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_job_that_its_user_stops_is_left_alone(
     assert "0 jobs of 0" in text(capsys)
 
 
+@pytest.mark.seconds
 def test_a_job_that_does_not_train_in_time_is_reported_and_goes_on(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def replay_of(client: Client) -> str:
     return next(job.id for job in client.list() if job.name.endswith("-replay"))
 
 
+@pytest.mark.seconds
 def test_all_steps_are_equal_and_the_replay_is_ended(
     server: LiveServer, client: Client, job_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_replay_that_went_through_to_its_end_is_not_cancelled(
     assert server.supervisor(replay_of(client)).orders == []
 
 
+@pytest.mark.seconds
 def test_a_difference_is_shown_with_both_digests(
     server: LiveServer, client: Client, job_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_replay_that_fails_is_no_result(
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.seconds
 def test_a_replay_goes_on_after_the_timeout_and_is_waited_for_again(
     server: LiveServer, client: Client, job_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +180,7 @@ def test_no_wait_prints_the_replay(
     assert capsys.readouterr().out.strip() == replay_of(client)
 
 
+@pytest.mark.seconds
 def test_ctrl_c_leaves_the_replay_running(server: LiveServer, client: Client, job_id: str) -> None:
     waiting = subprocess.Popen(
         [sys.executable, "-m", "holdfast", "verify", job_id],

@@ -30,6 +30,7 @@ async def run(server: LiveServer, job_id: str) -> None:
     supervisor.end()
 
 
+@pytest.mark.seconds
 async def test_a_job_from_submission_to_its_metrics(
     remote: AsyncClient, server: LiveServer
 ) -> None:
@@ -53,6 +54,7 @@ async def test_a_job_from_submission_to_its_metrics(
         await job.cancel()
 
 
+@pytest.mark.seconds
 async def test_concurrent_requests_survive_a_server_restart(
     remote: AsyncClient, server: LiveServer
 ) -> None:
@@ -80,6 +82,7 @@ async def test_concurrent_requests_survive_a_server_restart(
     assert seen == list(range(1, len(seen) + 1))
 
 
+@pytest.mark.seconds
 def test_a_job_as_an_object(client: Client, server: LiveServer) -> None:
     job = client.jobs.submit(SPEC, idempotency_key="one")
     assert client.jobs.submit(SPEC, idempotency_key="one").id == job.id

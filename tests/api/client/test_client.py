@@ -47,6 +47,7 @@ def test_a_job_from_submission_to_its_digests(client: Client, server: LiveServer
     assert client.checkpoints(job.id).items == ()
 
 
+@pytest.mark.seconds
 def test_following_continues_after_a_server_restart(client: Client, server: LiveServer) -> None:
     job = client.submit(SPEC)
     server.run_job(job.id, steps=2, end=False)
@@ -74,6 +75,7 @@ def test_following_continues_after_a_server_restart(client: Client, server: Live
     assert len(known) - len(seen) <= 1
 
 
+@pytest.mark.seconds
 def test_calls_survive_a_server_restart(client: Client, server: LiveServer) -> None:
     job = client.submit(SPEC)
     server.stop()
@@ -83,6 +85,7 @@ def test_calls_survive_a_server_restart(client: Client, server: LiveServer) -> N
     restart.join()
 
 
+@pytest.mark.seconds
 def test_errors_have_their_types_and_codes(client: Client, server: LiveServer) -> None:
     with pytest.raises(holdfast.InvalidSpec) as invalid:
         client.submit({**SPEC, "parallel": {"dp_shard": 2, "tp": 3}})

@@ -95,6 +95,7 @@ def test_a_folder_is_sent_with_the_job(server: LiveServer, client: Client, tmp_p
     assert supervisor.launch.spec["function"] == "train:main"
 
 
+@pytest.mark.seconds
 def test_a_large_folder_is_sent_through_cut_connections_and_a_restart(
     server: LiveServer, http: httpx.Client, tmp_path: Path
 ) -> None:

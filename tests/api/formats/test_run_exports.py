@@ -54,6 +54,7 @@ def test_own_metrics_are_series_like_any_other(
     assert "val/acc  now 0.3" in capsys.readouterr().out
 
 
+@pytest.mark.seconds
 def test_tensorboard_reads_an_export_and_a_second_export_replaces_it(
     job_with_own_metric: str, client: Client, server: LiveServer, tmp_path: Path
 ) -> None:

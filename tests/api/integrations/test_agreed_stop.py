@@ -29,6 +29,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("asked_at", "stopped"), [((99, 7), 8), ((99, 99), 40)])
 def test_ranks_stop_after_the_same_step(
     tmp_path: Path, asked_at: tuple[int, int], stopped: int

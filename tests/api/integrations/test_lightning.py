@@ -8,6 +8,7 @@ import sys
 import tomllib
 from importlib import import_module
 
+import pytest
 from tests.support.base_installation import ROOT, base_modules
 
 OUTSIDE = """
@@ -38,6 +39,7 @@ def test_the_entry_points_lead_to_functions() -> None:
         assert callable(getattr(import_module(module), name))
 
 
+@pytest.mark.seconds
 def test_outside_of_holdfast_no_callback_is_added_and_torch_is_not_imported() -> None:
     present = " ".join([*base_modules(), "holdfast", "holdfast_workers"])
     done = subprocess.run(

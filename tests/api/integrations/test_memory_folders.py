@@ -20,6 +20,7 @@ def again(step: int) -> dict[str, Any]:
     return {"attempt": 2, "restore": from_memory(step), "one_node": True}
 
 
+@pytest.mark.seconds
 def test_memory_without_room_for_the_files_or_the_segment_ends_no_training(
     worlds: TierWorlds,
 ) -> None:
@@ -39,6 +40,7 @@ def test_without_room_an_older_checkpoint_is_loaded_and_training_never_begins_an
     assert failed == ["StateMissing", "StateMissing"]
 
 
+@pytest.mark.seconds
 def test_a_job_without_a_memory_tier_keeps_nothing(worlds: TierWorlds) -> None:
     steps = {1: (SMALL, True)}
     assert worlds.run(folder_programs.keep, 2, steps, "0", one_node=True) == [[False]] * 2

@@ -103,6 +103,7 @@ def test_a_verification_reports_its_progress_and_its_result(
     assert kinds[-2:] == ["checkpoint.verified", "checkpoint.bad"]
 
 
+@pytest.mark.seconds
 def test_a_pinned_checkpoint_stays_until_it_is_unpinned(client: Client, job_id: str) -> None:
     assert client.pin_checkpoint(job_id, 4).pinned
     assert client.pin_checkpoint(job_id, 4).pinned
@@ -117,6 +118,7 @@ def test_a_pinned_checkpoint_stays_until_it_is_unpinned(client: Client, job_id: 
     assert gone.value.code == "checkpoint_not_found"
 
 
+@pytest.mark.seconds
 def test_the_only_intact_checkpoint_of_a_live_job_is_not_removed(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
@@ -133,6 +135,7 @@ def test_the_only_intact_checkpoint_of_a_live_job_is_not_removed(
     assert not _folder(server, job_id, 6).exists()
 
 
+@pytest.mark.seconds
 def test_two_concurrent_removals_leave_a_checkpoint(client: Client, job_id: str) -> None:
     client.remove_checkpoint(job_id, 2)
 
@@ -183,6 +186,7 @@ def test_a_checkpoint_in_slow_removal_does_not_count_and_is_removed_in_the_end(
         server.stop()
 
 
+@pytest.mark.seconds
 def test_a_failed_removal_leaves_a_usable_checkpoint_or_none(
     server: LiveServer, client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +217,7 @@ def test_a_failed_removal_leaves_a_usable_checkpoint_or_none(
     assert (event.kind, "not now" in event.data["why"]) == ("checkpoint.deleted", True)
 
 
+@pytest.mark.seconds
 def test_a_checkpoint_needed_by_another_live_job_is_not_removed(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
@@ -247,6 +252,7 @@ def test_an_export_is_the_whole_model_with_the_stated_length(
         assert np.array_equal(loaded[name.removeprefix("model.")], values)
 
 
+@pytest.mark.seconds
 def test_an_export_is_served_in_ranges(http: httpx.Client, client: Client, job_id: str) -> None:
     path = _exported(client, job_id, 4)
     whole = http.get(path)
@@ -271,6 +277,7 @@ def test_an_export_is_served_in_ranges(http: httpx.Client, client: Client, job_i
         assert refused.headers["content-range"] == f"bytes */{nbytes}"
 
 
+@pytest.mark.seconds
 def test_a_download_that_is_cut_resumes_with_the_same_bytes(
     server: LiveServer,
     http: httpx.Client,
@@ -295,6 +302,7 @@ def test_a_download_that_is_cut_resumes_with_the_same_bytes(
     assert written == sorted(set(written))  # no byte was sent twice
 
 
+@pytest.mark.seconds
 def test_a_damaged_checkpoint_is_never_exported(
     server: LiveServer, client: Client, job_id: str, tmp_path: Path
 ) -> None:
@@ -367,6 +375,7 @@ def test_a_checkpoint_deleted_by_others_is_not_found(
     assert _steps(client, job_id) == [4, 2]
 
 
+@pytest.mark.seconds
 def test_the_command_line_lists_pins_exports_verifies_and_removes(
     server: LiveServer,
     client: Client,
@@ -415,6 +424,7 @@ def test_the_command_line_lists_pins_exports_verifies_and_removes(
     assert [location.step for location in list_checkpoints(root_of(server, job_id))] == [4, 2]
 
 
+@pytest.mark.seconds
 def test_a_pin_survives_retention_and_a_restart(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
@@ -428,6 +438,7 @@ def test_a_pin_survives_retention_and_a_restart(
     pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # idempotent
 
 
+@pytest.mark.seconds
 def test_a_checkpoint_outside_its_jobs_own_folder_is_never_removed(
     server: LiveServer, client: Client, job_id: str
 ) -> None:

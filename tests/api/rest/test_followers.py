@@ -227,6 +227,7 @@ async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Sett
             received += await anext(pieces)
 
 
+@pytest.mark.seconds
 async def test_followers_get_what_another_server_stores(
     settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +303,7 @@ async def test_the_stream_of_a_removed_job_closes_without_an_end(
         assert (await answer.readline()).split()[1] == b"404"
 
 
+@pytest.mark.seconds
 async def test_streams_resume_on_a_restarted_server_without_gaps_or_repeats(
     settings: Settings, store: Store
 ) -> None:

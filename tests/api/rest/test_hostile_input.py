@@ -127,6 +127,7 @@ def test_an_odd_value_is_refused_by_its_path(served: LiveServer, name: str) -> N
     assert {fault["path"].partition(".")[0] for fault in problem["faults"]} == {section}
 
 
+@pytest.mark.seconds
 def test_globs_over_everything_stall_nothing(served: LiveServer) -> None:
     document = {"name": "x", "data": {"source": "/**/*/**/no-such-name-*"}}
     body = json.dumps(document).encode()

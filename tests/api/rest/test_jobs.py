@@ -57,6 +57,7 @@ def test_pages_list_each_job_once_newest_first(http: httpx.Client) -> None:
     assert [job["id"] for job in named] == [ids[3]]
 
 
+@pytest.mark.seconds
 def test_the_history_of_a_job_is_complete(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     server.run_job(job_id)
@@ -101,6 +102,7 @@ def test_cancel_is_idempotent(http: httpx.Client, server: LiveServer) -> None:
     eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
 
 
+@pytest.mark.seconds
 def test_pause_and_resume_are_idempotent(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     path = f"/api/v1/jobs/{job_id}"

@@ -134,6 +134,7 @@ def test_few_chunks_are_read_for_any_page_of_a_long_log(
         assert read(grep="nowhere at all", tail=10)["items"] == []
 
 
+@pytest.mark.seconds
 def test_a_search_of_a_whole_long_log_finds_the_needle_and_blocks_no_one(
     long_log: tuple[LiveServer, str, int],
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_search_of_a_whole_long_log_finds_the_needle_and_blocks_no_one(
     assert found == ["ERROR a needle in the first half"]
 
 
+@pytest.mark.seconds
 def test_a_download_of_a_long_log_takes_little_memory_and_blocks_no_one(
     long_log: tuple[LiveServer, str, int],
 ) -> None:

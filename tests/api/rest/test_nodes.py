@@ -94,6 +94,7 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     assert "node_not_found" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_a_job_shows_its_slow_ranks_and_the_findings_of_its_nodes(
     nodes: Client, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

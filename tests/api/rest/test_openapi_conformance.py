@@ -37,6 +37,7 @@ def _raw_bytes(_context: object, value: Any) -> bytes:
     return content if isinstance(content, bytes) else str(content).encode("utf-8", "replace")
 
 
+@pytest.mark.seconds
 @pytest.mark.timeout(180)
 def test_responses_conform_to_the_document(tmp_path: Path) -> None:
     with live_server(tmp_path) as server:

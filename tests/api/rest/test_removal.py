@@ -58,6 +58,7 @@ def folder(server: LiveServer, job_id: str, step: int) -> Path:
     return Path(root_of(server, job_id).uri) / checkpoint_folder(step, 1)
 
 
+@pytest.mark.seconds
 def test_an_ended_job_goes_with_its_history_and_its_checkpoints_stay(
     server: LiveServer, http: httpx.Client, ended: str
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_job_that_has_not_ended_stays(http: httpx.Client, server: LiveServer) 
     assert http.get(f"/api/v1/jobs/{job_id}").status_code == 200
 
 
+@pytest.mark.seconds
 def test_checkpoints_go_if_asked_but_none_if_one_is_pinned(
     server: LiveServer, client: Client, http: httpx.Client, ended: str
 ) -> None:
@@ -99,6 +101,7 @@ def test_checkpoints_go_if_asked_but_none_if_one_is_pinned(
     assert not folder(server, ended, 4).exists()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("claimed", [False, True])
 def test_an_interrupted_removal_is_completed_by_repeating_it(
     server: LiveServer,
@@ -158,6 +161,7 @@ def test_a_job_waits_for_checkpoints_that_are_being_removed(
     assert not any(folder(server, ended, step).exists() for step in (2, 4))
 
 
+@pytest.mark.seconds
 def test_a_mark_of_an_ended_job_does_not_keep_checkpoints(
     server: LiveServer, client: Client, ended: str
 ) -> None:
@@ -168,6 +172,7 @@ def test_a_mark_of_an_ended_job_does_not_keep_checkpoints(
     assert len(client.remove(ended, with_checkpoints=True).removed_checkpoints) == 2
 
 
+@pytest.mark.seconds
 def test_jobs_that_ended_long_ago_are_removed_by_themselves(
     server: LiveServer, client: Client, ended: str
 ) -> None:
@@ -189,6 +194,7 @@ def test_jobs_that_ended_long_ago_are_removed_by_themselves(
     assert folder(server, ended, 2).exists()
 
 
+@pytest.mark.seconds
 def test_the_command_line_removes_labels_and_cancels_by_filter(
     server: LiveServer,
     client: Client,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.replayed import change_digest, end_of, play
 
 from holdfast import AsyncClient, Client
 
 
+@pytest.mark.seconds
 def test_a_replay_is_submitted_like_a_job_and_compared(
     http: httpx.Client, client: Client, server: LiveServer
 ) -> None:
@@ -45,6 +47,7 @@ def test_a_replay_is_submitted_like_a_job_and_compared(
     assert (refused.status_code, refused.json()["code"]) == (409, "not_a_replay")
 
 
+@pytest.mark.seconds
 async def test_the_clients_add_the_pages_of_a_comparison(server: LiveServer) -> None:
     with Client(server.address) as client:
         spec = {**SPEC, "train": {**SPEC["train"], "steps": 20_020}}

@@ -141,6 +141,7 @@ def test_code_is_sent_to_no_embedded_cluster(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.seconds
 def test_an_end_with_stdin_is_refused_without_a_pipe_and_starts_no_cluster(
     tmp_path: Path,
 ) -> None:

@@ -87,6 +87,7 @@ def test_an_unknown_parameter_is_refused_by_name(
     assert repr(name) in refused.json()["detail"]
 
 
+@pytest.mark.seconds
 def test_a_list_is_continued_by_its_cursor_or_started_by_a_number(
     http: httpx.Client, server: LiveServer
 ) -> None:
@@ -161,6 +162,7 @@ def test_labels_are_changed_by_name(http: httpx.Client) -> None:
     assert http.get(path).json()["spec"]["labels"] == {"owner": "bob", "run": "7"}
 
 
+@pytest.mark.seconds
 def test_a_change_takes_effect_only_on_the_job_that_its_sender_has_seen(
     http: httpx.Client, server: LiveServer
 ) -> None:

@@ -21,6 +21,7 @@ from holdfast_service.job_model.job_spec import MAX_SPEC_BYTES, parse
 from holdfast_service.job_model.spec_document import MAX_VALUES
 
 
+@pytest.mark.seconds
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(documents())
 @example({"name": "1e5", "config": {"1e5": "1e5", "on": [1e-05, 1e16]}})

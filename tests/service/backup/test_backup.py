@@ -53,6 +53,7 @@ def digests(manifest: BackupManifest) -> dict[str, str]:
     return {each.name: each.sha256 for each in manifest.members}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("source", KINDS)
 async def test_a_restored_database_has_the_same_rows_and_keys(

@@ -27,6 +27,7 @@ KINDS = (
 )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

@@ -44,6 +44,7 @@ def test_an_archive_has_all_files_and_depends_on_nothing_else(files: dict[str, b
         assert {name: archive.read(name) for name in archive.namelist()} == files
 
 
+@pytest.mark.seconds
 def test_the_name_has_the_build_and_changes_with_any_file() -> None:
     code = own_code()
     assert code == own_code()

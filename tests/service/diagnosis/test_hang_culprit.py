@@ -73,6 +73,7 @@ def test_the_culprit_is_always_among_the_suspects(seed: int) -> None:
     assert all(0 < suspect.score <= 1 and suspect.reasons for suspect in verdict.suspects)
 
 
+@pytest.mark.seconds
 def test_the_exact_culprit_is_named_in_nearly_all_worlds() -> None:
     missed: Counter[str] = Counter()
     for seed in range(2000):

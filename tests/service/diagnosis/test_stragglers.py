@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from math import exp, log
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.service.fake_cluster import row
@@ -61,6 +62,7 @@ def test_stages_with_more_work_are_no_stragglers_and_a_slow_rank_of_a_stage_is_o
     assert [straggler.rank for straggler in found] == [1]
 
 
+@pytest.mark.seconds
 def test_there_is_no_false_alarm_in_a_hundred_thousand_noisy_steps() -> None:
     chance, peers = random.Random(5), PeerTimes()
     for step in range(1, 100_001):

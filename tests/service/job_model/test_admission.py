@@ -240,6 +240,7 @@ def test_nodes_are_reserved_for_the_oldest_overdue_job() -> None:
     assert reason_to_wait(capacity, held, [too_large], small) is None
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("block", range(4))
 def test_random_histories_of_the_queue_keep_its_promises(block: int) -> None:
     play(range(block * 100, block * 100 + 100))

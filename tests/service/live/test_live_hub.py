@@ -159,6 +159,7 @@ async def test_a_stream_continues_on_another_server(
         assert ("other", "CANCELLED") in [(r["name"], r["state"]) for r in second.received("row")]
 
 
+@pytest.mark.seconds
 async def test_a_job_stream_sends_all_parts_of_the_job(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
@@ -226,6 +227,7 @@ def refuses() -> AsyncIterator[None]:
     raise ConnectionRefusedError("no database here")
 
 
+@pytest.mark.seconds
 async def test_an_unreadable_job_does_not_affect_other_jobs(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
@@ -269,6 +271,7 @@ async def test_events_during_the_start_of_a_stream_are_sent(
             assert listener.received("event")[0]["kind"] == "meanwhile"
 
 
+@pytest.mark.seconds
 async def test_a_failed_read_of_a_job_is_retried(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def least_square(loads: Sequence[int], more: int) -> int:
 # --- the tests ------------------------------------------------------------------------------------
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("copies", [1, 2])
 def test_placement_is_the_exhaustive_optimum_for_all_meshes_of_twelve_ranks_over_six_nodes(
     copies: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +49,7 @@ def decision(cause: Cause, **known: object) -> Decision:
     return decide(Situation(cause, what="rank 1", **known))  # type: ignore[arg-type]
 
 
+@pytest.mark.seconds
 @given(SITUATIONS)
 @settings(max_examples=2000)
 def test_every_situation_has_one_decision_with_a_reason_for_and_against_each_action(

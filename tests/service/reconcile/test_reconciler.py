@@ -444,6 +444,7 @@ async def test_a_job_that_is_given_back_for_lack_of_nodes_is_queued_and_started_
         assert "it was given back" in reasons
 
 
+@pytest.mark.seconds
 async def test_an_earlier_end_does_not_shorten_the_wait_for_the_outcome(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:

@@ -325,6 +325,7 @@ def play(job: RandomJob, max_signals: int) -> None:
             job.feed(inputs.Tick())
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("seed", "signals"),
     [

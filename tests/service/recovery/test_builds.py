@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.service.recovery.test_elastic_worlds import elastic, world_sizes
@@ -110,6 +111,7 @@ def test_a_job_that_has_trained_is_queued_again_until_all_nodes_have_one_build()
     assert "n1 runs another build of Holdfast" in job.emitted(EventKind.ENDED)[0]["message"]
 
 
+@pytest.mark.seconds
 @given(
     layout=st.integers(0, len(LAYOUTS) - 1),
     faults=FAULTS,

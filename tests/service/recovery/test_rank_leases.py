@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.service.recovery.test_recovery_histories import play, prepared
@@ -125,6 +126,7 @@ def test_resets_of_a_lifeline_that_connects_again_cost_nothing() -> None:
     assert by_attempt(cluster) == {1: cluster.config.steps}
 
 
+@pytest.mark.seconds
 def test_one_world_steps_and_the_job_succeeds_through_thousands_of_resets() -> None:
     """Resets of all lifelines, long and short, among deaths of agents and of the supervisor."""
     for seed in range(40):
@@ -163,6 +165,7 @@ def test_a_lease_that_a_former_supervisor_missed_is_counted_from_the_next_ones_h
     assert end is not None and end.outcome == "SUCCEEDED", end
 
 
+@pytest.mark.seconds
 @given(
     layout=st.sampled_from((NO_STANDBY, 3, ONE_NODE)),
     faults=st.lists(

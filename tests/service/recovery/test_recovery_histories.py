@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.support.simulation.simulated_cluster import SimulatedCluster
@@ -125,6 +126,7 @@ def prepared(
     return cluster
 
 
+@pytest.mark.seconds
 @given(
     layout=st.integers(0, len(LAYOUTS) - 1),
     faults=FAULTS,
@@ -196,6 +198,7 @@ def test_a_job_that_brings_a_program_succeeds_whatever_fails_meanwhile(
     assert cluster.run().code == "succeeded", cluster.ended
 
 
+@pytest.mark.seconds
 @given(
     layout=st.integers(6, len(LAYOUTS) - 1),
     faults=FAULTS,

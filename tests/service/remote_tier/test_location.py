@@ -76,6 +76,7 @@ async def test_a_working_bucket_is_accepted_and_left_unchanged(
     assert CREDENTIALS["secret_access_key"] not in stored
 
 
+@pytest.mark.seconds
 async def test_wrong_credentials_are_reported_before_the_job_is_accepted(
     jobs: JobService, settings: Settings, s3_server: S3Server, strict_server: S3Server
 ) -> None:

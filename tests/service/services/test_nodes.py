@@ -290,6 +290,7 @@ async def test_a_node_that_lacks_software_is_used_by_no_job_and_not_quarantined(
     assert (await service.get("node1")).state is NodeStanding.READY
 
 
+@pytest.mark.seconds
 async def test_a_job_for_which_too_few_nodes_are_large_enough_waits_with_the_figures(
     jobs: JobService, store: Store, cluster: FakeCluster, settings: Settings, service: NodeService
 ) -> None:
@@ -329,6 +330,7 @@ async def test_a_node_without_resources_does_not_count_for_the_quarantine_share(
     assert (await service.get("node0")).state is NodeStanding.READY
 
 
+@pytest.mark.seconds
 async def test_reports_of_two_jobs_on_the_same_nodes_do_not_deadlock(
     jobs: JobService,
     cluster: FakeCluster,
@@ -436,6 +438,7 @@ async def test_a_cordon_is_sent_at_once_if_this_process_drives_the_job(
         await until(lambda: sent[-1] == {})
 
 
+@pytest.mark.seconds
 async def test_a_supervisor_that_took_a_late_order_is_told_the_newest_again(
     service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
 ) -> None:
@@ -495,6 +498,7 @@ async def test_a_repeated_incident_report_does_not_quarantine_again(
         assert (await service.get("node0")).state is NodeStanding.READY
 
 
+@pytest.mark.seconds
 async def test_cordons_end_by_command_and_by_time(
     service: NodeService, drive: Drive, start: Start
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
 from sqlalchemy import func, select, update
 
 from holdfast_service.store.engine import Store
@@ -24,6 +25,7 @@ async def _reads_and_writes(store: Store) -> None:
         await _PUT.row(session, id="x", at=0.0, message={}, due_at=0.0, tries=0)
 
 
+@pytest.mark.seconds
 async def test_a_cancelled_transaction_leaves_no_lock(store: Store) -> None:
     rng = random.Random(0)
     for _ in range(TIMES):

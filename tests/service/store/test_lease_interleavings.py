@@ -215,6 +215,7 @@ async def test_a_job_whose_owner_is_not_among_the_living_is_free(
     assert {lease.job_id for lease in await leases.claim(store, "new", 10)} == set(ids)
 
 
+@pytest.mark.seconds
 async def test_every_interleaving_of_claims_renewals_and_leavings_keeps_the_leases(
     store: Store, ids: list[str]
 ) -> None:

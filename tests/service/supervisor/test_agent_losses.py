@@ -77,6 +77,7 @@ def test_resets_are_no_loss_of_an_agent_that_answers(watched: Watched) -> None:
     assert watched.received.empty() and watched.watch.seats == ["n0"]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("watched", [HEARTBEAT_TIMEOUT_S], indirect=True)
 def test_refused_connections_are_a_loss_after_the_timeout_that_proves_nothing(
     watched: Watched,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ ATTEMPTS = st.lists(
 )
 
 
+@pytest.mark.seconds
 @settings(max_examples=300)
 @given(attempts=ATTEMPTS, data=st.data())
 def test_only_digests_of_the_steps_in_history_are_reported(

@@ -193,6 +193,7 @@ def test_nothing_is_granted_while_neither_the_storage_nor_the_cluster_answers(
         wait_until(lambda: watch.granting_s > 0, watch.refresh)
 
 
+@pytest.mark.seconds
 def test_the_cluster_alone_confirms_that_there_is_no_successor() -> None:
     storage, asked = AwayStorage(), threading.Event()
 

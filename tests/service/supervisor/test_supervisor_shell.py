@@ -283,6 +283,7 @@ def fail() -> bool:
     raise RuntimeError("the cluster's head is gone")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("answers", "node_lost"),
     [(lambda: False, True), (lambda: True, False), (hang, False), (fail, False)],

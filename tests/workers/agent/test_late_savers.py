@@ -107,6 +107,7 @@ def frozen() -> Iterator[Callable[[int, bool], None]]:
     group.rmdir()
 
 
+@pytest.mark.seconds
 def test_a_saver_that_cannot_be_killed_is_reported_and_retried_when_its_mount_answers(
     hanging: Callable[[float], tuple[HangingSavers, list[Signal]]],
     frozen: Callable[[int, bool], None],

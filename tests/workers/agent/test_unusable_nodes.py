@@ -78,6 +78,7 @@ def test_an_agent_of_an_unusable_node_says_what_is_wrong(
     agent.release()
 
 
+@pytest.mark.seconds
 def test_an_agent_is_ready_once_its_node_is_usable_again(tmp_path: Path) -> None:
     training = small_training(20, parallel=ParallelSpec())
     dump = training.model_dump(mode="json")

@@ -36,6 +36,7 @@ def _read_in_pieces(storage: Storage, name: str, piece: int) -> bytes:
     return bytes(content)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_an_object_of_any_size_is_read_as_written(root: Storage, nbytes: int) -> None:
     content = _content(nbytes)

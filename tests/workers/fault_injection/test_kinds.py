@@ -185,6 +185,7 @@ def test_a_process_ends_as_the_fault_requests(fault: Injection, ending: int) -> 
     assert f"injected fault: {fault}" in output and "survived" not in output
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("kind", "others_live"),
     [("gil", False), ("loop", True), ("read", True), ("collective", True)],

@@ -32,6 +32,7 @@ def spec(wrapped: str, ranks: int = 2, **config: Any) -> TrainingSpec:
     )
 
 
+@pytest.mark.seconds
 def test_a_wrapped_model_has_the_names_and_bits_of_a_bare_one(
     worlds: Worlds,
 ) -> None:
@@ -45,12 +46,14 @@ def test_a_wrapped_model_has_the_names_and_bits_of_a_bare_one(
         assert rank["digests"] == bare[0]["digests"]
 
 
+@pytest.mark.seconds
 def test_only_a_steps_last_micro_batch_is_reduced_and_each_sum_is_counted(worlds: Worlds) -> None:
     for wrapped, parameters in (("inner", PARAMETERS_OF_INNER), ("whole", PARAMETERS_OF_WHOLE)):
         for rank in worlds.run(programs.trained, spec(wrapped)):
             assert rank["sums"] == parameters * STEPS
 
 
+@pytest.mark.seconds
 def test_a_step_that_leaves_out_its_last_micro_batch_is_averaged_too(worlds: Worlds) -> None:
     bare, whole = (
         worlds.run(programs.trained, spec(wrapped, breaks=True)) for wrapped in ("", "whole")
@@ -59,6 +62,7 @@ def test_a_step_that_leaves_out_its_last_micro_batch_is_averaged_too(worlds: Wor
     assert whole[0]["digests"] == whole[1]["digests"]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("saved", "loaded"), [("whole", ""), ("", "whole"), ("inner", "whole")])
 def test_a_state_loads_with_and_without_the_wrapper(
     worlds: Worlds, tmp_path: Path, saved: str, loaded: str

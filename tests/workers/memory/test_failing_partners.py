@@ -57,6 +57,7 @@ def test_a_partner_that_dies_is_reported_once_and_another_takes_over(
     assert spare.holds(Place.REPLICA) == [(0, 1, 3)]
 
 
+@pytest.mark.seconds
 def test_a_stopped_partner_is_reported_and_does_not_block_offers(
     node: Callable[..., Node],
     agent: Callable[[str], AgentProcess],

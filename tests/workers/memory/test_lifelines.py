@@ -89,6 +89,7 @@ def test_a_killed_process_breaks_its_lifeline_without_a_silence(
         assert name in {of for of, _ in broken.lost}
 
 
+@pytest.mark.seconds
 def test_silence_is_reported_after_the_timeout(
     losses: LossRecorder, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
 ) -> None:
@@ -104,6 +105,7 @@ def test_silence_is_reported_after_the_timeout(
     assert losses.at[0] - stopped > TIMEOUT_S * 0.5
 
 
+@pytest.mark.seconds
 def test_time_in_which_the_watcher_did_not_run_does_not_count_as_silence(
     losses: LossRecorder,
     lifelines: Lifelines,
@@ -170,6 +172,7 @@ def test_an_agent_suspended_together_with_the_watcher_is_not_lost(
     watcher.communicate()
 
 
+@pytest.mark.seconds
 def test_an_unreachable_or_mute_agent_is_lost(losses: LossRecorder, lifelines: Lifelines) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         lifelines.watch("mute", "127.0.0.1", mute.getsockname()[1])
@@ -181,6 +184,7 @@ def test_an_unreachable_or_mute_agent_is_lost(losses: LossRecorder, lifelines: L
     assert all(reason.startswith(SILENCE) for _name, reason in losses.lost)
 
 
+@pytest.mark.seconds
 def test_a_wrong_secret_is_a_lost_lifeline(
     losses: LossRecorder, agent: Callable[[str], AgentProcess]
 ) -> None:
@@ -192,6 +196,7 @@ def test_a_wrong_secret_is_a_lost_lifeline(
     impostor.close()
 
 
+@pytest.mark.seconds
 def test_a_released_agent_is_not_reported_and_a_lost_one_can_be_watched_again(
     losses: LossRecorder, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
 ) -> None:
@@ -211,6 +216,7 @@ def test_a_released_agent_is_not_reported_and_a_lost_one_can_be_watched_again(
     assert [name for name, _reason in losses.lost] == ["n1", "n1"]
 
 
+@pytest.mark.seconds
 def test_a_peer_that_greets_and_ends_each_connection_is_lost(
     losses: LossRecorder, lifelines: Lifelines
 ) -> None:
@@ -231,6 +237,7 @@ def test_a_peer_that_greets_and_ends_each_connection_is_lost(
         greeter.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.seconds
 def test_a_network_error_does_not_shorten_the_timeout(
     losses: LossRecorder, lifelines: Lifelines
 ) -> None:
@@ -241,6 +248,7 @@ def test_a_network_error_does_not_shorten_the_timeout(
     assert losses.at[0] - began >= TIMEOUT_S
 
 
+@pytest.mark.seconds
 def test_a_faulty_callback_does_not_end_the_other_lifelines(
     agent: Callable[[str], AgentProcess],
 ) -> None:

@@ -122,6 +122,7 @@ def limited_group() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.seconds
 def test_a_checkpoint_beyond_a_containers_limit_is_refused_and_no_process_is_killed(
     limited_group: Path, shm: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_states_travel_encrypted_in_every_way(node: Nodes, tls: PeerTls) -> None
         assert sock.version() == "TLSv1.3"
 
 
+@pytest.mark.seconds
 def test_a_lifeline_carries_beats_and_grants(shm: Path, tls: PeerTls) -> None:
     granted: list[Grant] = []
     node = Node.start(shm, "a", MESH, tls)
@@ -153,6 +154,7 @@ def test_a_lifeline_carries_beats_and_grants(shm: Path, tls: PeerTls) -> None:
         eventually(lambda: lost)
 
 
+@pytest.mark.seconds
 def test_a_lifeline_waits_for_records_that_arrive_in_pieces(shm: Path, tls: PeerTls) -> None:
     granted: list[Grant] = []
     node = Node.start(shm, "a", MESH, tls)
@@ -171,6 +173,7 @@ def test_a_lifeline_waits_for_records_that_arrive_in_pieces(shm: Path, tls: Peer
     node.close()
 
 
+@pytest.mark.seconds
 def test_a_node_without_tls_is_told_to_set_it(node: Nodes, tls: PeerTls) -> None:
     there = node("a", tls=tls)
     said = "the peer uses TLS, but this node does not: set HOLDFAST_TLS_DIR on this node"
@@ -184,6 +187,7 @@ def test_a_node_without_tls_is_told_to_set_it(node: Nodes, tls: PeerTls) -> None
         assert said in lost[0]
 
 
+@pytest.mark.seconds
 def test_a_node_with_tls_names_the_peer_that_lacks_it(node: Nodes, tls: PeerTls) -> None:
     there = node("a")
     said = "the peer does not use TLS, but this node does: set HOLDFAST_TLS_DIR on the peer's node"
@@ -193,6 +197,7 @@ def test_a_node_with_tls_names_the_peer_that_lacks_it(node: Nodes, tls: PeerTls)
         assert said in lost[0]
 
 
+@pytest.mark.seconds
 def test_a_peer_of_another_authority_is_refused(
     node: Nodes, tls: PeerTls, tmp_path: Path, theirs: CertificateAuthority
 ) -> None:
@@ -205,6 +210,7 @@ def test_a_peer_of_another_authority_is_refused(
         assert "compare ca.crt in HOLDFAST_TLS_DIR of both nodes" in lost[0]
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_server_refuses_a_client_of_another_authority(
     node: Nodes,
@@ -293,6 +299,7 @@ def test_half_replaced_files_are_not_used_yet(
     assert served.split() == certificate.split()
 
 
+@pytest.mark.seconds
 def test_a_silent_or_senseless_client_ends_by_a_deadline_and_disturbs_no_other(
     node: Nodes, tls: PeerTls
 ) -> None:
@@ -310,6 +317,7 @@ def test_a_silent_or_senseless_client_ends_by_a_deadline_and_disturbs_no_other(
     eventually(lambda: not there.server._handshakes)
 
 
+@pytest.mark.seconds
 def test_a_silent_server_ends_by_a_deadline(tls: PeerTls) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

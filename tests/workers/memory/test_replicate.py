@@ -260,6 +260,7 @@ def test_a_byte_flipped_in_memory_is_not_replicated_but_quarantined(
     assert here.lost == []
 
 
+@pytest.mark.seconds
 def test_a_step_counts_as_replicated_when_all_partners_hold_it(
     node: Callable[..., Node], agent: Callable[[str], AgentProcess]
 ) -> None:
@@ -286,6 +287,7 @@ def test_a_step_counts_as_replicated_when_all_partners_hold_it(
     eventually(lambda: here.replicated[2:] == [(0, 1, 2)])
 
 
+@pytest.mark.seconds
 def test_a_thousand_commits_leave_no_memory_behind(
     node: Callable[..., Node], agent: Callable[[str], AgentProcess]
 ) -> None:

@@ -71,6 +71,7 @@ def test_the_files_of_the_earliest_use_go_first(tmp_path: Path) -> None:
     assert kept(tmp_path) == {"b", "c"}, "it is built again"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("how", ["stay", "fork"])
 def test_a_file_in_use_stays_until_its_last_process_has_ended(tmp_path: Path, how: str) -> None:
     with user(tmp_path, "a", how=how) as process:

@@ -62,6 +62,7 @@ def test_versions_are_found_without_what_the_node_has_and_installed_exactly(cach
     assert not list((cache / "packages").glob("resolve-*"))
 
 
+@pytest.mark.seconds
 def test_packages_are_seen_by_programs_that_a_rank_starts(cache: Path) -> None:
     modules = install(("hf_second==1.5",), cache, LIMIT_S, GO_ON)
     program = (
@@ -72,6 +73,7 @@ def test_packages_are_seen_by_programs_that_a_rank_starts(cache: Path) -> None:
     assert run(modules, program) == "1.5\n1.5\n"
 
 
+@pytest.mark.seconds
 def test_a_package_of_the_node_gives_way_unless_torch_or_holdfast_need_it(
     cache: Path, wheels: Path
 ) -> None:
@@ -204,6 +206,7 @@ def test_nothing_is_asked_of_an_index_for_what_the_node_has(cache: Path) -> None
     assert install((), cache, LIMIT_S, GO_ON).is_dir()
 
 
+@pytest.mark.seconds
 def test_packages_that_no_process_has_used_for_long_are_removed(cache: Path) -> None:
     program = (
         "import sys, threading; from pathlib import Path\n"

@@ -116,10 +116,12 @@ except Exception as error:
 """
 
 
+@pytest.mark.seconds
 def test_a_refused_connection_ends_a_rendezvous_at_once() -> None:
     assert together(DEAD_STORE, ()) == [0]
 
 
+@pytest.mark.seconds
 def test_a_store_that_ends_ends_the_rendezvous_of_all_that_wait_in_it() -> None:
     store = subprocess.Popen(
         [sys.executable, "-c", STORE_HOST],

@@ -18,6 +18,7 @@ def worlds(tmp_path: Path) -> TierWorlds:
     return TierWorlds(tmp_path)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
 def test_a_new_process_continues_with_the_same_losses(worlds: TierWorlds, kind: str) -> None:
     whole = worlds.run(tier_programs.train_and_save, 2, kind, 3, 6)
@@ -38,11 +39,13 @@ def test_a_checkpoint_is_written_while_training_goes_on(worlds: TierWorlds) -> N
     assert rest == whole
 
 
+@pytest.mark.seconds
 def test_the_same_program_runs_outside_of_holdfast(worlds: TierWorlds) -> None:
     assert worlds.run(tier_programs.save_beside_training_outside, 2, 10) == [False, False]
     assert not worlds.segment(0).exists()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("point", "killed_rank"), [("write", 0), ("write", 1), ("commit", 0)])
 def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
     worlds: TierWorlds, point: str, killed_rank: int
@@ -68,6 +71,7 @@ def test_a_rank_that_is_killed_while_it_saves_its_first_step_again_leaves_it(
     worlds.run(tier_programs.load_objects, 2, None, attempt=3, restore=from_memory(2))
 
 
+@pytest.mark.seconds
 def test_a_flipped_byte_is_found(worlds: TierWorlds) -> None:
     worlds.run(tier_programs.save_grid, 2, [10], "", -1)
     with Segment.open(worlds.segment(1)) as segment:
@@ -82,6 +86,7 @@ def test_a_flipped_byte_is_found(worlds: TierWorlds) -> None:
     assert worlds.steps(1) == []
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_another_world_size_loads_what_is_at_hand(worlds: TierWorlds, world_size: int) -> None:
     worlds.run(tier_programs.save_grid, 2, [10], "", -1, one_node=True)
@@ -128,12 +133,14 @@ def test_a_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(
     assert [worlds.steps(rank) for rank in (0, 1)] == [[1, 2]] * 2
 
 
+@pytest.mark.seconds
 def test_the_save_of_a_program_that_is_to_stop_waits_for_its_partners(worlds: TierWorlds) -> None:
     (took_s,) = worlds.run(tier_programs.timed_save, 1, delay_s=0.4, stop_wanted=True)
     assert took_s >= 0.4
     worlds.run(tier_programs.timed_save, 1, late=[0], attempt=2)  # it would wait for an hour
 
 
+@pytest.mark.seconds
 def test_a_dcp_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(
     worlds: TierWorlds,
 ) -> None:

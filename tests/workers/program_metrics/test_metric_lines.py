@@ -134,6 +134,7 @@ def test_usual_patterns_are_accepted(pattern: str) -> None:
     assert re.compile(pattern) and pattern_fault(pattern) is None
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "pattern",
     [r".*a.*a.*a.*(?P<loss>x)", r"\S+\S+\S+\S+(?P<loss>x)", r"(?:a?){99}(?P<loss>a{99})x"],

@@ -58,6 +58,7 @@ def run(recipe: Recipe) -> RecordingHooks:
     return hooks
 
 
+@pytest.mark.seconds
 def test_a_script_yields_the_bits_of_the_same_function(tmp_path: Path) -> None:
     function = recipe_of(function="tests.support.ranks.functions:plain")
     losses = [row.loss for row in run(function).rows]
@@ -67,6 +68,7 @@ def test_a_script_yields_the_bits_of_the_same_function(tmp_path: Path) -> None:
         recipe.build(ALONE)
 
 
+@pytest.mark.seconds
 def test_what_a_script_made_is_garbage_before_it_runs_again(tmp_path: Path) -> None:
     made: list[weakref.ref[object]] = []
     sys.modules["made_by_the_script"] = made  # type: ignore[assignment]

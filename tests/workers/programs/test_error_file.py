@@ -139,6 +139,7 @@ dist.all_reduce(torch.ones(1))
 """
 
 
+@pytest.mark.seconds
 def test_a_rank_whose_peer_dies_blames_it() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}

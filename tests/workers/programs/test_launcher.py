@@ -147,6 +147,7 @@ def wait_state(pid: int, states: Container[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("output", ["0", "400000"])
 def test_the_end_of_a_lease_stops_the_program_also_if_its_output_is_not_read(
     tmp_path: Path, output: str

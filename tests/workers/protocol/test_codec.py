@@ -87,6 +87,7 @@ def no_wrong_types() -> Any:
         yield
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", WHOLE, ids=lambda kind: kind.__name__)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

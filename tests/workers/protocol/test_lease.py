@@ -220,6 +220,7 @@ class Extending:
 SILENCE_S = 3.0
 
 
+@pytest.mark.seconds
 def test_resets_at_any_moment_neither_extend_a_lease_nor_lose_an_agent(tmp_path: Path) -> None:
     seed = 4
     rng = random.Random(seed)

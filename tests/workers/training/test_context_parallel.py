@@ -59,6 +59,7 @@ def spec_of(mesh: Mapping[str, int], method: str, **model: Any) -> TrainingSpec:
     return tiny_spec(parallel, **{"dropout": 0.1, **model})
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", ONE)
 @pytest.mark.parametrize(
     "mesh",
@@ -93,6 +94,7 @@ def test_positions_may_be_divided_in_any_order_but_all_must_know_it(
     assert abs(assumed[-1].loss - alone[-1].loss) > 1e-3
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("mesh", [ALONE, {"cp": 2, "tp": 2, "sequence_parallel": True}], ids=str)
 def test_ranks_drop_other_positions(worlds: Worlds, mesh: Mapping[str, int]) -> None:
     seeds = worlds.run(context.random_numbers, tiny_spec(mesh, steps=2))
@@ -131,6 +133,7 @@ def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worl
         assert applied == 2
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "mesh",
     [

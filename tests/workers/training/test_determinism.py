@@ -38,6 +38,7 @@ def test_strict_raises_on_accelerators_and_warns_on_the_cpu_and_fast_sets_nothin
     assert kernel_choice("fast", "cpu") == kernel_choice("fast", "cuda:0") == KernelChoice()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("mode", "set_"), [("strict", "algorithms True, warns True"), ("fast", "algorithms False")]
 )

@@ -56,6 +56,7 @@ def expected(
     return hooks.digests, used
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "mesh",
     [MESHES[0], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES[1:])],

@@ -45,6 +45,7 @@ def test_stages_rebind_to_new_groups_with_the_same_bits(
         assert result["same_tensors"] is not rebuild or set(parallel) == {"pp", "schedule"}
 
 
+@pytest.mark.seconds
 def test_every_rank_knows_the_loss_of_the_last_stage(worlds: Worlds) -> None:
     alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]
     for outcome in worlds.once(programs.undisturbed, tiny_spec(SHARDED)):

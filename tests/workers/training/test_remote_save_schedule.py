@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def test_the_last_step_waits_for_no_save_and_the_interval_zero_saves_only_it() -
     assert RemoteSaveSchedule().is_due(5, 2, saving=True, last=True)
 
 
+@pytest.mark.seconds
 @given(
     every=st.integers(1, 6),
     durations=st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=8), min_size=40),

@@ -48,6 +48,7 @@ def undisturbed(worlds: Worlds, states: Path) -> dict[str, Any]:
     return outcomes[0]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -107,6 +108,7 @@ def test_every_rank_reports_the_same_rows_and_digests(worlds: Worlds) -> None:
             assert (mine.loss, mine.grad_norm) == (other.loss, other.grad_norm)
 
 
+@pytest.mark.seconds
 def test_every_row_has_the_measured_times_of_its_step(undisturbed: dict[str, Any]) -> None:
     assert undisturbed["rows"]
     for row in undisturbed["rows"]:
@@ -116,6 +118,7 @@ def test_every_row_has_the_measured_times_of_its_step(undisturbed: dict[str, Any
             assert getattr(row, name) >= 0, f"{name} of step {row.step}"
 
 
+@pytest.mark.seconds
 def test_the_phases_of_a_step_are_in_order(undisturbed: dict[str, Any]) -> None:
     of_step_3 = [name for name, step in undisturbed["phases"] if step == 3]
     assert of_step_3 == [
@@ -127,6 +130,7 @@ def test_the_phases_of_a_step_are_in_order(undisturbed: dict[str, Any]) -> None:
     ]
 
 
+@pytest.mark.seconds
 def test_two_runs_have_the_same_bits(worlds: Worlds, undisturbed: dict[str, Any]) -> None:
     again = worlds.run(programs.undisturbed, tiny_spec(FULL, dropout=0.1))[0]
     assert again["digests"] == undisturbed["digests"]
@@ -134,6 +138,7 @@ def test_two_runs_have_the_same_bits(worlds: Worlds, undisturbed: dict[str, Any]
     assert len(set(again["digests"].values())) == 7
 
 
+@pytest.mark.seconds
 def test_new_processes_resume_from_a_saved_state_with_the_same_bits(
     worlds: Worlds, undisturbed: dict[str, Any], states: Path
 ) -> None:
@@ -151,6 +156,7 @@ def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
         assert filled == streamed
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "mesh",
     [{"dp_replicate": 2, "tp": 2}, pytest.param({"dp_replicate": 3}, marks=pytest.mark.soak)],
@@ -171,6 +177,7 @@ def test_replicas_rebind_to_new_groups_with_the_same_bits(
         assert result["same_tensors"] is not rebuild
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, undisturbed: dict[str, Any], rebuild: bool
@@ -190,6 +197,7 @@ def test_a_collective_of_any_axis_fails_after_the_configured_timeout(worlds: Wor
     assert all(wait_s >= limit_s for rank in (0, 2) for wait_s in waited[rank])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("per_block", [False, True], ids=["one group", "a group per block"])
 @pytest.mark.parametrize("axis", ["dp_shard", "dp_replicate"])
 def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
@@ -235,6 +243,7 @@ def test_survivors_with_tied_embeddings_rebind_with_the_same_bits(worlds: Worlds
         assert result["same_tensors"]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
 @pytest.mark.parametrize("mesh", MESHES_WITH_TP, ids=str)
 def test_a_divided_vocabulary_follows_the_curve_of_one_process(
@@ -260,6 +269,7 @@ def test_survivors_with_a_divided_vocabulary_rebind_with_the_same_bits(
         assert result["digests"] == expected
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("vocabulary", [False, True], ids=["whole", "divided"])
 @pytest.mark.parametrize("mesh", MESHES_WITH_TP, ids=str)
 def test_a_divided_sequence_follows_the_curve_of_one_process(
@@ -290,6 +300,7 @@ def test_survivors_with_a_divided_sequence_rebind_with_the_same_bits(
         assert worlds.once(programs.undisturbed, plain)[0]["digests"] == expected
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(
@@ -315,6 +326,7 @@ def test_a_broken_backward_pass_that_computed_again_does_not_reach_the_next(
         assert digests == expected
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("zero", [1, pytest.param(2, marks=pytest.mark.soak), 3])
 @pytest.mark.parametrize(
     "mesh",
@@ -370,6 +382,7 @@ def test_low_precision_stays_near_the_curve(worlds: Worlds, mesh: dict[str, int]
         assert other.loss != single.loss
 
 
+@pytest.mark.seconds
 def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worlds) -> None:
     stop = GuardsSpec(nonfinite=NonfiniteGuardSpec(policy="stop"))
     spec = tiny_spec(FULL).model_copy(update={"guards": stop})
@@ -380,6 +393,7 @@ def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worl
         assert applied == 2
 
 
+@pytest.mark.seconds
 def test_a_run_that_skips_a_window_equals_a_run_that_knew_it_in_advance(worlds: Worlds) -> None:
     spec = tiny_spec(FULL, steps=12, dropout=0.1)
     knew = worlds.run(programs.undisturbed, spec, None, ((9, 10),))[0]

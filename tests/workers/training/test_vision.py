@@ -33,6 +33,7 @@ def undisturbed(worlds: Worlds) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.seconds
 def test_it_learns_what_can_be_seen(worlds: Worlds) -> None:
     (run,) = worlds.once(programs.undisturbed, tiny_vit_spec({}, steps=60))
     losses = [row.loss for row in run["rows"]]
@@ -41,6 +42,7 @@ def test_it_learns_what_can_be_seen(worlds: Worlds) -> None:
     assert run["rows"][0].tokens == 8 * 16
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -88,6 +90,7 @@ def test_low_precision_and_compiled_blocks_stay_near_the_curve(worlds: Worlds) -
             assert other.loss == pytest.approx(single.loss, rel=2e-2)
 
 
+@pytest.mark.seconds
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, undisturbed: dict[str, Any]
 ) -> None:

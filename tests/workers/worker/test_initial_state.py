@@ -81,6 +81,7 @@ def test_the_manifest_contains_the_loss_of_its_step(first: First) -> None:
     assert first.at_3.metrics["loss"] == first.rows[3].loss
 
 
+@pytest.mark.seconds
 def test_another_job_continues_with_the_same_bits(first: First, tmp_path: Path) -> None:
     origin = _origin(first, InitPart.EVERYTHING)
     with supervised(tmp_path, first.training, standbys=0, config=origin) as run:
@@ -154,6 +155,7 @@ def _saved(first: First) -> dict[str, np.ndarray]:
     return {name: tensor.numpy().ravel() for name, tensor in state.items()}
 
 
+@pytest.mark.seconds
 def test_everything_includes_every_tensor_and_the_step(
     first: First, recipe: PretrainRecipe
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_command_needs_no_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 workers of 1 GPUs together do not fit" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("folder", "at_server")
 def test_ranks_get_the_gpus_that_the_nodes_have_unless_an_option_says_otherwise(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
@@ -175,6 +176,7 @@ def test_a_followed_run_shows_what_its_ranks_write(
     assert "SUCCEEDED" in shown.err
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("folder", "at_server")
 def test_describe_shows_the_level_and_the_lines_of_the_next(
     server: LiveServer, capsys: pytest.CaptureFixture[str]
@@ -196,6 +198,7 @@ def test_describe_shows_the_level_and_the_lines_of_the_next(
     assert " 41 " in capsys.readouterr().out
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("folder", "at_server")
 def test_a_program_without_steps_is_not_shown_at_step_0(
     server: LiveServer, capsys: pytest.CaptureFixture[str]

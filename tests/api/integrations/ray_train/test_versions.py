@@ -24,6 +24,7 @@ def test_another_ray_is_refused_with_the_range(version: str | None) -> None:
     assert "pip install" in str(raised.value)
 
 
+@pytest.mark.seconds
 def test_a_rank_with_another_ray_is_refused_before_it_imports_anything_of_it(
     tmp_path: Path,
 ) -> None:

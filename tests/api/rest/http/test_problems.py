@@ -136,6 +136,7 @@ def test_an_unexpected_error_reveals_no_internals(tmp_path: Path) -> None:
     assert response.headers["holdfast-version"]
 
 
+@pytest.mark.seconds
 def test_readiness_names_the_failed_probes(tmp_path: Path) -> None:
     async def ready() -> None:
         return None

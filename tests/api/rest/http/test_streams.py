@@ -66,6 +66,7 @@ def test_a_stream_resumes_after_the_last_event_id(http: httpx.Client, server: Li
     assert nothing.status_code == 204, "a browser must not reconnect forever"
 
 
+@pytest.mark.seconds
 def test_a_quiet_stream_is_kept_alive_and_ends_with_the_server(tmp_path: Path) -> None:
     with live_server(tmp_path, keep_alive_s=0.1) as server:
         with httpx.Client(base_url=server.address, timeout=DEADLINE_S) as http:

@@ -300,6 +300,7 @@ def promtool_is_there() -> bool:
     return False
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("alert", CAUSES)
 def test_an_alert_fires_on_its_cause_and_the_first_command_of_its_runbook_works(
     alert: str,
