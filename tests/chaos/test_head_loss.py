@@ -79,9 +79,7 @@ def survive(room: Room, away_s: float) -> None:
     gone = time.monotonic()
     eventually(lambda: "GCS" in not_ready(server), failure_message="the server is ready")
     before = client.get(job).progress.step
-    rank = server.members(job)[0].pid
-    assert rank is not None
-    os.kill(rank, signal.SIGKILL)
+    server.kill_rank(job, 0)
     server.wait(lambda: len(client.incidents(job)) > incidents)
     server.wait(lambda: client.incidents(job)[-1].closed_at is not None)
     incident = client.incidents(job)[-1]

@@ -63,9 +63,8 @@ def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothi
     job = client.submit(spec(resources=WITHOUT_STANDBY))
     product.wait_step(job.id, 10)
     before = product.members(job.id)
-    assert before[0].pid is not None and before[3].pid is not None
-    os.kill(before[0].pid, signal.SIGKILL)
-    os.kill(before[3].pid, signal.SIGKILL)
+    product.kill_rank(job.id, 0)
+    product.kill_rank(job.id, 3)
     product.wait(lambda: any(incident.closed_at for incident in client.incidents(job.id)))
     attempts = len(client.attempts(job.id))
     (supervisor,) = product.actor_pids("SupervisorActor")
@@ -102,9 +101,7 @@ def test_a_vision_job_that_loses_a_rank_succeeds(product: Product, tmp_path: Pat
         spec(name="images", model=model, data=data, train=train, **ONE_NODE)
     )
     product.wait_step(job.id, 5)
-    lost = product.members(job.id)[1].pid
-    assert lost is not None
-    os.kill(lost, signal.SIGKILL)
+    product.kill_rank(job.id, 1)
     ended = product.finish(job.id)
     assert ended.state == "SUCCEEDED", ended.outcome
     assert [incident.cause for incident in product.client.incidents(job.id)] == ["worker_crash"]
@@ -151,12 +148,10 @@ def test_a_rank_recovers_while_rays_control_service_is_silent(
     """No call of the supervisor's loop waits for it."""
     job = product.client.submit(spec(resources=WITHOUT_STANDBY))
     product.wait_step(job.id, 10)
-    lost = product.members(job.id)[1].pid
-    assert lost is not None
     (silent,) = product.pids_of("gcs_server")
     os.kill(silent, signal.SIGSTOP)
     try:
-        os.kill(lost, signal.SIGKILL)
+        product.kill_rank(job.id, 1)
         product.wait(lambda: any(found.closed_at for found in product.client.incidents(job.id)))
     finally:
         os.kill(silent, signal.SIGCONT)
@@ -187,9 +182,7 @@ def test_a_server_that_hardly_ever_polls_sees_incidents_and_the_end_within_secon
             return rarely.client.get(job.id).progress.step > 0
 
         eventually(is_running, 120, lambda: rarely.client.get(job.id))
-        victim = rarely.members(job.id)[1].pid
-        assert victim is not None
-        os.kill(victim, signal.SIGKILL)
+        rarely.kill_rank(job.id, 1)
         rarely.wait(read_events, 120)
         events = {event.seq: event for event in rarely.client.events(job.id, limit=1000).items}
         kinds = {event.kind for event in events.values()}
@@ -309,9 +302,7 @@ def test_a_user_function_is_sent_with_its_job_and_recovers(
     client = product.client
     job = client.submit(document)
     product.wait_step(job.id, 10)
-    pid = product.members(job.id)[1].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    product.kill_rank(job.id, 1)
     ended = product.finish(job.id)
     assert ended.state == "SUCCEEDED", ended.outcome
     assert ended.progress.incidents == 1
@@ -389,9 +380,7 @@ def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(produc
         product.wait(lambda: any(row.name == "ddp" for row in product.client.list()))
         (row,) = (row for row in product.client.list() if row.name == "ddp")
         product.wait_step(row.id, 20)
-        pid = product.members(row.id)[1].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        product.kill_rank(row.id, 1)
         output, _ = command.communicate(timeout=90)
     finally:
         command.kill()
@@ -563,9 +552,7 @@ def test_fit_of_a_ray_train_example_runs_a_job_that_outlives_a_rank(
         product.wait(lambda: any(job.name.startswith("ray_train_run") for job in client.list()))
         (job_id,) = [job.id for job in client.list() if job.name.startswith("ray_train_run")]
         product.wait_step(job_id, 5)
-        pid = product.members(job_id)[1].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        product.kill_rank(job_id, 1)
         output, _ = process.communicate(timeout=120)
     finally:
         process.kill()

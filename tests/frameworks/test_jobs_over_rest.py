@@ -3,8 +3,6 @@ and a script with the context. A rank is killed, then a node is lost; no step's 
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,9 +69,7 @@ def test_losses_are_the_same_after_a_kill_and_a_lost_node(
         job = client.submit(document)
         if disturbed:
             product.wait_step(job.id, 12, ENDED_S)
-            pid = product.members(job.id)[1].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            product.kill_rank(job.id, 1)
             wait_incidents(product, job.id, 1)
             product.wait_step(job.id, 30, ENDED_S)
             lost = product.members(job.id)[1].node_id
