@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 from tests.support.nodes.supervised import small_training, supervised
 from tests.support.waiting import eventually
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.codec import FORMAT_VERSION
-from holdfast_service.job_model.supervisor_protocol import Cursors, Phase
+from holdfast_service.job_model.supervisor_protocol import Cursors, JobLaunch, Phase
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
+from holdfast_service.supervisor.supervisor import Supervisor
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
@@ -404,6 +408,37 @@ def test_a_supervisor_that_finds_a_successor_halts(tmp_path: Path) -> None:
 
 
 # --- restart --------------------------------------------------------------------------------------
+
+
+def test_the_fence_is_read_while_agents_are_looked_for() -> None:
+    """A supervisor that adopts a job does not wait for the fence once the agents have answered; it
+    claims its epoch before it commands them only if the fence has answered meanwhile."""
+    listed = threading.Event()
+
+    class ListedStorage(MemoryStorage):
+        def objects(self) -> dict[str, int]:
+            listed.set()
+            return super().objects()
+
+    class SlowAgents(FakeAgents):
+        began_in_time = False
+
+        def ensure(self) -> None:
+            self.began_in_time = listed.wait(WAIT_S)
+
+    agents = SlowAgents(lambda: True)
+    supervisor = Supervisor(
+        JobLaunch(job_id="job", name="test", spec={}),
+        RecoveryConfig((WorldShape.of({"dp_shard": 2}, 1),), standby_nodes=0, steps=1),
+        agents,
+        SECRET,
+        MemoryStorage(Bucket()),
+        ListedStorage(Bucket()),
+        is_latest=lambda: True,
+    )
+    supervisor.halt()  # after its start
+    supervisor.run()
+    assert agents.began_in_time
 
 
 @pytest.mark.cell("P7", "supervisor")
