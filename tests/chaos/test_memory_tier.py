@@ -149,7 +149,7 @@ def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_loss
         incident = run.of(EventKind.INCIDENT_CLOSED)[-1]
         assert incident["cause"] == "bad_state", run.story()
         assert incident["tiers"] == {"0": "own_ram", "1": "partner_ram"}
-        assert resumed_at(run.logs)[-1] >= 10
+        assert resumed_at(run.logs)[-1] >= 10 - 2  # a line is printed before its step is saved
         assert losses(run.logs) == undisturbed_losses
 
 

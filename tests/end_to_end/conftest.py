@@ -97,6 +97,7 @@ class Product:
                     "HOLDFAST_NODE_LOGS": "json",
                     "HOLDFAST_CLUSTER_CHECK_S": "100",
                     "HOLDFAST_CANCEL_DEADLINE_S": "600",
+                    "HOLDFAST_RECONCILE_INTERVAL_S": "0.25",  # a step is seen before its job ends
                     **dict.fromkeys(SERVERS_SECRETS, PLANTED),
                     "HOLDFAST_WORKER_ENV": "NAMED_*",
                     "NAMED_BY_OPERATOR": "yes",

@@ -365,7 +365,7 @@ def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(produc
     _, block = marked("bring.md")[0]
     assert product.client.address
     command = subprocess.Popen(
-        ["bash", "-ec", f"{block.rstrip()} --pause 0.05"],
+        ["bash", "-ec", f"{block.rstrip()} --pause 0.2"],
         cwd=REPOSITORY,
         env={
             **os.environ,
@@ -379,7 +379,7 @@ def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(produc
     try:
         product.wait(lambda: any(row.name == "ddp" for row in product.client.list()))
         (row,) = (row for row in product.client.list() if row.name == "ddp")
-        product.wait_step(row.id, 20)
+        product.wait_step(row.id, 6)  # beyond its first checkpoint
         product.kill_rank(row.id, 1)
         output, _ = command.communicate(timeout=90)
     finally:
@@ -539,7 +539,7 @@ def test_fit_of_a_ray_train_example_runs_a_job_that_outlives_a_rank(
     product: Product, tmp_path: Path
 ) -> None:
     """`TorchTrainer(...).fit()`, as docs/bring/ray-train.md shows it."""
-    client, epochs = product.client, 20
+    client, epochs = product.client, 150
     example = REPOSITORY / "examples" / "ray_train" / "train.py"
     process = subprocess.Popen(
         [sys.executable, str(example), "--epochs", str(epochs), "--storage", str(tmp_path)],
