@@ -137,7 +137,7 @@ def test_an_fsdp2_script_goes_on_from_memory_after_kills_and_a_lost_node(
 @pytest.mark.cell("P4", "program")
 def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_losses: Losses) -> None:
     with running_program(tmp_path, {"train.py": FSDP2}, TRAINING) as run:
-        printed(run, "step 10 ")
+        printed(run, "step 12 ")  # so all ranks have saved step 11; memory keeps two steps
         os.kill(run.member(0)["pid"], signal.SIGSTOP)
         with own_segment(run, 1) as segment:
             for commit in segment.commits():
@@ -149,7 +149,7 @@ def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_loss
         incident = run.of(EventKind.INCIDENT_CLOSED)[-1]
         assert incident["cause"] == "bad_state", run.story()
         assert incident["tiers"] == {"0": "own_ram", "1": "partner_ram"}
-        assert resumed_at(run.logs)[-1] >= 10 - 2  # a line is printed before its step is saved
+        assert resumed_at(run.logs)[-1] >= 10
         assert losses(run.logs) == undisturbed_losses
 
 

@@ -96,11 +96,11 @@ def test_a_port_in_use_is_reported_before_anything_starts(
 
 
 async def test_answers_do_not_wait_for_acknowledgements(settings: Settings) -> None:
-    delays: list[int] = []
+    without_delay: list[int] = []
 
     async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         accepted = writer.get_extra_info("socket")
-        delays.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        without_delay.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
     listener = serve.bound(settings.model_copy(update={"port": 0}))
@@ -108,7 +108,7 @@ async def test_answers_do_not_wait_for_acknowledgements(settings: Settings) -> N
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         assert await reader.read() == b""
         writer.close()
-    assert delays == [1]
+    assert without_delay == [1]
 
 
 def test_a_cluster_without_a_store_is_refused_before_anything_starts(
