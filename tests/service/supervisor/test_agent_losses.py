@@ -41,8 +41,16 @@ class Watched:
 
     def is_connected(self) -> bool:
         """Whether the present agent beats, and nothing is being asked about its process."""
-        lines = list(self.watch._lifelines._lines.values())
-        return any(line.beat for line in lines) and not self.watch._inquiries
+        lines = dict(self.watch._lifelines._lines)
+        present = [f"{report.agent} {report.incarnation}" for report in self.watch.reports]
+        beats = [name for name, line in lines.items() if line.beat]
+        return list(lines) == beats == present and not self.watch._inquiries
+
+    def reset(self) -> None:
+        """Reset the lifeline, which the watch has noticed when this returns."""
+        asked = len(self.agents.calls)
+        self.proxy.reset()
+        eventually(lambda: len(self.agents.calls) > asked)
 
     def lose(self) -> inputs.AgentLost:
         lost = self.received.get(timeout=WAIT_S)
@@ -70,9 +78,7 @@ def watched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]
 
 def test_resets_are_no_loss_of_an_agent_that_answers(watched: Watched) -> None:
     for _ in range(20):
-        watched.agents.inquired.clear()
-        watched.proxy.reset()
-        assert watched.agents.inquired.wait(WAIT_S)
+        watched.reset()
         eventually(watched.is_connected)
     assert watched.received.empty() and watched.watch.seats == ["n0"]
 
@@ -108,7 +114,7 @@ def test_the_kernel_of_the_same_machine_knows_more_than_the_cluster(watched: Wat
     ended = inputs.LeaseEnded("n0", "a", certain=True)
     assert watched.received.get(timeout=WAIT_S) == ended
     eventually(watched.is_connected)
-    watched.proxy.reset()
+    watched.reset()
     eventually(watched.is_connected)
     assert watched.received.empty(), "the process lives"
     watched.agents.life = None

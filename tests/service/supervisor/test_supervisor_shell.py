@@ -119,14 +119,12 @@ class FakeAgents:
         self.failing: set[CommandKind] = set()
         self.ended = False
         """Whether the cluster knows that the agent's process has ended."""
-        self.inquired = threading.Event()
 
     def ensure(self) -> None: ...
     def restart(self, seat: str, process: ProcessIdentity) -> None: ...
     def keep_seats(self, seats: frozenset[str] | None) -> None: ...
 
     def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
-        self.inquired.set()
         return self.ended
 
     def node_answers(self, node_id: str) -> bool:
