@@ -32,11 +32,11 @@ class EventLog:
         self._backed_up_to: dict[tuple[str, str], int] = {}
         self.acked = last_stored
 
-    def adopt(self, backed_up: Iterable[EventCopy], epoch: int) -> None:
-        """Take over the events that agents backed up for an earlier supervisor, in order; the next
-        event will be the first of `epoch`. Raises UnreadableDocument."""
+    def adopt(self, events: Iterable[SupervisorEvent], epoch: int) -> None:
+        """Take over the events of an earlier supervisor, in order; the next event will be the first
+        of `epoch`."""
         with self._lock:
-            self._events = [_from_backup(event) for event in backed_up]
+            self._events = list(events)
             last_used = max([self._last_used, *(event.seq for event in self._events[-1:])])
             self._next = first_event(epoch, last_used)
         self._on_events()
@@ -82,8 +82,12 @@ def _as_backup(event: SupervisorEvent) -> EventCopy:
     return EventCopy(event.seq, event.at, str(event.kind), event.data, FORMAT_VERSION)
 
 
-def _from_backup(copy: EventCopy) -> SupervisorEvent:
-    """Raises UnreadableDocument for an event of a newer format."""
+def from_backup(copies: Iterable[EventCopy]) -> list[SupervisorEvent]:
+    """The events of the agents' copies. Raises UnreadableDocument for one of a newer format."""
+    return [_from_copy(copy) for copy in copies]
+
+
+def _from_copy(copy: EventCopy) -> SupervisorEvent:
     if copy.format > FORMAT_VERSION:
         raise UnreadableDocument(
             f"event {copy.seq} has format {copy.format}, and this version of Holdfast reads up to "

@@ -30,6 +30,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Phase,
     SizeOrder,
     StopOrder,
+    SupervisorEvent,
     SupervisorReport,
 )
 from holdfast_service.policy.quarantine import Avoided
@@ -40,7 +41,7 @@ from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.agent_watch import Agents, AgentWatch
 from holdfast_service.supervisor.drain_watch import DrainWatch
-from holdfast_service.supervisor.event_log import EventLog
+from holdfast_service.supervisor.event_log import EventLog, from_backup
 from holdfast_service.supervisor.fence_record import FenceRecord
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_service.supervisor.link_check import LinkChecker
@@ -291,10 +292,13 @@ class Supervisor:
             times.calls.fence_store_s if floor else 0.0,
         )
         floor = self._fence.floor  # as listed after the claim
-        self._events.adopt(self._backed_up_events(reports), self._commands.epoch)
-        for event in self._events.all():
+        history = self._backed_up_events(reports)
+        for event in history:
             self._run_buffer.apply(event.content)
-        facts = Facts.from_events(self._events.all())
+        facts = Facts.from_events(history)
+        if facts.ended is not None:  # by a supervisor whose last report was not stored
+            self._collect_final_output(reports)
+        self._events.adopt(history, self._commands.epoch)
         attempt = max(
             facts.attempt,
             floor.attempt if floor else 0,
@@ -395,8 +399,8 @@ class Supervisor:
             trains = self._core is not None and self._core.phase is Phase.RUNNING
             self._next_poll = now + self._times.poll_s * (2 if trains else 1)
             self._more_to_collect = False
-            for seat in self._watch.seats:
-                self._collect(seat)
+            for agent in self._watch.reports:
+                self._collect(agent)
 
     def _end_as_superseded(self) -> None:
         """End this process, because a later supervisor has been found. If that one is gone and the
@@ -424,7 +428,8 @@ class Supervisor:
         wait(calls.values(), timeout=self._times.first_contact_s + 1.0)
         return [c.result() for c in calls.values() if c.done() and c.exception() is None]
 
-    def _backed_up_events(self, reports: list[AgentReport]) -> list[EventCopy]:
+    def _backed_up_events(self, reports: list[AgentReport]) -> list[SupervisorEvent]:
+        """In order. Raises UnreadableDocument."""
         events: dict[int, EventCopy] = {}
         for report in reports:
             call = self._agents.call(
@@ -437,18 +442,16 @@ class Supervisor:
                 events.update({event.seq: event for event in call.result().events})
             except Exception:  # another agent has the same events
                 _log.exception("cannot fetch an agent's copy of the events", agent=report.agent)
-        return [events[seq] for seq in sorted(events)]
+        return from_backup(events[seq] for seq in sorted(events))
 
-    def _collect(self, seat: str) -> None:
+    def _collect(self, agent: AgentReport) -> None:
         """Fetch rows, digests and log lines from an agent, and back up events on it."""
+        seat, incarnation = agent.agent, agent.incarnation
         running = self._polled.get(seat)
         if running is not None and not running.done():
             return
-        known = self._watch.known(seat)
-        if known is None:
-            return
-        row, line = self._run_buffer.cursor(seat, known.incarnation)
-        events = self._events.not_backed_up_by(seat, known.incarnation)
+        row, line = self._run_buffer.cursor(seat, incarnation)
+        events = self._events.not_backed_up_by(seat, incarnation)
         poll = Request(Poll(row, line, self._events.acked), self._commands.epoch, events)
         call = self._agents.call(seat, poll, PollAnswer, timeout_s=self._times.calls.call_s)
         self._polled[seat] = collected = Future[None]()
@@ -456,7 +459,7 @@ class Supervisor:
         def collect(done: Future[PollAnswer]) -> None:
             more = False
             try:
-                more = self._collected(seat, known.incarnation, events, done)
+                more = self._collected(seat, incarnation, events, done)
             finally:
                 if more:
                     self._more_to_collect = True
@@ -537,7 +540,7 @@ class Supervisor:
 
     def _emit(self, effect: effects.Emit) -> None:
         if isinstance(effect.event, EndedEvent):
-            self._collect_final_output()
+            self._collect_final_output(self._watch.reports)
         self._run_buffer.apply(effect.event)  # before the event is reported
         if isinstance(effect.event, AttemptFormingEvent):
             # Rows are reported in order: those of the former attempt, before the next one's arrive.
@@ -545,15 +548,15 @@ class Supervisor:
             self._inputs.put(inputs.Tick())
         self._events.append(effect.event)
 
-    def _collect_final_output(self) -> None:
+    def _collect_final_output(self, agents: list[AgentReport]) -> None:
         """Collect the last rows, digests and lines before the end is reported."""
         until = time.monotonic() + 2 * self._times.final_collect_s
         wait(self._polled.values(), timeout=self._times.final_collect_s)
         self._more_to_collect = True
         while self._more_to_collect and (left_s := until - time.monotonic()) > 0:
             self._more_to_collect = False
-            for seat in self._watch.seats:
-                self._collect(seat)
+            for agent in agents:
+                self._collect(agent)
             wait(self._polled.values(), timeout=left_s)
 
     def _end_after_internal_error(self, error: Exception) -> None:

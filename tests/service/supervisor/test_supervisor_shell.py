@@ -22,7 +22,7 @@ from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_watch import AgentWatch
-from holdfast_service.supervisor.event_log import EventLog
+from holdfast_service.supervisor.event_log import EventLog, from_backup
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
 from holdfast_service.supervisor.supervisor import Supervisor
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
@@ -64,15 +64,16 @@ def test_the_journal_at_the_agents_names_its_format() -> None:
     assert copy.format == FORMAT_VERSION == 1
     successor = EventLog()
     newer_data = {**copy.data, "of_a_newer_version": 1}
-    successor.adopt([replace(copy, seq=7, data=newer_data)], 2)
+    successor.adopt(from_backup([replace(copy, seq=7, data=newer_data)]), 2)
     assert [(event.seq, event.content) for event in successor.all()] == [
         (7, StandbyEvent(agent="n1", state="ready"))
     ]
     older = EventCopy(copy.seq, copy.at, copy.kind, copy.data)
-    successor.adopt([older, replace(copy, seq=copy.seq + 1, kind="rank.renamed")], 2)
+    renamed = replace(copy, seq=copy.seq + 1, kind="rank.renamed")
+    successor.adopt(from_backup([older, renamed]), 2)
     assert [event.kind for event in successor.all()] == ["standby", "rank.renamed"]
     with pytest.raises(UnreadableDocument, match=r"event \d+ has format 2.* up to format 1"):
-        successor.adopt([replace(copy, format=2)], 2)
+        from_backup([replace(copy, format=2)])
 
 
 def row(attempt: int, step: int) -> StepRow:
@@ -448,6 +449,8 @@ def test_an_unstored_end_survives_its_supervisor(tmp_path: Path) -> None:
         epoch = run.fence_floor().epoch
         run.lose_supervisor()
         assert run.wait_end()["outcome"] == "SUCCEEDED"
+        assert set(run.rows) == {1, 2, 3, 4} and set(run.digests) >= {1, 2, 3, 4}
+        assert any("step 4" in line for line in run.logs), run.logs
         run.wait(lambda: run.supervisor.report(run.cursors).phase is Phase.ENDED)
         assert run.has_all_events()
         assert run.fence_floor().epoch == epoch + 1

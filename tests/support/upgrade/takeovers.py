@@ -13,7 +13,7 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 
 from holdfast_service.job_model.events.codec import FORMAT_VERSION
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.supervisor.event_log import EventLog
+from holdfast_service.supervisor.event_log import from_backup
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents
 from holdfast_workers.protocol.messages import EventCopy
@@ -34,9 +34,7 @@ class Takeover:
 
     def replayed(self) -> Facts:
         """As a supervisor does at its start."""
-        log = EventLog()
-        log.adopt(codec.decode(self.events.encode(), KeptEvents).events, 1)
-        return Facts.from_events(log.all())
+        return Facts.from_events(from_backup(codec.decode(self.events.encode(), KeptEvents).events))
 
 
 def left_by(job: str, cluster: SimulatedCluster) -> Takeover:
