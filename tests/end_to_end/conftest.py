@@ -122,11 +122,12 @@ class Product:
         self.process.kill()
         self.process.wait()
 
-    def kill_rank(self, job_id: str, rank: int) -> None:
-        """SIGKILL to the process of a rank of the newest attempt."""
-        pid = self.members(job_id)[rank].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+    def kill_rank(self, job_id: str, *ranks: int) -> None:
+        """SIGKILL to the processes of ranks of the newest attempt."""
+        members = self.members(job_id)
+        for pid in [members[rank].pid for rank in ranks]:
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
         assert self.process is not None

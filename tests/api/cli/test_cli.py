@@ -173,7 +173,7 @@ def test_submit_list_describe(
         unprotected=["losing the failure domain rack loses the state of rank 0: no other"],
     )
     supervisor.end("FAILED", "user_error", message="it raised", traceback="Traceback\n  boom [x]")
-    assert run(["wait", job_id, "--timeout", "10"]) == ExitCode.JOB_FAILED
+    assert run(["wait", job_id, "--timeout", "60"]) == ExitCode.JOB_FAILED
     ended = capsys.readouterr()
     assert "FAILED" in ended.out
     assert "boom [x]" in ended.err

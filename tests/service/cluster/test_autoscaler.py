@@ -73,25 +73,25 @@ with served(bound=2) as (server, client):
         return client.get(job.id).waiting
 
     job = client.submit(JOB)
-    eventually(lambda: waiting(job) and waiting(job).asked, 15, lambda: waiting(job))
+    eventually(lambda: waiting(job) and waiting(job).asked, failure_message=lambda: waiting(job))
     assert "it was asked for 1 more nodes with 1 CPUs" in waiting(job).reason, waiting(job)
     large = client.submit(LARGE)
     bound = "it would have 5 nodes, and HOLDFAST_AUTOSCALE_NODES allows 2"
-    eventually(lambda: waiting(large) and bound in waiting(large).reason, 15)
+    eventually(lambda: waiting(large) and bound in waiting(large).reason)
     client.cancel(large.id)
     ended = client.wait(job.id, 60)
     assert ended.state == "SUCCEEDED", client.verdict(job.id)
     assert nodes("CPU") == 1
     huge = client.submit(HUGE)
-    eventually(asked, 15, "no request")
+    eventually(asked, failure_message="no request")
     client.cancel(huge.id)
-    eventually(lambda: not asked(), 15, "the request is left")
-    eventually(lambda: not nodes("CPU"), 60, "the node has not gone")
+    eventually(lambda: not asked(), failure_message="the request is left")
+    eventually(lambda: not nodes("CPU"), failure_message="the node has not gone")
     huge = client.submit({**HUGE, "name": "again"})
-    eventually(asked, 15, "no request")
+    eventually(asked, failure_message="no request")
     server.send_signal(signal.SIGKILL)
     server.wait()
-    eventually(lambda: not asked(), 20, "the request outlives the server")
+    eventually(lambda: not asked(), failure_message="the request outlives the server")
     assert nodes("other") == 1 and others() == [{"other": 1.0}], (ray.nodes(), others())
 """
 

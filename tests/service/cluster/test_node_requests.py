@@ -37,15 +37,14 @@ assert by_name["hdd"].custom == {"accelerator_type:H100": 1.0}, by_name
 assert by_name["none"].custom == by_name["head"].custom == {}, by_name
 assert (by_name["nvme"].labels["disk"], by_name["hdd"].labels["disk"]) == ("nvme", "hdd")
 
-def places(spec, name="probe"):
+def places(spec, name="probe", within_s=60.0):
     group = placement_group([spec.resources.bundle], name=name,
                             bundle_label_selector=[selector_of(spec.resources.label_rules)])
-    if not group.wait(WAIT_S):
+    if not group.wait(within_s):
         remove_placement_group(group)
         return None, group
     return nodes[ray.util.placement_group_table(group)["bundles_to_node_id"][0]], group
 
-WAIT_S = 1.0
 for resources, allowed in [
     ({"node_labels": {"disk": "nvme"}}, {"nvme"}),
     ({"node_labels": {"disk": "!nvme"}}, {"hdd", "none"}),
@@ -60,7 +59,7 @@ for resources, allowed in [
     spec = parse({"name": "x", "resources": resources}, None)
     reason = reason_to_wait(capacity, (), (), NodeDemand.from_spec(spec))
     assert (reason is None) == bool(allowed), (resources, reason)
-    place, group = places(spec)
+    place, group = places(spec, within_s=60.0 if allowed else 1.0)
     remove_placement_group(group)
     assert place in allowed if allowed else place is None, (resources, place)
 

@@ -45,12 +45,12 @@ for aside, left in ((first, second), (second, first)):
     with occupied([aside]) as some:
         assert some
         group = placement_group([{"CPU": 1}])
-        assert group.wait(10)
+        assert group.wait(60)
     assert places(group) == {left}, "while it is placed"
     ray.util.remove_placement_group(group)
 wait(all_free)
 both = placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
-assert both.wait(10) and places(both) == {first, second}, "afterwards all is free again"
+assert both.wait(60) and places(both) == {first, second}, "afterwards all is free again"
 
 assert draining_nodes() == {}
 reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")

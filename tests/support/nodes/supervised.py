@@ -282,7 +282,7 @@ class SupervisedRun:
     def fence_floor(self) -> FenceFloor:
         """The fence as a further supervisor would read it."""
         fence = FenceRecord(self.fence)
-        floor = fence.read(10.0)
+        floor = fence.read(60.0)
         fence.close()
         assert floor is not None
         return floor

@@ -171,8 +171,8 @@ def test_no_worker_trains_in_an_older_attempt_after_the_fence_returns(node: Sing
     newest = max(held.step for held in report.held)
     with pytest.raises(RequestRefused, match="StaleCommand"):
         node.form(1, worker.worker)
+    assert newest == max(held.step for held in node.report().held)
     assert node.form(2, worker.worker) == pid  # the process lives on
-    assert newest == max(held.step for held in report.held)
 
 
 def test_a_stopped_worker_does_not_delay_the_fence(node: SingleAgent) -> None:

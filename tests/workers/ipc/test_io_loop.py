@@ -189,6 +189,8 @@ def test_a_late_message_for_an_older_attempt_does_not_replace_the_current_one() 
     for attempt, step in ((6, 60), (5, 99)):
         control_channel.send(ours, StateReply(attempt, "" if attempt == 6 else "late"))
         control_channel.send(ours, StepReplicated(attempt, step))
+    control_channel.send(ours, LeaveAttempts(5))
+    assert link.next_order() == LeaveAttempts(5), "all messages before it have been handled"
     assert link.wait_replicated(6, 60, WAIT_S) == 60
     assert not link.wait_state(6, WAIT_S).problem
     # What the former partner held says nothing about the next one.

@@ -94,5 +94,7 @@ def test_closing_during_a_push_ends_every_thread(
     os.kill(stopped.process.pid, signal.SIGSTOP)
     write(here.worker(0, 8_000_000), 1, 2)
     here.replicator.offer(0, 1, 2)
+    pushing = here.replicator._senders
+    eventually(lambda: [commit.step for commit in pushing.get(0, ())] == [2])
     here.replicator.close(timeout_s=600.0)
     os.kill(stopped.process.pid, signal.SIGCONT)

@@ -102,6 +102,8 @@ def test_a_push_of_a_fenced_attempt_is_refused(node: Callable[..., Node]) -> Non
     there.server.fence(2)
     write(segment, 1, 2)
     here.replicator.offer(0, 1, 2)
+    (link,) = here.replicator._links.values()
+    eventually(lambda: not link._pending)
     # The current attempt may push the state that it was restored from.
     write(segment, 2, 3)
     here.replicator.offer(0, 2, 3)

@@ -154,10 +154,11 @@ def test_the_end_of_a_lease_stops_the_program_also_if_its_output_is_not_read(
 ) -> None:
     command = f"bash -c 'head -c {output} /dev/zero; while true; do :; done'"
     with launched(tmp_path, command) as agent:
-        agent.send(agent.join(), lease(1.0))
+        agent.send(agent.join(), lease(3600.0))
         pid = agent.started()
+        agent.send(lease(1.0, 2))
         wait_state(pid, "T")
-        agent.send(lease(3600.0, 2))
+        agent.send(lease(3600.0, 3))
         wait_state(pid, "RS")
 
 
@@ -192,10 +193,11 @@ def test_a_program_that_has_failed_is_not_done_when_it_is_asked_to_stop(tmp_path
 
 
 def test_a_fence_ends_a_program_that_ignores_sigterm_and_is_stopped(tmp_path: Path) -> None:
-    with launched(tmp_path, "bash -c 'trap \"\" TERM; while true; do :; done'") as agent:
+    command = "bash -c 'trap \"\" TERM; echo set; while true; do :; done'"
+    with launched(tmp_path, command) as agent:
         agent.send(agent.join(), lease(600.0))
         pid = agent.started()
-        wait_state(pid, "R")
+        assert os.read(agent.log, 4) == b"set\n"
         os.kill(pid, signal.SIGSTOP)
         agent.send(LeaveAttempts(2))
         while not isinstance(agent.receive(), AttemptsLeft):

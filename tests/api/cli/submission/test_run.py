@@ -206,7 +206,7 @@ def test_a_program_without_steps_is_not_shown_at_step_0(
     assert run(["run", "--no-follow", "--", "train.py"]) == ExitCode.OK
     job_id = capsys.readouterr().out.strip()
     server.run_job(job_id, steps=0)
-    assert run(["wait", job_id, "--timeout", "20"]) == ExitCode.OK
+    assert run(["wait", job_id, "--timeout", "60"]) == ExitCode.OK
     assert capsys.readouterr().out.strip() == "SUCCEEDED"
     assert run(["describe", job_id]) == ExitCode.OK
     shown = capsys.readouterr().out
@@ -225,7 +225,7 @@ def test_tokens_that_a_program_does_not_report_are_not_measured(
     supervisor.form(1)
     supervisor.rows = [replace(row(1, step), tokens=0) for step in range(1, 4)]
     supervisor.end()
-    assert run(["wait", job_id, "--timeout", "20"]) == ExitCode.OK
+    assert run(["wait", job_id, "--timeout", "60"]) == ExitCode.OK
     assert run(["metrics", job_id, "tokens", "tokens_per_second", "loss"]) == ExitCode.OK
     shown = capsys.readouterr().out
     assert "tokens: not measured" in shown and "tokens_per_second: not measured" in shown
