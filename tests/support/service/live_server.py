@@ -114,6 +114,9 @@ class LiveServer:
         await self._services.stopping.wait()
         server.should_exit = True
         await serving
+        # As at the end of a process: a client would keep a connection that is left open, and wait.
+        for connection in tuple(server.server_state.connections):
+            connection.transport.abort()
         await driving
         operations.cancel()
         await asyncio.gather(operations, return_exceptions=True)

@@ -1,7 +1,10 @@
 import { afterEach, expect, test, vi } from "vitest";
 import { Live } from "./live";
 
-afterEach(() => vi.unstubAllGlobals());
+afterEach(() => {
+  vi.unstubAllGlobals();
+  vi.useRealTimers();
+});
 
 test("data loaded after the stream has begun is not loaded again", async () => {
   vi.stubGlobal("document", Object.assign(new EventTarget(), { hidden: false }));
@@ -72,4 +75,24 @@ test("a hidden tab has no stream; a visible tab resumes at the last message", as
   live.stop();
   setHidden(false);
   expect(requests.length).toBe(2);
+});
+
+test("a connection that never answers is given up", () => {
+  vi.useFakeTimers();
+  vi.stubGlobal("document", Object.assign(new EventTarget(), { hidden: false }));
+  vi.stubGlobal("location", new URL("http://127.0.0.1/"));
+  vi.stubGlobal("addEventListener", () => {});
+  vi.stubGlobal("removeEventListener", () => {});
+  const signals: (AbortSignal | null | undefined)[] = [];
+  vi.stubGlobal("fetch", (_url: unknown, init: RequestInit) => {
+    signals.push(init.signal);
+    return new Promise<Response>(() => {});
+  });
+  const live = new Live();
+  live.start();
+  vi.advanceTimersByTime(60_000);
+  expect(signals.map((signal) => signal?.aborted)).toEqual([true, false]);
+  live.stop();
+  vi.advanceTimersByTime(60_000);
+  expect(signals.map((signal) => signal?.aborted)).toEqual([true, true]);
 });

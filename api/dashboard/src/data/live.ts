@@ -152,6 +152,7 @@ export class Live {
     const abort = early?.abort ?? new AbortController();
     this.running = abort;
     this.setStatus({ state: "connecting", retry_at: null });
+    this.restartAfterSilence(); // a connection may be kept whose other end is gone
     const headers: Record<string, string> = { Accept: "text/event-stream" };
     if (this.last !== null) headers["Last-Event-ID"] = this.last;
     try {
@@ -198,9 +199,13 @@ export class Live {
     for (const handler of this.handlers.get(kind) ?? []) (handler as Handler<K>)(value);
   }
 
-  private received(): void {
+  private restartAfterSilence(): void {
     clearTimeout(this.silence);
     this.silence = setTimeout(() => this.restart(), SILENCE_MS);
+  }
+
+  private received(): void {
+    this.restartAfterSilence();
     this.received_at = Date.now();
     if (this.now.state !== "live") this.setStatus({ state: "live", retry_at: null });
   }
