@@ -136,17 +136,9 @@ class AgentWatch:
         )
 
     @property
-    def seats(self) -> list[str]:
-        """Seats of the known agents."""
-        return list(self._known)
-
-    @property
     def reports(self) -> list[AgentReport]:
         """The answers to `hello` of the known agents."""
         return list(self._known.values())
-
-    def known(self, seat: str) -> AgentReport | None:
-        return self._known.get(seat)
 
     def refresh(self, epoch: int) -> None:
         """Send `hello` to every agent that is unknown or not ready and has no open `hello`."""

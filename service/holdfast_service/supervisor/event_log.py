@@ -51,10 +51,6 @@ class EventLog:
         with self._lock:
             return bool(self._events) and self._events[-1].seq > number
 
-    def all(self) -> list[SupervisorEvent]:
-        with self._lock:
-            return list(self._events)
-
     def after(self, number: int) -> tuple[SupervisorEvent, ...]:
         """Events after `number`, which the reconciler has stored."""
         with self._lock:

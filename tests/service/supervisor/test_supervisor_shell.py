@@ -50,10 +50,10 @@ def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
     for number in range(total):
         log.append(StandbyEvent(agent=f"n{number}", state="ready"))
     assert len(log.after(0)) == total  # no event is stored yet
-    last = log.all()[-1].seq
+    last = log.after(0)[-1].seq
     assert log.after(last) == ()
     kept = list(range(last - KEPT_EVENTS + 1, last + 1))
-    assert [event.seq for event in log.all()] == kept
+    assert [event.seq for event in log.after(0)] == kept
     assert [event.seq for event in log.not_backed_up_by("n0", "a")] == kept
 
 
@@ -65,13 +65,13 @@ def test_the_journal_at_the_agents_names_its_format() -> None:
     successor = EventLog()
     newer_data = {**copy.data, "of_a_newer_version": 1}
     successor.adopt(from_backup([replace(copy, seq=7, data=newer_data)]), 2)
-    assert [(event.seq, event.content) for event in successor.all()] == [
+    assert [(event.seq, event.content) for event in successor.after(0)] == [
         (7, StandbyEvent(agent="n1", state="ready"))
     ]
     older = EventCopy(copy.seq, copy.at, copy.kind, copy.data)
     renamed = replace(copy, seq=copy.seq + 1, kind="rank.renamed")
     successor.adopt(from_backup([older, renamed]), 2)
-    assert [event.kind for event in successor.all()] == ["standby", "rank.renamed"]
+    assert [event.kind for event in successor.after(0)] == ["standby", "rank.renamed"]
     with pytest.raises(UnreadableDocument, match=r"event \d+ has format 2.* up to format 1"):
         from_backup([replace(copy, format=2)])
 
@@ -188,15 +188,12 @@ def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Pa
     agents.failing.add(CommandKind.CHECK_NODE)
     for _ in range(2):
         watch.refresh(1)
-    assert (
-        watch.known("n0") is None
-        and agents.calls == [CommandKind.HELLO, CommandKind.CHECK_NODE] * 2
-    )
+    assert watch.reports == [] and agents.calls == [CommandKind.HELLO, CommandKind.CHECK_NODE] * 2
     agents.failing.clear()
     watch.refresh(1)
-    assert watch.known("n0") is None, "what the check has found is in the next answer"
+    assert watch.reports == [], "what the check has found is in the next answer"
     watch.refresh(1)
-    assert watch.known("n0") == agents.life
+    assert watch.reports == [agents.life]
     agents.life = report("b", server.port)  # a new life has checked its node itself
     watch.forget("n0")
     agents.calls.clear()
@@ -301,7 +298,7 @@ def test_an_agent_that_dies_after_its_hello_is_reported_lost(answers: Any, node_
     up, lost = received.get(timeout=WAIT_S), received.get(timeout=WAIT_S)
     assert isinstance(up, inputs.AgentUp) and isinstance(lost, inputs.AgentLost)
     assert (lost.incarnation, lost.certain) == ("a", True)
-    assert watch.seats == []
+    assert watch.reports == []
     status = received.get(timeout=WAIT_S)
     assert isinstance(status, inputs.NodeStatus) and status.lost is node_lost
     watch.close()
@@ -335,7 +332,9 @@ def test_the_end_of_an_old_incarnation_is_not_attributed_to_the_present_one(tmp_
     received.get(timeout=WAIT_S)
     watch._on_process_end("n0 a", "late")
     ended = inputs.LeaseEnded("n0", "a", certain=True)
-    assert received.get(timeout=WAIT_S) == ended and watch.seats == ["n0"]
+    assert received.get(timeout=WAIT_S) == ended and [report.agent for report in watch.reports] == [
+        "n0"
+    ]
     agents.ended, agents.life = True, None
     lives[1].close()
     lost = received.get(timeout=WAIT_S)

@@ -6,11 +6,17 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-test("data loaded after the stream has begun is not loaded again", async () => {
-  vi.stubGlobal("document", Object.assign(new EventTarget(), { hidden: false }));
+function openPage(hidden: boolean) {
+  const page = Object.assign(new EventTarget(), { hidden });
+  vi.stubGlobal("document", page);
   vi.stubGlobal("location", new URL("http://127.0.0.1/"));
   vi.stubGlobal("addEventListener", () => {});
   vi.stubGlobal("removeEventListener", () => {});
+  return page;
+}
+
+test("data loaded after the stream has begun is not loaded again", async () => {
+  openPage(false);
   let hello = () => {};
   const requests: string[] = [];
   vi.stubGlobal("fetch", (url: string) => {
@@ -38,7 +44,7 @@ test("data loaded after the stream has begun is not loaded again", async () => {
 });
 
 test("a hidden tab has no stream; a visible tab resumes at the last message", async () => {
-  const page = Object.assign(new EventTarget(), { hidden: true });
+  const page = openPage(true);
   const requests: RequestInit[] = [];
   const answer = (_url: unknown, init: RequestInit) => {
     requests.push(init);
@@ -47,10 +53,6 @@ test("a hidden tab has no stream; a visible tab resumes at the last message", as
     });
     return Promise.resolve(new Response(body, { headers: { "Content-Type": "text/event-stream" } }));
   };
-  vi.stubGlobal("document", page);
-  vi.stubGlobal("location", new URL("http://127.0.0.1/"));
-  vi.stubGlobal("addEventListener", () => {});
-  vi.stubGlobal("removeEventListener", () => {});
   vi.stubGlobal("fetch", answer);
   const setHidden = (hidden: boolean) => {
     page.hidden = hidden;
@@ -79,10 +81,7 @@ test("a hidden tab has no stream; a visible tab resumes at the last message", as
 
 test("a connection that never answers is given up", () => {
   vi.useFakeTimers();
-  vi.stubGlobal("document", Object.assign(new EventTarget(), { hidden: false }));
-  vi.stubGlobal("location", new URL("http://127.0.0.1/"));
-  vi.stubGlobal("addEventListener", () => {});
-  vi.stubGlobal("removeEventListener", () => {});
+  openPage(false);
   const signals: (AbortSignal | null | undefined)[] = [];
   vi.stubGlobal("fetch", (_url: unknown, init: RequestInit) => {
     signals.push(init.signal);
