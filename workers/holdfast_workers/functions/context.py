@@ -79,6 +79,8 @@ class Context:
         self._loss = torch.zeros((), dtype=torch.float64)
         self._samples = 0
         self._counts = True  # whether the present micro-batch has weight
+        self._awaits_weight = False  # whether nothing has asked for it, although they differ
+        self._weighs = False  # whether the function multiplies its losses by their weights
         self._digest = 0
         self._metrics = UserMetrics()
         self.ended_by: Exception | None = None
@@ -191,13 +193,16 @@ class Context:
         that depends on the seed alone.
 
         Where the micro-batches are not dealt evenly, ranks without one in the last pass get samples
-        of another rank, so that all ranks run the same passes; `backward` gives them no weight.
+        of another rank, so that all ranks run the same passes; `backward` gives them no weight. A
+        backward pass of one's own multiplies the mean loss of each micro-batch by `loss_weight`.
         """
         with self._unwinding():
             steps, train = self._started(), self._recipe.spec.train
             window = self._recipe.guard_memory.ledger.window(steps.applied + 1)
+        uneven = self.micro_batches * train.micro_batch * self.data_parallel != train.global_batch
         for index in range(self.micro_batches):
             with self._unwinding():
+                self._check_weighted()
                 self._recipe.leave_if_over()
                 steps.phase("load", index)
                 positions = micro_batch_positions(
@@ -218,6 +223,7 @@ class Context:
                     chosen = samples_at(stand_ins, samples, train.seed)
                 self._recipe.registry.set_last_micro_batch(index == self.micro_batches - 1)
                 steps.phase("forward", index)
+                self._awaits_weight = uneven
             yield chosen
 
     @property
@@ -226,16 +232,29 @@ class Context:
         train = self._recipe.spec.train
         return passes(train.global_batch, train.micro_batch, self.data_parallel)
 
+    @property
+    def loss_weight(self) -> float:
+        """The weight of the present micro-batch's mean loss in the rank's mean loss. `backward`
+        applies it; a backward pass of one's own multiplies the loss by it. It is 0 for samples of
+        another rank."""
+        self._awaits_weight, self._weighs = False, True
+        return 1.0 / self._share if self._counts else 0.0
+
+    @property
+    def _share(self) -> float:
+        """The number of micro-batches per rank and step, if they were dealt evenly."""
+        train = self._recipe.spec.train
+        return train.global_batch / (train.micro_batch * self.data_parallel)
+
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch; `loss` is the mean over its samples."""
         with self._unwinding():
             self._started().phase("backward")
-        train = self._recipe.spec.train
-        share = train.global_batch / (train.micro_batch * self.data_parallel)
+        self._awaits_weight = False
         if not self._counts:
             loss = loss * 0.0
-        self._loss = self._loss.to(loss.device) + loss.detach().double() / share
-        torch.autograd.backward(loss / share)
+        self._loss = self._loss.to(loss.device) + loss.detach().double() / self._share
+        torch.autograd.backward(loss / self._share)
 
     def step(
         self,
@@ -248,7 +267,8 @@ class Context:
         """Agree with all ranks on this step and apply it: every registered optimizer steps, and
         gradients are cleared.
 
-        `loss`: the mean over this rank's samples, if it did not go through `backward`. `tokens`:
+        `loss`: the mean over this rank's samples, if it did not go through `backward`; where it was
+        multiplied by `loss_weight`, the sum of these products. `tokens`:
         the tokens that the whole world trained on, for the throughput; by default samples are
         counted. `metrics`: the user's metrics by name. Each is a series of the job, like the loss,
         with the mean over the ranks that pass it in a step; a step may omit it. A value that is
@@ -261,13 +281,15 @@ class Context:
                     "step() was called twice without reading should_stop in between, or after the "
                     "last step: iterate with `for step in ctx.steps()`"
                 )
+            self._check_weighted()
             train, world = recipe.spec.train, recipe.world
             share = train.global_batch / self.data_parallel  # of the global batch, if dealt evenly
             samples = self._samples or round(share)
+            by_share = loss is None or self._weighs
             mean = float(self._loss if loss is None else loss)
             first = world.coordinate(TENSOR_AXIS) == 0  # tensor-parallel peers have the same loss
             recipe.share = Contribution(
-                loss_sum=mean * share if first else 0.0,
+                loss_sum=mean * (share if by_share else samples) if first else 0.0,
                 count=samples if first else 0,
                 grad_sq=0.0,
                 data_index=self.data_index,
@@ -309,10 +331,21 @@ class Context:
             self._steps = self._begin()
         return self._steps
 
+    def _check_weighted(self) -> None:
+        if self._awaits_weight:
+            train = self._recipe.spec.train
+            raise FunctionError(
+                f"a global batch of {train.global_batch} in micro-batches of {train.micro_batch} "
+                f"is not dealt evenly to {self.data_parallel} ranks, and ctx.backward() was not "
+                "called: use it, or multiply the loss of each micro-batch by ctx.loss_weight "
+                "before a backward pass of your own"
+            )
+
     def _prepare_step(self, steps: AttemptSteps) -> None:
         self._seeded_step = steps.applied + 1
         self._loss = torch.zeros((), dtype=torch.float64)
         self._samples, self._digest = 0, 0
+        self._awaits_weight, self._weighs = False, False
         seed_generators(self.seed, self._seeded_step, self.data_index, self.device)
         self._recipe.leave_if_over()
         steps.phase("load")

@@ -14,16 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.functions.context import Context
+from holdfast_workers.functions.equal_copies import EqualCopies, is_due
 from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
+from holdfast_workers.functions.gradient_reduction import (
+    GradientReduction,
+    data_axes,
+    ranks_along,
+)
 from holdfast_workers.functions.registry import Registry
 from holdfast_workers.optim.adamw import clip, squared_norm
-from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_parallel, make_mesh
+from holdfast_workers.parallelize.mesh import make_mesh
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import Snapshot, StateMismatch, local_of
@@ -59,6 +63,9 @@ class FunctionRecipe(Recipe):
         self._world: World | None = None
         self._mesh: DeviceMesh | None = None
         self._registry: Registry | None = None
+        self._reduction: GradientReduction | None = None
+        self._copies: EqualCopies | None = None
+        self._steps_of_attempt = 0
         self.share: Contribution | None = None
         """The function's contribution to the agreement on the next step."""
         self.clip_grad_norm: float | None = None
@@ -81,6 +88,7 @@ class FunctionRecipe(Recipe):
         world = self.world
         seed_generators(self.spec.train.seed, 0, 0, world.device)
         self._registry = Registry({axis: world.coordinate(axis) for axis in world.mesh})
+        self._copies, self._steps_of_attempt = None, 0
         context = Context(self, begin)
         try:
             self._function(context)
@@ -100,6 +108,7 @@ class FunctionRecipe(Recipe):
     def _release(self) -> None:
         """Drop all objects of the function: an accelerator has no room for them twice."""
         self._registry, self._mesh, self.share = None, None, None
+        self._reduction, self._copies = None, None
         self.applied_step = -1
 
     # --- FunctionHost ---------------------------------------------------------------------------
@@ -126,15 +135,23 @@ class FunctionRecipe(Recipe):
         """End the registration and fix the layout of the state."""
         if not self.registry.optimizers:
             raise FunctionError("register a model and its optimizer before the first step")
-        self.registry.fix_layout(self.guard_memory.pieces(primary=self.world.rank == 0))
+        registry = self.registry
+        registry.fix_layout(self.guard_memory.pieces(primary=self.world.rank == 0))
+        self._reduction = GradientReduction.of(
+            self.world, registry.parameters(), registry.modules.values(), registry.wrappers
+        )
 
     # --- state ----------------------------------------------------------------------------------
 
     def initialize(self) -> None:
         """The state of step 0 is the one that the function built; unsharded tensors take the
-        values of rank 0."""
-        if self.world.world_size > 1 and self.world.size(TENSOR_AXIS) == 1:
-            self.registry.broadcast_from_rank_zero()
+        values of the first rank of those that read different samples."""
+        world, axes = self.world, data_axes(self.world)
+        if axes:
+            assert self._reduction is not None
+            group = self._reduction.group(axes, lambda: self.mesh)
+            self.registry.broadcast_from(ranks_along(world, axes)[0], group)
+        self._compare_copies()
         self.guard_memory.reset()
         self.applied_step = 0
 
@@ -181,9 +198,10 @@ class FunctionRecipe(Recipe):
     # --- committing a step ----------------------------------------------------------------------
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
-        assert self.share is not None
+        assert self.share is not None and self._reduction is not None
+        self.registry.check_step()
         phase("reduce", step)
-        self._average_gradients()
+        self._reduction.run(lambda: self.mesh)
         trained = self.registry.trained()
         phase("agree", step)
         agreed = agree(self._with_gradients(self.share))
@@ -200,32 +218,21 @@ class FunctionRecipe(Recipe):
         first = next(iter(self.registry.optimizers.values()))
         lr = float(first.param_groups[0].get("lr", math.nan))
         self.registry.step()
+        self._steps_of_attempt += 1
+        if is_due(self._steps_of_attempt):
+            self._compare_copies()
         self.guard_memory.record_step(step, agreed.loss, agreed.grad_norm)
         self.applied_step = step
         return StepOutcome(agreed=agreed, lr=lr, tokens=self.tokens)
 
-    def _average_gradients(self) -> None:
-        """Average the gradients of unsharded parameters; FSDP reduces those of sharded ones, and a
-        DDP wrapper its own."""
-        ranks = data_parallel(self.world)
-        if ranks == 1:
+    def _compare_copies(self) -> None:
+        """Compare what must be equal on several ranks. Collective; raises FunctionError."""
+        if self.world.world_size == 1:
             return
-        gradients = [gradient.detach() for gradient in self.registry.unreduced()]
-        group = self._data_group() if ranks < self.world.world_size else None
-        for dtype in sorted({str(gradient.dtype) for gradient in gradients}):
-            bucket = [gradient for gradient in gradients if str(gradient.dtype) == dtype]
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(flat, group=group)
-            flat /= ranks
-            means = torch.split(flat, [gradient.numel() for gradient in bucket])
-            for gradient, mean in zip(bucket, means, strict=True):
-                gradient.copy_(mean.view_as(gradient))
-
-    def _data_group(self) -> dist.ProcessGroup:
-        """The ranks that read different samples and have the same coordinate on the tensor axis."""
-        axes = tuple(axis for axis in self.world.mesh if axis != TENSOR_AXIS)
-        data = self.mesh[axes]
-        return (data if data.ndim == 1 else data._flatten("data")).get_group()
+        pieces = self.registry.equal_pieces()
+        if self._copies is None:
+            self._copies = EqualCopies.gather(self.world, pieces)
+        self._copies.compare(pieces)
 
     def _with_gradients(self, share: Contribution) -> Contribution:
         primary = [_gradient(p) for _, p, box in self.registry.trained() if box.primary]

@@ -24,13 +24,12 @@ from holdfast_workers.functions.replicated_modules import (
     bare_name,
     bare_names,
     reduce_each_gradient,
-    reduced_parameters,
     wrappers_in,
 )
 from holdfast_workers.functions.replicated_modules import (
     set_last_micro_batch as set_last_of_wrapper,
 )
-from holdfast_workers.parallelize.shard import set_last_micro_batch
+from holdfast_workers.parallelize.shard import set_last_micro_batch, sharded_modules
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,
@@ -65,7 +64,10 @@ class Registry:
         self._encoded: dict[str, Tensor] = {}
         self._state: RankState | None = None
         self._built_on: list[int] = []
+        self._stepped: list[int] = []
         self._stepping = False
+        self._sums = True
+        """Whether the last micro-batch was one whose gradients wrappers reduce."""
 
     # --- registration ---------------------------------------------------------------------------
 
@@ -96,12 +98,15 @@ class Registry:
         self._own = list(own)
         for wrapper in self.wrappers:
             reduce_each_gradient(wrapper)
-        owned = {id(p) for optimizer in self.optimizers.values() for p in _parameters(optimizer)}
+        self._stepped = self._stepped_parameters()
+        owned = set(self._stepped)
+        names: dict[int, str] = {}
         for prefix, module in self.modules.items():
             for name, tensor in _tensors(module):
-                group = self._trained if id(tensor) in owned else self._other
-                group[f"{prefix}.{name}"] = tensor
-        names = {id(tensor): name for name, tensor in self._trained.items()}
+                if id(tensor) not in names:  # of a tensor with several names, the first counts
+                    names[id(tensor)] = f"{prefix}.{name}"
+                    group = self._trained if id(tensor) in owned else self._other
+                    group[f"{prefix}.{name}"] = tensor
         with self.stepping():
             self._optimizer_states = [
                 OptimizerState(
@@ -116,12 +121,23 @@ class Registry:
         self._refresh()
         self._rebuild()
 
-    def broadcast_from_rank_zero(self) -> None:
-        """Copy rank 0's values of all unsharded tensors to all ranks. Collective."""
+    def broadcast_from(self, rank: int, group: dist.ProcessGroup | None) -> None:
+        """Copy the values that `rank` of `group` has of all unsharded tensors to the others.
+        Collective."""
         with torch.no_grad():
             for tensor in (*self._trained.values(), *self._other.values()):
                 if not isinstance(tensor, DTensor):
-                    dist.broadcast(tensor.detach(), src=0)
+                    dist.broadcast(tensor.detach(), src=rank, group=group)
+
+    def equal_pieces(self) -> list[StateTensor]:
+        """The parts of the present state that are equal on all ranks that hold them: all but the
+        buffers of modules and what Holdfast adds itself."""
+        self._refresh()
+        free = {
+            name for name, tensor in self._other.items() if not isinstance(tensor, nn.Parameter)
+        }
+        free |= {piece.name for piece in self._own}
+        return [piece for piece in self._pieces() if piece.name not in free]
 
     # --- the state ------------------------------------------------------------------------------
 
@@ -161,17 +177,9 @@ class Registry:
             if tensor.grad is not None
         ]
 
-    def unreduced(self) -> list[Tensor]:
-        """The gradients of unsharded parameters that no wrapper has averaged."""
-        reduced = {id(p) for wrapper in self.wrappers for p in reduced_parameters(wrapper)}
-        return [
-            tensor.grad
-            for tensor in self._trained.values()
-            if not (tensor.grad is None or isinstance(tensor, DTensor) or id(tensor) in reduced)
-        ]
-
     def set_last_micro_batch(self, last: bool) -> None:
         """Call before each micro-batch: only a step's last one reduces gradients."""
+        self._sums = last
         for module in self.modules.values():
             set_last_micro_batch(module, last)
         for wrapper in self.wrappers:
@@ -179,6 +187,21 @@ class Registry:
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self._trained)
+
+    def check_step(self) -> None:
+        """Call before a step is committed. Raises FunctionError if it cannot be."""
+        if self._stepped_parameters() != self._stepped:
+            raise FunctionError(
+                "the parameters of an optimizer have changed since the first step (as by "
+                "add_param_group): their gradients would not be averaged and their state not be "
+                "saved. Give the optimizer all parameters before the first step; a group that is "
+                "to start later can have a learning rate of 0 until then"
+            )
+        if not self._sums and any(sharded_modules(module) for module in self.modules.values()):
+            raise FunctionError(
+                "ctx.batches() was left before the step's last micro-batch, in which FSDP adds up "
+                "the gradients: finish the loop, or give the rest of the micro-batches no weight"
+            )
 
     def step(self) -> None:
         """Step every optimizer and clear the gradients."""
@@ -254,6 +277,10 @@ class Registry:
         if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor) and tensor.dim():
             raise FunctionError("an optimizer stores unsharded tensors for a sharded parameter")
         return box
+
+    def _stepped_parameters(self) -> list[int]:
+        """The ids of all parameters of the optimizers, in their order."""
+        return [id(p) for optimizer in self.optimizers.values() for p in _parameters(optimizer)]
 
     def _encoded_objects(self) -> Iterator[tuple[str, bytes]]:
         for name, state in zip(self.optimizers, self._optimizer_states, strict=True):

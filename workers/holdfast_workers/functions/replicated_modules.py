@@ -51,10 +51,11 @@ def set_last_micro_batch(wrapper: DistributedDataParallel, last: bool) -> None:
         wrapper.require_backward_grad_sync = last
 
 
-def reduced_parameters(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
-    """The parameters whose gradients the wrapper has reduced in the last backward pass."""
-    if wrapper.require_backward_grad_sync:
-        yield from wrapper.module.parameters()
+def managed_parameters(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
+    """The parameters whose gradients the wrapper averages."""
+    for name, parameter in wrapper.module.named_parameters():
+        if name not in wrapper.parameters_to_ignore:
+            yield parameter
 
 
 def _mean_of_each(
