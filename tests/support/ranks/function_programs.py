@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def trained(
     _run(recipe, world, spec, hooks, folder, start)
     names = [tensor.name for tensor in recipe.layout().tensors]
     process_groups.leave()
-    return {"digests": hooks.digests, "sums": len(calls), "names": names}
+    losses = [row.loss for row in hooks.rows]
+    return {"digests": hooks.digests, "sums": len(calls), "names": names, "losses": losses}
 
 
 def survivor(
@@ -44,16 +46,21 @@ def survivor(
     spec: TrainingSpec,
     folder: Path,
     kill_at: int,
+    in_backward: bool = True,
 ) -> dict[str, Any]:
-    """Train; the highest rank kills itself when it would sum the second gradient of step `kill_at`;
-    the others call the function again, in the next attempt."""
+    """Train; the highest rank kills itself when it would sum the second gradient of step `kill_at`,
+    or not `in_backward`, when it would commit the step; the others call the function again, in the
+    next attempt."""
     before = process_groups.open_sockets()
     join(port, world)
     recipe = _made(cache_dir, world, spec)
     sockets = process_groups.open_sockets() - before
     hooks = RecordingHooks()
     if world.rank == world.world_size - 1:
-        _die_in_a_sum(hooks, kill_at)
+        if in_backward:
+            _die_in_a_sum(hooks, kill_at)
+        else:
+            hooks = RecordingHooks(partial(_die_in, "reduce", kill_at))
     again = rejoined(
         port, recipe, world, sockets, lambda: _run(recipe, world, spec, hooks, folder, 0)
     )
@@ -101,6 +108,11 @@ def _count_sums_in_backward() -> list[int]:
 
     setattr(dist, "all_reduce", count)  # noqa: B010
     return sizes
+
+
+def _die_in(phase: str, step: int, name: str, of_step: int) -> None:
+    if (name, of_step) == (phase, step):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _die_in_a_sum(hooks: RecordingHooks, step: int) -> None:
