@@ -22,7 +22,7 @@ from tests.support.ranks import function_programs
 from tests.support.ranks.function_cases import DIVISIONS, FUNCTION, PARTS, in_torch
 from tests.support.ranks.rank_worlds import Worlds, world_of
 
-from benchmarks.conditions import machine, print_json, report
+from benchmarks.conditions import describe_mesh, machine, print_json, report
 from holdfast_workers.functions import FunctionError
 from holdfast_workers.spec import TrainingSpec
 
@@ -79,7 +79,7 @@ def case_spec(division: str, part: str, mesh: Mapping[str, int]) -> TrainingSpec
 
 def run_case(worlds: Worlds, division: str, part: str, mesh: Mapping[str, int]) -> CaseResult:
     spec = case_spec(division, part, mesh)
-    name = " × ".join(f"`{axis} {size}`" for axis, size in mesh.items())
+    name = describe_mesh(mesh)
     try:
         calm = worlds.run(function_programs.trained, spec)
     except AssertionError as error:
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--meshes", type=int, default=len(MESHES))
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    report(machine())
+    report(str(machine()))
     result = measure(arguments.divisions, arguments.parts, arguments.meshes)
     if arguments.json:
         print_json(result)

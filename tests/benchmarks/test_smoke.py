@@ -28,6 +28,7 @@ from benchmarks.corruption_figures import CorruptionResult
 from benchmarks.dcp_integrity import IntegrityResult
 from benchmarks.elastic import ELASTIC_JOB
 from benchmarks.figures import OverheadResult, RecoveryResult, StormResult
+from benchmarks.function_matrix import FunctionMatrixResult
 from benchmarks.gpu_parts.figures import GpuResult
 from benchmarks.hang_figures import DetectionResult
 from benchmarks.meshes import MeshesResult
@@ -63,6 +64,7 @@ SMOKES = {
     "reshard": Smoke("--pairs 1 --most-ranks 2 --state-mb 8", ReshardResult),
     "bring": Smoke("--kills 1 --steps-between 2 --quiet 1000", BringResult),
     "parity": Smoke("--meshes 1", ParityResult),
+    "function_matrix": Smoke("--parts 1 --meshes 1", FunctionMatrixResult),
     "meshes": Smoke("--rounds 1 --steps 1 --dim 32", MeshesResult),
     "channel_tls": Smoke("--state-mb 8 --rounds 2 --quiet 1000", ChannelTlsResult),
     "restore": Smoke("--state-mb 8 --rounds 2", RestoreResult),

@@ -96,7 +96,7 @@ def divided(model: CaseModel, mesh: DeviceMesh, division: str, part: str) -> nn.
     if division == "ddp over all":
         return DistributedDataParallel(model, find_unused_parameters=unused)
     if division == "fsdp2":
-        return fully_shard(model, mesh=data_mesh(mesh))
+        fully_shard(model, mesh=data_mesh(mesh))
     if division == "tp by hand":
         return parallelize_module(
             model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -116,7 +116,7 @@ def main(ctx: Context) -> None:
         for samples in ctx.batches(POINTS):
             loss = mse_loss(model(x[samples]), y[samples])
             if part == "own backward":
-                (loss * ctx.loss_weight).backward()
+                torch.autograd.backward(loss * ctx.loss_weight)
                 total += float(loss.detach()) * ctx.loss_weight
             else:
                 ctx.backward(loss)
@@ -140,7 +140,7 @@ def in_torch(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> li
             with _without_sums(model, last):
                 loss = mse_loss(model(x[samples]), y[samples]) / len(batches)
                 total += loss.detach()
-                loss.backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward(loss)
         _average_by_hand(model, world, division)
         optimizer.step()
         optimizer.zero_grad()
@@ -176,11 +176,9 @@ def _without_sums(model: nn.Module, last: bool) -> Any:
 def _average_by_hand(model: nn.Module, world: World, division: str) -> None:
     """The mean over the ranks that read other samples, where no wrapper makes it."""
     tensor_parallel = world.size("tp")
-    if division == "ddp over all" or division == "fsdp2":
+    if division in {"ddp over all", "fsdp2"}:
         return
-    peers = [
-        rank for rank in range(world.world_size) if (rank - world.rank) % tensor_parallel == 0
-    ]
+    peers = [rank for rank in range(world.world_size) if (rank - world.rank) % tensor_parallel == 0]
     group = dist.new_group(peers, use_local_synchronization=True)
     for parameter in model.parameters():
         count = torch.tensor(int(parameter.grad is not None))
