@@ -17,6 +17,7 @@ import torch.distributed as dist
 import xxhash
 
 from holdfast_workers.functions.function_errors import FunctionError
+from holdfast_workers.parallelize.mesh import TENSOR_AXIS
 from holdfast_workers.state.rank_state import StateTensor
 from holdfast_workers.training.recipe import World
 
@@ -33,13 +34,13 @@ class HeldPart:
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
+    apart: int = 0
+    """Ranks with another number are not compared with this one."""
 
     @staticmethod
-    def of(piece: StateTensor) -> HeldPart:
-        box = piece.box
-        return HeldPart(
-            piece.name, str(piece.tensor.dtype), box.global_shape, box.offsets, box.shape
-        )
+    def of(piece: StateTensor, apart: int) -> HeldPart:
+        box, dtype = piece.box, str(piece.tensor.dtype)
+        return HeldPart(piece.name, dtype, box.global_shape, box.offsets, box.shape, apart)
 
 
 class EqualCopies:
@@ -53,9 +54,13 @@ class EqualCopies:
         self._groups = [groups_of(parts) for parts in zip(*held, strict=True)]
 
     @classmethod
-    def gather(cls, world: World, pieces: Iterable[StateTensor]) -> EqualCopies:
-        """Collective."""
-        mine = [HeldPart.of(piece) for piece in pieces]
+    def gather(
+        cls, world: World, pieces: Iterable[StateTensor], *, repeatable: bool = True
+    ) -> EqualCopies:
+        """Collective. If a computation is not `repeatable`, ranks of `tp`, which each compute the
+        gradient of what they hold alike, may differ in the last bits, and are not compared."""
+        apart = 0 if repeatable else world.coordinate(TENSOR_AXIS)
+        mine = [HeldPart.of(piece, apart) for piece in pieces]
         held: list[list[HeldPart]] = [mine] * world.world_size
         if world.world_size > 1:
             dist.all_gather_object(held, mine)

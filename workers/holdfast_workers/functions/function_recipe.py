@@ -231,7 +231,8 @@ class FunctionRecipe(Recipe):
             return
         pieces = self.registry.equal_pieces()
         if self._copies is None:
-            self._copies = EqualCopies.gather(self.world, pieces)
+            repeatable = self.spec.train.deterministic == "strict"
+            self._copies = EqualCopies.gather(self.world, pieces, repeatable=repeatable)
         self._copies.compare(pieces)
 
     def _with_gradients(self, share: Contribution) -> Contribution:
