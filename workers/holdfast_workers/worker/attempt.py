@@ -25,6 +25,7 @@ from holdfast_workers.memory.background_copy import WaitBudget
 from holdfast_workers.memory.segment import Segment, SegmentError
 from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.parallelize import process_groups
+from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import (
     HOLD_PHASE,
@@ -472,7 +473,10 @@ class RankAttempt:
         self._recipe.read_state(buffer.payload)
 
     def _load(self, buffer: LoadBuffer, layout: StateLayout, uri: str, *, own: bool) -> None:
-        order = LoadOrder(self._number, self._rank, uri, self._join_order.mesh, own)
+        mesh = self._join_order.mesh
+        # Other ranks' layouts need not name all weights; the service compares the built-in ones.
+        exact = not own and self._spec.function_name is not None and mesh.get(PIPELINE_AXIS, 1) == 1
+        order = LoadOrder(self._number, self._rank, uri, mesh, own, exact)
 
         def ask(order: LoadOrder) -> LoadOutcome:
             self._link.send(order)
