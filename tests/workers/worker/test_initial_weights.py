@@ -26,7 +26,11 @@ from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout, TensorEntry, model_weights
 from holdfast_workers.state.rank_state import RankState, ShardBox, StateTensor
 from holdfast_workers.training.recipe import World
-from holdfast_workers.worker.initial_state import CannotBegin, load_initial_state
+from holdfast_workers.worker.initial_state import (
+    CannotBegin,
+    knows_all_weights,
+    load_initial_state,
+)
 from holdfast_workers.worker.remote_loading import LoadBuffer
 
 ALONE = {"dp_shard": 1, "tp": 1}
@@ -71,7 +75,8 @@ class _Job:
 
     def load(self, uri: str, part: InitPart = InitPart.MODEL) -> None:
         def load(buffer: LoadBuffer, layout: StateLayout) -> None:
-            order = LoadOrder(1, 0, uri, ALONE, own=False, exact=True)
+            exact = knows_all_weights(self.recipe.spec, ALONE)
+            order = LoadOrder(1, 0, uri, ALONE, own=False, exact=exact)
             buffer.load(order, layout, Path("/nowhere"), _asks_nobody)
 
         load_initial_state(self.recipe, Restore(Tier.INIT, 0, uri=uri, what=part), load)
@@ -184,6 +189,11 @@ def test_an_export_has_the_weights_of_every_module(
     assert len(found) == len(trained.weights())
     weight = trained.weights()[f"{first}.1.running_mean"]
     assert torch.equal(found[f"{prefix}1.running_mean"], weight)
+
+
+def test_a_stage_and_a_users_recipe_may_name_a_part_of_the_weights() -> None:
+    assert not knows_all_weights(TrainingSpec(function="x:y"), {"pp": 2})
+    assert not knows_all_weights(TrainingSpec(recipe="x:Recipe"), ALONE)
 
 
 def test_a_recipe_marks_its_weights_or_names_them() -> None:

@@ -25,7 +25,6 @@ from holdfast_workers.memory.background_copy import WaitBudget
 from holdfast_workers.memory.segment import Segment, SegmentError
 from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.parallelize import process_groups
-from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import (
     HOLD_PHASE,
@@ -65,7 +64,7 @@ from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World
 from holdfast_workers.training.remote_save_schedule import RemoteSaveSchedule
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import DigestSource, Steps
-from holdfast_workers.worker.initial_state import load_initial_state
+from holdfast_workers.worker.initial_state import knows_all_weights, load_initial_state
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
 from holdfast_workers.worker.remote_loading import LoadBuffer
 
@@ -474,8 +473,7 @@ class RankAttempt:
 
     def _load(self, buffer: LoadBuffer, layout: StateLayout, uri: str, *, own: bool) -> None:
         mesh = self._join_order.mesh
-        # Other ranks' layouts need not name all weights; the service compares the built-in ones.
-        exact = not own and self._spec.function_name is not None and mesh.get(PIPELINE_AXIS, 1) == 1
+        exact = not own and knows_all_weights(self._spec, mesh)
         order = LoadOrder(self._number, self._rank, uri, mesh, own, exact)
 
         def ask(order: LoadOrder) -> LoadOutcome:

@@ -7,11 +7,13 @@ of the weights must be the same on both sides: nothing is left out or chosen by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from holdfast_workers.checkpoint.manifest import CheckpointError
+from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
+from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout, model_weights
 from holdfast_workers.worker.remote_loading import LoadBuffer
 
@@ -51,6 +53,13 @@ def load_initial_state(
     except CheckpointError as error:
         raise CannotBegin(str(error)) from error
     recipe.read_state(payload)
+
+
+def knows_all_weights(spec: TrainingSpec, mesh: Mapping[str, int]) -> bool:
+    """Whether each rank's layout names all weights, so that a rank can tell which ones of
+    a checkpoint its job lacks. A function registers the same modules on all ranks; the ranks of a
+    recipe may differ (the service compares the built-in models), and those of a pipeline do."""
+    return spec.function_name is not None and mesh.get(PIPELINE_AXIS, 1) == 1
 
 
 def _part(whole: StateLayout, restore: Restore) -> StateLayout:
