@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -196,17 +197,33 @@ class OperationRunner:
         judge = partial(_fault, found.storage, reading)
         bad = await self._in_thread(operation, reading, calls.start_reading, judge)
         await self._crash(CrashPoint.OPERATION_WORKED)
-        values = self._end(OperationState.SUCCEEDED, reading)
         if bad is not None:
-            bad = values["bad"] = json_safe.text(bad)
-            try:
-                mark = partial(quarantine, found.storage, bad)
-                await self._in_thread(operation, reading, calls.start, mark)
-            except StorageUnavailable as error:
-                why = f"step {operation.step} is bad ({bad}), and could not be quarantined: {error}"
-                values |= self._failed(StorageUnavailable(why), reading)
-        async with self._checkpoints.verified(found, bad) as tx:
+            await self._end_as_bad(operation, found, reading, json_safe.text(bad))
+            return
+        values = self._end(OperationState.SUCCEEDED, reading)
+        async with self._checkpoints.verified(found, None) as tx:
             if not await operation_claims.finish(tx.session, operation, **values):
+                raise _Lost
+
+    async def _end_as_bad(
+        self, operation: Operation, found: FoundCheckpoint, reading: _Reading, bad: str
+    ) -> None:
+        """Store the fault, then mark the checkpoint: a cancellation before leaves nothing of both,
+        one after cannot take back what was found, so that the mark is made in any case."""
+        async with self._checkpoints.verified(found, bad) as tx:
+            if not await operation_claims.record(tx.session, operation, bad=bad):
+                raise _Lost
+        values = self._end(OperationState.SUCCEEDED, reading)
+        try:
+            mark = partial(quarantine, found.storage, bad)
+            # A copy is abandoned by nobody, even if no thread is free before the operation is lost.
+            start = self._checkpoints.storage_calls.start
+            await self._in_thread(operation, copy.copy(reading), start, mark)
+        except StorageUnavailable as error:
+            why = f"step {operation.step} is bad ({bad}), and could not be quarantined: {error}"
+            values = self._failed(StorageUnavailable(why), reading)
+        async with self._store.write() as session:
+            if not await operation_claims.finish(session, operation, **values):
                 raise _Lost
 
     async def _export(

@@ -290,7 +290,9 @@ def _handle_tick(state: CoreState, now: float) -> tuple[Fault, ...]:
         case Stage.FENCING:
             attempt_formation.drop_unanswered_agents(state)
         case Stage.WAITING:
-            _end_after_wait(state, now)
+            attempt_formation.form_if_ready(state, now)
+            if state.timer.stage is Stage.WAITING:
+                _end_after_wait(state, now)
         case Stage.FORMING:
             return rank_failures.handle_forming_deadline(state, now)
         case Stage.FINISHING:

@@ -126,13 +126,13 @@ class CheckpointService:
         self, found: FoundCheckpoint, bad: str | None
     ) -> AsyncIterator[JobTransaction]:
         """A transaction that also stores what reading every byte has shown. `bad`: the fault that
-        was found."""
+        was found; it is stored once."""
         async with command_transaction(self._store, found.job.id) as tx:
             row = await tx.session.get_one(Checkpoint, (found.job.id, found.row.uri))
             if bad is None:
                 row.verified_at = tx.now
                 tx.emit(CheckpointVerifiedEvent(step=row.step, uri=row.uri))
-            else:
+            elif row.bad != bad:
                 row.bad = bad
                 tx.emit(CheckpointBadEvent(step=row.step, uri=row.uri, message=bad))
             yield tx

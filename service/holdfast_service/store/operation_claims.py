@@ -89,6 +89,11 @@ async def finish(session: AsyncSession, operation: Operation, **values: Any) -> 
     return await _change(session, operation, {"ended_at": time.time(), **values})
 
 
+async def record(session: AsyncSession, operation: Operation, **values: Any) -> bool:
+    """Store a part of the result in the transaction of its effect. False: as in :func:`finish`."""
+    return await _change(session, operation, values)
+
+
 async def cancel(session: AsyncSession, operation_id: str, expires_at: float) -> bool:
     """False: it has ended before. Its server learns of it with its next renewal."""
     result = await session.execute(

@@ -47,6 +47,8 @@ from holdfast_service.views.operations import OperationView
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import MANIFEST
 from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.retention import quarantine
+from holdfast_workers.checkpoint.storage import Storage
 
 STEP = 4
 POINTS = (CrashPoint.OPERATION_CLAIMED, CrashPoint.OPERATION_WORKED, CrashPoint.OPERATION_ENDED)
@@ -272,7 +274,7 @@ async def test_a_slow_mark_of_a_bad_checkpoint_keeps_the_claim(
 ) -> None:
     proceed, renewed = threading.Event(), 0
 
-    def quarantine(storage: object, why: str) -> None:
+    def waiting(storage: object, why: str) -> None:
         assert proceed.wait(DEADLINE_S)
 
     async def renew(*arguments: Any) -> bool:
@@ -283,12 +285,67 @@ async def test_a_slow_mark_of_a_bad_checkpoint_keeps_the_claim(
         return await original(*arguments)
 
     original = operation_claims.renew
-    monkeypatch.setattr(runner_module, "quarantine", quarantine)
+    monkeypatch.setattr(runner_module, "quarantine", waiting)
     monkeypatch.setattr(runner_module, "RENEW_S", 0.05)
     monkeypatch.setattr(operation_claims, "renew", renew)
     spoil(world.folder)
     verified = await world.perform(await requested(world, OperationKind.VERIFY))
     assert verified.state is OperationState.SUCCEEDED and renewed >= 5
+    assert await world.events() == {"checkpoint.bad": 1}
+
+
+async def bad_in_database(world: World) -> str | None:
+    async with world.store.read() as session:
+        return (await session.get_one(Checkpoint, (world.job, str(world.folder)))).bad
+
+
+async def test_a_verification_that_is_cancelled_before_its_result_is_stored_marks_nothing(
+    world: World,
+) -> None:
+    spoil(world.folder)
+    operation = await requested(world, OperationKind.VERIFY)
+
+    async def cancel(reached: CrashPoint) -> None:
+        if reached is CrashPoint.OPERATION_WORKED:
+            await world.service.cancel(operation.id)
+
+    async with world.runner(cancel) as runner:
+        await world.ended(operation)
+        await until(lambda: not runner._running)
+    assert not (world.folder / "why-bad.txt").exists()
+    assert await bad_in_database(world) is None
+    assert await world.events() == {}
+
+
+@pytest.mark.parametrize("by_user", [True, False])
+async def test_a_verification_that_ends_while_it_marks_leaves_the_mark_and_its_reason(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, by_user: bool
+) -> None:
+    """Cancelled by a user, or because its server ends: then another one carries on."""
+    marking, proceed, marked = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(storage: Storage, why: str) -> None:
+        marking.set()
+        assert proceed.wait(DEADLINE_S)
+        quarantine(storage, why)
+        marked.set()
+
+    monkeypatch.setattr(runner_module, "quarantine", slowly)
+    monkeypatch.setattr(runner_module, "RENEW_S", 0.05)
+    spoil(world.folder)
+    operation = await requested(world, OperationKind.VERIFY)
+    async with world.runner() as runner:
+        await until(marking.is_set)
+        if by_user:
+            await world.service.cancel(operation.id)
+            await until(lambda: not runner._running)
+    proceed.set()
+    await until(marked.is_set)
+    assert (world.folder / "why-bad.txt").exists()
+    assert "__1_0.distcp" in str(await bad_in_database(world))
+    if not by_user:
+        done = await world.perform(operation)
+        assert (done.state, "__1_0.distcp" in str(done.bad)) == (OperationState.SUCCEEDED, True)
     assert await world.events() == {"checkpoint.bad": 1}
 
 

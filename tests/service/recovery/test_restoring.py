@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from tests.support.simulation.core_states import running_state
+from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
 from holdfast_service.placement.restore_points import RemoteCheckpoint
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.signals import signal_handlers
 from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
@@ -110,3 +113,52 @@ def test_a_step_that_is_nonfinite_by_itself_is_a_user_error_and_blames_no_state(
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "user_error")
     assert not any(event["bad"] for event in job.emitted(EventKind.INCIDENT_UPDATED))
+
+
+SILENT = inputs.RemoteCheckpoints((), known=False, problem="it was silent for 10 s")
+
+
+def _successor_without_a_remote_tier(job: SimulatedCluster) -> None:
+    """A new supervisor, whose remote tier never answers, has to form an attempt."""
+    job.restart_supervisor()
+    job.feed(SILENT)
+    job.run_until(lambda: job.core.stage is Stage.RUNNING)
+
+
+def test_a_state_that_is_whole_in_memory_needs_no_answer_of_the_remote_tier() -> None:
+    """A node is lost for good: each shard is still on another node, as the former mesh cut it."""
+    shapes = tuple(WorldShape.of({"dp_shard": ranks}, 1) for ranks in (4, 3))
+    job = running(cluster(standbys=0, shapes=shapes, steps=60))
+    _successor_without_a_remote_tier(job)
+    job.kill_node("n3", back_after_s=None)
+    job.run_until(lambda: job.ended is not None or len(closed(job)) == 1)
+    assert job.ended is None, job.ended
+    assert set(closed(job)[0]["tiers"].values()) == {"reshard"}
+    assert not job.emitted(EventKind.WAITING)
+
+
+def test_a_job_waits_for_a_silent_remote_tier_no_longer_than_memory_suffices() -> None:
+    """An agent has published a checkpoint that is newer than what memory has."""
+    job = running(cluster(steps=60))
+    _successor_without_a_remote_tier(job)
+    at = job.core.committed + 5
+    job.feed(inputs.CheckpointFinalized(at, 1, "mem://newer", 1))
+    job.kill_rank(1)
+    job.run_until(lambda: job.ended is not None or len(closed(job)) == 1)
+    assert job.ended is None, job.ended
+    (waiting,) = job.emitted(EventKind.WAITING)
+    assert "it was silent for 10 s" in waiting["resource"]
+    assert 0 < forming(job)[-1]["restore"]["step"] < at
+    assert set(closed(job)[0]["tiers"].values()) <= {"own_ram", "partner_ram"}
+
+
+def test_a_silent_remote_tier_never_makes_a_job_begin_anew() -> None:
+    job = running(cluster())
+    _successor_without_a_remote_tier(job)
+    for agent in job.agents.values():
+        agent.memory.clear()
+    job.kill_rank(1)
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "no_replacement")
+    assert "it was silent for 10 s" in end.message
+    assert len(forming(job)) == 1

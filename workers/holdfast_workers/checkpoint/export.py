@@ -1,4 +1,4 @@
-"""Exports a checkpoint's model parameters, whole, as one plain safetensors file.
+"""Exports a checkpoint's model weights, whole, as one plain safetensors file.
 
 The export runs in bounded memory and reads the checkpoint's files in one pass. Each file must have
 the sha256 of the manifest, so the exported file consists of verified bytes only. The format is 8
@@ -21,7 +21,13 @@ from holdfast_workers.checkpoint.manifest import CheckpointError, Manifest, OnRe
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
 from holdfast_workers.spec import ModelSpec
-from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry
+from holdfast_workers.state.layout import (
+    MODEL_PREFIX,
+    StateLayout,
+    TensorEntry,
+    model_weights,
+    module_prefix,
+)
 
 _DTYPES = {
     "float64": ("F64", 8),
@@ -58,7 +64,8 @@ class ExportPlan:
 
 
 def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan:
-    """Plan a file of the checkpoint's model parameters under the model's own names.
+    """Plan a file of the checkpoint's model weights under the model's own names. With several
+    modules, the name of each precedes its own.
 
     `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata; only
     for the built-in Llama. Raises NotExportable.
@@ -67,9 +74,10 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
         raise NotExportable("it was written on a big-endian host, safetensors is little-endian")
     parameters = model_parameters(manifest)
     if not parameters:
-        raise NotExportable(f"it holds no tensor whose name begins with {MODEL_PREFIX!r}")
+        raise NotExportable("it holds no weights of a model")
     metadata = {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
-    names = {name: name.removeprefix(MODEL_PREFIX) for name in parameters}
+    prefix = module_prefix(parameters)
+    names = {name: name.removeprefix(prefix) for name in parameters}
     if hugging_face:
         metadata["config"] = json.dumps(_hugging_face_config(manifest, parameters))
         names = {name: _hugging_face_name(name) for name in parameters}
@@ -123,14 +131,12 @@ def bytes_to_read(manifest: Manifest) -> int:
 
 
 def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
-    """Any one box of every model parameter, by the parameter's name in the checkpoint."""
+    """Any one box of every weight of a model, by its name in the checkpoint."""
     return {tensor.name: tensor for tensor in _model_tensors(manifest)}
 
 
 def _model_tensors(manifest: Manifest) -> Iterator[SavedTensor]:
-    for tensor in manifest.tensors:
-        if tensor.name.startswith(MODEL_PREFIX) and not tensor.per_rank:
-            yield tensor
+    return (tensor for tensor in model_weights(manifest.tensors) if not tensor.per_rank)
 
 
 def _whole(tensor: SavedTensor, offset: int) -> TensorEntry:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,9 +30,10 @@ from holdfast_workers.checkpoint.manifest import (
     SavedTensor,
     VerifiedReader,
     complete_manifest,
+    listed,
 )
 from holdfast_workers.checkpoint.storage import Storage, joined
-from holdfast_workers.state.layout import StateLayout, TensorEntry
+from holdfast_workers.state.layout import StateLayout, TensorEntry, model_weights, module_of
 
 Bytes = npt.NDArray[np.void]
 
@@ -54,7 +56,41 @@ def load_state(
     file is not as it was saved (the payload is then invalid), IncompatibleCheckpoint if a shape or
     dtype differs, StorageError if it cannot be read.
     """
+    return _load(checkpoint, _readable(checkpoint), layout, payload, mesh, rank, on_read)
+
+
+def load_whole_state(
+    checkpoint: Storage,
+    layout: StateLayout,
+    payload: memoryview,
+    *,
+    mesh: dict[str, int],
+    rank: int,
+    exact: bool = False,
+) -> None:
+    """As `load_state`, but raises IncompatibleCheckpoint also if the checkpoint lacks an entry that
+    is not per-rank: only per-rank entries may be left unchanged. `exact`: and if it has weights of
+    a model that `layout` has not."""
     manifest = _readable(checkpoint)
+    saved = {tensor.name for tensor in manifest.tensors if not tensor.per_rank}
+    own = {entry.name for entry in layout.tensors}
+    missing = [e for e in layout.tensors if not (e.per_rank or e.name in saved)]
+    weights = dict.fromkeys(tensor.name for tensor in model_weights(manifest.tensors))
+    unexpected = [name for name in weights if name not in own]
+    if missing or (exact and unexpected):
+        raise IncompatibleCheckpoint(_other_names(checkpoint.uri, missing, unexpected))
+    _load(checkpoint, manifest, layout, payload, mesh, rank)
+
+
+def _load(
+    checkpoint: Storage,
+    manifest: Manifest,
+    layout: StateLayout,
+    payload: memoryview,
+    mesh: dict[str, int],
+    rank: int,
+    on_read: OnRead = lambda _: None,
+) -> list[str]:
     parts: dict[str, list[SavedTensor]] = defaultdict(list)
     for tensor in manifest.tensors:
         if not tensor.per_rank or (tensor.rank == rank and manifest.mesh == mesh):
@@ -77,22 +113,19 @@ def load_state(
     return missing
 
 
-def load_whole_state(
-    checkpoint: Storage,
-    layout: StateLayout,
-    payload: memoryview,
-    *,
-    mesh: dict[str, int],
-    rank: int,
-) -> None:
-    """As `load_state`, but raises IncompatibleCheckpoint also if the checkpoint lacks an entry that
-    is not per-rank: only per-rank entries may be left unchanged."""
-    absent = set(load_state(checkpoint, layout, payload, mesh=mesh, rank=rank))
-    missing = [
-        entry.name for entry in layout.tensors if entry.name in absent and not entry.per_rank
-    ]
-    if missing:
-        raise IncompatibleCheckpoint(f"{checkpoint.uri} has no {', '.join(missing)}")
+def _other_names(uri: str, missing: Sequence[TensorEntry], unexpected: Sequence[str]) -> str:
+    """Why the checkpoint does not fit, with the names of both sides."""
+    here = {module_of(entry.name) for entry in model_weights(missing)}
+    there = {module_of(name) for name in unexpected}
+    why = f"{uri} has no {listed([entry.name for entry in missing])}" if missing else uri
+    if unexpected:
+        why += f"{',' if missing else ''} has {listed(unexpected)}, which this rank has not"
+    if here and there and here.isdisjoint(there):
+        return (
+            f"{why}: register each module under the name that it was saved with "
+            f"({', '.join(sorted(there))} there, {', '.join(sorted(here))} here)"
+        )
+    return f"{why}: to begin with a part of it, export it and load the file yourself"
 
 
 class _Transfer:

@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ VERSION = 1
 FOLDER_NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _HASH_CHUNK = 4 * 1024 * 1024
+_LISTED = 5
 
 OnRead = Callable[[int], None]
 """Receives the size of each piece after it was read; an exception of its ends the reading."""
@@ -86,6 +87,7 @@ class SavedTensor:
     length: int
     data_offset: int  # of the raw bytes, from the start of the file
     nbytes: int
+    weight: bool | None = None  # as in the layout
 
     @property
     def box(self) -> Box:
@@ -296,6 +298,12 @@ def content_digest(content: dict[str, Any]) -> str:
     """sha256, in hex, of the JSON document in its canonical form."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    more = f" and {len(names) - _LISTED} more" if names[_LISTED:] else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def tensor_record(tensor: SavedTensor) -> dict[str, Any]:

@@ -133,6 +133,7 @@ def _write_tensor(
         length=stream.tell() - offset,
         data_offset=data_offset,
         nbytes=entry.nbytes,
+        weight=entry.weight,
     )
 
 

@@ -1,8 +1,8 @@
 """Loads a model that stock `torch.distributed.checkpoint` saved, by stock's own reader.
 
 Stock's `.metadata` is a pickle, and unpickling executes arbitrary code: it is read only from a
-folder that a job's user has named. Only the model's parameters are loaded, by Holdfast's names,
-with or without the prefix `model.`.
+folder that a job's user has named. Only the model's weights are loaded, by Holdfast's names. The
+names may lack the module's own (`model.`) if the job has one module.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from holdfast_workers.checkpoint.manifest import CheckpointError, IncompatibleCheckpoint
+from holdfast_workers.checkpoint.manifest import CheckpointError, IncompatibleCheckpoint, listed
 from holdfast_workers.checkpoint.stock import torch_dtype
-from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry
+from holdfast_workers.state.layout import StateLayout, TensorEntry, module_of, module_prefix
 
 _AT_ONCE = 256 * 1024 * 1024
 _OTHER_STATE = "optim"
@@ -30,7 +30,7 @@ class UnreadableStockCheckpoint(CheckpointError):
 
 
 def load_stock_model(folder: str, layout: StateLayout, payload: memoryview) -> None:
-    """Fill the entries of the model's parameters in `payload`; other entries stay unchanged.
+    """Fill the entries of `layout`, which are the weights, in `payload`.
 
     Whole tensors are read, some 256 MB at a time, and cut to this rank's boxes; dtypes are
     converted. Raises IncompatibleCheckpoint with the names that are missing, unexpected or of
@@ -38,9 +38,8 @@ def load_stock_model(folder: str, layout: StateLayout, payload: memoryview) -> N
     """
     try:
         sizes = _sizes(FileSystemReader(folder).read_metadata().state_dict_metadata)
-        entries = [entry for entry in layout.tensors if entry.name.startswith(MODEL_PREFIX)]
-        names = _matched(folder, entries, sizes)
-        for batch in _batches(entries):
+        names = _matched(folder, layout.tensors, sizes)
+        for batch in _batches(layout.tensors):
             whole = {
                 names[entry.name]: torch.empty(entry.global_shape, dtype=torch_dtype(entry.dtype))
                 for entry in batch
@@ -68,19 +67,20 @@ def _matched(
     folder: str, entries: Sequence[TensorEntry], sizes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
     """The checkpoint's name for each entry. Raises IncompatibleCheckpoint."""
-    prefixed = any(entry.name in sizes for entry in entries)
-    prefix = "" if prefixed else MODEL_PREFIX
-    names = {entry.name: entry.name.removeprefix(prefix) for entry in entries}
+    prefix = module_prefix(entry.name for entry in entries)
+    prefixed = not prefix or any(entry.name in sizes for entry in entries)
+    names = {entry.name: entry.name.removeprefix("" if prefixed else prefix) for entry in entries}
+    modules = {module_of(entry.name) for entry in entries}
     candidates = {
         name
         for name in sizes
-        if (name.startswith(MODEL_PREFIX) if prefixed else not name.startswith(_OTHER_STATE))
+        if (module_of(name) in modules if prefixed else not name.startswith(_OTHER_STATE))
     }
     faults = []
     if missing := [name for name in names.values() if name not in sizes]:
-        faults.append(f"missing: {_listed(missing)}")
+        faults.append(f"missing: {listed(missing)}")
     if unexpected := sorted(candidates - set(names.values())):
-        faults.append(f"unexpected: {_listed(unexpected)}")
+        faults.append(f"unexpected: {listed(unexpected)}")
     faults += [
         f"{names[entry.name]} has the shape {sizes[names[entry.name]]} there, "
         f"{entry.global_shape} here"
@@ -115,8 +115,3 @@ def _take_box(whole: torch.Tensor, entry: TensorEntry, payload: memoryview) -> N
         payload[entry.offset : entry.offset + entry.nbytes], dtype=torch_dtype(entry.dtype)
     )
     target.view(entry.shape).copy_(box)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if names[_LISTED:] else ""
-    return ", ".join(names[:_LISTED]) + more

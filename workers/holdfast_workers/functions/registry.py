@@ -30,7 +30,7 @@ from holdfast_workers.functions.replicated_modules import (
     set_last_micro_batch as set_last_of_wrapper,
 )
 from holdfast_workers.parallelize.shard import set_last_micro_batch, sharded_modules
-from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.layout import OBJECT_PREFIX, StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,
     ShardBox,
@@ -259,17 +259,21 @@ class Registry:
 
     def _pieces(self) -> Iterator[StateTensor]:
         for name, tensor in self._trained.items():
-            yield StateTensor(name, local_of(tensor), shard_box_of(tensor, self._coordinates))
+            box = shard_box_of(tensor, self._coordinates)
+            yield StateTensor(name, local_of(tensor), box, weight=True)
         for name, copy in self._copies.items():
-            yield StateTensor(name, copy, shard_box_of(self._other[name], self._coordinates))
+            box = shard_box_of(self._other[name], self._coordinates)
+            yield StateTensor(name, copy, box, weight=True)
         for state in self._optimizer_states:
             for name, tensor, parameter in state.tensors():
-                yield StateTensor(name, local_of(tensor), self._box_beside(tensor, parameter))
+                box = self._box_beside(tensor, parameter)
+                yield StateTensor(name, local_of(tensor), box, weight=False)
         yield from self._own
         primary = not any(self._coordinates.values())
         for name, buffer in self._encoded.items():
             shape = (buffer.numel(),)
-            yield StateTensor(f"object.{name}", buffer, ShardBox(shape, (0,), shape, primary))
+            box = ShardBox(shape, (0,), shape, primary)
+            yield StateTensor(OBJECT_PREFIX + name, buffer, box, weight=False)
 
     def _box_beside(self, tensor: Tensor, parameter: Tensor) -> ShardBox:
         """The box of an optimizer's tensor; it is sharded like its parameter."""

@@ -201,7 +201,7 @@ class InitPart(StrEnum):
     EVERYTHING = "everything"
     """All of it, as if it were this job's own: step, data position, optimizer."""
     MODEL = "model"
-    """Parameters only: step 0, and everything else from the seed."""
+    """Weights only (parameters, persistent buffers): step 0, and everything else from the seed."""
 
 
 @dataclass(frozen=True)

@@ -322,6 +322,8 @@ class LoadOrder:
     mesh: dict[str, int]
     own: bool
     """Whether the checkpoint is one of the rank's own job: if it is bad, it is quarantined."""
+    exact: bool = False
+    """Whether the checkpoint is refused if it has weights of a model that the layout lacks."""
     memory: str = ""
     """Path of the shared memory: the payload, then its layout as JSON."""
     payload_bytes: int = 0

@@ -492,7 +492,7 @@ class PretrainRecipe(Recipe):
             locals_, [len(box.global_shape) > 1 for box in boxes], self.spec.train.optimizer
         )
         pieces = [
-            StateTensor(f"{prefix}.{name}", tensor, box)
+            StateTensor(f"{prefix}.{name}", tensor, box, weight=prefix == "model")
             for prefix, tensors in (
                 ("model", locals_),
                 ("optim.exp_avg", optimizer.exp_avg),

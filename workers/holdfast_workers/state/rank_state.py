@@ -23,7 +23,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from holdfast_workers.state.device_staging import DeviceStaging
 from holdfast_workers.state.digest import streamed_digest
 from holdfast_workers.state.joined_axes import axes_of
-from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
+from holdfast_workers.state.layout import (
+    MODEL_PREFIX,
+    SMALL_STATE,
+    StateLayout,
+    TensorEntry,
+    aligned,
+)
 
 SMALL_CAPACITY = 1024
 _CHUNK = 1 << 20  # bytes: fits into a core's own cache
@@ -51,6 +57,9 @@ class StateTensor:
     name: str
     tensor: Tensor
     box: ShardBox
+    weight: bool | None = None
+    """Whether it is a weight of the model, which `init_from` loads alone with `what: model`, and an
+    export contains. None: if its name begins with `model.`."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +249,7 @@ def _tensor_entry(piece: StateTensor) -> TensorEntry:
         offset=0,
         nbytes=tensor.numel() * tensor.element_size(),
         primary=box.primary and tensor.numel() > 0,
+        weight=piece.name.startswith(MODEL_PREFIX) if piece.weight is None else piece.weight,
     )
 
 
@@ -254,6 +264,7 @@ def _bytes_entry(name: str, nbytes: int) -> TensorEntry:
         offset=0,
         nbytes=nbytes,
         per_rank=True,
+        weight=False,
     )
 
 

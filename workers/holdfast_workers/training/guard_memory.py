@@ -33,7 +33,7 @@ class GuardMemory:
     def pieces(self, *, primary: bool) -> list[StateTensor]:
         """Its tensors as parts of the state. `primary` is true on one rank of the world."""
         return [
-            StateTensor(name, tensor, _whole(tensor, primary))
+            StateTensor(name, tensor, _whole(tensor, primary), weight=False)
             for name, tensor in (("guards.history", self._values), ("data.skipped", self._ranges))
         ]
 

@@ -64,7 +64,7 @@ from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World
 from holdfast_workers.training.remote_save_schedule import RemoteSaveSchedule
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import DigestSource, Steps
-from holdfast_workers.worker.initial_state import load_initial_state
+from holdfast_workers.worker.initial_state import knows_all_weights, load_initial_state
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
 from holdfast_workers.worker.remote_loading import LoadBuffer
 
@@ -472,7 +472,9 @@ class RankAttempt:
         self._recipe.read_state(buffer.payload)
 
     def _load(self, buffer: LoadBuffer, layout: StateLayout, uri: str, *, own: bool) -> None:
-        order = LoadOrder(self._number, self._rank, uri, self._join_order.mesh, own)
+        mesh = self._join_order.mesh
+        exact = not own and knows_all_weights(self._spec, mesh)
+        order = LoadOrder(self._number, self._rank, uri, mesh, own, exact)
 
         def ask(order: LoadOrder) -> LoadOutcome:
             self._link.send(order)

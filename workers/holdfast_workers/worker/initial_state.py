@@ -1,17 +1,20 @@
 """Loads a job's first state: the state of its seed, or the checkpoint that `init_from` names.
 
 From another run's checkpoint, either everything is loaded, and this run continues from that step,
-or only the model's parameters, and everything else is as at step 0. The meshes may differ.
+or only the model's weights, and everything else is as at step 0. The meshes may differ. The names
+of the weights must be the same on both sides: nothing is left out or chosen by likeness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from holdfast_workers.checkpoint.manifest import CheckpointError
+from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
-from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.state.layout import StateLayout, model_weights
 from holdfast_workers.worker.remote_loading import LoadBuffer
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ def load_initial_state(
     buffer = LoadBuffer(uri.removeprefix(DCP_URI_PREFIX), whole.payload_bytes)
     payload = buffer.payload
     recipe.write_state(payload, restore.step)
-    wanted = _part(whole, restore.what)
+    wanted = _part(whole, restore)
     try:
         if is_stock:
             # Late import: only such a checkpoint needs stock torch's reader.
@@ -52,8 +55,20 @@ def load_initial_state(
     recipe.read_state(payload)
 
 
-def _part(whole: StateLayout, what: InitPart) -> StateLayout:
-    if what is InitPart.EVERYTHING:
+def knows_all_weights(spec: TrainingSpec, mesh: Mapping[str, int]) -> bool:
+    """Whether each rank's layout names all weights, so that a rank can tell which ones of
+    a checkpoint its job lacks. A function registers the same modules on all ranks; the ranks of a
+    recipe may differ (the service compares the built-in models), and those of a pipeline do."""
+    return spec.function_name is not None and mesh.get(PIPELINE_AXIS, 1) == 1
+
+
+def _part(whole: StateLayout, restore: Restore) -> StateLayout:
+    if restore.what is InitPart.EVERYTHING:
         return whole
-    model = tuple(entry for entry in whole.tensors if entry.name.startswith(MODEL_PREFIX))
-    return StateLayout(model, whole.payload_bytes)
+    weights = model_weights(whole.tensors)
+    if not weights:
+        raise CannotBegin(
+            f"the model of {restore.uri} cannot be loaded: nothing in this job's state is a weight "
+            "of a model. Register the module, or in a recipe pass weight=True to its StateTensors"
+        )
+    return StateLayout(tuple(weights), whole.payload_bytes)

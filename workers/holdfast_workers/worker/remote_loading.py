@@ -113,7 +113,9 @@ def fill(
     if order.own:
         storage = with_injected_failures(storage, fault_file)
     try:
-        load_whole_state(storage, layout, payload, mesh=order.mesh, rank=order.rank)
+        load_whole_state(
+            storage, layout, payload, mesh=order.mesh, rank=order.rank, exact=order.exact
+        )
     except BadCheckpoint as error:
         if order.own:
             with contextlib.suppress(StorageError):  # a failing storage must not hide the cause

@@ -2,11 +2,13 @@
 
     <storage_path>/<name>/checkpoint_000012/   a checkpoint, of the parts of all ranks
     <storage_path>/<name>/.incoming-3-13/      parts of attempt 3 that are being written
+    <storage_path>/<name>/.ready-1f0c2a9b/     a checkpoint that is about to get the name of another
     <storage_path>/<name>/checkpoints.json     the complete checkpoints, oldest first
     <storage_path>/<name>/result.json          written when the function has returned
 
-A checkpoint counts once the list names it, and the list is replaced by a rename after the folder's
-own. Every rank writes its part; rank 0 alone does the rest. All ranks must see the same folder.
+A checkpoint counts once the list names it, when its folder is complete. Only then is the one that
+has its name so far touched: a run that is killed at any moment has a complete checkpoint. Every
+rank writes its part; rank 0 alone does the rest. All ranks must see the same folder.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,10 @@ from holdfast.integrations.ray_train.errors import StorageUnusable
 LIST_NAME = "checkpoints.json"
 RESULT_NAME = "result.json"
 _INCOMING = ".incoming-"
+_READY = ".ready-"
+_REPLACED = ".replaced-"
 _MARK = ".shared-"
+_OF_ENDED_ATTEMPTS = (_INCOMING, _READY, _REPLACED, _MARK)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class KeptCheckpoint:
     index: int
     path: str
     metrics: dict[str, Any]
+    moves_to: str = ""
+    """The name that its folder is about to get; "" if it has its name."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +84,19 @@ class RunFolder:
         return self.saved[-1] if self.saved else None
 
     def open(self) -> None:
-        """On rank 0: create the folder, read the list, and remove what an ended attempt left.
-        Raises StorageUnusable."""
+        """On rank 0: create the folder, read the list, and finish or remove what an ended attempt
+        left. Raises StorageUnusable."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for name in (*self.path.glob(f"{_INCOMING}*"), *self.path.glob(f"{_MARK}*")):
-                shutil.rmtree(name, ignore_errors=True) if name.is_dir() else name.unlink()
+            self.saved = read_list(self.path)
+            for each in self.saved:
+                if each.moves_to:
+                    self._give_name(each)
+            for left in self.path.iterdir():
+                if left.name.startswith(_OF_ENDED_ATTEMPTS):
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
         except OSError as error:
             raise StorageUnusable(_cannot(self.path, error)) from error
-        self.saved = read_list(self.path)
 
     def mark(self, token: str) -> None:
         """On rank 0: leave a file by which other ranks see that they share the folder."""
@@ -106,33 +118,60 @@ class RunFolder:
         target.mkdir(exist_ok=True)
         shutil.copytree(part, target, dirs_exist_ok=True)
 
-    def place(self, index: int, name: str) -> Path:
-        """On rank 0, with all parts there: give the folder its name; it does not count yet.
-        Raises OSError."""
+    def commit(self, index: int, name: str, metrics: dict[str, Any]) -> None:
+        """On rank 0, with all parts there: the checkpoint counts from now on, and gets its name.
+        What had the name before is removed. Raises OSError."""
         target = self.path / name
-        if target.exists():  # of an attempt that ended before it counted, or of a repeated step
-            self._write([each for each in self.saved if Path(each.path) != target])
-            shutil.rmtree(target)
-        self.incoming(index).replace(target)
-        return target
+        if not target.exists():
+            self.incoming(index).replace(target)
+            self._add(KeptCheckpoint(index, str(target), metrics))
+            return
+        ready = self.path / f"{_READY}{secrets.token_hex(4)}"
+        self.incoming(index).replace(ready)
+        checkpoint = KeptCheckpoint(index, str(ready), metrics, moves_to=name)
+        self._add(checkpoint)
+        self._give_name(checkpoint)
 
-    def commit(self, checkpoint: KeptCheckpoint) -> tuple[KeptCheckpoint, ...]:
-        """On rank 0: the checkpoint counts from now on; older ones are removed by the retention.
-        Those of the same or a later report, from an attempt that went on, are replaced. Returns
-        the new list. Raises OSError."""
-        earlier = [each for each in self.saved if each.index < checkpoint.index]
+    def commit_in_place(self, index: int, path: str, metrics: dict[str, Any]) -> None:
+        """On rank 0: a checkpoint that stays at `path` counts from now on. Raises OSError."""
+        self._add(KeptCheckpoint(index, path, metrics))
+
+    def write_result(self, metrics: Mapping[str, Any], value: object) -> None:
+        """On rank 0: the last metrics, and the function's value if JSON can express it."""
+        document = {"metrics": plain(metrics), "return_value": plain(value)}
+        _replace(self.path / RESULT_NAME, json.dumps(document))
+
+    def _add(self, checkpoint: KeptCheckpoint) -> None:
+        """Those of its name, and those of the same or a later report, from an attempt that went on,
+        are replaced; older ones are removed by the retention."""
+        place = self._place(checkpoint)
+        earlier = [
+            each
+            for each in self.saved
+            if each.index < checkpoint.index and self._place(each) != place
+        ]
         kept = self._retention.kept([*earlier, checkpoint])
         paths = {each.path for each in kept}
         gone = [each.path for each in self.saved if each.path not in paths]
         self._write(kept)
         for path in gone:
             shutil.rmtree(path, ignore_errors=True)
-        return self.saved
 
-    def write_result(self, metrics: Mapping[str, Any], value: object) -> None:
-        """On rank 0: the last metrics, and the function's value if JSON can express it."""
-        document = {"metrics": plain(metrics), "return_value": plain(value)}
-        _replace(self.path / RESULT_NAME, json.dumps(document))
+    def _give_name(self, checkpoint: KeptCheckpoint) -> None:
+        """The checkpoint counts already, so what has its name does not. That is moved away: a file
+        system that is shared may not remove files that are open somewhere."""
+        target = self._place(checkpoint)
+        replaced = self.path / f"{_REPLACED}{secrets.token_hex(4)}"
+        if target.exists():
+            target.replace(replaced)
+        Path(checkpoint.path).replace(target)
+        named = replace(checkpoint, path=str(target), moves_to="")
+        self._write([named if each == checkpoint else each for each in self.saved])
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _place(self, checkpoint: KeptCheckpoint) -> Path:
+        """Where the checkpoint is once it has its name."""
+        return self.path / (checkpoint.moves_to or checkpoint.path)
 
     def _write(self, saved: Sequence[KeptCheckpoint]) -> None:
         document = {"version": 1, "checkpoints": [self._entry(each) for each in saved]}
@@ -153,16 +192,21 @@ def read_list(folder: Path) -> tuple[KeptCheckpoint, ...]:
     try:
         document = json.loads(path.read_text())
         entries = document["checkpoints"]
-        return tuple(
-            KeptCheckpoint(each["index"], str(folder / each["path"]), each["metrics"])
-            for each in entries
-        )
+        return tuple(_listed(folder, each) for each in entries)
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageUnusable(
             f"{path} cannot be read ({error}): repair it, or use another storage_path or name"
         ) from error
+
+
+def _listed(folder: Path, entry: Mapping[str, Any]) -> KeptCheckpoint:
+    """A checkpoint that is about to get its name is at one of the two places."""
+    path, name = folder / entry["path"], entry.get("moves_to", "")
+    if name and not path.exists():
+        path, name = folder / name, ""
+    return KeptCheckpoint(entry["index"], str(path), entry["metrics"], name)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

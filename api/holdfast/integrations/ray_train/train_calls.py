@@ -30,7 +30,6 @@ from holdfast.integrations.ray_train.memory_checkpoints import MemoryCheckpoints
 from holdfast.integrations.ray_train.rank_group import RankGroup
 from holdfast.integrations.ray_train.rank_place import WorldPlace
 from holdfast.integrations.ray_train.run_folder import (
-    KeptCheckpoint,
     RunFolder,
     as_number,
     plain,
@@ -246,10 +245,12 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         """On rank 0, as in Ray Train: its metrics belong to the checkpoint."""
         if self._group.rank:
             return
-        if in_place and record:
+        if not in_place:
+            self._folder.commit(index, name, plain(metrics))
+            return
+        if record:
             (Path(in_place) / shard_position.FILE_NAME).write_text(record)
-        path = in_place or str(self._folder.place(index, name))
-        self._folder.commit(KeptCheckpoint(index, path, plain(metrics)))
+        self._folder.commit_in_place(index, in_place, plain(metrics))
 
     def _agree(self, index: int, work: Callable[[], T]) -> T:
         """Work on all ranks; if one fails, all raise ReportFailed, so that none waits for it."""

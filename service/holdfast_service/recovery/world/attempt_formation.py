@@ -56,6 +56,7 @@ MAX_FOUND_REPORTED = 8
 """How many of the states found in all tiers the event of an attempt lists, newest first."""
 
 
+IN_MEMORY = (RestoreSource.MEMORY, RestoreSource.RESHARD)
 NODE_FOR = "node for "
 """Begins the resource that a job waits for if it has too few nodes."""
 
@@ -109,7 +110,8 @@ def drop_agent(state: CoreState, agent: str, why: str) -> None:
 
 def form_if_ready(state: CoreState, now: float) -> None:
     """Once all live agents have answered the fence: form the world, or wait for a resource. While
-    nothing is announced or nothing has changed, a call has no effect."""
+    nothing is announced or nothing has changed, a call has no effect. At the end of a wait, a state
+    in memory is enough even if the remote tier is known to have a newer one."""
     waiting, fencing = state.timer.stage is Stage.WAITING, state.timer.stage is Stage.FENCING
     if not waiting and not (fencing and not state.fencing.awaiting):
         return
@@ -142,12 +144,14 @@ def _form_from_saved_state(
 ) -> None:
     known = _known_copies(state, records)
     point = _restore_point(state, result.shape, known)
-    if point.source is not RestoreSource.MEMORY and not state.saves.known:
-        why = f" ({state.saves.problem})" if state.saves.problem else ""
-        _wait_for(
-            state, f"answer of the remote tier, which may hold a state that memory lacks{why}", now
-        )
-        return
+    if point.source not in IN_MEMORY and not state.saves.known:
+        in_memory = _restore_point(state, result.shape, {**known, "remotes": ()})
+        if in_memory.source not in IN_MEMORY or not _has_waited(state, now):
+            why = f" ({state.saves.problem})" if state.saves.problem else ""
+            what = f"answer of the remote tier, which may hold a state that memory lacks{why}"
+            _wait_for(state, what, now)
+            return
+        point = in_memory
     if point.source is RestoreSource.INIT and _had_nonfinite_step(state.incidents):
         why = (
             "from every saved state that was left the next step was not finite: the states were "
@@ -234,6 +238,11 @@ def warm_up(state: CoreState, record: AgentRecord) -> None:
     state.emit(StandbyEvent(agent=record.agent, state="ready" if ready else "warming"))
 
 
+def _has_waited(state: CoreState, now: float) -> bool:
+    timer = state.timer
+    return timer.stage is Stage.WAITING and timer.deadline is not None and now >= timer.deadline
+
+
 def _wait_for(state: CoreState, resource: str, now: float) -> None:
     if state.timer.stage is not Stage.WAITING:
         patience = state.config.wait_for_replacement_s
@@ -268,7 +277,7 @@ def _form_world(
     records: list[AgentRecord],
     now: float,
 ) -> None:
-    if point.source in (RestoreSource.MEMORY, RestoreSource.RESHARD):
+    if point.source in IN_MEMORY:
         state.progress.record_run(point.attempt)
     world = build_world(state, result, point, records, now)
     state.enter(Stage.FORMING, now, world.forming_s(state.config))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ from holdfast.integrations.ray_train.run_folder import (
     read_result,
 )
 
+FILES = ("state", "more")
 SCORES = st.none() | st.floats() | st.text(max_size=2) | st.booleans() | st.integers(-9, 9)
 SAVED = st.lists(SCORES, min_size=1, max_size=12).map(
     lambda scores: [
@@ -42,10 +48,10 @@ def opened(path: Path, attempt: int = 1, retention: Retention | None = None) -> 
 def save(folder: RunFolder, tmp_path: Path, index: int, name: str = "") -> None:
     part = tmp_path / f"part-{index}"
     part.mkdir(exist_ok=True)
-    (part / "state").write_text(f"report {index}")
+    for file in FILES:
+        (part / file).write_text(f"report {index}")
     folder.add_part(part, index)
-    path = folder.place(index, name or f"checkpoint_{index}")
-    folder.commit(KeptCheckpoint(index, str(path), {"score": float(index)}))
+    folder.commit(index, name or f"checkpoint_{index}", {"score": float(index)})
 
 
 @given(SAVED, st.integers(1, 12), st.sampled_from(["score", None]), st.sampled_from(["max", "min"]))
@@ -78,8 +84,7 @@ def test_a_checkpoint_counts_once_the_list_names_it(tmp_path: Path) -> None:
     save(folder, tmp_path, 1)
     folder.add_part(tmp_path / "part-1", 2)
     assert [each.index for each in read_list(path)] == [1]
-    folder.place(2, "checkpoint_2")
-    assert [each.index for each in read_list(path)] == [1]
+    (path / "checkpoint_2").mkdir()  # named by an attempt that ended before it counted
     again = opened(path, attempt=2)
     assert again.newest is not None and again.newest.index == 1
     save(again, tmp_path, 2)
@@ -102,6 +107,120 @@ def test_a_folder_whose_name_comes_again_is_replaced(tmp_path: Path) -> None:
     save(folder, tmp_path, 2, "same")
     (only,) = read_list(tmp_path / "run")
     assert (only.index, (Path(only.path) / "state").read_text()) == (2, "report 2")
+
+
+class _Killed(BaseException):
+    pass
+
+
+def comes_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, operation: int, work: Callable[[], object]
+) -> bool:
+    """False if `work` was killed before its n-th change of the file system."""
+    count = 0
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count >= operation:
+                raise _Killed
+            return original(*args, **kwargs)
+
+        return change
+
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "replace", "rename", "unlink", "remove", "rmdir", "fsync"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        try:
+            work()
+        except _Killed:
+            return False
+    return True
+
+
+def kills(
+    monkeypatch: pytest.MonkeyPatch, before: Path, work: Callable[[Path], object]
+) -> Iterator[Path]:
+    """For every moment of `work`: a copy of the folder `before`, as it is if killed then."""
+    for operation in itertools.count(1):
+        path = before.with_name(f"{before.name}-{operation}")
+        shutil.copytree(before, path)
+        if comes_to_its_end(monkeypatch, operation, partial(work, path)):
+            return
+        yield path
+
+
+def complete(found: Sequence[KeptCheckpoint]) -> list[int]:
+    """The reports whose checkpoints a list names; each is there as it was reported."""
+    for each in found:
+        for file in FILES:
+            assert (Path(each.path) / file).read_text() == f"report {each.index}"
+        assert each.metrics == {"score": float(each.index)}
+    return [each.index for each in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "again", "before"),
+    [
+        ("latest", 1, False, [2]),
+        ("latest", None, False, [2]),
+        ("latest", 1, True, [2]),
+        ("", 1, False, [2]),
+    ],
+)
+def test_a_run_killed_at_any_moment_has_a_complete_checkpoint(
+    name: str,
+    most: int | None,
+    again: bool,
+    before: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed in the report and in the start after it. `again`: a report is repeated."""
+    path, keep = tmp_path / "run", Retention(most)
+    folder = opened(path, retention=keep)
+    save(folder, tmp_path, 1, name)
+    save(folder, tmp_path, 2, name)
+    index = 2 if again else 3
+    after = [index]
+
+    def report(path: Path) -> None:
+        save(opened(path, 2, keep), tmp_path, index, name)
+
+    found = set()
+    for killed in kills(monkeypatch, path, report):
+        assert complete(read_list(killed)) in (before, after)
+        for twice in kills(monkeypatch, killed, opened):
+            assert complete(read_list(twice)) in (before, after)
+            last = opened(twice, 4, keep)
+            found.add(tuple(complete(last.saved)))
+            assert all(each.path.endswith(name) for each in last.saved)
+            save(last, tmp_path, 3, name)
+            assert complete(last.saved)[-1] == 3
+            assert not [each for each in twice.iterdir() if each.name.startswith(".")]
+    assert found == {tuple(before), tuple(after)}
+
+
+def test_a_name_that_cannot_be_given_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt goes on: the checkpoint counts where it is until another gets the name."""
+    folder = opened(tmp_path / "run")
+    save(folder, tmp_path, 1, "same")
+    with monkeypatch.context() as patch, pytest.raises(PermissionError):
+        original = os.replace
+
+        def replaced(source: Any, target: Any) -> None:
+            if Path(target).name == "same":
+                raise PermissionError(source)
+            original(source, target)
+
+        patch.setattr(os, "replace", replaced)
+        save(folder, tmp_path, 2, "same")
+    assert complete(folder.saved) == complete(read_list(folder.path)) == [2]
+    save(folder, tmp_path, 3, "same")
+    assert complete(folder.saved) == complete(opened(folder.path, 2).saved) == [3]
 
 
 def test_checkpoints_that_are_not_kept_are_removed(tmp_path: Path) -> None:
