@@ -268,3 +268,38 @@ def replicated(ctx: Context) -> None:
             if ctx.config.get("breaks"):
                 break
         ctx.step(clip_grad_norm=1.0)
+
+
+class OddTensors(nn.Module):
+    """A parameter in channels_last, a transposed one, and buffers of rare types and forms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.turned = nn.Parameter(torch.randn(2, 3).t())
+        self.register_buffer("turns", torch.zeros(1, dtype=torch.uint16))
+        self.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+        self.register_buffer("repeated", torch.randn(1, 3).expand(4, 3))
+        self.register_buffer("phase", torch.randn(2, dtype=torch.complex64).conj())
+        self.register_buffer("table", torch.ones(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pixels = self.image(x[:, :, None, None].reshape(-1, 2, 2, 1).expand(-1, 2, 2, 2))
+        result: torch.Tensor = (pixels.flatten(1) + self.repeated[0]) @ self.turned
+        return result
+
+
+def odd_tensors(ctx: Context) -> None:
+    x, y = data()
+    model = OddTensors()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    for step in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        ctx.step(clip_grad_norm=1.0)
+        model.turns.fill_(step)
+        model.scale.copy_(torch.full((3,), step / 8).to(model.scale.dtype))
+        model.repeated[:1].mul_(1.01)
+        model.phase.mul_(1j)
+        assert model.turned.stride() == (1, 3)

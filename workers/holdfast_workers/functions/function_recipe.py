@@ -29,6 +29,7 @@ from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import Snapshot, StateMismatch, local_of
 from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import all_finite
+from holdfast_workers.training.rank_log import log_unsaved_buffers
 from holdfast_workers.training.recipe import (
     Agree,
     AttemptSteps,
@@ -132,7 +133,10 @@ class FunctionRecipe(Recipe):
 
     def initialize(self) -> None:
         """The state of step 0 is the one that the function built; unsharded tensors take the
-        values of rank 0."""
+        values of rank 0. Before, all of it is saved and loaded on trial."""
+        self.registry.try_state()
+        if self.world.rank == 0 and (names := self.registry.unsaved_buffers()):
+            log_unsaved_buffers(names)
         if self.world.world_size > 1 and self.world.size(TENSOR_AXIS) == 1:
             self.registry.broadcast_from_rank_zero()
         self.guard_memory.reset()

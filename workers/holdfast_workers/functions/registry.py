@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast_workers.functions.encoding import decode, encode
+from holdfast_workers.functions.extra_state import ExtraState
 from holdfast_workers.functions.function_errors import FunctionError
-from holdfast_workers.functions.optimizer_state import OptimizerState
+from holdfast_workers.functions.optimizer_state import OptimizerState, refuse_sparse_gradients
 from holdfast_workers.functions.replicated_modules import (
     bare_name,
     bare_names,
@@ -30,6 +31,13 @@ from holdfast_workers.functions.replicated_modules import (
 from holdfast_workers.functions.replicated_modules import (
     set_last_micro_batch as set_last_of_wrapper,
 )
+from holdfast_workers.functions.state_trial import (
+    lost_by,
+    refuse_unsaveable,
+    try_object,
+    try_tensors,
+)
+from holdfast_workers.functions.unsaved_buffers import unsaved_buffers
 from holdfast_workers.parallelize.shard import set_last_micro_batch
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
@@ -40,6 +48,8 @@ from holdfast_workers.state.rank_state import (
     local_of,
     shard_box_of,
 )
+from holdfast_workers.state.strided_bytes import assign, assign_bytes, flat_bytes, is_flat
+from holdfast_workers.training.rank_log import log_lost_state
 
 MIN_CAPACITY_BYTES = 4096
 CAPACITY_FACTOR = 2
@@ -101,6 +111,7 @@ class Registry:
             for name, tensor in _tensors(module):
                 group = self._trained if id(tensor) in owned else self._other
                 group[f"{prefix}.{name}"] = tensor
+        refuse_unsaveable({**self._trained, **self._other})
         names = {id(tensor): name for name, tensor in self._trained.items()}
         with self.stepping():
             self._optimizer_states = [
@@ -109,8 +120,12 @@ class Registry:
                 )
                 for name, optimizer in self.optimizers.items()
             ]
+        for prefix, module in self.modules.items():
+            if extra := ExtraState.of(module):
+                self._objects[f"{prefix}.extra_state"] = extra
         for name, tensor in self._other.items():
-            self._copies[name] = local_of(tensor).clone()
+            local = local_of(tensor)
+            self._copies[name] = torch.empty_like(local, memory_format=torch.contiguous_format)
         for name, raw in self._encoded_objects():
             self._encoded[name] = torch.zeros(_capacity(raw), dtype=torch.uint8)
         self._refresh()
@@ -118,10 +133,27 @@ class Registry:
 
     def broadcast_from_rank_zero(self) -> None:
         """Copy rank 0's values of all unsharded tensors to all ranks. Collective."""
-        with torch.no_grad():
-            for tensor in (*self._trained.values(), *self._other.values()):
-                if not isinstance(tensor, DTensor):
-                    dist.broadcast(tensor.detach(), src=0)
+        for tensor in (*self._trained.values(), *self._other.values()):
+            if not isinstance(tensor, DTensor):
+                content = flat_bytes(tensor)  # so also of a dtype that the backend does not know
+                dist.broadcast(content, src=0)
+                if not is_flat(tensor):
+                    assign_bytes(tensor, content)
+
+    def try_state(self) -> None:
+        """Raise FunctionError if a part of the state would not come back as it is saved. Call it
+        before a first state is loaded."""
+        try_tensors({**self._trained, **self._other})
+        for name, part in self._objects.items():
+            try_object(name, part)
+
+    def unsaved_buffers(self) -> list[str]:
+        """The names of the modules' buffers that are no part of the state."""
+        return [
+            f"{prefix}.{name}"
+            for prefix, module in self.modules.items()
+            for name in unsaved_buffers(module)
+        ]
 
     # --- the state ------------------------------------------------------------------------------
 
@@ -143,12 +175,14 @@ class Registry:
         small = self._current_state().read(payload)
         with torch.no_grad():
             for name, tensor in self._other.items():
-                local_of(tensor).copy_(self._copies[name])
-        decoded = {name: decode(_unpacked(buffer)) for name, buffer in self._encoded.items()}
+                assign(local_of(tensor), self._copies[name])
+        saved = {name: _unpacked(buffer) for name, buffer in self._encoded.items()}
         for name, state in zip(self.optimizers, self._optimizer_states, strict=True):
-            state.restore_plain(decoded[name])
+            state.restore_plain(decode(saved[name]))
         for name, part in self._objects.items():
-            part.load_state_dict(decoded[name])
+            part.load_state_dict(decode(saved[name]))
+            if lost := lost_by(name, part, saved[name]):
+                log_lost_state(f"{name}: {lost}")
         return small
 
     # --- the step -------------------------------------------------------------------------------
@@ -169,6 +203,10 @@ class Registry:
             for tensor in self._trained.values()
             if not (tensor.grad is None or isinstance(tensor, DTensor) or id(tensor) in reduced)
         ]
+
+    def refuse_sparse_gradients(self) -> None:
+        """Raise FunctionError if a gradient cannot take part in a step."""
+        refuse_sparse_gradients(self._trained.items())
 
     def set_last_micro_batch(self, last: bool) -> None:
         """Call before each micro-batch: only a step's last one reduces gradients."""
