@@ -63,7 +63,8 @@ def load_state(
     wanted: dict[str, list[_Transfer]] = defaultdict(list)
     for entry in layout.tensors:
         if entry.name not in parts:
-            missing.append(entry.name)
+            if math.prod(entry.global_shape):  # no rank saves a tensor without elements
+                missing.append(entry.name)
             continue
         for transfer in _transfers(entry, payload, parts[entry.name], manifest):
             wanted[transfer.source.file].append(transfer)
