@@ -27,7 +27,7 @@ class Counter:
         self.turns = 0
 
     def state_dict(self) -> dict[str, object]:
-        return {"seen": self.seen, "turns": self.turns}
+        return dict(self.__dict__)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -72,6 +72,21 @@ def everything(ctx: Context) -> None:
                 mean.lerp_(live, 0.1)
         counter.turns += 1
         counter.seen[step % 3] = (step, step / 3)
+
+
+def grows(ctx: Context) -> None:
+    """An object that grows by 400 bytes in a step, and outgrows its room twice in 24 steps."""
+    x, y = data()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    history = Counter()
+    ctx.register(model=model, optimizer=optimizer, history=history)
+    for step in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        ctx.step(metrics={"kept": len(history.seen)})
+        history.seen[step] = (step, step / 3)
+        history.__dict__[f"line_{step}"] = "x" * 350
 
 
 def plain(ctx: Context) -> None:

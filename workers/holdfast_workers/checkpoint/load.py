@@ -23,6 +23,7 @@ from holdfast_workers.checkpoint.boxes import Box
 from holdfast_workers.checkpoint.manifest import (
     MANIFEST,
     BadCheckpoint,
+    CheckpointError,
     IncompatibleCheckpoint,
     Manifest,
     OnRead,
@@ -32,6 +33,7 @@ from holdfast_workers.checkpoint.manifest import (
 )
 from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.state.layout import StateLayout, TensorEntry
+from holdfast_workers.state.object_room import rooms, with_rooms
 
 Bytes = npt.NDArray[np.void]
 
@@ -59,6 +61,7 @@ def load_state(
     for tensor in manifest.tensors:
         if not tensor.per_rank or (tensor.rank == rank and manifest.mesh == mesh):
             parts[tensor.name].append(tensor)
+    _require_room(layout, parts)
     missing = []
     wanted: dict[str, list[_Transfer]] = defaultdict(list)
     for entry in layout.tensors:
@@ -94,6 +97,20 @@ def load_whole_state(
     ]
     if missing:
         raise IncompatibleCheckpoint(f"{checkpoint.uri} has no {', '.join(missing)}")
+
+
+class OtherRoom(CheckpointError):
+    """Objects have another room in the checkpoint than in the layout; `rooms`: theirs there."""
+
+    def __init__(self, rooms: dict[str, int]) -> None:
+        super().__init__(f"objects have another room in the checkpoint: {rooms}")
+        self.rooms = rooms
+
+
+def _require_room(layout: StateLayout, parts: dict[str, list[SavedTensor]]) -> None:
+    found = {name: parts[name][0].nbytes for name in rooms(layout) if name in parts}
+    if with_rooms(layout, found) != layout:
+        raise OtherRoom(found)
 
 
 class _Transfer:

@@ -78,7 +78,8 @@ def array_of(name: str, shape: list[int], text: str, order: str) -> _Array:
     dtype = np.dtype(name)
     if not dtype.itemsize:  # only empty texts
         return np.zeros(shape, dtype)
-    return np.ndarray(shape, dtype, bytearray(b64decode(text)), order=order)  # type: ignore[call-overload,no-any-return]
+    content = bytearray(b64decode(text))
+    return np.ndarray(shape, dtype, content, order="F" if order == "F" else "C")
 
 
 def scalar_of(name: str, shape: list[int], text: str, order: str) -> Any:

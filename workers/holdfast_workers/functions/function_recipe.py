@@ -145,6 +145,9 @@ class FunctionRecipe(Recipe):
     def layout(self) -> StateLayout:
         return self.registry.layout
 
+    def make_room(self, layout: StateLayout) -> None:
+        self.registry.make_room(layout)
+
     def freeze(self, step: int) -> Snapshot:
         return self.registry.freeze(self._small_state(step))
 

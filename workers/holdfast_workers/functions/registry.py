@@ -40,6 +40,16 @@ from holdfast_workers.functions.state_trial import (
 from holdfast_workers.functions.unsaved_buffers import unsaved_buffers
 from holdfast_workers.parallelize.shard import set_last_micro_batch
 from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.object_room import (
+    OBJECT_PREFIX,
+    differ_in_room,
+    first_room,
+    former_room,
+    larger_room,
+    packed,
+    rooms,
+    unpacked,
+)
 from holdfast_workers.state.rank_state import (
     RankState,
     ShardBox,
@@ -50,11 +60,6 @@ from holdfast_workers.state.rank_state import (
 )
 from holdfast_workers.state.strided_bytes import assign, assign_bytes, flat_bytes, is_flat
 from holdfast_workers.training.rank_log import log_lost_state
-
-MIN_CAPACITY_BYTES = 4096
-CAPACITY_FACTOR = 2
-"""The factor by which an object's encoded state may grow after its registration."""
-_LENGTH_BYTES = 8
 
 
 class Registry:
@@ -85,7 +90,7 @@ class Registry:
             raise FunctionError(
                 f"{name!r} is not a valid name for a part of the state: use an identifier"
             )
-        if name in (*self.modules, *self.optimizers, *self._objects, "guards", "data", "holdfast"):
+        if name in (*self.modules, *self.optimizers, *self._objects, "guards", "data", "holdfast", "object"):
             raise FunctionError(f"the state already has a part {name!r}: choose another name")
         if isinstance(part, nn.Module):
             self.wrappers += wrappers_in(part)
@@ -127,7 +132,7 @@ class Registry:
             local = local_of(tensor)
             self._copies[name] = torch.empty_like(local, memory_format=torch.contiguous_format)
         for name, raw in self._encoded_objects():
-            self._encoded[name] = torch.zeros(_capacity(raw), dtype=torch.uint8)
+            self._encoded[name] = torch.zeros(first_room(raw), dtype=torch.uint8)
         self._refresh()
         self._rebuild()
 
@@ -159,7 +164,15 @@ class Registry:
 
     @property
     def layout(self) -> StateLayout:
+        """Of the state that was frozen last; an object that outgrows its room changes it."""
         return self._current_state().layout
+
+    def make_room(self, layout: StateLayout) -> None:
+        """Give the objects the room that they have in `layout`, so that its payload can be read."""
+        found = rooms(layout).items()
+        given = [self._give_room(name.removeprefix(OBJECT_PREFIX), room) for name, room in found]
+        if any(given):
+            self._rebuild()
 
     def freeze(self, small: dict[str, Any]) -> Snapshot:
         self._refresh()
@@ -171,12 +184,15 @@ class Registry:
 
     def read(self, payload: memoryview) -> dict[str, Any]:
         """Load a payload, in place, and return its small state."""
-        self._refresh()
         small = self._current_state().read(payload)
         with torch.no_grad():
             for name, tensor in self._other.items():
                 assign(local_of(tensor), self._copies[name])
-        saved = {name: _unpacked(buffer) for name, buffer in self._encoded.items()}
+        content = {name: buffer.numpy().data for name, buffer in self._encoded.items()}
+        saved = {name: unpacked(whole) for name, whole in content.items()}
+        former = [self._give_room(name, former_room(whole)) for name, whole in content.items()]
+        if any(former):
+            self._rebuild()
         for name, state in zip(self.optimizers, self._optimizer_states, strict=True):
             state.restore_plain(decode(saved[name]))
         for name, part in self._objects.items():
@@ -256,7 +272,8 @@ class Registry:
         before = self._state.layout if self._state is not None else None
         self._state = RankState(list(self._pieces()))
         self._built_on = self._addresses()
-        if before is not None and before != self._state.layout:
+        now = self._state.layout
+        if before not in (None, now) and not differ_in_room(before, now):
             raise FunctionError(
                 "the shape of the state has changed since the first step: register everything "
                 "before, with its final sizes"
@@ -284,7 +301,7 @@ class Registry:
         primary = not any(self._coordinates.values())
         for name, buffer in self._encoded.items():
             shape = (buffer.numel(),)
-            yield StateTensor(f"object.{name}", buffer, ShardBox(shape, (0,), shape, primary))
+            yield StateTensor(OBJECT_PREFIX + name, buffer, ShardBox(shape, (0,), shape, primary))
 
     def _box_beside(self, tensor: Tensor, parameter: Tensor) -> ShardBox:
         """The box of an optimizer's tensor; it is sharded like its parameter."""
@@ -304,8 +321,23 @@ class Registry:
         with torch.no_grad():
             for name, tensor in self._other.items():
                 self._copies[name].copy_(local_of(tensor))
+        grown = False
         for name, raw in self._encoded_objects():
-            _pack(name, raw, self._encoded[name])
+            whole = packed(raw)
+            if len(whole) > self._encoded[name].numel():
+                grown = self._give_room(name, larger_room(raw))
+            buffer = self._encoded[name]
+            buffer[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+            buffer[len(whole) :] = 0
+        if grown and self._state is not None:
+            self._rebuild()
+
+    def _give_room(self, name: str, nbytes: int) -> bool:
+        """In a new buffer: a copy of the former one may still be running. False: nothing to do."""
+        if not nbytes or name not in self._encoded or self._encoded[name].numel() == nbytes:
+            return False
+        self._encoded[name] = torch.zeros(nbytes, dtype=torch.uint8)
+        return True
 
 
 class _Stepping:
@@ -340,27 +372,3 @@ def _named(names: Mapping[int, str], parameter: Tensor, optimizer: str) -> str:
             f"{optimizer} has a parameter of no registered module: register that module too"
         )
     return names[id(parameter)]
-
-
-def _capacity(raw: bytes) -> int:
-    return (
-        -(-(CAPACITY_FACTOR * len(raw) + _LENGTH_BYTES) // MIN_CAPACITY_BYTES) * MIN_CAPACITY_BYTES
-    )
-
-
-def _pack(name: str, raw: bytes, buffer: Tensor) -> None:
-    room = buffer.numel() - _LENGTH_BYTES
-    if len(raw) > room:
-        raise FunctionError(
-            f"the state of {name} has grown to {len(raw)} bytes; there is room for {room}: store "
-            "growing data in tensors of a module, or register the object at its full size"
-        )
-    whole = len(raw).to_bytes(_LENGTH_BYTES, "little") + raw
-    buffer.zero_()
-    buffer[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
-
-
-def _unpacked(buffer: Tensor) -> bytes:
-    raw = buffer.numpy().tobytes()
-    length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
-    return raw[_LENGTH_BYTES : _LENGTH_BYTES + length]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from holdfast_workers.checkpoint.manifest import CheckpointError
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
 from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout
-from holdfast_workers.worker.remote_loading import LoadBuffer
+from holdfast_workers.training.recipe import make_room
+from holdfast_workers.worker.remote_loading import LoadBuffer, load_with_room
 
 if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
@@ -46,7 +47,8 @@ def load_initial_state(
 
             load_stock_model(uri.removeprefix(DCP_URI_PREFIX), wanted, payload)
         else:
-            load(buffer, wanted)
+            payload, whole = load_with_room(load, buffer, wanted, uri)
+            make_room(recipe, whole)
     except CheckpointError as error:
         raise CannotBegin(str(error)) from error
     recipe.read_state(payload)
