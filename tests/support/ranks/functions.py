@@ -251,6 +251,7 @@ def elastic(ctx: Context) -> None:
             ctx.backward(mse_loss(model(x[samples]), y[samples]))
         counter.turns += 1
         counter.seen[step % 3] = (step, step / 3)
+        counter.__dict__[f"line_{step}"] = "x" * 350  # outgrows its room
         with torch.no_grad():
             average.weight.lerp_(torch.full((30, 4), float(step)), 0.1)
         metrics: dict[str, Any] = {

@@ -69,9 +69,10 @@ def test_a_buffer_of_any_form_is_saved_and_restored_in_place(kind: str) -> None:
     registry = registry_of(part=WithBuffers(buffer=buffer))
     registry.try_state()
     payload = saved(registry)
-    before, strides = [str(value) for value in buffer.tolist()] if buffer.dim() else [
-        str(buffer.item())
-    ], buffer.stride()
+    before, strides = (
+        [str(value) for value in buffer.tolist()] if buffer.dim() else [str(buffer.item())],
+        buffer.stride(),
+    )
     _clear(buffer)
     registry.read(payload)
     after = [str(value) for value in buffer.tolist()] if buffer.dim() else [str(buffer.item())]

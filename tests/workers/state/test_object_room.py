@@ -92,6 +92,11 @@ def test_content_that_does_not_fit_is_refused_by_name() -> None:
         carry_over(payload_of(source), source.layout, target, target_state.layout)
 
 
+def test_a_cut_entry_is_not_taken_for_a_whole_one() -> None:
+    with pytest.raises(NoRoom, match="takes 108 bytes of an entry of 64"):
+        unpacked(packed(bytes(100))[:64])
+
+
 def test_layouts_of_other_tensors_do_not_differ_in_room_alone() -> None:
     one = state_of(b"", 64).layout
     other = RankState([piece("w", torch.zeros(4))]).layout

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.memory.memory_states import Saved, layout_of, payload_of, snapshot_of
 from tests.support.nodes.agent_config import join_order
+from tests.workers.state.test_object_room import state_of
+from tests.workers.state.test_rank_state import SMALL
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.memory.segment import Segment, SegmentSpaceError
@@ -98,4 +100,19 @@ def test_a_last_copy_that_does_not_fit_raises_an_error(
     with pytest.raises(SegmentSpaceError, match="bytes are free"):
         own.finish()
     assert sent == [CommittedToMemory(2, 5)]
+    own.end(0.0)
+
+
+def test_a_state_that_outgrows_its_room_leaves_the_step_before_beside_the_new_one(
+    shm: Path,
+) -> None:
+    order = replace(join_order(shm, shm / "own-0.seg"), attempt=2)
+    own = RankCheckpoints(order, [].append, FaultPoints(None))
+    states = {4: state_of(b"a" * 20, 64), 5: state_of(b"a" * 200, 256), 6: state_of(b"b", 256)}
+    for step, kept in ((4, [4]), (5, [5, 4]), (6, [6, 5])):
+        snapshot = states[step].freeze(SMALL)
+        assert own.write_memory(snapshot, step).digest == states[step].digest(SMALL)
+        with Segment.open(shm / "own-0.seg", writable=False) as segment:
+            assert [commit.step for commit in segment.commits() if segment.verify(commit)] == kept
+            assert segment.layout == snapshot.layout
     own.end(0.0)

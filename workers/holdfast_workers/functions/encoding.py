@@ -108,9 +108,7 @@ def _sorted_items(values: Any, where: str) -> list[Any]:
 
 
 def _pairs(value: Mapping[Any, Any], where: str) -> list[list[Any]]:
-    return [
-        [_plain_key(key, where), _plain(item, f"{where}.{key}")] for key, item in value.items()
-    ]
+    return [[_plain_key(key, where), _plain(item, f"{where}.{key}")] for key, item in value.items()]
 
 
 def _plain_key(key: Any, where: str) -> Any:

@@ -133,9 +133,7 @@ def _takes_sparse_gradients(optimizer: Optimizer, parameters: Sequence[Tensor]) 
     return True
 
 
-def _dry_step_state(
-    name: str, optimizer: Optimizer, parameters: Sequence[Tensor]
-) -> list[_State]:
+def _dry_step_state(name: str, optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[_State]:
     """The state of each parameter after a dry step; optimizer and parameters stay unchanged."""
     if all(optimizer.state.get(parameter) for parameter in parameters):
         return [dict(optimizer.state[parameter]) for parameter in parameters]

@@ -90,7 +90,15 @@ class Registry:
             raise FunctionError(
                 f"{name!r} is not a valid name for a part of the state: use an identifier"
             )
-        if name in (*self.modules, *self.optimizers, *self._objects, "guards", "data", "holdfast", "object"):
+        if name in (
+            *self.modules,
+            *self.optimizers,
+            *self._objects,
+            "guards",
+            "data",
+            "holdfast",
+            "object",
+        ):
             raise FunctionError(f"the state already has a part {name!r}: choose another name")
         if isinstance(part, nn.Module):
             self.wrappers += wrappers_in(part)

@@ -21,7 +21,7 @@ LENGTH_BYTES = 8
 
 
 class NoRoom(Exception):
-    """The content of an entry does not fit into its room in another layout."""
+    """The content of an entry is larger than the entry."""
 
 
 def first_room(raw: bytes) -> int:
@@ -40,6 +40,12 @@ def packed(raw: bytes) -> bytes:
 
 
 def unpacked(content: bytes | memoryview) -> bytes:
+    """Raises NoRoom if a part of it is not there."""
+    if _packed_bytes(content) > len(content):
+        raise NoRoom(
+            f"an object takes {_packed_bytes(content)} bytes of an entry of {len(content)}: the "
+            "ranks have saved different states of it"
+        )
     return bytes(content[LENGTH_BYTES : _packed_bytes(content)])
 
 
