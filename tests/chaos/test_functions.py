@@ -61,6 +61,7 @@ def kill(point: str, rank: int, step: int) -> dict[str, Any]:
         ("everything", [kill("forward", 1, 6), kill("agree", 0, 12), kill("optimizer", 1, 18)]),
         ("sharded", [kill("backward", 0, 9)]),
         ("replicated", [kill("backward", 0, 9)]),
+        ("grows", [kill("memory", 1, 11), kill("agree", 0, 13), kill("committed", 1, 22)]),
     ],
 )
 def test_a_rank_of_a_function_may_die(

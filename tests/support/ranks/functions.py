@@ -27,7 +27,7 @@ class Counter:
         self.turns = 0
 
     def state_dict(self) -> dict[str, object]:
-        return {"seen": self.seen, "turns": self.turns}
+        return dict(self.__dict__)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -72,6 +72,21 @@ def everything(ctx: Context) -> None:
                 mean.lerp_(live, 0.1)
         counter.turns += 1
         counter.seen[step % 3] = (step, step / 3)
+
+
+def grows(ctx: Context) -> None:
+    """An object that grows by 400 bytes in a step, and outgrows its room twice in 24 steps."""
+    x, y = data()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    history = Counter()
+    ctx.register(model=model, optimizer=optimizer, history=history)
+    for step in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        ctx.step(metrics={"kept": len(history.seen)})
+        history.seen[step] = (step, step / 3)
+        history.__dict__[f"line_{step}"] = "x" * 350
 
 
 def plain(ctx: Context) -> None:
@@ -236,6 +251,7 @@ def elastic(ctx: Context) -> None:
             ctx.backward(mse_loss(model(x[samples]), y[samples]))
         counter.turns += 1
         counter.seen[step % 3] = (step, step / 3)
+        counter.__dict__[f"line_{step}"] = "x" * 350  # outgrows its room
         with torch.no_grad():
             average.weight.lerp_(torch.full((30, 4), float(step)), 0.1)
         metrics: dict[str, Any] = {
@@ -268,3 +284,38 @@ def replicated(ctx: Context) -> None:
             if ctx.config.get("breaks"):
                 break
         ctx.step(clip_grad_norm=1.0)
+
+
+class OddTensors(nn.Module):
+    """A parameter in channels_last, a transposed one, and buffers of rare types and forms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.turned = nn.Parameter(torch.randn(2, 3).t())
+        self.register_buffer("turns", torch.zeros(1, dtype=torch.uint16))
+        self.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+        self.register_buffer("repeated", torch.randn(1, 3).expand(4, 3))
+        self.register_buffer("phase", torch.randn(2, dtype=torch.complex64).conj())
+        self.register_buffer("table", torch.ones(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pixels = self.image(x[:, :, None, None].reshape(-1, 2, 2, 1).expand(-1, 2, 2, 2))
+        result: torch.Tensor = (pixels.flatten(1) + self.repeated[0]) @ self.turned
+        return result
+
+
+def odd_tensors(ctx: Context) -> None:
+    x, y = data()
+    model = OddTensors()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    for step in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        ctx.step(clip_grad_norm=1.0)
+        model.turns.fill_(step)
+        model.scale.copy_(torch.full((3,), step / 8).to(model.scale.dtype))
+        model.repeated[:1].mul_(1.01)
+        model.phase.mul_(1j)
+        assert model.turned.stride() == (1, 3)

@@ -98,6 +98,17 @@ def test_an_entry_that_was_not_saved_is_named_and_left_unchanged(root: Storage) 
     assert bytes(payload[: first.nbytes]) == b"\7" * first.nbytes
 
 
+def test_a_tensor_without_elements_is_in_no_checkpoint_and_not_missed(root: Storage) -> None:
+    checkpoint = _saved(root)
+    layout = layout_of(DP2_TP2, 0)
+    none = {"name": "model.none", "global_shape": (0, 8), "offsets": (0, 0), "shape": (0, 8)}
+    empty = type(layout.tensors[0])(**{**layout.tensors[0].__dict__, **none, "nbytes": 0})
+    with_empty = StateLayout((*layout.tensors, empty), layout.payload_bytes)
+    payload = memoryview(bytearray(layout.payload_bytes))
+    load_whole_state(checkpoint, with_empty, payload, mesh=DP2_TP2, rank=0)
+    assert bytes(payload) == _loaded(checkpoint, DP2_TP2, 0)[0]
+
+
 def test_another_models_shape_is_refused(root: Storage) -> None:
     checkpoint = _saved(root)
     layout = layout_of(DP2_TP2, 0)

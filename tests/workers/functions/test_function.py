@@ -17,7 +17,8 @@ from holdfast_workers.functions.encoding import decode, encode
 from holdfast_workers.functions.function_recipe import FunctionRecipe
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.training.recipe import GuardTripped, Recipe, World
+from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.training.recipe import GuardTripped, Recipe, World, make_room
 from holdfast_workers.training.step_loop import Steps
 
 ALONE = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
@@ -40,13 +41,18 @@ def prepared(name: str, **changes: Any) -> Recipe:
 
 
 def ran(
-    recipe: Recipe, hooks: RecordingHooks | None = None, payload: bytes | None = None
+    recipe: Recipe,
+    hooks: RecordingHooks | None = None,
+    payload: bytes | None = None,
+    layout: StateLayout | None = None,
 ) -> tuple[RecordingHooks, int]:
     """From the seed, or from the state in `payload`."""
     used = hooks or RecordingHooks()
 
     def begin() -> Steps:
         recipe.initialize()
+        if layout is not None:
+            make_room(recipe, layout)
         start = recipe.read_state(memoryview(bytearray(payload))) if payload else 0
         return Steps(recipe, ALONE, recipe.spec, used, start)
 
@@ -77,6 +83,27 @@ def test_a_run_restored_from_any_step_has_the_same_bits(name: str) -> None:
         assert last == STEPS
         assert again.digests == {s: whole.digests[s] for s in range(step, STEPS + 1)}
         assert [row.samples for row in again.rows] == [r.samples for r in whole.rows][step:]
+
+
+def test_a_state_that_has_outgrown_its_room_is_restored_from_any_step() -> None:
+    steps = {"steps": 24, "global_batch": 12, "micro_batch": 4, "seed": 5}
+    kept: dict[int, tuple[bytes, StateLayout]] = {}
+
+    def keep(step: int, recipe: Recipe) -> None:
+        snapshot = recipe.freeze(step)
+        payload = bytearray(snapshot.layout.payload_bytes)
+        snapshot.write(memoryview(payload))
+        kept[step] = bytes(payload), snapshot.layout
+
+    hooks = RecordingHooks()
+    hooks.on_checkpoint = keep
+    ran(prepared("grows", train=steps), hooks)
+    sizes = [layout.payload_bytes for _, layout in kept.values()]
+    assert len(set(sizes)) == 3 and sizes == sorted(sizes)
+    for step in (10, 11, 23):
+        payload, layout = kept[step]
+        again, _ = ran(prepared("grows", train=steps), payload=payload, layout=layout)
+        assert again.digests == {s: hooks.digests[s] for s in range(step, 25)}
 
 
 def test_only_the_seed_determines_the_run() -> None:

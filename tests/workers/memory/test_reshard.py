@@ -29,7 +29,8 @@ from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Held, Origin, Place, Restore, Tier
 from holdfast_workers.state import digest
 from holdfast_workers.state.digest import payload_digest
-from holdfast_workers.state.layout import SMALL_STATE
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
+from holdfast_workers.state.object_room import packed, unpacked
 
 QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0, idle_s=30.0)
 DEADLINE_S = 60.0
@@ -186,6 +187,45 @@ def test_every_rank_of_the_new_mesh_receives_its_part_of_the_same_state(
         held, payload = cluster.reshard(new, rank, node)
         assert payload == expected(new, rank)
         assert (held.mesh, held.step, held.attempt) == (mesh_tag(new), STEP, ATTEMPT)
+
+
+def test_objects_have_the_room_that_they_have_at_the_source(
+    cluster_of: Callable[..., MemoryCluster],
+) -> None:
+    """A function is called anew, so its objects are as small as when they were registered."""
+    cluster = cluster_of(dp_shard=2)
+    mesh, name = sized(dp_shard=2), "object.seen"
+    raw = packed(b"grown " * 20)
+    cluster.origins.clear()
+    for rank in range(2):
+        layout = _with_object(layout_of(PARAMETERS, mesh, rank), 256)
+        segment = cluster.nodes["n0"].store.ensure(rank, Place.OWN, layout)
+        slot = segment.begin(STEP)
+        content = np.frombuffer(raw.ljust(256, b"\0"), np.uint8)
+        fill(
+            slot,
+            layout,
+            {**random_state(), RANDOM: np.zeros(RANDOM_BYTES, np.uint8), name: content},
+        )
+        digest = payload_digest(slot)
+        segment.commit(attempt=ATTEMPT, step=STEP, digest=digest)
+        port = cluster.nodes["n0"].server.port
+        cluster.origins.append(Origin(rank, "n0", Place.OWN, "127.0.0.1", port, digest))
+    for node in ("n0", "n1"):
+        store = cluster.nodes[node].store.for_mesh(mesh_tag(sized()))
+        store.ensure(0, Place.OWN, _with_object(layout_of(PARAMETERS, sized(), 0), 64))
+        Reshard(SECRET, node, cluster.restore(), 0, store, timeouts=QUICK).run(OWN, DEADLINE_S)
+        found = store.find(0, Place.OWN)
+        assert found is not None
+        (commit,) = found.commits()
+        entry = found.layout.tensors[-1]
+        assert found.verify(commit) and (entry.name, entry.nbytes) == (name, 256)
+        assert unpacked(found.payload(commit)[entry.offset :]) == b"grown " * 20
+
+
+def _with_object(layout: StateLayout, room: int) -> StateLayout:
+    entry = TensorEntry("object.seen", "uint8", (room,), (0,), (room,), layout.payload_bytes, room)
+    return StateLayout((*layout.tensors, entry), layout.payload_bytes + aligned(room))
 
 
 def test_replicas_replace_a_lost_node(cluster_of: Callable[..., MemoryCluster]) -> None:

@@ -140,15 +140,10 @@ def test_a_payload_without_small_state_changes_nothing(
     assert torch.equal(tensors[0], before)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "shape"), [(torch.zeros(4, 6).t(), (6, 4)), (torch.zeros(4, 6), (2, 6))]
-)
-def test_a_tensor_that_does_not_fill_its_box_is_refused(
-    tensor: Tensor, shape: tuple[int, ...]
-) -> None:
-    box = ShardBox(shape, (0, 0), shape, primary=True)
+def test_a_tensor_that_does_not_fill_its_box_is_refused() -> None:
+    box = ShardBox((2, 6), (0, 0), (2, 6), primary=True)
     with pytest.raises(StateMismatch, match="box"):
-        RankState([StateTensor("w", tensor, box)])
+        RankState([StateTensor("w", torch.zeros(4, 6), box)])
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.memory.memory_states import Saved, layout_of, payload_of, snapshot_of
 from tests.support.nodes.agent_config import join_order
+from tests.workers.state.test_object_room import state_of
+from tests.workers.state.test_rank_state import SMALL
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.memory.segment import Segment, SegmentSpaceError
@@ -27,27 +29,30 @@ SAVED = Saved(attempt=2, step=5)
 Messages = list[WorkerMessage]
 
 
-def without_room_for_copies(root: Path, sent: Messages) -> RankCheckpoints:
+def without_room_for_copies(
+    root: Path, sent: Messages, monkeypatch: pytest.MonkeyPatch
+) -> RankCheckpoints:
     """A rank with its own segment, for which a saver's copy appears far too large."""
     segment = Segment.create(root / "own-0.seg", layout_of(SAVED.sizes))
     checkpoints = RankCheckpoints(
         replace(join_order(root, segment.path), attempt=SAVED.attempt),
-        lambda: layout_of((1 << 50,)),
         sent.append,
         FaultPoints(None),
     )
     with segment.begin(4) as slot:
         digest = snapshot_of(SAVED).write(slot)
     checkpoints.adopt_commit(segment, segment.commit(attempt=1, step=4, digest=digest))
+    create = Segment.create
+    monkeypatch.setattr(Segment, "create", lambda path, _: create(path, layout_of((1 << 50,))))
     return checkpoints
 
 
 @pytest.mark.parametrize("to_memory", [True, False])
 def test_a_copy_that_does_not_fit_is_skipped_and_training_continues(
-    shm: Path, to_memory: bool
+    shm: Path, to_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: Messages = []
-    own = without_room_for_copies(shm, sent)
+    own = without_room_for_copies(shm, sent, monkeypatch)
     digest = own.start(snapshot_of(SAVED), 5, to_memory=to_memory, metrics={}, last=False)
     assert digest() == payload_digest(payload_of(SAVED))
     own.finish()
@@ -61,16 +66,19 @@ def test_a_copy_that_does_not_fit_is_skipped_and_training_continues(
     own.end(0.0)
 
 
-def test_a_save_is_pending_from_its_start_until_its_copy_is_gone(shm: Path) -> None:
+def test_a_save_is_pending_from_its_start_until_its_copy_is_gone(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: Messages = []
-    begun = threading.Event()
+    begun, create = threading.Event(), Segment.create
 
-    def layout() -> StateLayout:
+    def create_later(path: Path, layout: StateLayout) -> Segment:
         assert begun.wait(60)
-        return layout_of(SAVED.sizes)
+        return create(path, layout)
 
+    monkeypatch.setattr(Segment, "create", create_later)
     order = replace(join_order(shm, shm / "own-0.seg"), attempt=SAVED.attempt)
-    own = RankCheckpoints(order, layout, sent.append, FaultPoints(None))
+    own = RankCheckpoints(order, sent.append, FaultPoints(None))
     own.start(snapshot_of(SAVED), 5, to_memory=False, metrics={}, last=False)
     assert own.has_pending_saves()  # no file exists yet
     begun.set()
@@ -83,11 +91,28 @@ def test_a_save_is_pending_from_its_start_until_its_copy_is_gone(shm: Path) -> N
     own.end(0.0)
 
 
-def test_a_last_copy_that_does_not_fit_raises_an_error(shm: Path) -> None:
+def test_a_last_copy_that_does_not_fit_raises_an_error(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: Messages = []
-    own = without_room_for_copies(shm, sent)
+    own = without_room_for_copies(shm, sent, monkeypatch)
     own.start(snapshot_of(SAVED), 5, to_memory=True, metrics={}, last=True)
     with pytest.raises(SegmentSpaceError, match="bytes are free"):
         own.finish()
     assert sent == [CommittedToMemory(2, 5)]
+    own.end(0.0)
+
+
+def test_a_state_that_outgrows_its_room_leaves_the_step_before_beside_the_new_one(
+    shm: Path,
+) -> None:
+    order = replace(join_order(shm, shm / "own-0.seg"), attempt=2)
+    own = RankCheckpoints(order, [].append, FaultPoints(None))
+    states = {4: state_of(b"a" * 20, 64), 5: state_of(b"a" * 200, 256), 6: state_of(b"b", 256)}
+    for step, kept in ((4, [4]), (5, [5, 4]), (6, [6, 5])):
+        snapshot = states[step].freeze(SMALL)
+        assert own.write_memory(snapshot, step).digest == states[step].digest(SMALL)
+        with Segment.open(shm / "own-0.seg", writable=False) as segment:
+            assert [commit.step for commit in segment.commits() if segment.verify(commit)] == kept
+            assert segment.layout == snapshot.layout
     own.end(0.0)

@@ -24,6 +24,7 @@ from holdfast_workers.checkpoint.boxes import Box
 from holdfast_workers.checkpoint.manifest import (
     MANIFEST,
     BadCheckpoint,
+    CheckpointError,
     IncompatibleCheckpoint,
     Manifest,
     OnRead,
@@ -34,6 +35,7 @@ from holdfast_workers.checkpoint.manifest import (
 )
 from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.state.layout import StateLayout, TensorEntry, model_weights, module_of
+from holdfast_workers.state.object_room import rooms, with_rooms
 
 Bytes = npt.NDArray[np.void]
 
@@ -95,11 +97,13 @@ def _load(
     for tensor in manifest.tensors:
         if not tensor.per_rank or (tensor.rank == rank and manifest.mesh == mesh):
             parts[tensor.name].append(tensor)
+    _require_room(layout, parts)
     missing = []
     wanted: dict[str, list[_Transfer]] = defaultdict(list)
     for entry in layout.tensors:
         if entry.name not in parts:
-            missing.append(entry.name)
+            if math.prod(entry.global_shape):  # no rank saves a tensor without elements
+                missing.append(entry.name)
             continue
         for transfer in _transfers(entry, payload, parts[entry.name], manifest):
             wanted[transfer.source.file].append(transfer)
@@ -126,6 +130,20 @@ def _other_names(uri: str, missing: Sequence[TensorEntry], unexpected: Sequence[
             f"({', '.join(sorted(there))} there, {', '.join(sorted(here))} here)"
         )
     return f"{why}: to begin with a part of it, export it and load the file yourself"
+
+
+class OtherRoom(CheckpointError):
+    """Objects have another room in the checkpoint than in the layout; `rooms`: theirs there."""
+
+    def __init__(self, rooms: dict[str, int]) -> None:
+        super().__init__(f"objects have another room in the checkpoint: {rooms}")
+        self.rooms = rooms
+
+
+def _require_room(layout: StateLayout, parts: dict[str, list[SavedTensor]]) -> None:
+    found = {name: parts[name][0].nbytes for name in rooms(layout) if name in parts}
+    if with_rooms(layout, found) != layout:
+        raise OtherRoom(found)
 
 
 class _Transfer:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from holdfast_workers.checkpoint.boxes import Box
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry
+from holdfast_workers.state.object_room import is_object
 
 
 class NotCovered(WorkersError):
@@ -200,6 +201,8 @@ def _least_loaded(
 
 
 def _kind(entry: TensorEntry) -> tuple[object, ...]:
+    if is_object(entry):  # its size is only its room
+        return (entry.dtype.removeprefix("torch."), entry.per_rank)
     return (entry.dtype.removeprefix("torch."), entry.global_shape, entry.per_rank)
 
 

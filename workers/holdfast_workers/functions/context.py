@@ -299,6 +299,7 @@ class Context:
             )
             recipe.clip_grad_norm = clip_grad_norm
             recipe.tokens = train.global_batch if tokens is None else tokens
+            recipe.registry.refuse_sparse_gradients()
             steps.apply()
 
     @property

@@ -33,6 +33,7 @@ from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import Snapshot, StateMismatch, local_of
 from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import all_finite
+from holdfast_workers.training.rank_log import log_unsaved_buffers
 from holdfast_workers.training.recipe import (
     Agree,
     AttemptSteps,
@@ -145,8 +146,12 @@ class FunctionRecipe(Recipe):
 
     def initialize(self) -> None:
         """The state of step 0 is the one that the function built; unsharded tensors take the
-        values of the first rank of those that read different samples."""
+        values of the first rank of those that read different samples. Before, all of it is saved
+        and loaded on trial."""
         world, axes = self.world, data_axes(self.world)
+        self.registry.try_state()
+        if world.rank == 0 and (names := self.registry.unsaved_buffers()):
+            log_unsaved_buffers(names)
         if axes:
             assert self._reduction is not None
             group = self._reduction.group(axes, lambda: self.mesh)
@@ -157,6 +162,9 @@ class FunctionRecipe(Recipe):
 
     def layout(self) -> StateLayout:
         return self.registry.layout
+
+    def make_room(self, layout: StateLayout) -> None:
+        self.registry.make_room(layout)
 
     def freeze(self, step: int) -> Snapshot:
         return self.registry.freeze(self._small_state(step))

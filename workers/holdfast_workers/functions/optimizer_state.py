@@ -8,7 +8,8 @@ restore either, so the real first step is the same as that of any new optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from torch.optim import Optimizer
 from holdfast_workers.functions.function_errors import FunctionError
 
 _State = dict[str, Any]
+_SPARSE = (
+    "which cannot be averaged over ranks, clipped or checked: use sparse=False (of nn.Embedding)"
+)
 
 
 class OptimizerState:
@@ -27,7 +31,8 @@ class OptimizerState:
         self.optimizer = optimizer
         self._name = name
         self._named = list(named)
-        self._template = _dry_step_state(optimizer, [parameter for _, parameter in named])
+        _refuse_closures(name, optimizer)
+        self._template = _dry_step_state(name, optimizer, [parameter for _, parameter in named])
         for (parameter_name, _), state in zip(self._named, self._template, strict=True):
             for key, value in state.items():
                 if isinstance(value, Optimizer | list | dict):
@@ -85,7 +90,50 @@ def _settings(optimizer: Optimizer) -> list[_State]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
-def _dry_step_state(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[_State]:
+def _refuse_closures(name: str, optimizer: Optimizer) -> None:
+    try:
+        # Of the class: a scheduler replaces the object's own by a function of another signature.
+        inspect.signature(type(optimizer).step).bind(optimizer)
+    except TypeError:
+        raise FunctionError(
+            f"{name} ({type(optimizer).__name__}) computes the loss several times in a step, by a "
+            "closure; a step here is computed once, and all ranks agree on it: use an optimizer "
+            "whose step() needs no closure"
+        ) from None
+
+
+def refuse_sparse_gradients(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises FunctionError for the first parameter that has one."""
+    for name, parameter in named:
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise FunctionError(f"the gradient of {name} is sparse, {_SPARSE}")
+
+
+def _take_dry_step(name: str, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()
+    except Exception as error:
+        if _takes_sparse_gradients(optimizer, parameters):
+            raise FunctionError(
+                f"{name} ({type(optimizer).__name__}) takes only sparse gradients, {_SPARSE}, and "
+                "an optimizer of dense ones"
+            ) from error
+        raise
+
+
+def _takes_sparse_gradients(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter).to_sparse()
+    try:
+        optimizer.step()
+    except Exception:  # whatever it is: they are not the reason for the first exception
+        return False
+    return True
+
+
+def _dry_step_state(name: str, optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[_State]:
     """The state of each parameter after a dry step; optimizer and parameters stay unchanged."""
     if all(optimizer.state.get(parameter) for parameter in parameters):
         return [dict(optimizer.state[parameter]) for parameter in parameters]
@@ -96,9 +144,7 @@ def _dry_step_state(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[
         for group in optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = 0.0
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
+        _take_dry_step(name, optimizer, parameters)
         return [dict(optimizer.state.get(parameter) or {}) for parameter in parameters]
     finally:
         optimizer.state.clear()

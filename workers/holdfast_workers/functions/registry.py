@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast_workers.functions.encoding import decode, encode
+from holdfast_workers.functions.extra_state import ExtraState
 from holdfast_workers.functions.function_errors import FunctionError
-from holdfast_workers.functions.optimizer_state import OptimizerState
+from holdfast_workers.functions.optimizer_state import OptimizerState, refuse_sparse_gradients
 from holdfast_workers.functions.replicated_modules import (
     bare_name,
     bare_names,
@@ -29,8 +30,24 @@ from holdfast_workers.functions.replicated_modules import (
 from holdfast_workers.functions.replicated_modules import (
     set_last_micro_batch as set_last_of_wrapper,
 )
+from holdfast_workers.functions.state_trial import (
+    lost_by,
+    refuse_unsaveable,
+    try_object,
+    try_tensors,
+)
+from holdfast_workers.functions.unsaved_buffers import unsaved_buffers
 from holdfast_workers.parallelize.shard import set_last_micro_batch, sharded_modules
 from holdfast_workers.state.layout import OBJECT_PREFIX, StateLayout
+from holdfast_workers.state.object_room import (
+    differ_in_room,
+    first_room,
+    former_room,
+    larger_room,
+    packed,
+    rooms,
+    unpacked,
+)
 from holdfast_workers.state.rank_state import (
     RankState,
     ShardBox,
@@ -39,11 +56,8 @@ from holdfast_workers.state.rank_state import (
     local_of,
     shard_box_of,
 )
-
-MIN_CAPACITY_BYTES = 4096
-CAPACITY_FACTOR = 2
-"""The factor by which an object's encoded state may grow after its registration."""
-_LENGTH_BYTES = 8
+from holdfast_workers.state.strided_bytes import assign, assign_bytes, flat_bytes, is_flat
+from holdfast_workers.training.rank_log import log_lost_state
 
 
 class Registry:
@@ -77,7 +91,15 @@ class Registry:
             raise FunctionError(
                 f"{name!r} is not a valid name for a part of the state: use an identifier"
             )
-        if name in (*self.modules, *self.optimizers, *self._objects, "guards", "data", "holdfast"):
+        if name in (
+            *self.modules,
+            *self.optimizers,
+            *self._objects,
+            "guards",
+            "data",
+            "holdfast",
+            "object",
+        ):
             raise FunctionError(f"the state already has a part {name!r}: choose another name")
         if isinstance(part, nn.Module):
             self.wrappers += wrappers_in(part)
@@ -107,6 +129,7 @@ class Registry:
                     names[id(tensor)] = f"{prefix}.{name}"
                     group = self._trained if id(tensor) in owned else self._other
                     group[f"{prefix}.{name}"] = tensor
+        refuse_unsaveable({**self._trained, **self._other})
         with self.stepping():
             self._optimizer_states = [
                 OptimizerState(
@@ -114,20 +137,26 @@ class Registry:
                 )
                 for name, optimizer in self.optimizers.items()
             ]
+        for prefix, module in self.modules.items():
+            if extra := ExtraState.of(module):
+                self._objects[f"{prefix}.extra_state"] = extra
         for name, tensor in self._other.items():
-            self._copies[name] = local_of(tensor).clone()
+            local = local_of(tensor)
+            self._copies[name] = torch.empty_like(local, memory_format=torch.contiguous_format)
         for name, raw in self._encoded_objects():
-            self._encoded[name] = torch.zeros(_capacity(raw), dtype=torch.uint8)
+            self._encoded[name] = torch.zeros(first_room(raw), dtype=torch.uint8)
         self._refresh()
         self._rebuild()
 
     def broadcast_from(self, rank: int, group: dist.ProcessGroup | None) -> None:
         """Copy the values that `rank` of `group` has of all unsharded tensors to the others.
         Collective."""
-        with torch.no_grad():
-            for tensor in (*self._trained.values(), *self._other.values()):
-                if not isinstance(tensor, DTensor):
-                    dist.broadcast(tensor.detach(), src=rank, group=group)
+        for tensor in (*self._trained.values(), *self._other.values()):
+            if not isinstance(tensor, DTensor):
+                content = flat_bytes(tensor)  # so also of a dtype that the backend does not know
+                dist.broadcast(content, src=rank, group=group)
+                if not is_flat(tensor):
+                    assign_bytes(tensor, content)
 
     def equal_pieces(self) -> list[StateTensor]:
         """The parts of the present state that are equal on all ranks that hold them: all but the
@@ -139,11 +168,34 @@ class Registry:
         free |= {piece.name for piece in self._own}
         return [piece for piece in self._pieces() if piece.name not in free]
 
+    def try_state(self) -> None:
+        """Raise FunctionError if a part of the state would not come back as it is saved. Call it
+        before a first state is loaded."""
+        try_tensors({**self._trained, **self._other})
+        for name, part in self._objects.items():
+            try_object(name, part)
+
+    def unsaved_buffers(self) -> list[str]:
+        """The names of the modules' buffers that are no part of the state."""
+        return [
+            f"{prefix}.{name}"
+            for prefix, module in self.modules.items()
+            for name in unsaved_buffers(module)
+        ]
+
     # --- the state ------------------------------------------------------------------------------
 
     @property
     def layout(self) -> StateLayout:
+        """Of the state that was frozen last; an object that outgrows its room changes it."""
         return self._current_state().layout
+
+    def make_room(self, layout: StateLayout) -> None:
+        """Give the objects the room that they have in `layout`, so that its payload can be read."""
+        found = rooms(layout).items()
+        given = [self._give_room(name.removeprefix(OBJECT_PREFIX), room) for name, room in found]
+        if any(given):
+            self._rebuild()
 
     def freeze(self, small: dict[str, Any]) -> Snapshot:
         self._refresh()
@@ -155,16 +207,21 @@ class Registry:
 
     def read(self, payload: memoryview) -> dict[str, Any]:
         """Load a payload, in place, and return its small state."""
-        self._refresh()
         small = self._current_state().read(payload)
         with torch.no_grad():
             for name, tensor in self._other.items():
-                local_of(tensor).copy_(self._copies[name])
-        decoded = {name: decode(_unpacked(buffer)) for name, buffer in self._encoded.items()}
+                assign(local_of(tensor), self._copies[name])
+        content = {name: buffer.numpy().data for name, buffer in self._encoded.items()}
+        saved = {name: unpacked(whole) for name, whole in content.items()}
+        former = [self._give_room(name, former_room(whole)) for name, whole in content.items()]
+        if any(former):
+            self._rebuild()
         for name, state in zip(self.optimizers, self._optimizer_states, strict=True):
-            state.restore_plain(decoded[name])
+            state.restore_plain(decode(saved[name]))
         for name, part in self._objects.items():
-            part.load_state_dict(decoded[name])
+            part.load_state_dict(decode(saved[name]))
+            if lost := lost_by(name, part, saved[name]):
+                log_lost_state(f"{name}: {lost}")
         return small
 
     # --- the step -------------------------------------------------------------------------------
@@ -176,6 +233,10 @@ class Registry:
             for name, tensor in self._trained.items()
             if tensor.grad is not None
         ]
+
+    def refuse_sparse_gradients(self) -> None:
+        """Raise FunctionError if a gradient cannot take part in a step."""
+        refuse_sparse_gradients(self._trained.items())
 
     def set_last_micro_batch(self, last: bool) -> None:
         """Call before each micro-batch: only a step's last one reduces gradients."""
@@ -241,7 +302,8 @@ class Registry:
         before = self._state.layout if self._state is not None else None
         self._state = RankState(list(self._pieces()))
         self._built_on = self._addresses()
-        if before is not None and before != self._state.layout:
+        now = self._state.layout
+        if before not in (None, now) and not differ_in_room(before, now):
             raise FunctionError(
                 "the shape of the state has changed since the first step: register everything "
                 "before, with its final sizes"
@@ -297,8 +359,23 @@ class Registry:
         with torch.no_grad():
             for name, tensor in self._other.items():
                 self._copies[name].copy_(local_of(tensor))
+        grown = False
         for name, raw in self._encoded_objects():
-            _pack(name, raw, self._encoded[name])
+            whole = packed(raw)
+            if len(whole) > self._encoded[name].numel():
+                grown = self._give_room(name, larger_room(raw))
+            buffer = self._encoded[name]
+            buffer[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+            buffer[len(whole) :] = 0
+        if grown and self._state is not None:
+            self._rebuild()
+
+    def _give_room(self, name: str, nbytes: int) -> bool:
+        """In a new buffer: a copy of the former one may still be running. False: nothing to do."""
+        if not nbytes or name not in self._encoded or self._encoded[name].numel() == nbytes:
+            return False
+        self._encoded[name] = torch.zeros(nbytes, dtype=torch.uint8)
+        return True
 
 
 class _Stepping:
@@ -333,27 +410,3 @@ def _named(names: Mapping[int, str], parameter: Tensor, optimizer: str) -> str:
             f"{optimizer} has a parameter of no registered module: register that module too"
         )
     return names[id(parameter)]
-
-
-def _capacity(raw: bytes) -> int:
-    return (
-        -(-(CAPACITY_FACTOR * len(raw) + _LENGTH_BYTES) // MIN_CAPACITY_BYTES) * MIN_CAPACITY_BYTES
-    )
-
-
-def _pack(name: str, raw: bytes, buffer: Tensor) -> None:
-    room = buffer.numel() - _LENGTH_BYTES
-    if len(raw) > room:
-        raise FunctionError(
-            f"the state of {name} has grown to {len(raw)} bytes; there is room for {room}: store "
-            "growing data in tensors of a module, or register the object at its full size"
-        )
-    whole = len(raw).to_bytes(_LENGTH_BYTES, "little") + raw
-    buffer.zero_()
-    buffer[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
-
-
-def _unpacked(buffer: Tensor) -> bytes:
-    raw = buffer.numpy().tobytes()
-    length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
-    return raw[_LENGTH_BYTES : _LENGTH_BYTES + length]

@@ -28,6 +28,7 @@ from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Timeouts, WireError, 
 from holdfast_workers.protocol.messages import Held, Origin, Place, Restore
 from holdfast_workers.state.digest import interruptible_digest
 from holdfast_workers.state.layout import StateLayout, aligned
+from holdfast_workers.state.object_room import rooms, with_rooms
 
 STREAMS = 4
 """Number of agents that one rank fetches from in parallel."""
@@ -96,6 +97,7 @@ class Reshard:
         attempt, step = self._source.attempt, self._source.step
         pool = ThreadPoolExecutor(STREAMS, "reshard")
         try:
+            segment = self._with_room(segment, pool)
             slot = segment.begin(step)
             while not self._fill(slot, segment.layout, from_rank, pool):
                 pass
@@ -108,6 +110,18 @@ class Reshard:
             pool.shutdown(cancel_futures=True)  # no thread writes to the slot after this
             for channel in self._channels.values():
                 channel.sock.close()
+
+    def _with_room(self, segment: Segment, pool: ThreadPoolExecutor) -> Segment:
+        """The own segment with the room that objects have in the source: the rank's own of the same
+        mesh, else rank 0's, else the largest."""
+        self._fetch_unknown_layouts(pool)
+        found = {rank: rooms(layout) for rank, layout in self._layouts.items()}
+        same = self._source.mesh == self._store.mesh
+        chosen = found.get(self._rank) if same else found.get(0)
+        if chosen is None:
+            names = {name for of_rank in found.values() for name in of_rank}
+            chosen = {name: max(of.get(name, 0) for of in found.values()) for name in names}
+        return self._store.ensure(self._rank, Place.OWN, with_rooms(segment.layout, chosen))
 
     def _fill(
         self,
@@ -133,8 +147,7 @@ class Reshard:
 
     def _plan(self, layout: StateLayout, pool: ThreadPoolExecutor) -> tuple[list[Origin], Plan]:
         """Fetch the unknown layouts, then plan over the sources that are not lost."""
-        while unknown := self._unknown_layouts():
-            list(pool.map(self._fetch_layouts, unknown))
+        self._fetch_unknown_layouts(pool)
         origins = [origin for origin in self._source.origins if origin not in self._lost]
         sources = [
             MoveSource(
@@ -148,6 +161,10 @@ class Reshard:
         except NotCovered as error:
             reason = "; ".join([str(error), *dict.fromkeys(self._lost.values())])
             raise SourceLost(reason, tuple(self._lost)) from error
+
+    def _fetch_unknown_layouts(self, pool: ThreadPoolExecutor) -> None:
+        while unknown := self._unknown_layouts():
+            list(pool.map(self._fetch_layouts, unknown))
 
     def _unknown_layouts(self) -> list[list[Origin]]:
         """For every rank whose layout is unknown, one holder (this node if it is one), grouped by

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from holdfast_workers.memory.relaid_segment import relaid
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentError
 from holdfast_workers.protocol.messages import Held, Place
 from holdfast_workers.state.layout import StateLayout
@@ -124,14 +125,18 @@ class SegmentStore:
         return self.folder / f"{place.value}-{rank}.seg"
 
     def ensure(self, rank: int, place: Place, layout: StateLayout) -> Segment:
-        """The segment, writable: the present one if its layout fits, else a new one.
+        """The segment, writable: the present one if its layout fits, else a new one, with the
+        newest step of the present one if only the room of objects differs.
 
         Raises SegmentSpaceError if shared memory is full.
         """
         found = self.find(rank, place)
         if found is not None and found.layout == layout:
             return found
-        segment = Segment.create(self.path(rank, place), layout)
+        if found is not None:
+            segment = relaid(found, layout)
+        else:
+            segment = Segment.create(self.path(rank, place), layout)
         with self._lock:
             inode = segment.path.stat().st_ino
             self._mapped[rank, place] = _Mapped(inode, segment)

@@ -75,6 +75,8 @@ class LoadResult(StrEnum):
     """The checkpoint is damaged."""
     UNFIT = "unfit"
     """The checkpoint is of another model."""
+    OTHER_ROOM = "other_room"
+    """Objects have another room in the checkpoint."""
     FAILED = "failed"
     """The storage refused it, or it was not finished."""
 
@@ -88,6 +90,8 @@ class LoadOutcome:
     uri: str = ""
     """The damaged object, or the one that the storage refused."""
     reason: str = ""
+    rooms: dict[str, int] = field(default_factory=dict)
+    """The rooms of the objects in the checkpoint, by the names of their entries."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The live state of one rank as a list of local tensors, written to and read from a payload.
 
 Every tensor has a name and a box of a global tensor, so that the payload's bytes have the same
-meaning on any mesh. Reading copies in place: tensors keep their identity, so references to them
-stay valid. The small state (the step, the data position) is JSON in one entry of fixed size.
+meaning on any mesh. Reading copies in place: tensors keep their identity and their memory format, so
+references to them stay valid. The small state (the step, the data position) is JSON in one entry of fixed size.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from holdfast_workers.state.layout import (
     TensorEntry,
     aligned,
 )
+from holdfast_workers.state.strided_bytes import assign_bytes, host_bytes, is_flat
 
 SMALL_CAPACITY = 1024
 _CHUNK = 1 << 20  # bytes: fits into a core's own cache
@@ -179,9 +180,10 @@ class RankState:
         """The current state, to be copied later; the copy is valid until a tensor changes.
 
         Per-rank bytes and the small state change sooner, so they are copied at once. Tensors on an
-        accelerator start their copy to the host; training does not wait for it.
+        accelerator start their copy to the host; training does not wait for it. Tensors of another
+        memory format than the payload's are copied at once, too.
         """
-        on_device = [piece.tensor for piece in self._pieces if piece.tensor.is_cuda]
+        on_device = [piece.tensor for piece in self._pieces if _is_staged(piece.tensor)]
         if not on_device:
             return Snapshot(self.layout, list(self._contents(small)))
         if self._staging is None:
@@ -189,7 +191,7 @@ class RankState:
         await_copy = self._staging.start_copy()
         staged = iter(self._staging.arrays)
         sources = [
-            next(staged) if piece.tensor.is_cuda else _bytes_of(piece.tensor)
+            next(staged) if _is_staged(piece.tensor) else host_bytes(piece.tensor)
             for piece in self._pieces
         ]
         return Snapshot(self.layout, [*sources, *self._own_contents(small)], await_copy)
@@ -217,7 +219,7 @@ class RankState:
 
     def _contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
         for piece in self._pieces:
-            yield _bytes_of(piece.tensor)
+            yield host_bytes(piece.tensor)
         yield from self._own_contents(small)
 
     def _own_contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
@@ -238,7 +240,7 @@ class RankState:
 
 def _tensor_entry(piece: StateTensor) -> TensorEntry:
     tensor, box = piece.tensor, piece.box
-    if tuple(tensor.shape) != box.shape or not tensor.is_contiguous():
+    if tuple(tensor.shape) != box.shape:
         raise StateMismatch(f"{piece.name}: {tuple(tensor.shape)} does not match its box {box}")
     return TensorEntry(
         name=piece.name,
@@ -268,17 +270,15 @@ def _bytes_entry(name: str, nbytes: int) -> TensorEntry:
     )
 
 
-def _bytes_of(tensor: Tensor) -> _Bytes:
-    flat: _Bytes = tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy()
-    return flat
+def _is_staged(tensor: Tensor) -> bool:
+    return tensor.is_cuda and is_flat(tensor)
 
 
 def _copy_in(tensor: Tensor, part: _Bytes) -> None:
-    flat = tensor.detach().view(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        np.copyto(flat.numpy(), part)
+    if tensor.is_cpu and is_flat(tensor):
+        np.copyto(host_bytes(tensor), part)
     else:
-        flat.copy_(torch.from_numpy(part.copy()))
+        assign_bytes(tensor, torch.from_numpy(part.copy()))
 
 
 def _encode_small(small: dict[str, Any]) -> _Bytes:

@@ -20,6 +20,7 @@ STEP_LINE_INTERVAL_S = 10.0
 always printed."""
 
 _MAX_MESSAGE_CHARS = 300
+_NAMED_BUFFERS = 20
 _SOURCES = {
     Tier.OWN_RAM: "from its own memory",
     Tier.PARTNER_RAM: "from a partner's memory",
@@ -83,6 +84,22 @@ def log_lease_wait(attempt: int, waited_s: float) -> None:
         "WARNING",
         f"attempt {attempt}: paused for {waited_s:.1f} s because no supervisor renewed the lease",
     )
+
+
+def log_unsaved_buffers(names: Sequence[str]) -> None:
+    """Buffers that the function registered with a module, but not as a part of its state."""
+    shown = ", ".join(names[:_NAMED_BUFFERS]) + (", ..." if len(names) > _NAMED_BUFFERS else "")
+    _print(
+        "WARNING",
+        f"{len(names)} buffers are not persistent, so they are not saved, and a recovery has them "
+        f"as the function builds them: {shown}. If training changes them, register them with "
+        "persistent=True",
+    )
+
+
+def log_lost_state(lost: str) -> None:
+    """An object has not taken all of the state that was loaded into it."""
+    _print("WARNING", lost)
 
 
 def log_program_start(attempt: int, rank: int, ranks: int, words: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.spec import TrainingSpec
@@ -135,6 +135,21 @@ class GuardTripped(Exception):
         self.trip = trip
         self.report = report
         """The trip as it is reported (`guards.trip_report`), set once its origin was searched."""
+
+
+@runtime_checkable
+class GrowingState(Protocol):
+    """A recipe whose state may outgrow its room in the layout, see `state/object_room.py`."""
+
+    def make_room(self, layout: StateLayout) -> None:
+        """Give the objects the room that they have in `layout`, whose payload is read next."""
+        ...
+
+
+def make_room(recipe: Recipe, layout: StateLayout) -> None:
+    """Prepare the recipe to read a payload of `layout`, which may differ from its own in room."""
+    if isinstance(recipe, GrowingState):
+        recipe.make_room(layout)
 
 
 class Recipe(ABC):

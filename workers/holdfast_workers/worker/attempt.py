@@ -60,13 +60,13 @@ from holdfast_workers.training.determinism import advice
 from holdfast_workers.training.guard_memory import LedgerMismatch
 from holdfast_workers.training.guards import GuardAction
 from holdfast_workers.training.rank_log import RankLog
-from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World
+from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World, make_room
 from holdfast_workers.training.remote_save_schedule import RemoteSaveSchedule
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import DigestSource, Steps
 from holdfast_workers.worker.initial_state import knows_all_weights, load_initial_state
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
-from holdfast_workers.worker.remote_loading import LoadBuffer
+from holdfast_workers.worker.remote_loading import LoadBuffer, load_with_room
 
 if TYPE_CHECKING:
     from holdfast_workers.fault_injection.fault_points import FaultPoints
@@ -146,7 +146,7 @@ class RankAttempt:
         self._start_digest: str | None = None
         self._replicated = -1  # the newest step in memory that was reported to be at the partners
         self._steps: Steps | None = None
-        self._checkpoints = RankCheckpoints(order, recipe.layout, link.send, faults)
+        self._checkpoints = RankCheckpoints(order, link.send, faults)
         self._log = RankLog(self._rank, self._number, order.mesh, self._spec.train.steps)
         self._wait_budget = WaitBudget(config.replication_patience_s, config.replication_share)
         self._intervals = order.intervals or self._spec.checkpoint.first_intervals
@@ -187,7 +187,8 @@ class RankAttempt:
         self._step = start
         self._cold_until = start + COLD_STEPS
         if start == self._spec.train.steps:  # the fault was between the last step and its save
-            self._checkpoints.leave_for_saver(start, self._recipe.freeze(start).write, {})
+            snapshot = self._recipe.freeze(start)
+            self._checkpoints.leave_for_saver(start, snapshot.layout, snapshot.write, {})
         self._steps = Steps(self._recipe, world, self._spec, self, start, self._start_digest)
         return self._steps
 
@@ -423,7 +424,7 @@ class RankAttempt:
         """Create the segment that the agent shall fill; only this rank knows its layout. State that
         belongs to one rank alone comes from the seed on another mesh, for every tier."""
         self._recipe.initialize()
-        self._checkpoints.segment()
+        self._checkpoints.segment(self._recipe.layout())
         own = self._recipe.freeze(step).rank_bytes()
         self._link.send(SegmentReady(self._number, own))
 
@@ -436,6 +437,7 @@ class RankAttempt:
             segment = Segment.open(path)
         except (SegmentError, FileNotFoundError) as error:
             raise RestoreFailed(str(error)) from error
+        make_room(self._recipe, segment.layout)
         if segment.layout != self._recipe.layout():
             raise RestoreFailed(f"{path.name} has a different layout from the model of this rank")
         for commit in segment.commits():
@@ -445,7 +447,8 @@ class RankAttempt:
                     raise StateDamaged(f"step {commit.step} in memory does not match its digest")
                 self._recipe.read_state(segment.payload(commit))
                 self._checkpoints.adopt_commit(segment, commit)
-                self._start_digest = commit.digest
+                if segment.layout == self._recipe.layout():  # else its objects had another room
+                    self._start_digest = commit.digest
                 return
         raise RestoreFailed(f"step {restore.step} is not in the memory of this node")
 
@@ -459,17 +462,21 @@ class RankAttempt:
             raise RestoreFailed(str(error)) from error
 
     def _from_remote(self, uri: str, step: int) -> None:
+        def load(buffer: LoadBuffer, layout: StateLayout) -> None:
+            self._load(buffer, layout, uri, own=True)
+
         layout = self._recipe.layout()
         buffer = LoadBuffer(uri, layout.payload_bytes)
         self._recipe.initialize()  # for the parts that a checkpoint of another mesh lacks
         self._recipe.write_state(buffer.payload, step)
         try:
-            self._load(buffer, layout, uri, own=True)
+            payload, layout = load_with_room(load, buffer, layout, uri)
         except BadCheckpoint as error:
             raise StateDamaged(str(error)) from error
         except CheckpointError as error:
             raise RestoreFailed(str(error)) from error
-        self._recipe.read_state(buffer.payload)
+        make_room(self._recipe, layout)
+        self._recipe.read_state(payload)
 
     def _load(self, buffer: LoadBuffer, layout: StateLayout, uri: str, *, own: bool) -> None:
         mesh = self._join_order.mesh

@@ -15,7 +15,8 @@ from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout, model_weights
-from holdfast_workers.worker.remote_loading import LoadBuffer
+from holdfast_workers.training.recipe import make_room
+from holdfast_workers.worker.remote_loading import LoadBuffer, load_with_room
 
 if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
@@ -49,7 +50,8 @@ def load_initial_state(
 
             load_stock_model(uri.removeprefix(DCP_URI_PREFIX), wanted, payload)
         else:
-            load(buffer, wanted)
+            payload, whole = load_with_room(load, buffer, wanted, uri)
+            make_room(recipe, whole)
     except CheckpointError as error:
         raise CannotBegin(str(error)) from error
     recipe.read_state(payload)

@@ -17,6 +17,7 @@ import structlog
 
 from holdfast_workers.memory.background_copy import BackgroundCopies
 from holdfast_workers.memory.frozen_copies import copy_path
+from holdfast_workers.memory.relaid_segment import relaid
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentSpaceError
 from holdfast_workers.protocol.messages import JoinOrder
 from holdfast_workers.protocol.processes import (
@@ -39,12 +40,11 @@ _log = structlog.get_logger()
 
 
 class RankCheckpoints:
-    """`layout` is called once the model exists; `send` sends a message to the agent."""
+    """`send` sends a message to the agent."""
 
     def __init__(
         self,
         order: JoinOrder,
-        layout: Callable[[], StateLayout],
         send: Callable[[WorkerMessage], None],
         faults: FaultPoints,
     ) -> None:
@@ -56,10 +56,10 @@ class RankCheckpoints:
         self._root = Path(order.segment_root)
         self._number = order.attempt
         self._rank = order.rank
-        self._layout = layout
         self._send = send
         self._faults = faults
         self._segment: Segment | None = None
+        self._fitting: StateLayout | None = None  # the layout that was found equal to the segment's
         self._copies = BackgroundCopies()
         self._saver_copies: set[Path] = set()  # copies for savers
         self._makes_saver_copy = False
@@ -111,26 +111,29 @@ class RankCheckpoints:
         """Whether memory still contains the newest step that was committed to it."""
         return self._segment is not None and self._segment.file_exists
 
-    def segment(self) -> Segment:
+    def segment(self, layout: StateLayout) -> Segment:
         """This rank's own segment: the existing one if its layout fits, otherwise a new one."""
         if self._segment is not None and not self._segment.file_exists:
             _log.warning("a segment was removed from outside: it is created again", path=self.path)
             self._segment.close()
             self._segment = None
         if self._segment is None:
-            layout = self._layout()
             self._segment = _open_matching(self.path, layout) or Segment.create(self.path, layout)
+        elif layout is not self._fitting and layout != self._segment.layout:
+            former, self._segment = self._segment, relaid(self._segment, layout)
+            former.close()
+        self._fitting = layout
         return self._segment
 
     def adopt_commit(self, segment: Segment, commit: Commit) -> None:
         """Record that the live state is that of `commit` in this rank's own segment."""
         segment.make_newest(commit)
-        self._segment = segment
+        self._segment, self._fitting = segment, None
         self.memory_step, self.memory_committed_at = commit.step, time.monotonic()
 
     def write_memory(self, snapshot: Snapshot, step: int) -> Commit:
         """Copy the snapshot to memory and commit it now."""
-        segment = self.segment()
+        segment = self.segment(snapshot.layout)
         digest = snapshot.write(segment.begin(step), self._stopped)
         self._faults.reach("memory", step)
         commit = segment.commit(attempt=self._number, step=step, digest=digest)
@@ -140,7 +143,11 @@ class RankCheckpoints:
         return commit
 
     def leave_for_saver(
-        self, step: int, write: Callable[[memoryview], str], metrics: dict[str, float]
+        self,
+        step: int,
+        layout: StateLayout,
+        write: Callable[[memoryview], str],
+        metrics: dict[str, float],
     ) -> str:
         """Create a copy of the state with `write` for the saver, and return its digest.
 
@@ -150,7 +157,7 @@ class RankCheckpoints:
         path = copy_path(self._root, self._rank, step, self._number)
         path.unlink(missing_ok=True)
         self._saver_copies.add(path)
-        with Segment.create(path, self._layout()) as copy:
+        with Segment.create(path, layout) as copy:
             digest = write(copy.begin(step))
             copy.commit(attempt=self._number, step=step, digest=digest)
         self._send(FrozenCopy(str(path), self._rank, self._number, step, metrics))
@@ -158,10 +165,14 @@ class RankCheckpoints:
         return digest
 
     def _leave_if_it_fits(
-        self, step: int, write: Callable[[memoryview], str], metrics: dict[str, float]
+        self,
+        step: int,
+        layout: StateLayout,
+        write: Callable[[memoryview], str],
+        metrics: dict[str, float],
     ) -> str | None:
         try:
-            return self.leave_for_saver(step, write, metrics)
+            return self.leave_for_saver(step, layout, write, metrics)
         except SegmentSpaceError as error:
             self._send(WorkerSignal(self._number, self._rank, ShardFailed(step, str(error))))
             return None
@@ -178,7 +189,8 @@ class RankCheckpoints:
         """Runs in the copying thread; calls `captured` once the live state may change again."""
         if not to_memory:
             write = partial(snapshot.write, stopped=self._stopped)
-            captured(make_copy(step, write, metrics or {}) or snapshot.digest())
+            digest = make_copy(step, snapshot.layout, write, metrics or {})
+            captured(digest or snapshot.digest())
             self._makes_saver_copy = False
             return
         commit = self.write_memory(snapshot, step)
@@ -186,7 +198,12 @@ class RankCheckpoints:
         if metrics is not None:
             assert self._segment is not None
             payload = self._segment.payload(commit)
-            make_copy(step, lambda view: self._copy_payload(payload, view, commit.digest), metrics)
+            make_copy(
+                step,
+                snapshot.layout,
+                lambda view: self._copy_payload(payload, view, commit.digest),
+                metrics,
+            )
             self._makes_saver_copy = False
 
     def _copy_payload(self, source: memoryview, target: memoryview, digest: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast_workers.checkpoint.load import load_whole_state
+from holdfast_workers.checkpoint.load import OtherRoom, load_whole_state
 from holdfast_workers.checkpoint.manifest import (
     BadCheckpoint,
     CheckpointError,
@@ -33,6 +33,7 @@ from holdfast_workers.protocol.processes import (
     StorageOptions,
 )
 from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.object_room import carry_over, with_rooms
 
 RESTORE_ATTEMPTS = 1000
 """A rank has no other work meanwhile, so a job's own checkpoint is tried until `patience_s` is used
@@ -75,6 +76,25 @@ class LoadBuffer:
             os.close(self._shared)
 
 
+def load_with_room(
+    load: Callable[[LoadBuffer, StateLayout], None],
+    buffer: LoadBuffer,
+    layout: StateLayout,
+    uri: str,
+) -> tuple[memoryview, StateLayout]:
+    """Have `load` fill the buffer, which contains the live state, or a new one if objects have
+    another room in the checkpoint; returns the filled payload and its layout."""
+    try:
+        load(buffer, layout)
+        return buffer.payload, layout
+    except OtherRoom as other:
+        found = with_rooms(layout, other.rooms)
+    again = LoadBuffer(uri, found.payload_bytes)
+    carry_over(buffer.payload, layout, again.payload, found, objects=False)
+    load(again, found)
+    return again.payload, found
+
+
 def fill_shared(order: LoadOrder, options: StorageOptions, fault_file: Path) -> LoadOutcome:
     """Carry out an order whose memory another process shares."""
     try:
@@ -88,6 +108,8 @@ def fill_shared(order: LoadOrder, options: StorageOptions, fault_file: Path) -> 
             fill(order, layout, payload, options, fault_file)
     except BadCheckpoint as error:
         return _not_loaded(order, LoadResult.BAD, error.reason, error.uri)
+    except OtherRoom as error:
+        return replace(_not_loaded(order, LoadResult.OTHER_ROOM, str(error)), rooms=error.rooms)
     except CheckpointError as error:
         return _not_loaded(order, LoadResult.UNFIT, str(error))
     except StorageError as error:
@@ -128,6 +150,8 @@ def _check(outcome: LoadOutcome, uri: str) -> None:
     match outcome.result:
         case LoadResult.BAD:
             raise BadCheckpoint(outcome.uri, outcome.reason)
+        case LoadResult.OTHER_ROOM:
+            raise OtherRoom(outcome.rooms)
         case LoadResult.UNFIT:
             raise IncompatibleCheckpoint(outcome.reason)
         case LoadResult.FAILED:
