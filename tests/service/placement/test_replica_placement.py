@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.placement.durability import gaps
 from holdfast_service.placement import replica_placement
+from holdfast_service.placement.durability import gaps
 from holdfast_service.placement.replica_placement import Cost, Site, coordinates
 from holdfast_workers.state.replicas import ReplicaEquality
 

@@ -238,15 +238,18 @@ class Registry:
         for name, tensor in self._trained.items():
             yield StateTensor(name, local_of(tensor), shard_box_of(tensor, self._coordinates))
         for name, copy in self._copies.items():
-            yield StateTensor(name, copy, shard_box_of(self._other[name], self._coordinates))
+            tensor = self._other[name]
+            local = not isinstance(tensor, nn.Parameter | DTensor)  # a buffer of this rank
+            yield StateTensor(name, copy, shard_box_of(tensor, self._coordinates), local)
         for state in self._optimizer_states:
             for name, tensor, parameter in state.tensors():
                 yield StateTensor(name, local_of(tensor), self._box_beside(tensor, parameter))
         yield from self._own
         primary = not any(self._coordinates.values())
         for name, buffer in self._encoded.items():
-            shape = (buffer.numel(),)
-            yield StateTensor(f"object.{name}", buffer, ShardBox(shape, (0,), shape, primary))
+            shape, local = (buffer.numel(),), name in self._objects
+            box = ShardBox(shape, (0,), shape, primary)
+            yield StateTensor(f"object.{name}", buffer, box, local)
 
     def _box_beside(self, tensor: Tensor, parameter: Tensor) -> ShardBox:
         """The box of an optimizer's tensor; it is sharded like its parameter."""
