@@ -4,6 +4,7 @@ own back, and a comparison of replicas does not take it for corruption."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, read_manifest
 from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.state.layout import SMALL_STATE
 
 pytestmark = pytest.mark.seconds
 STEPS, SAVED = 5, 3
@@ -31,7 +33,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 
 
 def spec(parallel: dict[str, int] = REPLICAS) -> TrainingSpec:
-    """A model with BatchNorm, and an object that counts."""
+    """A model with BatchNorm, and an object with the number of its rank."""
     return TrainingSpec.model_validate(
         {
             "function": "tests.support.ranks.functions:everything",
@@ -93,6 +95,26 @@ def test_ranks_of_another_mesh_take_the_values_of_the_first_rank(
 ) -> None:
     folder, before = saved
     for again in worlds.run(programs.restored_remotely, spec(parallel), folder, SAVED):
+        assert again["state"] == before[0]["state"]
+
+
+def test_a_checkpoint_of_0_1_which_has_the_first_ranks_values_only_is_loaded(
+    worlds: Worlds, saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, before = saved
+    former = tmp_path / folder.name
+    former.mkdir()
+    for file in folder.glob("*.distcp"):
+        shutil.copy(file, former)
+    records = [json.loads(json.dumps(rank["record"])) for rank in before]
+    for record in records:
+        record["tensors"] = [
+            tensor
+            for tensor in record["tensors"]
+            if not tensor["per_rank"] or tensor["name"] == SMALL_STATE
+        ]
+    finalize(LocalStorage(former), records, spec().parallel.mesh, {})
+    for again in worlds.run(programs.restored_remotely, spec(), former, SAVED):
         assert again["state"] == before[0]["state"]
 
 
