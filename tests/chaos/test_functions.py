@@ -82,6 +82,25 @@ def test_a_rank_of_a_function_may_die(
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
 
 
+def test_replicas_with_running_statistics_of_their_own_survive_a_killed_rank_and_a_lost_node(
+    tmp_path: Path,
+) -> None:
+    """Each gets its own back, from its own memory or from its partner's."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    spec = training("everything").model_copy(update={"parallel": ParallelSpec(dp_replicate=2)})
+    plan = [kill("agree", 1, 5), {**kill("agree", 1, 12), "action": "stop"}]
+    with supervised(tmp_path / "a", spec, standbys=0, workers_per_node=1) as run:
+        undisturbed = finished_digests(run)
+    with supervised(tmp_path / "b", spec, standbys=1, workers_per_node=1, chaos=plan) as run:
+        run.wait_step(11)
+        run.agents.kill_node(run.seat_of(1))
+        assert finished_digests(run) == undisturbed
+        tiers = [incident["tiers"]["1"] for incident in incidents(run)]
+        assert tiers == ["own_ram", "partner_ram"], run.story()
+        assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
+
+
 def test_no_line_of_a_function_that_writes_much_at_its_end_is_lost(tmp_path: Path) -> None:
     spec = training("talkative")
     with supervised(tmp_path, spec, standbys=0, workers_per_node=1) as run:

@@ -35,6 +35,7 @@ from holdfast_workers.ipc.linux_processes import identify
 from holdfast_workers.memory.peer_tls import TLS_VARIABLE, peer_tls
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.signals import Signal
+from holdfast_workers.state.replicas import replica_equality
 
 CALL_MARGIN_S = 10.0
 """How much longer a call to an agent may take than what the agent does in it."""
@@ -148,6 +149,7 @@ def recovery_config(
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s + install_s,
         build=build.LOADED,
         runs_program=spec.brings_program,
+        replica_equality=replica_equality(spec),
         repeatable=spec.train.deterministic == "strict",
         requeue=spec.recovery.on_shortage == "queue",
         grow_after_s=spec.recovery.grow_after_s,

@@ -1,7 +1,8 @@
 """Chooses the partner agents that keep the memory checkpoints of every rank. Pure.
 
-A *shard* is the state of the ranks that differ only in `dp_replicate`: they hold the same bytes, so
-each of them is a live copy of the others. A *machine* is a node; a copy is on a machine without
+A *shard* is the state of ranks with equal payloads, each of which is a live copy of the others:
+where `replica_equality` says so, those that differ only in `dp_replicate`; else a single rank. A
+*machine* is a node; a copy is on a machine without
 ranks of the shard, and on one agent per machine. A *group* is the set of ranks that differ on one
 mesh axis only; evicting a group removes all machines with ranks of it.
 
@@ -14,7 +15,7 @@ avoided. Of all such choices, the one with the least `Cost` is taken, compared f
 3. `exposed`: pairs (group, shard) such that evicting the group loses the shard. None exposed means
    that a partner differs in two mesh coordinates, with machines in place of ranks.
 4. `one_domain`: shards that are in one failure domain with all of their copies.
-5. `made`: copies to be made. So `dp_replicate` needs none, except where a shard would not survive
+5. `made`: copies to be made. So equal replicas need none, except where a shard would not survive
    the eviction of its own replicas: then one copy for all of them, not one for each.
 6. `crowding`: sum of the squares of the agents' loads; with one copy per shard, the minimum also
    minimises the greatest load.
@@ -39,7 +40,7 @@ from typing import NamedTuple
 
 from holdfast_service.placement.rank_assignment import name_order
 from holdfast_service.placement.replica_spread import ReplicaDemand, balance
-from holdfast_workers.state.replicas import ranks_by_shard
+from holdfast_workers.state.replicas import ReplicaEquality, payload_groups
 
 MAX_LOAD_FACTOR = 2
 Partners = tuple[str, ...]
@@ -195,6 +196,7 @@ def place_partners(
     copies: int = 1,
     avoid: frozenset[tuple[str, str]] = frozenset(),
     keep: Mapping[int, Partners] | None = None,
+    equality: ReplicaEquality = ReplicaEquality.NOTHING,
 ) -> Placement:
     """The partners of every rank of `mesh`; `seats`: rank → agent, one of `sites`.
 
@@ -203,9 +205,10 @@ def place_partners(
     """
     topology = Topology(mesh, seats, sites, avoid)
     room = MAX_LOAD_FACTOR * copies * max(Counter(seats.values()).values(), default=0)
-    placement = _place(mesh, topology, copies, keep or {}, crosses_domains=True)
+    shards = payload_groups(mesh, equality)
+    placement = _place(shards, topology, copies, keep or {}, crosses_domains=True)
     if _greatest_load(placement) > room:
-        return _place(mesh, topology, copies, keep or {}, crosses_domains=False)
+        return _place(shards, topology, copies, keep or {}, crosses_domains=False)
     return placement
 
 
@@ -239,7 +242,7 @@ def bits(mask: int) -> Iterable[int]:
 
 
 def _place(
-    mesh: Mapping[str, int],
+    shards: Sequence[tuple[int, ...]],
     topology: Topology,
     copies: int,
     keep: Mapping[int, Partners],
@@ -248,8 +251,7 @@ def _place(
 ) -> Placement:
     demands: list[ReplicaDemand] = []
     found: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {}
-    classes = ranks_by_shard(mesh)
-    for ranks in classes:
+    for ranks in shards:
         home, kept = topology.of_ranks(ranks), _kept(topology, ranks, keep, copies)
         reach = topology.reachable(ranks) & ~home & ~kept
         if (home, kept, reach) not in found:
@@ -262,7 +264,7 @@ def _place(
     chosen, crowding = balance(demands, len(topology.machines))
     partners: dict[int, Partners] = dict.fromkeys(sorted(topology.seats), ())
     placed: list[Shard] = []
-    for ranks, demand, more in zip(classes, demands, chosen, strict=True):
+    for ranks, demand, more in zip(shards, demands, chosen, strict=True):
         placed.append(Shard(ranks, topology.of_ranks(ranks), demand.kept | more, demand.kept))
         _share_out(topology, ranks, demand.kept | more, keep, partners)
     columns = zip(*(_cost(topology, shard, copies) for shard in placed), strict=True)

@@ -5,7 +5,7 @@ copies not known to be bad; steps of different attempts are never mixed; and it 
 history, so that work which a later attempt has replaced never returns.
 
 On the mesh that computed a step, each rank loads its own payload. On any other mesh, ranks load
-boxes from any rank that has them: one replica along `dp_replicate` of every shard is enough.
+boxes from any rank that has them: of ranks with equal payloads (`replica_equality`) one is enough.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import prod
 
 from holdfast_workers.protocol.messages import Held, InitPart, Origin, Place, Restore, Tier
-from holdfast_workers.state.replicas import ranks_by_shard
+from holdfast_workers.state.replicas import ReplicaEquality, payload_groups
 
 
 @dataclass(frozen=True)
@@ -173,14 +172,16 @@ def find_restore_point(
     bad: frozenset[BadCopy] = frozenset(),
     bad_uris: frozenset[str] = frozenset(),
     initial: InitialCheckpoint | None = None,
+    equality: ReplicaEquality = ReplicaEquality.NOTHING,
 ) -> RestorePoint:
     """The newest step that every rank can load: memory, else remote, else the initial state.
 
     At the same step, memory is preferred over remote, copies of this mesh over those of another
-    mesh, and a later attempt over an earlier one.
+    mesh, and a later attempt over an earlier one. `equality`: what replicas hold alike.
     """
     found = copies_by_step(copies, bad)
-    in_memory = (_newest_of_own(world_size, mesh, found, line), _newest_of_others(found, line))
+    of_others = _newest_of_others(found, line, equality)
+    in_memory = (_newest_of_own(world_size, mesh, found, line), of_others)
     memory = max(
         (point for point in in_memory if point), key=lambda point: point.step, default=None
     )
@@ -274,11 +275,10 @@ class StepCopies:
     attempt: int
     copies: Mapping[int, tuple[HeldCopy, ...]]
 
-    def missing_shards(self) -> list[tuple[int, ...]]:
+    def missing_shards(self, equality: ReplicaEquality) -> list[tuple[int, ...]]:
         """Shards without a copy, each as the ranks of which one copy would be enough."""
-        return [
-            ranks for ranks in ranks_by_shard(sizes(self.mesh)) if not set(ranks) & set(self.copies)
-        ]
+        shards = payload_groups(sizes(self.mesh), equality)
+        return [ranks for ranks in shards if not set(ranks) & set(self.copies)]
 
 
 def copies_by_step(copies: Iterable[HeldCopy], bad: frozenset[BadCopy]) -> list[StepCopies]:
@@ -294,20 +294,6 @@ def copies_by_step(copies: Iterable[HeldCopy], bad: frozenset[BadCopy]) -> list[
         StepCopies(mesh, step, attempt, {rank: tuple(ranks[rank]) for rank in sorted(ranks)})
         for (step, attempt, mesh), ranks in sorted(found.items(), reverse=True)
     ]
-
-
-def of_whole_worlds(copies: Iterable[HeldCopy]) -> tuple[HeldCopy, ...]:
-    """The copies of those states of which every rank's own part is there."""
-    known = tuple(copies)
-    ranks: dict[tuple[int, int, str], set[int]] = {}
-    for held in (copy.held for copy in known):
-        ranks.setdefault((held.step, held.attempt, held.mesh), set()).add(held.rank)
-    whole = {
-        key for key, found in ranks.items() if found >= set(range(prod(sizes(key[2]).values())))
-    }
-    return tuple(
-        copy for copy in known if (copy.held.step, copy.held.attempt, copy.held.mesh) in whole
-    )
 
 
 def _newest_of_own(
@@ -327,11 +313,13 @@ def _newest_of_own(
     return None
 
 
-def _newest_of_others(found: Iterable[StepCopies], line: HistoryLine) -> RestorePoint | None:
-    """Of any mesh; also of this mesh, if a rank's own copy is lost but a replica of its shard is
-    not."""
+def _newest_of_others(
+    found: Iterable[StepCopies], line: HistoryLine, equality: ReplicaEquality
+) -> RestorePoint | None:
+    """Of any mesh; also of this mesh, if a rank's own copy is lost but an equal one is not."""
     for held_step in found:
-        if line.contains(held_step.attempt, held_step.step) and not held_step.missing_shards():
+        is_known = line.contains(held_step.attempt, held_step.step)
+        if is_known and not held_step.missing_shards(equality):
             return RestorePoint(
                 RestoreSource.RESHARD,
                 held_step.step,

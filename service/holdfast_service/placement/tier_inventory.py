@@ -21,6 +21,7 @@ from holdfast_service.placement.restore_points import (
     copies_by_step,
     is_mesh,
 )
+from holdfast_workers.state.replicas import ReplicaEquality
 
 MAX_EXPLAINED = 3
 """Most incomplete steps that are explained."""
@@ -49,14 +50,15 @@ def holdings(
     line: HistoryLine,
     bad: frozenset[BadCopy] = frozenset(),
     bad_uris: frozenset[str] = frozenset(),
+    equality: ReplicaEquality = ReplicaEquality.NOTHING,
 ) -> list[Holding]:
     """All complete and incomplete steps for a world of `mesh`, newest first. Steps that are not on
-    the line of history are omitted."""
+    the line of history are omitted. `equality`: what replicas hold alike."""
     found = [
         holding
         for held_step in copies_by_step(copies, bad)
         if line.contains(held_step.attempt, held_step.step)
-        for holding in _in_memory(held_step, mesh)
+        for holding in _in_memory(held_step, mesh, equality)
     ]
     found += [
         Holding(RestoreSource.REMOTE, checkpoint.step, checkpoint.attempt)
@@ -88,7 +90,9 @@ def _describe_lack(holding: Holding) -> str:
     return f"step {holding.step} is in memory without rank {lacking}"
 
 
-def _in_memory(held_step: StepCopies, mesh: Mapping[str, int]) -> Iterable[Holding]:
+def _in_memory(
+    held_step: StepCopies, mesh: Mapping[str, int], equality: ReplicaEquality
+) -> Iterable[Holding]:
     if is_mesh(held_step.mesh, mesh):
         lacking = [(rank,) for rank in range(prod(mesh.values())) if rank not in held_step.copies]
         yield Holding(
@@ -96,5 +100,5 @@ def _in_memory(held_step: StepCopies, mesh: Mapping[str, int]) -> Iterable[Holdi
         )
         if not lacking:
             return
-    shards = tuple(held_step.missing_shards())
+    shards = tuple(held_step.missing_shards(equality))
     yield Holding(RestoreSource.RESHARD, held_step.step, held_step.attempt, held_step.mesh, shards)

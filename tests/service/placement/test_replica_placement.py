@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, product
 from math import prod
 
@@ -16,10 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_service.placement import replica_placement
 from holdfast_service.placement.durability import gaps
-from holdfast_service.placement.replica_placement import Cost, Site, coordinates, place_partners
+from holdfast_service.placement.replica_placement import Cost, Site, coordinates
+from holdfast_workers.state.replicas import ReplicaEquality
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+place_partners = partial(replica_placement.place_partners, equality=ReplicaEquality.PAYLOAD)
 Mesh = Mapping[str, int]
 Seats = Mapping[int, str]
 
@@ -290,6 +294,22 @@ def test_live_replicas_need_a_copy_only_against_the_eviction_of_all_of_them() ->
     assert (spread.cost.made, spread.cost.exposed) == (2, 0)
     together = place_partners(mesh, dict.fromkeys(range(4), "n0"), sites("n0", "n1"))
     assert together.cost.made == 2
+
+
+@pytest.mark.parametrize("equality", [ReplicaEquality.NOTHING, ReplicaEquality.SHARED])
+def test_replicas_that_are_not_equal_have_partners_like_any_other_ranks(
+    equality: ReplicaEquality,
+) -> None:
+    seats = {rank: f"n{rank}" for rank in range(4)}
+    for mesh, like in (
+        ({"dp_replicate": 2, "tp": 2}, {"dp_shard": 2, "tp": 2}),
+        ({"dp_replicate": 4}, {"dp_shard": 4}),
+    ):
+        placed = place_partners(mesh, seats, sites(*seats.values()), equality=equality)
+        as_shards = place_partners(like, seats, sites(*seats.values()))
+        assert placed.partners == as_shards.partners
+        assert placed.cost == as_shards.cost
+        assert all(placed.partners.values())
 
 
 def test_two_agents_are_partners_of_each_other_and_the_standby_gets_no_copy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +18,10 @@ from holdfast_service.placement.restore_points import (
     RestoreSource,
     copies_by_step,
     find_restore_point,
-    of_whole_worlds,
     restore_for,
 )
 from holdfast_workers.protocol.messages import Held, Place, Tier
-from holdfast_workers.state.replicas import ranks_by_shard
+from holdfast_workers.state.replicas import ReplicaEquality
 
 MESH = {"dp_shard": 2, "tp": 1}
 
@@ -41,10 +41,11 @@ def find(
     *copies: HeldCopy,
     remotes: Sequence[RemoteCheckpoint] = (),
     line: HistoryLine | None = None,
-    **bad: Any,
+    **options: Any,
 ) -> RestorePoint:
+    line = line or HistoryLine()
     return find_restore_point(
-        world_size=2, mesh=MESH, copies=copies, remotes=remotes, line=line or HistoryLine(), **bad
+        world_size=2, mesh=MESH, copies=copies, remotes=remotes, line=line, **options
     )
 
 
@@ -132,16 +133,29 @@ def test_copies_of_the_same_mesh_are_preferred_at_the_same_step() -> None:
 def test_an_incomplete_state_of_another_mesh_is_not_used() -> None:
     others = tuple(held("a", rank, 9, mesh="dp_shard=4,tp=1") for rank in (0, 1, 3))
     assert find(*others).source is RestoreSource.INIT
-    assert copies_by_step(others, frozenset())[0].missing_shards() == [(2,)]
+    (held_step,) = copies_by_step(others, frozenset())
+    for equality in ReplicaEquality:
+        assert held_step.missing_shards(equality) == [(2,)]
 
 
-def test_one_replica_of_every_shard_is_enough_for_another_mesh() -> None:
+def test_one_of_equal_replicas_of_every_shard_is_enough_for_another_mesh() -> None:
+    mesh, equality = "dp_replicate=2,dp_shard=2,tp=1", ReplicaEquality.PAYLOAD
+    enough = (held("a", 2, 9, mesh=mesh), held("b", 1, 9, mesh=mesh))
+    short = (held("a", 2, 9, mesh=mesh), held("b", 0, 9, mesh=mesh))
+    assert find(*enough, equality=equality).source is RestoreSource.RESHARD
+    assert find(*short, equality=equality).source is RestoreSource.INIT
+
+
+@pytest.mark.parametrize("equality", [ReplicaEquality.NOTHING, ReplicaEquality.SHARED])
+def test_no_replica_stands_for_a_rank_whose_payload_may_be_its_own(
+    equality: ReplicaEquality,
+) -> None:
     mesh = "dp_replicate=2,dp_shard=2,tp=1"
-    assert ranks_by_shard({"dp_replicate": 2, "dp_shard": 2, "tp": 1}) == [(0, 2), (1, 3)]
-    assert (
-        find(held("a", 2, 9, mesh=mesh), held("b", 1, 9, mesh=mesh)).source is RestoreSource.RESHARD
-    )
-    assert find(held("a", 2, 9, mesh=mesh), held("b", 0, 9, mesh=mesh)).source is RestoreSource.INIT
+    copies = tuple(held("a", rank, 9, mesh=mesh) for rank in range(4))
+    assert find(*copies, equality=equality).source is RestoreSource.RESHARD
+    for lost in range(4):
+        left = (copy for copy in copies if copy.held.rank != lost)
+        assert find(*left, equality=equality).source is RestoreSource.INIT
 
 
 def test_bad_copies_of_another_mesh_are_not_used() -> None:
@@ -204,19 +218,18 @@ def test_the_limits_of_attempts_are_those_of_the_line(
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 2), st.integers(1, 3), st.sampled_from(("dp_shard=2", "dp_shard=3"))
+            st.integers(0, 2), st.integers(1, 3), st.sampled_from(("dp_replicate=2", "dp_shard=3"))
         ),
         max_size=20,
     )
 )
-def test_of_a_program_only_states_count_of_which_every_ranks_part_is_there(
+def test_of_a_program_a_step_is_restored_only_if_every_ranks_part_is_there(
     found: list[tuple[int, int, str]],
 ) -> None:
     copies = [held("a", rank, step, mesh=mesh) for rank, step, mesh in found]
-    kept = of_whole_worlds(copies)
-    for copy in copies:
-        size = int(copy.held.mesh[-1])
-        ranks = {
-            rank for rank, step, mesh in found if (step, mesh) == (copy.held.step, copy.held.mesh)
-        }
-        assert (copy in kept) == (ranks >= set(range(size)))
+    whole = [
+        step
+        for _, step, mesh in found
+        if {(rank, step, mesh) for rank in range(int(mesh[-1]))} <= set(found)
+    ]
+    assert find(*copies, equality=ReplicaEquality.NOTHING).step == max(whole, default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -26,6 +27,7 @@ from holdfast_service.placement.tier_inventory import (
 )
 from holdfast_workers.protocol.codec import as_json
 from holdfast_workers.protocol.messages import Held, Place
+from holdfast_workers.state.replicas import ReplicaEquality
 
 MESHES = [
     dict(zip(("dp_replicate", "dp_shard", "tp"), sizes, strict=True))
@@ -62,6 +64,7 @@ def inventories(draw: st.DrawFn) -> dict[str, Any]:
         "remotes": [RemoteCheckpoint(step, 1, f"u{step}") for step in draw(st.sets(st.just(2)))],
         "line": HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, started).with_run(2),
         "bad": frozenset(bad),
+        "equality": draw(st.sampled_from(ReplicaEquality)),
     }
 
 
@@ -83,13 +86,15 @@ def test_the_newest_complete_holding_is_the_restore_point(
 def test_an_incomplete_step_lists_its_missing_ranks() -> None:
     mesh = {"dp_replicate": 2, "dp_shard": 2, "tp": 1}
     copies = [copy("a", rank, 5, 1, mesh) for rank in (0, 3)]
-    found = holdings(mesh, copies, [], HistoryLine())
+    equal = partial(holdings, line=HistoryLine(), equality=ReplicaEquality.PAYLOAD)
+    found = equal(mesh, copies, [])
     assert found == [
         Holding(RestoreSource.MEMORY, 5, 1, tag(mesh), ((1,), (2,))),
         Holding(RestoreSource.RESHARD, 5, 1, tag(mesh)),
     ]
+    assert not any(holding.complete for holding in holdings(mesh, copies, [], HistoryLine()))
     other = {"dp_replicate": 1, "dp_shard": 1, "tp": 1}
-    (lacking,) = holdings(other, copies[:1], [], HistoryLine())
+    (lacking,) = equal(other, copies[:1], [])
     assert (lacking.complete, lacking.missing) == (False, ((1, 3),))
     assert as_json(FoundState.of(lacking)) == {
         "tier": "reshard",

@@ -19,6 +19,7 @@ from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig, ScheduledShape
+from holdfast_workers.state.replicas import ReplicaEquality
 
 LAYOUTS: tuple[tuple[Sequence[Mapping[str, int]], int, int], ...] = (
     # meshes, workers per node, standby nodes
@@ -104,6 +105,7 @@ def prepared(
         steps=40,
         grow_after_s=0.5 + seed % 4,
         memory_copies=1 + seed % 2,
+        replica_equality=_equality(seed, runs_program=bool(limits.get("runs_program"))),
         free_after_s=1.0,
         **{
             "max_failures": 1000,
@@ -124,6 +126,10 @@ def prepared(
         name = names[agent % len(names)]
         cluster.at(when, partial(OPS[op], cluster, name, number))
     return cluster
+
+
+def _equality(seed: int, *, runs_program: bool) -> ReplicaEquality:
+    return ReplicaEquality.NOTHING if runs_program else tuple(ReplicaEquality)[seed % 3]
 
 
 @pytest.mark.seconds

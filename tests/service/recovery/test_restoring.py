@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.support.simulation.core_states import running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
@@ -15,6 +16,8 @@ from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.signals import signal_handlers
 from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
 from holdfast_workers.protocol.signals import Signal, SourcesLost
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.state.replicas import replica_equality
 
 ORIGINS = (
     Origin(0, "n0", Place.OWN, "n0", 1, "d"),
@@ -44,6 +47,37 @@ def test_a_failed_reshard_excludes_only_the_sources_that_failed() -> None:
     bad = state.saves.bad_copies
     assert {(copy.agent, copy.place, copy.rank) for copy in bad} == {("n1", Place.REPLICA, 1)}
     assert all(copy.incarnation for copy in bad)
+
+
+@pytest.mark.parametrize(
+    ("job", "tier"),
+    [({"command": "train"}, "own_ram"), ({"function": "x:y"}, "own_ram"), ({}, "reshard")],
+)
+def test_the_state_of_a_lost_replica_is_in_memory_and_the_event_names_where(
+    job: dict[str, str], tier: str
+) -> None:
+    """The standby takes the rank. A payload of the rank's own is at its partner; of equal ones the
+    living replica's is enough."""
+    spec = TrainingSpec.model_validate(job)
+    world = running(
+        cluster(
+            mesh={"dp_replicate": 2},
+            workers_per_node=1,
+            steps=60,
+            runs_program=spec.brings_program,
+            replica_equality=replica_equality(spec),
+        )
+    )
+    held = world.agents["n0"].memory
+    assert (Place.REPLICA in {place for place, _ in held}) == (tier != "reshard")
+    world.kill_node("n1", back_after_s=None)
+    world.run_until(lambda: len(closed(world)) == 1)
+    restore = forming(world)[-1]["restore"]
+    assert restore["step"] >= 9
+    assert restore["tiers"]["0"] == tier
+    placed = world.emitted(EventKind.MEMORY_PLACED)[-1]
+    assert placed["recoverable"]["1"]["probability"] == 1.0
+    assert any(placed["partners"].values()) == (tier != "reshard")
 
 
 def test_an_unreadable_copy_is_skipped_for_the_next_copy() -> None:

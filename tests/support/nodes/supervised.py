@@ -52,6 +52,7 @@ from holdfast_workers.spec import (
     TrainingSpec,
     TrainSpec,
 )
+from holdfast_workers.state.replicas import replica_equality
 
 MICRO_BATCH = 2
 
@@ -113,6 +114,7 @@ class SupervisedRun:
             auto=auto_tiers(training),
             overhead_target=training.checkpoint.overhead_target,
             memory_copies=training.checkpoint.memory.partner_copies,
+            replica_equality=replica_equality(training),
             **{
                 "shapes": (WorldShape.of(training.parallel.mesh, workers_per_node),),
                 "standby_wait_s": 20.0,

@@ -40,7 +40,15 @@ class Kept:
 
 
 def object_by_rank(ctx: Context) -> None:
-    _train(ctx, nn.Linear(4, 2), counter=Kept(ctx.rank))
+    _train(ctx, nn.Linear(4, 2), counter=Kept(ctx.rank), same=Kept("the same"))
+
+
+def rate_by_rank(ctx: Context) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * (1 + ctx.rank))
+    ctx.register(model=model, optimizer=optimizer)
+    for _ in ctx.steps():
+        ctx.step(0.0)
 
 
 def shape_by_rank(ctx: Context) -> None:

@@ -44,7 +44,7 @@ from holdfast_workers.protocol.signals import (
     WorkerJoined,
     WorkerLeft,
 )
-from holdfast_workers.state.replicas import ranks_by_shard
+from holdfast_workers.state.replicas import payload_groups
 
 STEP_S = 0.1
 HOLD_S = 0.25
@@ -225,7 +225,8 @@ class SimulatedTraining(SimulatedNetwork):
                 for origin in source.origins
                 if self.agents[origin.agent].holds(origin, source)
             }
-            ok = all(there & set(ranks) for ranks in ranks_by_shard(sizes(source.mesh)))
+            groups = payload_groups(sizes(source.mesh), self.config.replica_equality)
+            ok = all(there & set(ranks) for ranks in groups)
             if ok:
                 agent.keep_resharded(rank, source)
         if holder is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -26,7 +27,7 @@ from holdfast_workers.checkpoint.moves import (
     plan_moves,
 )
 from holdfast_workers.checkpoint.pieces import batches, gather, scatter, view_of
-from holdfast_workers.state.layout import SMALL_STATE, StateLayout
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry
 
 # Indivisible sizes, fewer rows than ranks, scalars, cuts of both dimensions, three dimensions.
 PARAMETERS = (
@@ -160,6 +161,22 @@ def test_only_the_same_rank_takes_a_random_generator_state() -> None:
     assert plan.left == ()
     random = next(i for i, entry in enumerate(held[1].tensors) if entry.name == RANDOM)
     assert {move.source for move in plan.moves if move.tensor == random} == {1}
+
+
+@pytest.mark.parametrize(("same_mesh", "source"), [(True, 2), (False, 0)])
+def test_a_rank_takes_its_own_local_values_or_on_another_mesh_those_of_the_primary(
+    same_mesh: bool, source: int
+) -> None:
+    shape = (3,)
+    entry = TensorEntry("mean", "float32", shape, (0,), shape, 0, 12, local=True)
+    others = replace(entry, primary=False)
+    layouts = [StateLayout((entry if rank == 0 else others,), 64) for rank in range(3)]
+    sources = [MoveSource(f"n{rank}", rank, layout) for rank, layout in enumerate(layouts)]
+    plan = plan_moves(layouts[2], sources, 2, same_mesh=same_mesh)
+    assert [move.source for move in plan.moves] == [source]
+    del sources[source]
+    with pytest.raises(NotCovered):
+        plan_moves(layouts[2], sources, 2, same_mesh=same_mesh)
 
 
 def test_tensors_that_no_source_holds_are_named() -> None:

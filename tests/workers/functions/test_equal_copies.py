@@ -34,7 +34,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 @pytest.mark.parametrize(
     ("name", "mesh", "message"),
     [
-        ("object_by_rank", {"dp_shard": 2}, "object.counter differs between rank 0 and rank 1"),
+        ("rate_by_rank", {"dp_shard": 2}, "object.optimizer differs between rank 0 and rank 1"),
         ("shape_by_rank", {"dp_shard": 2}, "part.weight is torch.float32 .3, 2. on rank 0 and"),
         ("half_by_rank", {"tp": 2}, "part.weight differs between rank 0 and rank 1"),
         ("changes_on_one_rank", {"dp_shard": 2}, "model.weight differs between rank 0 and rank 1"),
@@ -45,6 +45,15 @@ def test_ranks_that_differ_where_they_must_not_are_named(
 ) -> None:
     with pytest.raises(AssertionError, match=f"FunctionError: .*{message}"):
         worlds.run(programs.trained, spec(name, mesh))
+
+
+@pytest.mark.seconds
+def test_objects_may_differ_and_a_line_says_which(worlds: Worlds) -> None:
+    ranks = worlds.run(programs.printed, spec("object_by_rank", {"dp_shard": 2}))
+    assert [line.partition(":")[0] for line in ranks[0] if "not the same" in line] == [
+        "WARNING object.counter"
+    ]
+    assert not [line for line in ranks[1] if "not the same" in line]
 
 
 def alone(name: str, **config: bool) -> RecordingHooks:

@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.memory.background_copy import BackgroundCopies, WaitBudget
+from holdfast_workers.memory.background_copy import BackgroundCopies, CopyJob, WaitBudget
+from holdfast_workers.state.digest import ShardDigest
+
+DIGEST = ShardDigest("whole", "shared")
 
 
 def test_training_continues_as_soon_as_the_state_is_captured() -> None:
     copies, proceed = BackgroundCopies(), threading.Event()
 
-    def job(captured: Callable[[str], None]) -> None:
-        captured("digest")
+    def job(captured: Callable[[ShardDigest], None]) -> None:
+        captured(DIGEST)
         proceed.wait(60)
 
     digest = copies.start(job)
     copies.await_captured()
-    assert digest() == "digest"
+    assert digest() == DIGEST
     proceed.set()
     copies.finish()
 
@@ -29,10 +32,10 @@ def test_training_cannot_change_the_state_before_it_is_captured() -> None:
     copies = BackgroundCopies()
     seen: list[str] = []
 
-    def job(captured: Callable[[str], None]) -> None:
+    def job(captured: Callable[[ShardDigest], None]) -> None:
         time.sleep(0.1)
         seen.append("copied")
-        captured("")
+        captured(DIGEST)
 
     copies.start(job)
     copies.await_captured()
@@ -44,9 +47,9 @@ def test_copies_are_made_one_after_the_other() -> None:
     copies = BackgroundCopies()
     at_once = threading.Semaphore(1)
 
-    def job(captured: Callable[[str], None]) -> None:
+    def job(captured: Callable[[ShardDigest], None]) -> None:
         assert at_once.acquire(blocking=False)
-        captured("")
+        captured(DIGEST)
         time.sleep(0.01)
         at_once.release()
 
@@ -59,7 +62,7 @@ def test_copies_are_made_one_after_the_other() -> None:
 def test_a_failed_capture_is_raised_by_every_wait_for_it() -> None:
     copies = BackgroundCopies()
 
-    def job(captured: Callable[[str], None]) -> None:
+    def job(captured: Callable[[ShardDigest], None]) -> None:
         raise OSError("shared memory is full")
 
     digest = copies.start(job)
@@ -72,8 +75,8 @@ def test_a_failed_capture_is_raised_by_every_wait_for_it() -> None:
 def test_a_failure_after_the_capture_is_raised_by_the_next_copy() -> None:
     copies = BackgroundCopies()
 
-    def job(captured: Callable[[str], None]) -> None:
-        captured("")
+    def job(captured: Callable[[ShardDigest], None]) -> None:
+        captured(DIGEST)
         raise OSError("no room for a second copy")
 
     copies.start(job)
@@ -87,17 +90,17 @@ def test_a_failure_after_the_capture_is_raised_by_the_next_copy() -> None:
 def test_a_failure_is_raised_even_if_the_next_copy_had_already_started() -> None:
     copies, proceed = BackgroundCopies(), threading.Event()
 
-    def failing(captured: Callable[[str], None]) -> None:
-        captured("")
+    def failing(captured: Callable[[ShardDigest], None]) -> None:
+        captured(DIGEST)
         proceed.wait(60)
         raise OSError("no room for a second copy")
 
     copies.start(failing)
-    second = copies.start(lambda captured: captured("second"))
+    second = copies.start(lambda captured: captured(DIGEST))
     proceed.set()
-    assert second() == "second"
+    assert second() == DIGEST
     with pytest.raises(OSError, match="no room"):
-        copies.start(lambda captured: captured("third"))
+        copies.start(lambda captured: captured(DIGEST))
     with pytest.raises(OSError, match="no room"):
         copies.finish()
 
@@ -105,13 +108,13 @@ def test_a_failure_is_raised_even_if_the_next_copy_had_already_started() -> None
 def test_end_lets_a_short_copy_complete_and_stops_a_long_one() -> None:
     completed: list[bool] = []
 
-    def job(seconds: float, copies: BackgroundCopies) -> Callable[[Callable[[str], None]], None]:
-        def run(captured: Callable[[str], None]) -> None:
+    def job(seconds: float, copies: BackgroundCopies) -> CopyJob:
+        def run(captured: Callable[[ShardDigest], None]) -> None:
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline and not copies.stopped:
                 time.sleep(0.005)
             completed.append(not copies.stopped)
-            captured("")
+            captured(DIGEST)
 
         return run
 

@@ -17,6 +17,7 @@ from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.protocol.messages import Partner, Place
+from holdfast_workers.state.digest import ShardDigest
 from holdfast_workers.state.rank_state import Snapshot
 
 NBYTES = 8 << 20
@@ -42,9 +43,9 @@ def test_five_hundred_saves_with_a_partner_leak_no_memory_and_no_threads(
     copies = BackgroundCopies()
 
     def save(step: int) -> None:
-        def copy(captured: Callable[[str], None]) -> None:
-            digest = snapshot.write(segment.begin(step))
-            segment.commit(attempt=1, step=step, digest=digest)
+        def copy(captured: Callable[[ShardDigest], None]) -> None:
+            digest = snapshot.copy_to(segment.begin(step))
+            segment.commit(attempt=1, step=step, digest=digest.whole)
             captured(digest)
             replicator.offer(0, 1, step)
 

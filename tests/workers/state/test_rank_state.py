@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.digest import ShardDigest, payload_digest
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout
 from holdfast_workers.state.rank_state import (
     CopyStopped,
@@ -88,6 +89,48 @@ def test_the_digest_computed_while_copying_equals_the_payloads(sizes: list[int])
     payload = bytearray(b"\xff" * state.layout.payload_bytes)
     digest = state.freeze(SMALL).write(memoryview(payload))
     assert digest == payload_digest(payload) == state.digest(SMALL)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * 65_537), st.booleans()), max_size=4), st.booleans())
+@settings(max_examples=30)
+def test_what_replicas_share_stands_first_and_is_digested_in_the_same_pass(
+    sizes: list[tuple[int, bool]], has_own_bytes: bool
+) -> None:
+    pieces = [
+        replace(piece(f"t{index}", torch.arange(size, dtype=torch.float32)), local=local)
+        for index, (size, local) in enumerate(sizes)
+    ]
+    state = RankState(pieces, [GENERATOR] if has_own_bytes else [])
+    layout = state.layout
+    payload = memoryview(bytearray(layout.payload_bytes))
+    digest = state.freeze(SMALL).copy_to(payload)
+    assert digest == state.freeze(SMALL).shard_digest()
+    assert digest == ShardDigest.of_payload(payload, layout, payload_digest(payload))
+    assert digest.shared == payload_digest(payload[: layout.shared_bytes])
+    apart = [entry.offset >= layout.shared_bytes for entry in layout.tensors]
+    alone = [local for _, local in sorted(sizes, key=lambda size: size[1])]
+    if True in alone or has_own_bytes:
+        assert apart == [*alone, *([True] if has_own_bytes else []), True]
+    else:
+        assert layout.shared_bytes == layout.payload_bytes
+
+
+def test_only_what_replicas_share_changes_their_common_digest() -> None:
+    shared, local = torch.zeros(3), torch.zeros(3)
+    state = RankState([replace(piece("local", local), local=True), piece("shared", shared)])
+    before = state.freeze(SMALL).shard_digest()
+    local.add_(1)
+    after = state.freeze(SMALL).shard_digest()
+    assert after.shared == before.shared
+    assert after.whole != before.whole
+    shared.add_(1)
+    assert state.freeze(SMALL).shard_digest().shared != before.shared
+    payload = memoryview(bytearray(state.layout.payload_bytes))
+    state.freeze(SMALL).write(payload)
+    local.zero_()
+    shared.zero_()
+    assert state.read(payload) == SMALL
+    assert local.tolist() == shared.tolist() == [1, 1, 1]
 
 
 def test_state_that_changes_before_the_next_step_is_copied_at_once(state: RankState) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,11 @@ from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.replicas import (
     CorruptionFound,
     ReplicaComparison,
+    ReplicaEquality,
     describe,
+    payload_groups,
     ranks_by_shard,
+    replica_equality,
 )
 from holdfast_workers.training.step_agreement import Agreed, Contribution, Record, fold
 
@@ -32,9 +36,16 @@ MESH = {"dp_replicate": 2, "dp_shard": 2, "tp": 1}
 
 
 def records(digests: str, *, step: int = 6, state_step: int = 5) -> list[Record]:
-    """A record per letter; the letter stands for the rank's digest."""
+    """A record per letter; the letter stands for the digest of what replicas share."""
     return [
-        Record(2, step, replace(SHARE, data_index=rank), state_step, letter.encode() * 16)
+        Record(
+            attempt=2,
+            step=step,
+            contribution=replace(SHARE, data_index=rank),
+            state_step=state_step,
+            state_digest=bytes([rank]) * 16,  # the rest of the state may differ
+            shared_digest=letter.encode() * 16,
+        )
         for rank, letter in enumerate(digests)
     ]
 
@@ -44,6 +55,34 @@ def test_ranks_that_differ_only_in_dp_replicate_are_compared() -> None:
     assert ReplicaComparison.of(MESH, 1, 1).groups == ((0, 2), (1, 3))
     assert ReplicaComparison.of({"dp_shard": 2, "tp": 2}, 1, 1).groups == ()
     assert ReplicaComparison.of(MESH, 0, 1).groups == ()
+
+
+@pytest.mark.parametrize(
+    ("job", "equality"),
+    [
+        ({}, ReplicaEquality.PAYLOAD),
+        ({"recipe": "package.module:Mine"}, ReplicaEquality.SHARED),
+        ({"function": "package.module:main"}, ReplicaEquality.SHARED),
+        ({"script": "train.py", "program": {"context": True}}, ReplicaEquality.SHARED),
+        ({"script": "train.py"}, ReplicaEquality.NOTHING),
+        ({"command": "train"}, ReplicaEquality.NOTHING),
+        ({"ray_train": "package.module:loop"}, ReplicaEquality.NOTHING),
+    ],
+)
+def test_what_replicas_hold_alike_follows_from_the_kind_of_the_job(
+    job: dict[str, Any], equality: ReplicaEquality
+) -> None:
+    spec = TrainingSpec.model_validate({**job, "parallel": {"dp_replicate": 2}})
+    assert replica_equality(spec) is equality
+    are_equal = equality is ReplicaEquality.PAYLOAD
+    assert payload_groups(MESH, equality) == ([(0, 2), (1, 3)] if are_equal else singles(4))
+    compared = equality is not ReplicaEquality.NOTHING
+    groups = ReplicaComparison.of(MESH, 1, 1, equality=equality).groups
+    assert groups == (((0, 2), (1, 3)) if compared else ())
+
+
+def singles(ranks: int) -> list[tuple[int]]:
+    return [(rank,) for rank in range(ranks)]
 
 
 def test_digests_are_not_compared_where_equal_input_need_not_give_equal_bits() -> None:

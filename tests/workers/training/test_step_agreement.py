@@ -44,6 +44,7 @@ RECORDS = st.builds(
     stop=st.booleans(),
     intervals=st.tuples(INTEGERS, INTEGERS),
     compute_s=FINITE,
+    shared_digest=st.binary(min_size=16, max_size=16),
 )
 
 
@@ -95,9 +96,13 @@ def test_shares_add_up_and_the_samples_of_peers_count_once() -> None:
 def test_the_state_digest_covers_the_ranks_in_order() -> None:
     agreed = fold([record(0), record(1)])
     assert agreed.state_step == 6
-    assert agreed.rank_digests == (bytes([0] * 16).hex(), bytes([1] * 16).hex())
-    assert agreed.state_digest == step_digest(agreed.rank_digests)
+    assert agreed.state_digest == step_digest(("00" * 16, "01" * 16))
     assert fold([record(1), record(0)]).state_digest != agreed.state_digest
+
+
+def test_the_digests_of_ranks_are_of_what_replicas_share() -> None:
+    agreed = fold([record(0, shared_digest=b"a" * 16), record(1, shared_digest=b"b" * 16)])
+    assert agreed.rank_digests == ("61" * 16, "62" * 16)
 
 
 def test_without_rank_digests_there_is_no_state_digest() -> None:

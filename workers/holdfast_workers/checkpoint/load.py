@@ -6,7 +6,8 @@ taken are the bytes that are verified, each is moved once, and memory is bounded
 payload is valid only after all files have been verified, which is when `load_state` returns.
 The loader reads raw bytes at the places that the manifest records, by the intersections of boxes.
 A rank of the same mesh finds its own boxes whole; a rank of another mesh gathers its parts from
-several files.
+several files. Of a local entry, a rank of the same mesh takes its own values, any other rank those
+of the primary.
 """
 
 from __future__ import annotations
@@ -93,10 +94,7 @@ def _load(
     rank: int,
     on_read: OnRead = lambda _: None,
 ) -> list[str]:
-    parts: dict[str, list[SavedTensor]] = defaultdict(list)
-    for tensor in manifest.tensors:
-        if not tensor.per_rank or (tensor.rank == rank and manifest.mesh == mesh):
-            parts[tensor.name].append(tensor)
+    parts = _parts_for(rank, mesh, manifest)
     _require_room(layout, parts)
     missing = []
     wanted: dict[str, list[_Transfer]] = defaultdict(list)
@@ -195,6 +193,19 @@ def _readable(checkpoint: Storage) -> Manifest:
     return manifest
 
 
+def _parts_for(rank: int, mesh: dict[str, int], manifest: Manifest) -> dict[str, list[SavedTensor]]:
+    """The saved boxes that count for the rank, by the tensor's name. A box of its own counts alone:
+    a local entry has another one of the primary."""
+    parts: dict[str, list[SavedTensor]] = defaultdict(list)
+    own: dict[str, list[SavedTensor]] = {}
+    for tensor in manifest.tensors:
+        if not tensor.per_rank:
+            parts[tensor.name].append(tensor)
+        elif tensor.rank == rank and manifest.mesh == mesh:
+            own[tensor.name] = [tensor]
+    return {**parts, **own}
+
+
 def _transfers(
     entry: TensorEntry, payload: memoryview, parts: list[SavedTensor], manifest: Manifest
 ) -> list[_Transfer]:
@@ -222,6 +233,7 @@ def _transfers(
 
 def _check_compatible(entry: TensorEntry, saved: SavedTensor) -> None:
     mine = (entry.dtype.removeprefix("torch."), entry.global_shape, entry.per_rank)
-    theirs = (saved.dtype.removeprefix("torch."), saved.global_shape, saved.per_rank)
+    per_rank = saved.per_rank and not entry.local
+    theirs = (saved.dtype.removeprefix("torch."), saved.global_shape, per_rank)
     if mine != theirs:
         raise IncompatibleCheckpoint(f"{entry.name} is {mine}, the checkpoint has {theirs}")

@@ -8,7 +8,8 @@ hold are balanced over those nodes.
 
 Per-rank state (a rank's own bytes) has no meaning on another mesh: only the same rank of the same
 mesh takes it, otherwise the target keeps its own. The small state is the same on every rank, so
-any source provides it.
+any source provides it. Of a local entry, a rank of the same mesh takes its own values, any other
+rank those of the primary.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class _BoxIndex:
         self._kinds: dict[str, tuple[object, ...]] = {}
         for number, source in enumerate(sources):
             for index, entry in enumerate(source.layout.tensors):
-                if entry.per_rank and entry.name != SMALL_STATE and source.rank != own_rank:
+                if entry.is_local and not _is_for(own_rank, entry, source.rank):
                     continue
                 _check(entry, self._kinds.setdefault(entry.name, _kind(entry)))
                 if math.prod(entry.shape):
@@ -198,6 +199,12 @@ def _least_loaded(
     order = {holder: index for index, holder in enumerate(first)}
     least = min(first, key=lambda holder: (load[holder], (order[holder] - rank) % len(first)))
     return first[least]
+
+
+def _is_for(own_rank: int | None, entry: TensorEntry, rank: int) -> bool:
+    """Whether the target takes its local entry from this rank's. `own_rank`: the target's rank, if
+    the mesh is the same."""
+    return rank == own_rank or (own_rank is None and entry.local and entry.primary)
 
 
 def _kind(entry: TensorEntry) -> tuple[object, ...]:

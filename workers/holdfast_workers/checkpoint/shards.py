@@ -2,8 +2,9 @@
 
 The file has the format of stock `torch.distributed.checkpoint` (consecutive archives of
 `torch.save`), so that stock programs can read it. Holdfast itself reads only the raw bytes of the
-tensors inside, whose places it records. A rank writes its `primary` boxes and its per-rank
-entries.
+tensors inside, whose places it records. A rank writes its `primary` boxes, its per-rank entries,
+and of local entries its own values: those of the primary are the tensor's, those of every other
+rank are per-rank.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def save_shard(
         saved = [
             _write_tensor(hashing, payload, entry, rank, name)
             for entry in layout.tensors
-            if entry.primary or entry.per_rank
+            if entry.primary or entry.per_rank or entry.local
         ]
         nbytes = stream.tell()
     return {
@@ -126,7 +127,7 @@ def _write_tensor(
         global_shape=entry.global_shape,
         offsets=entry.offsets,
         shape=entry.shape,
-        per_rank=entry.per_rank,
+        per_rank=entry.per_rank or (entry.local and not entry.primary),
         rank=rank,
         file=file,
         offset=offset,

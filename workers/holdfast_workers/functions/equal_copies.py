@@ -3,8 +3,9 @@
 A rank's state says for each tensor which part of it the rank holds; ranks with the same part of the
 same tensor must have the same bytes, or a restored or resized job would continue with the values of
 one of them. They are compared by their hashes when a function begins, after its first steps, and
-from time to time: so a state that differs is found while it has cost little. Buffers of modules
-(running statistics) may differ, and are not compared.
+from time to time: so a state that differs is found while it has cost little. Objects may differ, as
+each rank gets its own back; that they do is worth a line, because on another mesh it does not.
+Buffers of modules (running statistics) differ by nature, and are not compared.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ class HeldPart:
     shape: tuple[int, ...]
     apart: int = 0
     """Ranks with another number are not compared with this one."""
+    may_differ: bool = False
 
     @staticmethod
     def of(piece: StateTensor, apart: int) -> HeldPart:
         box, dtype = piece.box, str(piece.tensor.dtype)
-        return HeldPart(piece.name, dtype, box.global_shape, box.offsets, box.shape, apart)
+        return HeldPart(
+            piece.name, dtype, box.global_shape, box.offsets, box.shape, apart, piece.local
+        )
 
 
 class EqualCopies:
@@ -50,7 +54,7 @@ class EqualCopies:
         """`held`: by rank. Raises FunctionError if the ranks do not have the same tensors."""
         _check_same_tensors(held)
         self._world = world
-        self._names = [part.name for part in held[world.rank]]
+        self._parts = held[world.rank]
         self._groups = [groups_of(parts) for parts in zip(*held, strict=True)]
 
     @classmethod
@@ -66,10 +70,11 @@ class EqualCopies:
             dist.all_gather_object(held, mine)
         return cls(world, held)
 
-    def compare(self, pieces: Iterable[StateTensor]) -> None:
-        """Compare the present values. Collective; raises FunctionError, on all ranks."""
+    def compare(self, pieces: Iterable[StateTensor]) -> list[str]:
+        """Compare the present values, and return the names of the objects that differ. Collective;
+        raises FunctionError, on all ranks, if anything else does."""
         if not any(self._groups):
-            return
+            return []
         mine = [
             _hash(piece.tensor) if any(self._world.rank in group for group in groups) else 0
             for piece, groups in zip(pieces, self._groups, strict=True)
@@ -77,12 +82,14 @@ class EqualCopies:
         own = torch.tensor(mine, dtype=torch.int64, device=self._world.device)
         hashes = [torch.empty_like(own) for _ in range(self._world.world_size)]
         dist.all_gather(hashes, own)
-        by_rank = [each.tolist() for each in hashes]
-        for index, (name, groups) in enumerate(zip(self._names, self._groups, strict=True)):
-            for group in groups:
-                differing = first_difference(group, [of_rank[index] for of_rank in by_rank])
-                if differing is not None:
-                    raise FunctionError(_sentence(name, *differing))
+        by_part = list(zip(*(each.tolist() for each in hashes), strict=True))
+        objects: dict[str, None] = {}
+        for part, groups, values in zip(self._parts, self._groups, by_part, strict=True):
+            for differing in filter(None, (first_difference(group, values) for group in groups)):
+                if not part.may_differ:
+                    raise FunctionError(_sentence(part.name, *differing))
+                objects[part.name] = None
+        return list(objects)
 
 
 def is_due(step_of_attempt: int) -> bool:

@@ -33,7 +33,7 @@ from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import Snapshot, StateMismatch, local_of
 from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import all_finite
-from holdfast_workers.training.rank_log import log_unsaved_buffers
+from holdfast_workers.training.rank_log import log_differing_objects, log_unsaved_buffers
 from holdfast_workers.training.recipe import (
     Agree,
     AttemptSteps,
@@ -66,6 +66,8 @@ class FunctionRecipe(Recipe):
         self._registry: Registry | None = None
         self._reduction: GradientReduction | None = None
         self._copies: EqualCopies | None = None
+        self._differing: set[str] = set()
+        """Objects that differ between ranks, as far as it has been logged."""
         self._steps_of_attempt = 0
         self.share: Contribution | None = None
         """The function's contribution to the agreement on the next step."""
@@ -241,7 +243,10 @@ class FunctionRecipe(Recipe):
         if self._copies is None:
             repeatable = self.spec.train.deterministic == "strict"
             self._copies = EqualCopies.gather(self.world, pieces, repeatable=repeatable)
-        self._copies.compare(pieces)
+        differing = self._copies.compare(pieces)
+        if self.world.rank == 0 and (names := set(differing) - self._differing):
+            log_differing_objects(sorted(names))
+        self._differing.update(differing)
 
     def _with_gradients(self, share: Contribution) -> Contribution:
         primary = [_gradient(p) for _, p, box in self.registry.trained() if box.primary]

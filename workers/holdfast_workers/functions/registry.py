@@ -159,14 +159,19 @@ class Registry:
                     assign_bytes(tensor, content)
 
     def equal_pieces(self) -> list[StateTensor]:
-        """The parts of the present state that are equal on all ranks that hold them: all but the
-        buffers of modules and what Holdfast adds itself."""
+        """The parts of the present state that are equal on all ranks that hold them, parameters and
+        optimizers; and each object, which may be `local`, as its encoding, whatever its room."""
         self._refresh()
-        free = {
-            name for name, tensor in self._other.items() if not isinstance(tensor, nn.Parameter)
+        others = {piece.name for piece in self._own} | {
+            OBJECT_PREFIX + name for name in self._encoded
         }
-        free |= {piece.name for piece in self._own}
-        return [piece for piece in self._pieces() if piece.name not in free]
+        pieces = [p for p in self._pieces() if not (p.local or p.name in others)]
+        box = ShardBox((), (), (), primary=True)
+        for name, buffer in self._encoded.items():
+            raw = torch.frombuffer(bytearray(unpacked(buffer.numpy().data)), dtype=torch.uint8)
+            local = name in self._objects
+            pieces.append(StateTensor(OBJECT_PREFIX + name, raw, box, weight=False, local=local))
+        return pieces
 
     def try_state(self) -> None:
         """Raise FunctionError if a part of the state would not come back as it is saved. Call it
@@ -324,8 +329,10 @@ class Registry:
             box = shard_box_of(tensor, self._coordinates)
             yield StateTensor(name, local_of(tensor), box, weight=True)
         for name, copy in self._copies.items():
-            box = shard_box_of(self._other[name], self._coordinates)
-            yield StateTensor(name, copy, box, weight=True)
+            tensor = self._other[name]
+            box = shard_box_of(tensor, self._coordinates)
+            is_buffer = not isinstance(tensor, nn.Parameter | DTensor)
+            yield StateTensor(name, copy, box, weight=True, local=is_buffer)
         for state in self._optimizer_states:
             for name, tensor, parameter in state.tensors():
                 box = self._box_beside(tensor, parameter)
@@ -333,9 +340,9 @@ class Registry:
         yield from self._own
         primary = not any(self._coordinates.values())
         for name, buffer in self._encoded.items():
-            shape = (buffer.numel(),)
+            shape, is_object = (buffer.numel(),), name in self._objects
             box = ShardBox(shape, (0,), shape, primary)
-            yield StateTensor(OBJECT_PREFIX + name, buffer, box, weight=False)
+            yield StateTensor(OBJECT_PREFIX + name, buffer, box, weight=False, local=is_object)
 
     def _box_beside(self, tensor: Tensor, parameter: Tensor) -> ShardBox:
         """The box of an optimizer's tensor; it is sharded like its parameter."""

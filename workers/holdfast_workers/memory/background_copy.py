@@ -14,11 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from math import inf
 from statistics import median
 
+from holdfast_workers.state.digest import ShardDigest
+
 CAPTURE_S = 300.0
 STOP_S = 10.0
 _RECENT_COUNT = 8
 
-CopyJob = Callable[[Callable[[str], None]], None]
+CopyJob = Callable[[Callable[[ShardDigest], None]], None]
 """Makes one copy. Calls its argument with the digest as soon as the live state is captured."""
 
 
@@ -27,17 +29,17 @@ class BackgroundCopies:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shadow-copy")
-        self._captured: Future[str] | None = None
+        self._captured: Future[ShardDigest] | None = None
         self._done: Future[None] | None = None
         self._failure: BaseException | None = None
         self.stopped = False
         """Copy jobs poll this flag and return early once it is set."""
 
-    def start(self, job: CopyJob) -> Callable[[], str]:
+    def start(self, job: CopyJob) -> Callable[[], ShardDigest]:
         """Start a copy. The returned function waits for its digest. Raises the exception of an
         earlier copy that failed."""
         self._raise_failure()
-        captured: Future[str] = Future()
+        captured: Future[ShardDigest] = Future()
 
         def run() -> None:
             try:

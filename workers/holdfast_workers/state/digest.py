@@ -2,21 +2,59 @@
 
 A shard digest covers one rank's payload, including its padding, which is always zero. It is the
 same whether computed from a payload in a buffer or from the live tensors. The digest of a step
-covers the shard digests in rank order.
+covers the shard digests in rank order. Replicas may differ at the end of their payloads
+(`StateLayout.shared_bytes`), so a second digest covers what is before; one pass computes both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
-from holdfast_workers.state.layout import ALIGNMENT
+from holdfast_workers.state.layout import ALIGNMENT, StateLayout
 
 PIECE_BYTES = 1 << 26
 """Hashed between two checks whether to stop: some milliseconds."""
 
 _PADDING = bytes(ALIGNMENT)
+
+
+@dataclass(frozen=True)
+class ShardDigest:
+    """The digests of one rank's payload, in hex."""
+
+    whole: str
+    shared: str
+    """Of the part that replicas share; `whole` if they share all of it."""
+
+    @classmethod
+    def of_payload(cls, payload: memoryview, layout: StateLayout, whole: str) -> ShardDigest:
+        """Of a payload whose own digest is known."""
+        if layout.shared_bytes == layout.payload_bytes:
+            return cls(whole, whole)
+        return cls(whole, payload_digest(payload[: layout.shared_bytes]))
+
+
+class ShardHasher:
+    """Computes both digests from the pieces of a payload, in their order. No piece may cross the
+    end of the shared part."""
+
+    def __init__(self, shared_bytes: int) -> None:
+        self._state = xxhash.xxh3_128()
+        self._until_shared = shared_bytes
+        self._shared = self._state.hexdigest()
+
+    def update(self, piece: memoryview | bytes) -> None:
+        self._state.update(piece)
+        if self._until_shared > 0:
+            self._until_shared -= piece.nbytes if isinstance(piece, memoryview) else len(piece)
+            if self._until_shared == 0:
+                self._shared = self._state.hexdigest()
+
+    def digest(self) -> ShardDigest:
+        return ShardDigest(str(self._state.hexdigest()), str(self._shared))
 
 
 def payload_digest(payload: memoryview | bytes | bytearray) -> str:
@@ -33,15 +71,15 @@ def interruptible_digest(payload: memoryview, check_stop: Callable[[], object]) 
     return str(state.hexdigest())
 
 
-def streamed_digest(pieces: Iterable[memoryview | bytes]) -> str:
+def streamed_digest(pieces: Iterable[memoryview | bytes], shared_bytes: int) -> ShardDigest:
     """Digest of the payload that consists of `pieces`, each padded with zeros to the alignment."""
-    state = xxhash.xxh3_128()
+    hasher = ShardHasher(shared_bytes)
     for piece in pieces:
-        state.update(piece)
+        hasher.update(piece)
         nbytes = piece.nbytes if isinstance(piece, memoryview) else len(piece)
         if rest := nbytes % ALIGNMENT:
-            state.update(_PADDING[rest:])
-    return str(state.hexdigest())
+            hasher.update(_PADDING[rest:])
+    return hasher.digest()
 
 
 def step_digest(rank_digests: Sequence[str]) -> str:

@@ -44,12 +44,26 @@ class TensorEntry:
     weight: bool | None = field(default=None, compare=False)
     """Whether it is a model's parameter or persistent buffer; None if it was written by a version
     that did not say so. It does not change what the bytes are, so it is not compared."""
+    local: bool = False
+    """True if each rank that holds the box has its own values in it (running statistics). It is
+    saved of every rank; a rank of another mesh takes the values of the primary."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether replicas may differ in it."""
+        return self.local or (self.per_rank and self.name != SMALL_STATE)
 
 
 @dataclass(frozen=True)
 class StateLayout:
     tensors: tuple[TensorEntry, ...]
     payload_bytes: int
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """The bytes before the first entry in which replicas may differ."""
+        local = (entry.offset for entry in self.tensors if entry.is_local)
+        return next(local, self.payload_bytes)
 
     def to_json(self) -> bytes:
         return self._json

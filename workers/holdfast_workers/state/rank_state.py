@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from holdfast_workers.state.device_staging import DeviceStaging
-from holdfast_workers.state.digest import streamed_digest
+from holdfast_workers.state.digest import ShardDigest, ShardHasher, streamed_digest
 from holdfast_workers.state.joined_axes import axes_of
 from holdfast_workers.state.layout import (
     MODEL_PREFIX,
@@ -61,6 +60,8 @@ class StateTensor:
     weight: bool | None = None
     """Whether it is a weight of the model, which `init_from` loads alone with `what: model`, and an
     export contains. None: if its name begins with `model.`."""
+    local: bool = False
+    """Whether other ranks with the same box have other values in it; see `TensorEntry`."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,12 @@ class Snapshot:
         self.await_sources = await_sources
 
     def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
+        """`copy_to`, of which it returns the digest of the whole payload."""
+        return self.copy_to(payload, stopped).whole
+
+    def copy_to(
+        self, payload: memoryview, stopped: Callable[[], bool] = lambda: False
+    ) -> ShardDigest:
         """Fill `payload` with the tensors by the layout and zeros between them; return its digest.
 
         One pass: every chunk is hashed and then copied while it is still in the processor's
@@ -139,7 +146,7 @@ class Snapshot:
                 f"payload has {target.nbytes} bytes, the state {self.layout.payload_bytes}"
             )
         self.await_sources()
-        hasher = xxhash.xxh3_128()
+        hasher = ShardHasher(self.layout.shared_bytes)
         for entry, source in zip(self.layout.tensors, self.sources, strict=True):
             if source.nbytes != entry.nbytes:
                 raise StateMismatch(f"{entry.name} has {source.nbytes} bytes, not {entry.nbytes}")
@@ -154,12 +161,17 @@ class Snapshot:
             if padded > end:
                 target[end:padded] = 0
                 hasher.update(target[end:padded].data)
-        return str(hasher.hexdigest())
+        return hasher.digest()
 
     def digest(self) -> str:
         """The digest that `write` would return, without a payload to write to."""
+        return self.shard_digest().whole
+
+    def shard_digest(self) -> ShardDigest:
+        """The digest that `copy_to` would return, without a payload to write to."""
         self.await_sources()
-        return streamed_digest(source.data for source in self.sources)
+        sources = (source.data for source in self.sources)
+        return streamed_digest(sources, self.layout.shared_bytes)
 
     def rank_bytes(self) -> dict[str, bytes]:
         """The per-rank entries' bytes, by name."""
@@ -171,7 +183,8 @@ class RankState:
     """All state of one rank, in a fixed order and at fixed offsets of a payload."""
 
     def __init__(self, pieces: Sequence[StateTensor], rank_bytes: Sequence[RankBytes] = ()) -> None:
-        self._pieces = list(pieces)
+        # In which replicas may differ comes last, so that one pass digests the rest apart.
+        self._pieces = sorted(pieces, key=lambda piece: piece.local)
         self._rank_bytes = list(rank_bytes)
         self._staging: DeviceStaging | None = None
         self.layout = self._lay_out()
@@ -215,7 +228,8 @@ class RankState:
 
     def digest(self, small: dict[str, Any]) -> str:
         """Digest of the payload that a snapshot of the current state would fill."""
-        return streamed_digest(source.data for source in self._contents(small))
+        contents = (source.data for source in self._contents(small))
+        return streamed_digest(contents, self.layout.shared_bytes).whole
 
     def _contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
         for piece in self._pieces:
@@ -252,6 +266,7 @@ def _tensor_entry(piece: StateTensor) -> TensorEntry:
         nbytes=tensor.numel() * tensor.element_size(),
         primary=box.primary and tensor.numel() > 0,
         weight=piece.name.startswith(MODEL_PREFIX) if piece.weight is None else piece.weight,
+        local=piece.local,
     )
 
 

@@ -1,10 +1,13 @@
-"""Compares replicas of one state and reports silent corruption. Pure.
+"""What replicas hold alike, and the comparison that reports silent corruption. Pure.
 
-Ranks that differ only in `dp_replicate` hold the same payload byte for byte, so the digests in
-their agreement records must be equal. And no code changes a parameter between two steps: a rank
-whose own parameters changed reports it in the same agreement, before any rank applies a gradient
-computed from them. So a corruption never spreads from the rank where it began, and every rank
-detects it at the same step.
+Replicas are ranks that differ only in `dp_replicate`. `replica_equality` says what they have in
+common; where memory checkpoints are placed and restored, and what is compared, follows from it and
+from nothing else.
+
+Digests of what replicas share, in their agreement records, must be equal. And no code changes a
+parameter between two steps: a rank whose own parameters changed reports it in the same agreement,
+before any rank applies a gradient computed from them. So a corruption never spreads from the rank
+where it began, and every rank detects it at the same step.
 """
 
 from __future__ import annotations
@@ -12,12 +15,46 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.protocol.findings import ReplicaFinding
+from holdfast_workers.spec import BUILT_IN_RECIPES, TrainingSpec
 
 REPLICATED_AXIS = "dp_replicate"
 """Ranks that differ only in this axis hold the same parameters and moments."""
+
+
+class ReplicaEquality(StrEnum):
+    """What replicas hold alike, byte for byte."""
+
+    NOTHING = "nothing"
+    """Each rank's payload is its own."""
+    SHARED = "shared"
+    """All entries but those that are local to a rank (`TensorEntry.is_local`)."""
+    PAYLOAD = "payload"
+    """The whole payload: a copy of one replica's is a copy of all."""
+
+
+def replica_equality(spec: TrainingSpec) -> ReplicaEquality:
+    """What the replicas of a job hold alike.
+
+    A program saves what it likes. In the state of a user's function or recipe, buffers, objects and
+    a rank's own bytes may differ. Only the built-in recipes are known to have nothing of the kind.
+    """
+    if spec.brings_program:
+        return ReplicaEquality.NOTHING
+    if spec.function_name is None and spec.recipe in BUILT_IN_RECIPES:
+        return ReplicaEquality.PAYLOAD
+    return ReplicaEquality.SHARED
+
+
+def payload_groups(mesh: Mapping[str, int], equality: ReplicaEquality) -> list[tuple[int, ...]]:
+    """The ranks of `mesh`, grouped by equal payloads: one copy is enough for a group."""
+    if equality is ReplicaEquality.PAYLOAD:
+        return ranks_by_shard(mesh)
+    return [(rank,) for rank in range(prod(mesh.values()))]
 
 
 def ranks_by_shard(mesh: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -55,11 +92,12 @@ class ReplicaComparison:
         digest_every_steps: int,
         *,
         repeatable: bool = True,
+        equality: ReplicaEquality = ReplicaEquality.SHARED,
     ) -> ReplicaComparison:
         """The comparison for `mesh`. States that have a digest anyway are compared too;
         `every_steps` 0 disables all comparisons of digests, and so does a computation that is not
         `repeatable`: then equal input need not give equal bits."""
-        compares = every_steps and repeatable
+        compares = every_steps and repeatable and equality is not ReplicaEquality.NOTHING
         groups = (
             tuple(ranks for ranks in ranks_by_shard(mesh) if len(ranks) > 1) if compares else ()
         )
@@ -73,7 +111,8 @@ class ReplicaComparison:
         self, attempt: int, step: int, digests: Sequence[str], changed: Sequence[bool]
     ) -> None:
         """Raise CorruptionFound if replicas of the state at `step` differ or a rank's parameters
-        have changed since. Both arguments are by rank; empty `digests`: nothing to compare."""
+        have changed since. Both arguments are by rank; `digests` are of what replicas share, and
+        empty if there is nothing to compare."""
         differing = tuple(
             ranks for ranks in self.groups if digests and len({digests[rank] for rank in ranks}) > 1
         )

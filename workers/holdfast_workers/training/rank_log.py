@@ -97,6 +97,15 @@ def log_unsaved_buffers(names: Sequence[str]) -> None:
     )
 
 
+def log_differing_objects(names: Sequence[str]) -> None:
+    """Objects of a function have other values on some ranks."""
+    _print(
+        "WARNING",
+        f"{', '.join(names)}: not the same on all ranks. Each rank gets its own back on this mesh; "
+        "after a change of the mesh, all ranks get those of rank 0",
+    )
+
+
 def log_lost_state(lost: str) -> None:
     """An object has not taken all of the state that was loaded into it."""
     _print("WARNING", lost)

@@ -25,7 +25,7 @@ from holdfast_workers.state.digest import step_digest
 from holdfast_workers.state.replicas import ReplicaComparison
 from holdfast_workers.training.guards import Trip
 
-_RECORD = struct.Struct("<qqdqdd??????IqQqQq16sqqqd")
+_RECORD = struct.Struct("<qqdqdd??????IqQqQq16s16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
 
 
@@ -86,6 +86,8 @@ class Record:
     may_leave: bool = True
     """Whether this rank can keep the state after this step in memory without giving up a state that
     its partners do not hold yet."""
+    shared_digest: bytes = bytes(16)
+    """Of the part of the state that replicas share; `state_digest` if they share all of it."""
 
     def pack(self) -> bytes:
         share = self.contribution
@@ -109,6 +111,7 @@ class Record:
             share.data,
             self.state_step,
             self.state_digest,
+            self.shared_digest,
             self.replicated_step,
             *self.intervals,
             self.compute_s,
@@ -136,6 +139,7 @@ class Record:
             data,
             state_step,
             state_digest,
+            shared_digest,
             replicated_step,
             *intervals,
             compute_s,
@@ -166,6 +170,7 @@ class Record:
             saving,
             leave,
             may_leave,
+            shared_digest,
         )
 
 
@@ -188,6 +193,7 @@ class Agreed:
     """The step that `state_digest` belongs to; -1 if there is none."""
     state_digest: str | None
     rank_digests: tuple[str, ...]
+    """Of each rank, the digest of what it shares with its replicas."""
     replicated_step: int
     """The newest step whose state every rank knows to be replicated; -1 for none."""
     stop: bool = False
@@ -234,10 +240,11 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
             )
     shares = [record.contribution for record in records]
     digests = tuple(record.state_digest.hex() for record in records)
+    shared = tuple(record.shared_digest.hex() for record in records)
     has_digests = first.state_step >= 0
     if replicas is not None:
         changed = [share.changed for share in shares]
-        replicas.check(first.attempt, first.step - 1, digests if has_digests else (), changed)
+        replicas.check(first.attempt, first.step - 1, shared if has_digests else (), changed)
     samples, sample_count = _fold_samples(shares)
     loss_sum, count, grad_sq = 0.0, 0, 0.0
     for share in shares:
@@ -258,7 +265,7 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
         loader_wait_s=max(share.loader_wait_s for share in shares),
         state_step=first.state_step,
         state_digest=step_digest(digests) if has_digests else None,
-        rank_digests=digests if has_digests else (),
+        rank_digests=shared if has_digests else (),
         replicated_step=min(record.replicated_step for record in records),
         stop=any(record.stop for record in records),
         leave=any(record.leave for record in records)

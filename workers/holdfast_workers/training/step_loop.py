@@ -20,7 +20,8 @@ from typing import Protocol
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.replicas import ReplicaComparison
+from holdfast_workers.state.digest import ShardDigest
+from holdfast_workers.state.replicas import ReplicaComparison, replica_equality
 from holdfast_workers.training.guard_trips import GuardRunner
 from holdfast_workers.training.guards import trip_report
 from holdfast_workers.training.recipe import GuardTripped, Recipe, StepOutcome, World
@@ -34,8 +35,10 @@ from holdfast_workers.training.step_agreement import (
     pack_user_metrics,
 )
 
-DigestSource = Callable[[], str]
+DigestSource = Callable[[], ShardDigest]
 """Waits for a shard digest that is being computed; raises the error that prevented it."""
+
+NO_DIGEST = ShardDigest(bytes(16).hex(), bytes(16).hex())
 
 _CLOSING_SHARE = Contribution(
     loss_sum=0.0, count=0, grad_sq=0.0, data_index=0, samples=0, sample_count=0
@@ -105,7 +108,8 @@ class Hooks(Protocol):
         ...
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
-        """The digest of the whole world's state after `step`, and the digest of each rank."""
+        """The digest of the whole world's state after `step`, and of what each rank shares with its
+        replicas."""
         ...
 
 
@@ -115,7 +119,7 @@ def train(
     spec: TrainingSpec,
     hooks: Hooks,
     start_step: int,
-    start_digest: str | None = None,
+    start_digest: ShardDigest | None = None,
 ) -> int:
     """Run steps `start_step` + 1 to the last, and the closing agreement.
 
@@ -138,7 +142,7 @@ class Steps:
         spec: TrainingSpec,
         hooks: Hooks,
         start_step: int,
-        start_digest: str | None = None,
+        start_digest: ShardDigest | None = None,
     ) -> None:
         """`start_digest` is the shard digest of the state at `start_step`, if the caller knows it.
         The digest of that step is reported again, because a fault may have prevented its report."""
@@ -158,6 +162,7 @@ class Steps:
             spec.checks.replica_digest_every_steps,
             spec.checkpoint.digest_every_steps,
             repeatable=spec.train.deterministic == "strict",
+            equality=replica_equality(spec),
         )
         self._state_step = -1
         self._state_digest: DigestSource | None = None
@@ -237,7 +242,7 @@ class Steps:
         self._state_step = step if due else -1
         self._state_digest = None
         if due:
-            digest = None if known is not None else self._recipe.state_digest(step)
+            digest = None if known is not None else _shard_digest(self._recipe, step)
             self._state_digest = known if digest is None else lambda: digest
 
     def _agree_and_judge(self, share: Contribution) -> Agreed:
@@ -249,13 +254,14 @@ class Steps:
 
     def _agree(self, share: Contribution) -> Agreed:
         replicated = self._hooks.replicated_step()  # waits for the copy, and accounts for it
-        digest = self._state_digest() if self._state_digest is not None else ""
+        digest = self._state_digest() if self._state_digest is not None else NO_DIGEST
         record = Record(
             attempt=self._world.attempt,
             step=self._step,
             contribution=share,
             state_step=self._state_step,
-            state_digest=bytes.fromhex(digest) or bytes(16),
+            state_digest=bytes.fromhex(digest.whole),
+            shared_digest=bytes.fromhex(digest.shared),
             replicated_step=replicated,
             stop=self._hooks.stop_wanted(),
             leave=self._hooks.leave_wanted(self._step),
@@ -285,6 +291,14 @@ class Steps:
 
     def _mark_agreement(self) -> None:
         self._agreed_at, self._blocked_s = time.perf_counter(), self._hooks.blocked_s()
+
+
+def _shard_digest(recipe: Recipe, step: int) -> ShardDigest:
+    layout = recipe.layout()
+    if layout.shared_bytes < layout.payload_bytes:
+        return recipe.freeze(step).shard_digest()
+    whole = recipe.state_digest(step)
+    return ShardDigest(whole, whole)
 
 
 def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:

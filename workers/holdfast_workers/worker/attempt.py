@@ -55,6 +55,7 @@ from holdfast_workers.protocol.signals import (
     WorkerJoined,
     WorkerLeft,
 )
+from holdfast_workers.state.digest import ShardDigest
 from holdfast_workers.state.replicas import CorruptionFound
 from holdfast_workers.training.determinism import advice
 from holdfast_workers.training.guard_memory import LedgerMismatch
@@ -143,7 +144,7 @@ class RankAttempt:
         self._arrived_step = -1  # newest step in memory that is known to be at the partners
         self._step = 0
         self._cold_until = 0
-        self._start_digest: str | None = None
+        self._start_digest: ShardDigest | None = None
         self._replicated = -1  # the newest step in memory that was reported to be at the partners
         self._steps: Steps | None = None
         self._checkpoints = RankCheckpoints(order, link.send, faults)
@@ -188,7 +189,7 @@ class RankAttempt:
         self._cold_until = start + COLD_STEPS
         if start == self._spec.train.steps:  # the fault was between the last step and its save
             snapshot = self._recipe.freeze(start)
-            self._checkpoints.leave_for_saver(start, snapshot.layout, snapshot.write, {})
+            self._checkpoints.leave_for_saver(start, snapshot.layout, snapshot.copy_to, {})
         self._steps = Steps(self._recipe, world, self._spec, self, start, self._start_digest)
         return self._steps
 
@@ -445,10 +446,13 @@ class RankAttempt:
                 if not segment.verify(commit):
                     segment.quarantine(commit)
                     raise StateDamaged(f"step {commit.step} in memory does not match its digest")
-                self._recipe.read_state(segment.payload(commit))
+                payload = segment.payload(commit)
+                self._recipe.read_state(payload)
                 self._checkpoints.adopt_commit(segment, commit)
                 if segment.layout == self._recipe.layout():  # else its objects had another room
-                    self._start_digest = commit.digest
+                    self._start_digest = ShardDigest.of_payload(
+                        payload, segment.layout, commit.digest
+                    )
                 return
         raise RestoreFailed(f"step {restore.step} is not in the memory of this node")
 
@@ -492,9 +496,7 @@ class RankAttempt:
     def _ensure_in_memory(self, step: int) -> None:
         """Commit the restored state to memory, if it is not there yet."""
         if self._checkpoints.memory_step != step:
-            self._start_digest = self._checkpoints.write_memory(
-                self._recipe.freeze(step), step
-            ).digest
+            _, self._start_digest = self._checkpoints.write_memory(self._recipe.freeze(step), step)
 
     def _check_fence(self) -> None:
         if self._link.is_fenced(self._number):

@@ -31,6 +31,7 @@ from holdfast_workers.state.rank_state import CopyStopped
 
 if TYPE_CHECKING:
     from holdfast_workers.fault_injection.fault_points import FaultPoints
+    from holdfast_workers.state.digest import ShardDigest
     from holdfast_workers.state.layout import StateLayout
     from holdfast_workers.state.rank_state import Snapshot
 
@@ -72,7 +73,7 @@ class RankCheckpoints:
         to_memory: bool,
         metrics: dict[str, float] | None,
         last: bool,
-    ) -> Callable[[], str]:
+    ) -> Callable[[], ShardDigest]:
         """Start to copy `snapshot` of `step`; the returned function waits for its digest.
 
         The step goes to the remote tier with its `metrics`; None means that it is not due there.
@@ -131,24 +132,24 @@ class RankCheckpoints:
         self._segment, self._fitting = segment, None
         self.memory_step, self.memory_committed_at = commit.step, time.monotonic()
 
-    def write_memory(self, snapshot: Snapshot, step: int) -> Commit:
+    def write_memory(self, snapshot: Snapshot, step: int) -> tuple[Commit, ShardDigest]:
         """Copy the snapshot to memory and commit it now."""
         segment = self.segment(snapshot.layout)
-        digest = snapshot.write(segment.begin(step), self._stopped)
+        digest = snapshot.copy_to(segment.begin(step), self._stopped)
         self._faults.reach("memory", step)
-        commit = segment.commit(attempt=self._number, step=step, digest=digest)
+        commit = segment.commit(attempt=self._number, step=step, digest=digest.whole)
         self.memory_step, self.memory_committed_at = step, time.monotonic()
         self._send(CommittedToMemory(self._number, step))
         self._faults.reach("committed", step)
-        return commit
+        return commit, digest
 
     def leave_for_saver(
         self,
         step: int,
         layout: StateLayout,
-        write: Callable[[memoryview], str],
+        write: Callable[[memoryview], ShardDigest],
         metrics: dict[str, float],
-    ) -> str:
+    ) -> ShardDigest:
         """Create a copy of the state with `write` for the saver, and return its digest.
 
         Raises SegmentSpaceError if shared memory has no room for it.
@@ -159,7 +160,7 @@ class RankCheckpoints:
         self._saver_copies.add(path)
         with Segment.create(path, layout) as copy:
             digest = write(copy.begin(step))
-            copy.commit(attempt=self._number, step=step, digest=digest)
+            copy.commit(attempt=self._number, step=step, digest=digest.whole)
         self._send(FrozenCopy(str(path), self._rank, self._number, step, metrics))
         self._faults.reach("saved", step)
         return digest
@@ -168,9 +169,9 @@ class RankCheckpoints:
         self,
         step: int,
         layout: StateLayout,
-        write: Callable[[memoryview], str],
+        write: Callable[[memoryview], ShardDigest],
         metrics: dict[str, float],
-    ) -> str | None:
+    ) -> ShardDigest | None:
         try:
             return self.leave_for_saver(step, layout, write, metrics)
         except SegmentSpaceError as error:
@@ -183,30 +184,32 @@ class RankCheckpoints:
         step: int,
         to_memory: bool,
         metrics: dict[str, float] | None,
-        captured: Callable[[str], None],
-        make_copy: Callable[..., str | None],
+        captured: Callable[[ShardDigest], None],
+        make_copy: Callable[..., ShardDigest | None],
     ) -> None:
         """Runs in the copying thread; calls `captured` once the live state may change again."""
         if not to_memory:
-            write = partial(snapshot.write, stopped=self._stopped)
+            write = partial(snapshot.copy_to, stopped=self._stopped)
             digest = make_copy(step, snapshot.layout, write, metrics or {})
-            captured(digest or snapshot.digest())
+            captured(digest or snapshot.shard_digest())
             self._makes_saver_copy = False
             return
-        commit = self.write_memory(snapshot, step)
-        captured(commit.digest)
+        commit, digest = self.write_memory(snapshot, step)
+        captured(digest)
         if metrics is not None:
             assert self._segment is not None
             payload = self._segment.payload(commit)
             make_copy(
                 step,
                 snapshot.layout,
-                lambda view: self._copy_payload(payload, view, commit.digest),
+                lambda view: self._copy_payload(payload, view, digest),
                 metrics,
             )
             self._makes_saver_copy = False
 
-    def _copy_payload(self, source: memoryview, target: memoryview, digest: str) -> str:
+    def _copy_payload(
+        self, source: memoryview, target: memoryview, digest: ShardDigest
+    ) -> ShardDigest:
         to, origin = (np.frombuffer(view, dtype=np.uint8) for view in (target, source))
         for start in range(0, origin.nbytes, COPY_CHUNK_BYTES):
             if self._stopped():

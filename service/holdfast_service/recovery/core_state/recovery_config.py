@@ -9,6 +9,7 @@ from holdfast_service.placement.mesh_throughput import ALWAYS_GROW
 from holdfast_service.placement.restore_points import InitialCheckpoint, RemoteCheckpoint
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.checkpoint_intervals import AutoTier
+from holdfast_workers.state.replicas import ReplicaEquality
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class RecoveryConfig:
     its own checkpoints besides those in memory. `steps` then means nothing."""
     program_progress_s: float = 600.0
     """An attempt of a program that reports no steps counts as progress if it ran this long."""
+    replica_equality: ReplicaEquality = ReplicaEquality.NOTHING
+    """What ranks that differ only in `dp_replicate` hold alike."""
     repeatable: bool = True
     """Whether a step that is computed again has the same bits (`train.deterministic: strict`)."""
     requeue: bool = False

@@ -39,7 +39,7 @@ def choose_partners(
 ) -> ChosenPartners:
     """The best partners for ranks of `mesh` in these seats, among the available agents."""
     places = sites(records)
-    place = partial(place_partners, mesh, seats, places)
+    place = partial(place_partners, mesh, seats, places, equality=state.config.replica_equality)
     copies, avoid = state.config.memory_copies, _links_to_avoid(state, seats, records)
     placement = place(copies=copies, avoid=avoid, keep=keep)
     if not (avoid and placement.cost.missing):

@@ -23,7 +23,6 @@ from holdfast_service.placement.restore_points import (
     RestorePoint,
     RestoreSource,
     find_restore_point,
-    of_whole_worlds,
 )
 from holdfast_service.placement.tier_inventory import (
     Holding,
@@ -206,8 +205,6 @@ def _restore_point(state: CoreState, shape: WorldShape, known: dict[str, Any]) -
         mesh=shape.mesh,
         initial=state.config.initial,
     )
-    if state.config.runs_program:  # each rank's state is its own: no other rank has the same
-        known = {**known, "copies": of_whole_worlds(known["copies"])}
     point = find(**{**known, "bad": known["bad"] | state.saves.doubted_copies})
     return point if point.source is not RestoreSource.INIT else find(**known)
 
@@ -266,6 +263,7 @@ def _known_copies(state: CoreState, records: list[AgentRecord]) -> dict[str, Any
         "line": state.progress.line,
         "bad": state.saves.bad_copies,
         "bad_uris": state.saves.bad_uris,
+        "equality": state.config.replica_equality,
     }
 
 
