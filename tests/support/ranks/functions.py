@@ -148,6 +148,33 @@ def reports_metrics(ctx: Context) -> None:
         ctx.step(metrics=None if ctx.config.get("silent") else metrics)
 
 
+class Averaging(nn.Linear):
+    """Assigns to its buffer in each pass, as many modules do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.mean: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        self.mean = 0.9 * self.mean + 0.1 * result.detach().mean(0)
+        return result - self.mean
+
+
+def assigns_to_a_buffer(ctx: Context) -> None:
+    x, y = data()
+    model = Averaging()
+    ctx.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
+    for _ in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        if ctx.config.get("grows"):
+            model.mean = torch.cat([model.mean, model.mean])
+            model.mean = model.mean[: 2 + ctx.attempt]
+        ctx.step()
+
+
 def swallows(ctx: Context) -> None:
     """Catches every exception that it can."""
     x, y = data()

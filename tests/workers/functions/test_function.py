@@ -74,7 +74,7 @@ def saved(name: str) -> tuple[RecordingHooks, dict[int, bytes]]:
     return hooks, payloads
 
 
-@pytest.mark.parametrize("name", ["everything", "plain", "sharded"])
+@pytest.mark.parametrize("name", ["everything", "plain", "sharded", "assigns_to_a_buffer"])
 def test_a_run_restored_from_any_step_has_the_same_bits(name: str) -> None:
     whole, payloads = saved(name)
     assert sorted(payloads) == list(range(1, STEPS + 1))
@@ -104,6 +104,11 @@ def test_a_state_that_has_outgrown_its_room_is_restored_from_any_step() -> None:
         payload, layout = kept[step]
         again, _ = ran(prepared("grows", train=steps), payload=payload, layout=layout)
         assert again.digests == {s: hooks.digests[s] for s in range(step, 25)}
+
+
+def test_a_buffer_that_changes_its_shape_is_named() -> None:
+    with pytest.raises(FunctionError, match=r"model\.mean was a torch\.float32 buffer of shape"):
+        ran(prepared("assigns_to_a_buffer", config={"grows": True}))
 
 
 def test_only_the_seed_determines_the_run() -> None:

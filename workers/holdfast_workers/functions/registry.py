@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from holdfast_workers.functions.encoding import decode, encode
 from holdfast_workers.functions.extra_state import ExtraState
 from holdfast_workers.functions.function_errors import FunctionError
+from holdfast_workers.functions.module_buffers import BufferPlace, buffer_places, unsaved_buffers
 from holdfast_workers.functions.optimizer_state import OptimizerState, refuse_sparse_gradients
 from holdfast_workers.functions.replicated_modules import (
     bare_name,
@@ -36,7 +37,6 @@ from holdfast_workers.functions.state_trial import (
     try_object,
     try_tensors,
 )
-from holdfast_workers.functions.unsaved_buffers import unsaved_buffers
 from holdfast_workers.parallelize.shard import set_last_micro_batch, sharded_modules
 from holdfast_workers.state.layout import OBJECT_PREFIX, StateLayout
 from holdfast_workers.state.object_room import (
@@ -73,6 +73,7 @@ class Registry:
         self._own: list[StateTensor] = []
         self._trained: dict[str, Tensor] = {}
         self._other: dict[str, Tensor] = {}
+        self._places: dict[str, BufferPlace] = {}
         self._copies: dict[str, Tensor] = {}
         self._optimizer_states: list[OptimizerState] = []
         self._encoded: dict[str, Tensor] = {}
@@ -129,6 +130,10 @@ class Registry:
                     names[id(tensor)] = f"{prefix}.{name}"
                     group = self._trained if id(tensor) in owned else self._other
                     group[f"{prefix}.{name}"] = tensor
+            replaced = [*bare_names(module)]
+            for name, place in buffer_places(module):
+                self._places[f"{prefix}.{bare_name(name, replaced)}"] = place
+        self._places = {name: self._places[name] for name in self._other if name in self._places}
         refuse_unsaveable({**self._trained, **self._other})
         with self.stepping():
             self._optimizer_states = [
@@ -212,6 +217,7 @@ class Registry:
 
     def read(self, payload: memoryview) -> dict[str, Any]:
         """Load a payload, in place, and return its small state."""
+        self._follow_buffers()
         small = self._current_state().read(payload)
         with torch.no_grad():
             for name, tensor in self._other.items():
@@ -361,8 +367,14 @@ class Registry:
         for name, part in self._objects.items():
             yield name, encode(part.state_dict(), name)
 
+    def _follow_buffers(self) -> None:
+        """Find the buffers that the modules have now."""
+        for name, place in self._places.items():
+            self._other[name] = place.current(name, self._other[name])
+
     def _refresh(self) -> None:
         """Copy the parts that may change at any time."""
+        self._follow_buffers()
         with torch.no_grad():
             for name, tensor in self._other.items():
                 self._copies[name].copy_(local_of(tensor))
