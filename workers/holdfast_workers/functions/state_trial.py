@@ -132,9 +132,6 @@ class _Watched(dict[Any, Any]):
     def __ror__(self, other: Any) -> Any:
         return other | self._all()
 
-    def __eq__(self, other: object) -> bool:
-        return self._all() == other
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (self._all(),)
 
