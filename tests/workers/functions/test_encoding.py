@@ -134,8 +134,7 @@ def test_a_tensor_keeps_its_bits_its_memory_format_and_whether_it_is_trained(kin
     back = decode(encode({"x": tensor}, "it"))["x"]
     assert back.dtype == tensor.dtype and back.shape == tensor.shape
     assert type(back) is type(tensor) and back.requires_grad is tensor.requires_grad
-    assert torch.equal(back.float(), tensor.float()) or tensor.is_complex()
-    assert not tensor.is_complex() or torch.equal(back, tensor)
+    assert back.tolist() == tensor.tolist()
     if kind in ("transposed", "channels_last"):
         assert back.stride() == tensor.stride()
 

@@ -142,7 +142,12 @@ def test_torchs_own_objects_pass_and_are_restored(make: Any) -> None:
 def test_the_trial_changes_no_tensor_and_no_random_number(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    registry = registry_of(held=Held(), part=torch.nn.BatchNorm1d(3))
+
+    def draw(content: dict[str, Any], state: dict[str, Any]) -> None:
+        content.update(state)
+        random.random(), np.random.rand(), torch.rand(1)
+
+    registry = registry_of(held=Held(draw), part=torch.nn.BatchNorm1d(3))
     before = registry.digest({})
     draws = [torch.get_rng_state(), random.getstate(), str(np.random.get_state())]
     registry.try_state()
