@@ -316,6 +316,11 @@ def replicated(ctx: Context) -> None:
 class OddTensors(nn.Module):
     """A parameter in channels_last, a transposed one, and buffers of rare types and forms."""
 
+    turns: torch.Tensor
+    scale: torch.Tensor
+    repeated: torch.Tensor
+    phase: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.image = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -28,6 +28,13 @@ def ordered(**values: object) -> OrderedDict[str, object]:
     return result
 
 
+def local_tuple() -> object:
+    class Local(NamedTuple):
+        a: int
+
+    return Local(1)
+
+
 def recursive() -> list[object]:
     value: list[object] = []
     value.append({"again": value})
@@ -38,7 +45,7 @@ def recursive() -> list[object]:
     "value",
     [
         {"a": [1, 2.5, None, True, "x"], "t": (1, (2, 3))},
-        {1: "an int", (2, 3): {"~tuple": "no mark"}, None: b"\x00\xff", 0.5: {}, True: []},
+        {1: "an int", (2, 3): {"~tuple": "no mark"}, None: b"\x00\xff", 0.5: {}, False: []},
         [math.inf, -math.inf, math.nan, -0.0, 0.1 + 0.2, 10**30],
         [complex(-0.0, math.inf), bytearray(b"\x01"), b""],
         defaultdict(list, {"a": [1]}),
@@ -127,8 +134,7 @@ def test_a_tensor_keeps_its_bits_its_memory_format_and_whether_it_is_trained(kin
     back = decode(encode({"x": tensor}, "it"))["x"]
     assert back.dtype == tensor.dtype and back.shape == tensor.shape
     assert type(back) is type(tensor) and back.requires_grad is tensor.requires_grad
-    assert torch.equal(back.float(), tensor.float()) or tensor.is_complex()
-    assert not tensor.is_complex() or torch.equal(back, tensor)
+    assert back.tolist() == tensor.tolist()
     if kind in ("transposed", "channels_last"):
         assert back.stride() == tensor.stride()
 
@@ -146,8 +152,8 @@ _UNSUPPORTED: dict[str, tuple[Callable[[], object], str]] = {
         r"it\.x\[0\] is a defaultdict whose default_factory is .*: use int",
     ),
     "local": (
-        lambda: namedtuple("Local", "a")(1),
-        r"it\.x\[0\] is a Local, .*top of a module",
+        local_tuple,
+        r"it\.x\[0\] is a local_tuple.<locals>.Local, .*top of a module",
     ),
     "cycle": (recursive, "contains itself"),
     "objects": (lambda: np.array([object()]), r"it\.x\[0\] is an array of object"),

@@ -1,8 +1,9 @@
-"""What a function registers comes back as it was, or is refused by its name before the first step."""
+"""What a function registers comes back as it was, or is refused by its name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def saved(registry: Registry) -> memoryview:
 
 
 class WithBuffers(nn.Module):
+    odd: Tensor
+
     def __init__(self, **buffers: Tensor) -> None:
         super().__init__()
         for name, buffer in buffers.items():
@@ -57,7 +60,7 @@ _BUFFERS: dict[str, Callable[[], Tensor]] = {
     "empty": lambda: torch.empty(0, 3),
     "scalar": lambda: torch.tensor(2.5),
     **{
-        name: lambda name=name: torch.arange(1, 6).to(getattr(torch, name))
+        name: partial(torch.arange(1, 6).to, getattr(torch, name))
         for name in ("uint16", "uint32", "uint64", "bool", "bfloat16", "float8_e4m3fn")
     },
 }
@@ -69,15 +72,15 @@ def test_a_buffer_of_any_form_is_saved_and_restored_in_place(kind: str) -> None:
     registry = registry_of(part=WithBuffers(buffer=buffer))
     registry.try_state()
     payload = saved(registry)
-    before, strides = (
-        [str(value) for value in buffer.tolist()] if buffer.dim() else [str(buffer.item())],
-        buffer.stride(),
-    )
+    before, strides = _values(buffer), buffer.stride()
     _clear(buffer)
     registry.read(payload)
-    after = [str(value) for value in buffer.tolist()] if buffer.dim() else [str(buffer.item())]
-    assert after == before
+    assert _values(buffer) == before
     assert buffer.stride() == strides
+
+
+def _values(buffer: Tensor) -> str:
+    return str(buffer.tolist())
 
 
 def _clear(buffer: Tensor) -> None:
@@ -143,14 +146,15 @@ class WithExtra(nn.Linear):
 
 
 def test_the_extra_state_of_a_modules_parts_is_restored() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), WithExtra(2, 2))
+    part = WithExtra(2, 2)
+    model = nn.Sequential(nn.Linear(2, 2), part)
     registry = registry_of(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
     registry.try_state()
-    model[1].scale = 4.0
+    part.scale = 4.0
     payload = saved(registry)
-    model[1].scale = 1.0
+    part.scale = 1.0
     registry.read(payload)
-    assert model[1].scale == 4.0
+    assert part.scale == 4.0
 
 
 def test_buffers_that_are_not_persistent_are_named() -> None:
@@ -167,7 +171,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused_with_the_reason() -> None:
 
 def test_an_optimizer_of_sparse_gradients_is_refused_with_the_reason() -> None:
     table = nn.Embedding(4, 2, sparse=True)
-    with pytest.raises(FunctionError, match="takes only sparse gradients.*use sparse=False"):
+    with pytest.raises(FunctionError, match=r"takes only sparse gradients.*use sparse=False"):
         registry_of(table=table, optimizer=torch.optim.SparseAdam(table.parameters()))
 
 
@@ -180,13 +184,14 @@ def test_a_sparse_gradient_is_refused_by_the_parameters_name() -> None:
 
 
 def test_an_error_of_a_dry_step_passes_unchanged() -> None:
-    class Broken(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            raise ZeroDivisionError("its own")
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("its own")
 
     net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer.register_step_post_hook(fail)
     with pytest.raises(ZeroDivisionError, match="its own"):
-        registry_of(net=net, optimizer=Broken(net.parameters(), 0.1))
+        registry_of(net=net, optimizer=optimizer)
 
 
 @pytest.mark.seconds

@@ -126,7 +126,11 @@ def test_a_partner_keeps_the_step_before_while_it_receives_the_first_larger_one(
         own = here.store.ensure(0, Place.OWN, state_at(1, room).layout)
         save(own, step, room)
         here.replicator.offer(0, 1, step)
-        eventually(lambda step=step: (0, 1, step) in here.replicated)
+
+        def replicated(step: int = step) -> bool:
+            return (0, 1, step) in here.replicated
+
+        eventually(replicated)
     replica = there.store.find(0, Place.REPLICA)
     assert replica is not None
     assert found(replica, LARGER) == found(own, LARGER) == [3, 2]

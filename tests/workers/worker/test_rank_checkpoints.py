@@ -107,7 +107,8 @@ def test_a_state_that_outgrows_its_room_leaves_the_step_before_beside_the_new_on
     shm: Path,
 ) -> None:
     order = replace(join_order(shm, shm / "own-0.seg"), attempt=2)
-    own = RankCheckpoints(order, [].append, FaultPoints(None))
+    sent: Messages = []
+    own = RankCheckpoints(order, sent.append, FaultPoints(None))
     states = {4: state_of(b"a" * 20, 64), 5: state_of(b"a" * 200, 256), 6: state_of(b"b", 256)}
     for step, kept in ((4, [4]), (5, [5, 4]), (6, [6, 5])):
         snapshot = states[step].freeze(SMALL)

@@ -24,8 +24,8 @@ def plain_tensor(tensor: Tensor, where: str) -> list[Any]:
     """`where` names the tensor in an error. Raises FunctionError."""
     if type(tensor) not in (Tensor, nn.Parameter):
         raise FunctionError(
-            f"{where} is a {type(tensor).__qualname__}, which would come back as a tensor: register "
-            "the module that it belongs to, or save what it consists of"
+            f"{where} is a {type(tensor).__qualname__}, which would come back as a tensor: "
+            "register the module that it belongs to, or save what it consists of"
         )
     if why := obstacle(tensor):
         raise FunctionError(f"{where} {why}")

@@ -64,10 +64,8 @@ def _plain(value: Any, where: str) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if kind is list:
-        return _items(value, where)
-    if kind is dict:
-        return _plain_dictionary(value, where)
+    if kind in (list, dict):
+        return _items(value, where) if kind is list else _plain_dictionary(value, where)
     if kind in _MARKED:
         name, content = _MARKED[kind]
         return _marked(name, content(value, where))
@@ -133,8 +131,8 @@ def _plain_default(value: defaultdict[Any, Any], where: str) -> list[Any]:
     factory = value.default_factory
     if factory is not None and factory not in _FACTORIES.values():
         raise FunctionError(
-            f"{where} is a defaultdict whose default_factory is {factory!r}, which cannot be saved: "
-            "use int, list or another type of Python's, or put a dict into the state_dict"
+            f"{where} is a defaultdict whose default_factory is {factory!r}, which cannot be "
+            "saved: use int, list or another type of Python's, or put a dict into the state_dict"
         )
     name = None if factory is None else getattr(factory, "__name__", "")
     return [name, _pairs(value, where)]

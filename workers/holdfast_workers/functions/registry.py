@@ -33,6 +33,7 @@ from holdfast_workers.functions.replicated_modules import (
 )
 from holdfast_workers.functions.state_trial import (
     lost_by,
+    random_numbers_kept,
     refuse_unsaveable,
     try_object,
     try_tensors,
@@ -58,6 +59,8 @@ from holdfast_workers.state.rank_state import (
 )
 from holdfast_workers.state.strided_bytes import assign, assign_bytes, flat_bytes, is_flat
 from holdfast_workers.training.rank_log import log_lost_state
+
+_RESERVED = ("guards", "data", "holdfast", "object")
 
 
 class Registry:
@@ -92,15 +95,7 @@ class Registry:
             raise FunctionError(
                 f"{name!r} is not a valid name for a part of the state: use an identifier"
             )
-        if name in (
-            *self.modules,
-            *self.optimizers,
-            *self._objects,
-            "guards",
-            "data",
-            "holdfast",
-            "object",
-        ):
+        if name in (*self.modules, *self.optimizers, *self._objects, *_RESERVED):
             raise FunctionError(f"the state already has a part {name!r}: choose another name")
         if isinstance(part, nn.Module):
             self.wrappers += wrappers_in(part)
@@ -182,8 +177,9 @@ class Registry:
         """Raise FunctionError if a part of the state would not come back as it is saved. Call it
         before a first state is loaded."""
         try_tensors({**self._trained, **self._other})
-        for name, part in self._objects.items():
-            try_object(name, part)
+        with random_numbers_kept():
+            for name, part in self._objects.items():
+                try_object(name, part)
 
     def unsaved_buffers(self) -> list[str]:
         """The names of the modules' buffers that are no part of the state."""

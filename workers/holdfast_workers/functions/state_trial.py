@@ -3,8 +3,8 @@
 An object's state is saved and loaded into the same object, as a recovery would load it, and saved
 again. A difference, or a part of the state that `load_state_dict` does not even read, is refused by
 the object's name: it would be noticed only after a fault, or never. Afterwards the object is given
-the values that it had, so references of the function to them stay valid. Random numbers that a
-`load_state_dict` draws change nothing, because every step seeds the generators.
+the values that it had, so references of the function to them stay valid. Of what else a
+`load_state_dict` does (to files, to other objects), nothing is undone but random numbers drawn.
 
 Tensors are copied byte for byte, so of those that a payload views only one per type is tried, and
 of the others every one. So the trial needs memory for the largest of these tensors, not for the
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,18 @@ def try_tensors(tensors: Mapping[str, Tensor]) -> None:
             raise FunctionError(
                 f"{name} does not come back as it was saved: register a clone() of it"
             )
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Python's, NumPy's and torch's generators continue afterwards as if nothing had been drawn."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 def try_object(name: str, part: Any) -> None:
@@ -131,9 +145,6 @@ class _Watched(dict[Any, Any]):
 
     def __ror__(self, other: Any) -> Any:
         return other | self._all()
-
-    def __eq__(self, other: object) -> bool:
-        return self._all() == other
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (self._all(),)

@@ -62,11 +62,13 @@ def with_rooms(layout: StateLayout, nbytes: Mapping[str, int]) -> StateLayout:
         return layout
     tensors, offset = [], 0
     for entry in layout.tensors:
-        if is_object(entry) and entry.name in nbytes:
-            room = nbytes[entry.name]
-            entry = replace(entry, global_shape=(room,), shape=(room,), nbytes=room)
-        tensors.append(replace(entry, offset=offset))
-        offset += aligned(entry.nbytes)
+        room = nbytes.get(entry.name, entry.nbytes)
+        if is_object(entry):
+            sized = replace(entry, global_shape=(room,), shape=(room,), nbytes=room, offset=offset)
+        else:
+            sized = replace(entry, offset=offset)
+        tensors.append(sized)
+        offset += aligned(sized.nbytes)
     return StateLayout(tuple(tensors), offset)
 
 

@@ -1,8 +1,9 @@
 """The live state of one rank as a list of local tensors, written to and read from a payload.
 
 Every tensor has a name and a box of a global tensor, so that the payload's bytes have the same
-meaning on any mesh. Reading copies in place: tensors keep their identity and their memory format, so
-references to them stay valid. The small state (the step, the data position) is JSON in one entry of fixed size.
+meaning on any mesh. Reading copies in place: tensors keep their identity and their memory format,
+so references to them stay valid. The small state (the step, the data position) is JSON in one entry
+of fixed size.
 """
 
 from __future__ import annotations
