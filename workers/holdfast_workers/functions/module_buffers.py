@@ -24,7 +24,7 @@ class BufferPlace:
     def current(self, name: str, former: Tensor) -> Tensor:
         """The present tensor. Raises FunctionError, with `name`, if it has another shape or dtype
         than `former`."""
-        tensor = getattr(self.module, self.attribute, None)
+        tensor: object = getattr(self.module, self.attribute, None)
         if tensor is former:
             return former
         if isinstance(tensor, Tensor) and (tensor.shape, tensor.dtype) == (
