@@ -250,6 +250,15 @@ def registers_foreign_parameters(ctx: Context) -> None:
         ctx.step(0.0)
 
 
+def has_sparse_gradients(ctx: Context) -> None:
+    table = nn.Embedding(POINTS, 2, sparse=True)
+    ctx.register(table=table, optimizer=torch.optim.SGD(table.parameters(), lr=1e-2))
+    for _ in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(table(torch.from_numpy(samples)).sum())
+        ctx.step()
+
+
 def shows_environment(ctx: Context) -> None:
     """Prints the environment of its process and its threads, before the first step."""
     for name, value in sorted(os.environ.items()):

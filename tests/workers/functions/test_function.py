@@ -157,12 +157,23 @@ def test_the_first_step_of_an_optimizer_equals_that_of_a_new_one() -> None:
         ("forgets_to_step", "step.. was not called in the iteration of step 1"),
         ("returns_early", "returned after step 3 of 9"),
         ("registers_foreign_parameters", "has a parameter of no registered module"),
+        ("has_sparse_gradients", r"the gradient of table\.weight is sparse.*use sparse=False"),
         ("no_such_function", "has no callable 'no_such_function'"),
     ],
 )
 def test_a_mistake_of_the_user_is_named(name: str, message: str) -> None:
     with pytest.raises(FunctionError, match=message):
         ran(prepared(name))
+
+
+def test_buffers_that_a_recovery_resets_are_named_in_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran(prepared("odd_tensors"))
+    line = "WARNING not saved, because they are not persistent: the buffers model.table. A recovery"
+    assert line in capsys.readouterr().out
+    ran(prepared("everything"))
+    assert "not persistent" not in capsys.readouterr().out
 
 
 def test_an_exception_of_the_user_passes_unchanged() -> None:

@@ -91,9 +91,8 @@ def log_unsaved_buffers(names: Sequence[str]) -> None:
     shown = ", ".join(names[:_NAMED_BUFFERS]) + (", ..." if len(names) > _NAMED_BUFFERS else "")
     _print(
         "WARNING",
-        f"{len(names)} buffers are not persistent, so they are not saved, and a recovery has them "
-        f"as the function builds them: {shown}. If training changes them, register them with "
-        "persistent=True",
+        f"not saved, because they are not persistent: the buffers {shown}. A recovery has them as "
+        "the function builds them: if training changes them, register them with persistent=True",
     )
 
 
