@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.nodes.supervised import SupervisedRun
 from tests.support.programs.worlds import (
     attempts,
     printed,
@@ -155,3 +156,37 @@ def test_a_program_whose_state_in_memory_is_older_than_its_own_shows_where_it_go
         assert run.of(EventKind.PROGRAM_RESUMED)[0]["restored_step"] == 2
         run.stop(StopKind.CANCEL)
         run.wait_end()
+
+
+def test_after_the_end_of_agents_and_supervisor_the_ranks_meet_at_a_store_that_listens(
+    tmp_path: Path,
+) -> None:
+    script = f"""
+        import os, pathlib, time
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        print(f"met in {{os.environ['HOLDFAST_ATTEMPT']}}")
+        while not pathlib.Path("{tmp_path}/ends").exists():
+            time.sleep(0.02)
+    """
+    with running_program(
+        tmp_path, {"train.py": script}, program_training(script="train.py")
+    ) as run:
+        for _ in range(3):
+            met = f"met in {met_in(run)}"
+            run.end_supervisor()
+            for seat in run.agents.seats:
+                run.agents.kill(seat)
+            run.start_supervisor()
+            run.wait(lambda met=met: f"met in {met_in(run)}" != met)  # type: ignore[misc]
+        (tmp_path / "ends").touch()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+
+
+def met_in(run: SupervisedRun) -> int:
+    """The newest attempt, once its ranks have met."""
+    run.wait(lambda: bool(run.of(EventKind.ATTEMPT_RUNNING)))
+    attempt: int = run.of(EventKind.ATTEMPT_RUNNING)[-1]["attempt"]
+    printed(run, f"met in {attempt}")
+    return attempt

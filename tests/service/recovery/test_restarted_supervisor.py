@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
@@ -11,9 +13,11 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopKind,
     SupervisorEvent,
 )
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
 from holdfast_workers.protocol.signals import WorkerFailed
@@ -81,6 +85,31 @@ def test_a_truncated_journal_does_not_cost_the_running_attempt() -> None:
         Facts.from_events = real  # type: ignore[method-assign]
     assert job.run().outcome == "SUCCEEDED"
     assert forming(job) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_program_meets_at_a_store_that_listens_though_all_agents_start_with_the_supervisor(
+    seed: int,
+) -> None:
+    """A fence makes the attempt's store: a world that formed while the store's agent is fenced once
+    more would wait at the former port."""
+    shape = WorldShape.of({"dp_shard": 2, "tp": 1}, 1)
+    config = RecoveryConfig((shape,), standby_nodes=0, steps=30, runs_program=True)
+    job = running(SimulatedCluster(config, seed))
+    for agent in job.agents.values():
+        job.kill_agent(agent.name)
+        agent.never_ready = True
+    job.restart_supervisor()
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+
+    def become_ready() -> None:
+        for agent in job.agents.values():
+            agent.become_ready()
+            job.send(inputs.AgentUp(agent.report()))
+
+    job.at(5.0, become_ready)
+    assert job.run().outcome == "SUCCEEDED"
+    assert [event["attempt"] for event in forming(job)] == [1, 2]
 
 
 def test_an_ended_job_stays_ended_after_a_restart() -> None:
