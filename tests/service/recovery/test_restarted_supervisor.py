@@ -88,17 +88,19 @@ def test_a_truncated_journal_does_not_cost_the_running_attempt() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_program_meets_at_a_store_that_listens_though_all_agents_start_with_the_supervisor(
-    seed: int,
+def test_on_a_new_cluster_a_program_meets_at_a_store_that_listens(
+    seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fence makes the attempt's store: a world that formed while the store's agent is fenced once
-    more would wait at the former port."""
+    """All agents start with the supervisor, which fences them before and after they are ready. A
+    fence makes the attempt's store: a world that forms while the store's agent is fenced once more
+    would wait at its former port."""
     shape = WorldShape.of({"dp_shard": 2, "tp": 1}, 1)
     config = RecoveryConfig((shape,), standby_nodes=0, steps=30, runs_program=True)
     job = running(SimulatedCluster(config, seed))
     for agent in job.agents.values():
         job.kill_agent(agent.name)
         agent.never_ready = True
+    monkeypatch.setattr(Facts, "from_events", lambda _: Facts(attempt=1))
     job.restart_supervisor()
     job.run_until(lambda: job.core.stage is Stage.WAITING)
 

@@ -33,7 +33,11 @@ from holdfast_workers.programs.agent_link import AgentLink
 from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.output_relay import OutputRelay, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt
-from holdfast_workers.programs.program_process import ProgramLine, kill_descendants
+from holdfast_workers.programs.program_process import (
+    ProgramLine,
+    ProgramProcess,
+    kill_descendants,
+)
 from holdfast_workers.protocol.lease import clock_s
 from holdfast_workers.protocol.processes import (
     WORKER_ORDERS,
@@ -61,6 +65,8 @@ LOOK_S = 0.5
 """Between two looks at a program that shows no steps."""
 FENCE_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for a program whose attempt is over."""
+REST_POLL_S = 0.05
+"""Between two looks at what a program has left behind that was asked to end."""
 LAST_WAIT_S = 5.0
 """How long the end of a launcher waits for the end of what its program has started."""
 _CREDENTIALS = struct.Struct("3i")
@@ -98,6 +104,8 @@ class Launcher:
         self._sending_end = os.dup(end.fileno())  # watched apart, for room to send
         self._relay = OutputRelay(self._take_output)
         self._ended_outputs: set[int] = set()
+        self._all_asked = False
+        """Whether not only the program was asked to end, but all that it has started too."""
 
     def run(self) -> int:
         start_guard(f"{SOCKET_VARIABLE}={self._name}")
@@ -209,8 +217,9 @@ class Launcher:
             attempt.report_failure(WorkersError(f"no process could be started: {error}"))
             return
         self._ended_outputs.clear()
+        self._all_asked = False
         self._watch(process.output, self._read_output)
-        self._watch(process.pidfd, self._reap)
+        self._watch(process.pidfd, self._handle_exit)
         self._inject_waiting()
         self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
 
@@ -276,12 +285,16 @@ class Launcher:
         if self._line.is_script:  # its data loaders are needed until it has saved
             process.signal(signal.SIGTERM)
         else:  # a shell passes no signal on
-            process.signal_all(signal.SIGTERM)
+            self._ask_all(process)
         process.signal_all(signal.SIGCONT)  # one that is stopped shall end too
         self._timers["end"] = (
             time.monotonic() + grace_s,
             lambda: process.signal_all(signal.SIGKILL),
         )
+
+    def _ask_all(self, process: ProgramProcess) -> None:
+        self._all_asked = True
+        process.signal_all(signal.SIGTERM)
 
     def _inject_waiting(self) -> None:
         """Inject the faults that came with the order, once there is a program."""
@@ -322,19 +335,36 @@ class Launcher:
         attempt.look()
         self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
 
+    def _handle_exit(self) -> None:
+        """The program has ended. If it was asked to, what it has started has the same time: a shell
+        ends at once, and the training that it started saves."""
+        process = self._attempt.process if self._attempt is not None else None
+        assert process is not None
+        self._selector.unregister(process.pidfd)
+        if "end" in self._timers and not self._all_asked:
+            self._ask_all(process)
+        self._await_rest()
+
+    def _await_rest(self) -> None:
+        process = self._attempt.process if self._attempt is not None else None
+        assert process is not None
+        if "end" in self._timers and process.has_left_others():
+            self._timers["rest"] = (time.monotonic() + REST_POLL_S, self._await_rest)
+        else:
+            self._reap()
+
     def _reap(self) -> None:
         attempt = self._attempt
         assert attempt is not None
         process = attempt.process
         assert process is not None
-        self._selector.unregister(process.pidfd)
         if process.output in self._selector.get_map():
             self._selector.unregister(process.output)
         while self._attached is not None and is_readable(self._attached):
             self._read_program()  # its last messages
         end = attempt.reap(self._relay)
         self._drop_attached()
-        for name in ("look", "end", "lease"):
+        for name in ("look", "end", "rest", "lease"):
             self._timers.pop(name, None)
         if attempt.is_fenced:
             self._attempt = None
