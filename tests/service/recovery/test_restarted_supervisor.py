@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
@@ -19,6 +18,7 @@ from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_workers.protocol import commands
 from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
 from holdfast_workers.protocol.signals import WorkerFailed
 
@@ -87,31 +87,27 @@ def test_a_truncated_journal_does_not_cost_the_running_attempt() -> None:
     assert forming(job) == []
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_on_a_new_cluster_a_program_meets_at_a_store_that_listens(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All agents start with the supervisor, which fences them before and after they are ready. A
-    fence makes the attempt's store: a world that forms while the store's agent is fenced once more
-    would wait at its former port."""
-    shape = WorldShape.of({"dp_shard": 2, "tp": 1}, 1)
+def test_no_world_forms_while_an_agent_of_it_is_fenced_once_more() -> None:
+    """On a new cluster the agents start with the supervisor, which fences them before and after they
+    are ready. A fence makes the store of a program's attempt, so only its answer names the store."""
+    shape = WorldShape.of({"dp_shard": 2, "tp": 1}, 2)
     config = RecoveryConfig((shape,), standby_nodes=0, steps=30, runs_program=True)
-    job = running(SimulatedCluster(config, seed))
-    for agent in job.agents.values():
-        job.kill_agent(agent.name)
-        agent.never_ready = True
-    monkeypatch.setattr(Facts, "from_events", lambda _: Facts(attempt=1))
-    job.restart_supervisor()
-    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    agent = SimAgent("n0", config)
+    core = RecoveryCore(config, 0.0, Facts(attempt=1))
 
-    def become_ready() -> None:
-        for agent in job.agents.values():
-            agent.become_ready()
-            job.send(inputs.AgentUp(agent.report()))
+    def orders(event: inputs.Input) -> list[commands.Command]:
+        wanted = (commands.Fence, commands.Form)
+        return [effect for effect in core.handle(event, 1.0) if isinstance(effect, wanted)]
 
-    job.at(5.0, become_ready)
-    assert job.run().outcome == "SUCCEEDED"
-    assert [event["attempt"] for event in forming(job)] == [1, 2]
+    (fence,) = orders(inputs.AgentUp(agent.report()))
+    assert fence == commands.Fence("n0", 2, agent.incarnation)
+    assert orders(inputs.Fenced("n0", 2, agent.report())) == []
+    agent.become_ready()
+    assert orders(inputs.AgentUp(agent.report())) == [fence]
+    assert orders(inputs.NodesAvoided({})) == []
+    agent.start_store()
+    (form,) = orders(inputs.Fenced("n0", 2, agent.report()))
+    assert isinstance(form, commands.Form) and form.order.store_port == agent.store_port
 
 
 def test_an_ended_job_stays_ended_after_a_restart() -> None:

@@ -57,8 +57,6 @@ class SimAgent:
     store: int = 1
     """Number of its present rendezvous store; 0 while none is running."""
     stores: int = 1
-    store_for: int = 0
-    """The attempt that the store was made for; 0: for any."""
     known_attempt: int = 0
     mesh: dict[str, int] = field(default_factory=dict)
     """The mesh of its last order."""
@@ -97,9 +95,9 @@ class SimAgent:
     def store_port(self) -> int:
         return 2000 + self.store if self.store else 0
 
-    def start_store(self, attempt: int = 0) -> None:
+    def start_store(self) -> None:
         self.stores += 1
-        self.store, self.store_for = self.stores, attempt
+        self.store = self.stores
 
     def report(self) -> AgentReport:
         return AgentReport(
@@ -156,8 +154,6 @@ class SimAgent:
     def fence(self, attempt: int, *, kill: bool) -> list[SimWorker]:
         """Park workers of older attempts. With `kill`, one of them does not obey and is killed."""
         self.known_attempt = max(self.known_attempt, attempt)
-        if self.config.runs_program and self.ready and self.store and self.store_for < attempt:
-            self.start_store(attempt)
         killed: list[SimWorker] = []
         for worker in list(self.workers.values()):
             if worker.state is WorkerState.WARM or worker.attempt >= attempt:
