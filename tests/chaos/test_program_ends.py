@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.support.nodes.supervised import SupervisedRun
 from tests.support.programs.worlds import (
     attempts,
     printed,
@@ -158,35 +158,27 @@ def test_a_program_whose_state_in_memory_is_older_than_its_own_shows_where_it_go
         run.wait_end()
 
 
-def test_after_the_end_of_agents_and_supervisor_the_ranks_meet_at_a_store_that_listens(
-    tmp_path: Path,
-) -> None:
-    script = f"""
-        import os, pathlib, time
+def test_ranks_that_have_not_met_start_again_when_their_store_ends(tmp_path: Path) -> None:
+    script = """
+        import os, time
         import torch.distributed as dist
 
-        dist.init_process_group("gloo")
-        print(f"met in {{os.environ['HOLDFAST_ATTEMPT']}}")
-        while not pathlib.Path("{tmp_path}/ends").exists():
+        print("prepares")
+        while os.environ["HOLDFAST_ATTEMPT"] == "1":
             time.sleep(0.02)
+        dist.init_process_group("gloo")
+        print("met")
     """
-    with running_program(
-        tmp_path, {"train.py": script}, program_training(script="train.py")
-    ) as run:
-        for _ in range(3):
-            met = f"met in {met_in(run)}"
-            run.end_supervisor()
-            for seat in run.agents.seats:
-                run.agents.kill(seat)
-            run.start_supervisor()
-            run.wait(lambda met=met: f"met in {met_in(run)}" != met)  # type: ignore[misc]
-        (tmp_path / "ends").touch()
+    training = program_training(script="train.py")
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        printed(run, "prepares")
+        agent = run.agents.agents[run.seat_of(0)].process
+        assert agent is not None
+        children = psutil.Process(agent.pid).children()
+        (store,) = (child for child in children if child.name() == "hf-store")
+        store.kill()
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-
-
-def met_in(run: SupervisedRun) -> int:
-    """The newest attempt, once its ranks have met."""
-    run.wait(lambda: bool(run.of(EventKind.ATTEMPT_RUNNING)))
-    attempt: int = run.of(EventKind.ATTEMPT_RUNNING)[-1]["attempt"]
-    printed(run, f"met in {attempt}")
-    return attempt
+        assert sum(line == "met" for line in run.logs) == 2
+        (incident,) = run.of(EventKind.INCIDENT_CLOSED)
+        assert incident["cause"] == "communication"
+        assert "ended before the first step" in incident["evidence"][0]

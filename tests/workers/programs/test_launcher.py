@@ -19,7 +19,7 @@ from holdfast_workers.programs.launcher import Launcher
 from holdfast_workers.progress import beacon
 from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.lease import clock_s
-from holdfast_workers.protocol.messages import JoinOrder, Restore, Tier
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, JoinOrder, Restore, Tier
 from holdfast_workers.protocol.processes import (
     ArmFault,
     AttemptsLeft,
@@ -28,6 +28,7 @@ from holdfast_workers.protocol.processes import (
     LeaseUpdate,
     LeaveAttempts,
     ProgramStarted,
+    StepReport,
     StopAfterStep,
     StorageOptions,
     WorkerJob,
@@ -44,16 +45,19 @@ WAIT_S = 60.0
 class Agent:
     """The agent's side of one launcher."""
 
-    def __init__(self, folder: Path, command: str, grace_s: float) -> None:
+    def __init__(self, folder: Path, command: str, program: ProgramSpec) -> None:
         self._folder = folder
-        spec = TrainingSpec(command=command, program=ProgramSpec(grace_s=grace_s))
+        spec = TrainingSpec(command=command, program=program)
         beacon.create(folder / "beacon")
+        self.store = socket.create_server(("127.0.0.1", 0))
+        self.store_port: int = self.store.getsockname()[1]
         self.end, theirs = control_channel.pair()
         self.end.settimeout(WAIT_S)
         self.log, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             self.end.close()
+            self.store.close()
             os.close(self.log)
             os.setsid()
             os.dup2(writer, 1)
@@ -89,7 +93,7 @@ class Agent:
             world_size=1,
             mesh={"dp_shard": 1, "tp": 1},
             store_host="127.0.0.1",
-            store_port=1,
+            store_port=self.store_port,
             restore=Restore(Tier.INIT, 0),
             segment_root=str(self._folder),
             segment_path=str(self._folder / "own-0.seg"),
@@ -115,8 +119,16 @@ class Agent:
             read += piece
         return read
 
+    def failed(self) -> ErrorReport:
+        """The error that the launcher reports."""
+        while True:
+            message = self.receive()
+            if isinstance(message, WorkerSignal) and isinstance(message.detail, WorkerFailed):
+                return message.detail.error
+
     def close(self) -> None:
         self.end.close()
+        self.store.close()
         os.close(self.log)
         deadline = time.monotonic() + WAIT_S
         while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
@@ -141,8 +153,10 @@ def _run(end: socket.socket, folder: Path, spec: TrainingSpec) -> int:
 
 
 @contextmanager
-def launched(folder: Path, command: str, grace_s: float = 1.0) -> Iterator[Agent]:
-    agent = Agent(folder, command, grace_s)
+def launched(
+    folder: Path, command: str, *, grace_s: float = 1.0, metrics: str | None = None
+) -> Iterator[Agent]:
+    agent = Agent(folder, command, ProgramSpec(grace_s=grace_s, metrics=metrics))
     try:
         yield agent
     finally:
@@ -221,6 +235,45 @@ def test_a_fence_ends_a_program_that_ignores_sigterm_and_is_stopped(tmp_path: Pa
         while not isinstance(agent.receive(), AttemptsLeft):
             pass
         assert not linux_processes.is_alive(pid)
+
+
+def test_a_program_is_not_started_without_a_rendezvous_store(tmp_path: Path) -> None:
+    with launched(tmp_path, "sleep 1000") as agent:
+        agent.store.close()
+        agent.send(agent.join(), lease(3600.0))
+        error = agent.failed()
+        assert error.kind is ErrorKind.COMMUNICATION
+        assert f"no rendezvous store listens on 127.0.0.1:{agent.store_port}" in error.message
+        assert linux_processes.descendants(agent.pid) == []
+        agent.send(LeaveAttempts(2))
+        assert isinstance(agent.receive(), AttemptsLeft)
+
+
+def test_the_end_of_the_store_is_noticed_while_ranks_may_wait_for_it(tmp_path: Path) -> None:
+    with launched(tmp_path, "sleep 1000") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        link, _ = agent.store.accept()
+        pid = agent.started()
+        link.close()
+        error = agent.failed()
+        assert error.kind is ErrorKind.COMMUNICATION and "ended before the first step" in str(error)
+        agent.send(LeaveAttempts(2))
+        while not isinstance(agent.receive(), AttemptsLeft):
+            pass
+        assert not linux_processes.is_alive(pid)
+
+
+def test_ranks_that_have_stepped_need_no_store(tmp_path: Path) -> None:
+    command = "bash -c 'echo loss 1; until test -e ends; do sleep 0.01; done'"
+    with launched(tmp_path, f"env -C {tmp_path} {command}", metrics="loss (?P<loss>.)") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        link, _ = agent.store.accept()
+        while not isinstance(agent.receive(), StepReport):
+            pass
+        link.close()
+        (tmp_path / "ends").touch()
+        ending = agent.receive()
+        assert isinstance(ending, WorkerSignal) and ending.detail == WorkerDone(1)
 
 
 SAVES = """

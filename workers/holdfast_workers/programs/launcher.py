@@ -30,6 +30,7 @@ from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs.agent_link import AgentLink
+from holdfast_workers.programs import store_link
 from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.output_relay import OutputRelay, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt
@@ -38,7 +39,9 @@ from holdfast_workers.programs.program_process import (
     ProgramProcess,
     kill_descendants,
 )
+from holdfast_workers.programs.store_link import StoreEnded
 from holdfast_workers.protocol.lease import clock_s
+from holdfast_workers.protocol.messages import ErrorKind, JoinOrder
 from holdfast_workers.protocol.processes import (
     WORKER_ORDERS,
     ArmFault,
@@ -94,6 +97,7 @@ class Launcher:
         self._name = f"holdfast-{uuid.uuid4().hex}"
         self._listener = _listen(self._name)
         self._attached: socket.socket | None = None
+        self._store: socket.socket | None = None
         self._attempt: ProgramAttempt | None = None
         self._fence = 0
         self._lease = (0, 0.0)  # number, until when
@@ -204,15 +208,12 @@ class Launcher:
     def _start(self) -> None:
         attempt = self._attempt
         assert attempt is not None
-        private = [
-            self._end.fileno(),
-            self._sending_end,
-            self._relay.target,
-            self._listener.fileno(),
-            self._selector_descriptor,
-        ]
         try:
-            process = attempt.start(private)
+            self._watch_store(attempt.order)
+            process = attempt.start(self._private_descriptors())
+        except StoreEnded as error:
+            attempt.report_failure(error, ErrorKind.COMMUNICATION)
+            return
         except OSError as error:
             attempt.report_failure(WorkersError(f"no process could be started: {error}"))
             return
@@ -364,6 +365,7 @@ class Launcher:
             self._read_program()  # its last messages
         end = attempt.reap(self._relay)
         self._drop_attached()
+        self._close_store()
         for name in ("look", "end", "rest", "lease"):
             self._timers.pop(name, None)
         if attempt.is_fenced:
@@ -382,6 +384,29 @@ class Launcher:
                 signal.signal(end.signal, signal.SIG_DFL)
             os.kill(os.getpid(), end.signal)
         os._exit(end.exit_code if end.exit_code else 1)
+
+    # --- the store ------------------------------------------------------------------------------
+
+    def _watch_store(self, order: JoinOrder) -> None:
+        """The rank that reports steps knows whether the ranks have met. Raises StoreEnded."""
+        self._close_store()
+        if order.rank == 0:
+            self._store = store_link.connect(order.store_host, order.store_port)
+            self._watch(self._store, self._read_store)
+
+    def _read_store(self) -> None:
+        assert self._store is not None
+        if not store_link.has_ended(self._store):
+            return
+        self._close_store()
+        if self._attempt is not None:
+            self._attempt.handle_store_end()
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._selector.unregister(self._store)
+            self._store.close()
+            self._store = None
 
     # --- the attachment -------------------------------------------------------------------------
 
@@ -420,9 +445,11 @@ class Launcher:
 
     # --- internals ------------------------------------------------------------------------------
 
-    @property
-    def _selector_descriptor(self) -> int:
-        return self._selector.fileno()
+    def _private_descriptors(self) -> list[int]:
+        """Those that a program must not hold."""
+        sockets = [self._end, self._listener, *([self._store] if self._store is not None else [])]
+        own = (self._sending_end, self._relay.target, self._selector.fileno())
+        return [*(each.fileno() for each in sockets), *own]
 
     def _watch(self, readable: int | socket.socket, call: Callable[[], None]) -> None:
         self._selector.register(readable, selectors.EVENT_READ, call)

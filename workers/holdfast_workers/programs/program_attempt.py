@@ -27,6 +27,7 @@ from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
+from holdfast_workers.programs.store_link import StoreEnded
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,
@@ -119,6 +120,7 @@ class ProgramAttempt:
         self._program_shows_phases = False
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.restore.step
+        self._has_stepped = False
         self._began = time.monotonic()
         beacon.begin(order.attempt)
         beacon.enter("launch", 0)
@@ -188,11 +190,21 @@ class ProgramAttempt:
         self._report(recorded or error_file.of_output(str(end), self._output.text()), end)
         return True
 
-    def report_failure(self, error: WorkersError) -> None:
-        """Report that the program could not be started."""
-        self.has_ended = True
-        report = ErrorReport(ErrorKind.INTERNAL, type(error).__name__, str(error), "", self._step)
+    def report_failure(
+        self, error: WorkersError, kind: ErrorKind = ErrorKind.INTERNAL
+    ) -> None:
+        """Report that the program could not be started, or must be started again."""
+        self.has_ended = self.process is None
+        report = ErrorReport(kind, type(error).__name__, str(error), "", self._step)
         self._signal(WorkerFailed(report))
+
+    def handle_store_end(self) -> None:
+        """The rendezvous store has ended. Ranks that step have met and do not need it."""
+        if self._has_stepped or self.has_ended or self.stop_wanted or self.is_fenced:
+            return
+        where = f"{self.order.store_host}:{self.order.store_port}"
+        error = StoreEnded(f"the rendezvous store on {where} ended before the first step")
+        self.report_failure(error, ErrorKind.COMMUNICATION)
 
     def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
         report = ErrorReport(
@@ -311,6 +323,7 @@ class ProgramAttempt:
 
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
+        self._has_stepped = True
         if self.order.rank != 0:
             return
         row = StepRow(
