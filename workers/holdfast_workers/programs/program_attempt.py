@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.ipc.output_lines import OutputLine
 from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.program_metrics.step_sources import StepSources
@@ -35,6 +36,7 @@ from holdfast_workers.programs.torchrun_variables import (
     with_variables,
 )
 from holdfast_workers.protocol.messages import (
+    BUSY_PHASE,
     HOLD_PHASE,
     PROGRAM_PHASE,
     ErrorKind,
@@ -139,7 +141,7 @@ class ProgramAttempt:
             self._line, self._variables(), private, self._in_fork, self._record_error
         )
         self.process = process
-        self._silence.looked_at = time.monotonic()
+        self._silence.looked_at = self._silence.shown_at = time.monotonic()
         self._enter_program()
         self._send(ProgramStarted(self.number, process.pid))
         restore = self.order.restore
@@ -160,6 +162,7 @@ class ProgramAttempt:
 
     def resume(self) -> None:
         self.is_held = False
+        self._silence.shown_at = time.monotonic()
         if not self._program_shows_phases:
             self._enter_program()
         if self.process is not None:
@@ -171,6 +174,7 @@ class ProgramAttempt:
         assert process is not None
         end = process.reap()
         relay.finish(process.output)
+        self.take_output(b"\n")  # the last line may have no end
         self._read_files(final=True)
         process.close()
         self.process, self.has_ended = None, True
@@ -223,7 +227,7 @@ class ProgramAttempt:
         for line in self._output.feed(piece):
             self._read_metrics(line)
 
-    def _read_metrics(self, line: str) -> None:
+    def _read_metrics(self, line: OutputLine) -> None:
         """A step that a line shows; a program that attaches reports its steps itself."""
         if self._sources is None or self._shows_steps:
             return
@@ -255,7 +259,10 @@ class ProgramAttempt:
             self._enter_program()
 
     def _enter_program(self) -> None:
-        self._beacon.enter(PROGRAM_PHASE, self._step, bound_s=self._spec.program.silence_s)
+        limit_s = self._spec.program.silence_s
+        is_seen = time.monotonic() - self._silence.shown_at <= limit_s
+        phase = PROGRAM_PHASE if is_seen else BUSY_PHASE
+        self._beacon.enter(phase, self._step, bound_s=limit_s)
 
     # --- the attachment -------------------------------------------------------------------------
 
@@ -324,6 +331,7 @@ class ProgramAttempt:
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
         self._has_stepped = True
+        self._silence.shown_at = time.monotonic()
         if self.order.rank != 0:
             return
         row = StepRow(
