@@ -88,8 +88,8 @@ def test_a_truncated_journal_does_not_cost_the_running_attempt() -> None:
 
 
 def test_no_world_forms_while_an_agent_of_it_is_fenced_once_more() -> None:
-    """On a new cluster the agents start with the supervisor, which fences them before and after they
-    are ready. A fence makes the store of a program's attempt, so only its answer names the store."""
+    """On a new cluster the agents start with the supervisor, which fences them before they are
+    ready, and after. A fence makes the store of a program's attempt: only its answer names it."""
     shape = WorldShape.of({"dp_shard": 2, "tp": 1}, 2)
     config = RecoveryConfig((shape,), standby_nodes=0, steps=30, runs_program=True)
     agent = SimAgent("n0", config)

@@ -70,7 +70,13 @@ from holdfast_workers.protocol.signals import (
     WorkerExited,
     ZygoteLost,
 )
-from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec, TrainingSpec
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    MemoryTierSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+    TrainingSpec,
+)
 
 pytestmark = pytest.mark.chaos
 WAIT_S = 60.0

@@ -1,6 +1,8 @@
-"""Lines of output: the same for all cuts; a log keeps little of a progress bar, and its last state."""
+"""Lines of output are the same for all cuts; of a bar the log keeps little, and the last state."""
 
 from __future__ import annotations
+
+import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ def test_lines_do_not_depend_on_where_the_output_is_cut(
     whole, divided = LineSplitter(), LineSplitter()
     expected = whole.feed(output)
     bounds = [0, *cuts, len(output)]
-    pieces = (output[start:end] for start, end in zip(bounds, bounds[1:], strict=False))
+    pieces = (output[start:end] for start, end in itertools.pairwise(bounds))
     assert [line for piece in pieces for line in divided.feed(piece)] == expected
     assert divided.open == whole.open
     assert all(len(line.text.encode()) <= LINE_BYTES for line in expected)

@@ -61,7 +61,7 @@ class Agent:
             os.close(self.log)
             os.setsid()
             os.dup2(writer, 1)
-            sys.stdout = open(1, "w", closefd=False)  # noqa: PTH123, SIM115  (of a descriptor)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (of a descriptor)
             os._exit(_run(theirs, folder, spec))
         theirs.close()
         os.close(writer)

@@ -1,7 +1,7 @@
 """The lines of what a process prints, and those of them that its log keeps. Pure.
 
-`\\n` ends a line, and so does `\\r`: a progress bar ends each of its states by `\\r`, and the next takes
-its place. The lines are the same wherever the output was cut into pieces.
+`\\n` ends a line, and so does `\\r`: a progress bar ends each of its states by `\\r`, and the next
+takes its place. The lines are the same wherever the output was cut into pieces.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
-from holdfast_workers.programs.agent_link import AgentLink
 from holdfast_workers.programs import store_link
+from holdfast_workers.programs.agent_link import AgentLink
 from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.output_relay import OutputRelay, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt

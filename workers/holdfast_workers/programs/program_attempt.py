@@ -194,9 +194,7 @@ class ProgramAttempt:
         self._report(recorded or error_file.of_output(str(end), self._output.text()), end)
         return True
 
-    def report_failure(
-        self, error: WorkersError, kind: ErrorKind = ErrorKind.INTERNAL
-    ) -> None:
+    def report_failure(self, error: WorkersError, kind: ErrorKind = ErrorKind.INTERNAL) -> None:
         """Report that the program could not be started, or must be started again."""
         self.has_ended = self.process is None
         report = ErrorReport(kind, type(error).__name__, str(error), "", self._step)
