@@ -34,4 +34,5 @@ def test_printing_or_computing_is_a_sign_of_life() -> None:
     assert silence.has_sign_of_life(10, 0.0, 1.0)
     assert not silence.has_sign_of_life(10, 0.01, 2.0)
     assert silence.has_sign_of_life(10, 0.5, 3.0)
+    assert silence.shown_at == 1.0
     assert not silence.has_sign_of_life(10, 0.52, 4.0)
