@@ -50,6 +50,7 @@ class Agent:
         spec = TrainingSpec(command=command, program=program)
         beacon.create(folder / "beacon")
         self.store = socket.create_server(("127.0.0.1", 0))
+        self.store.settimeout(WAIT_S)
         self.store_port: int = self.store.getsockname()[1]
         self.end, theirs = control_channel.pair()
         self.end.settimeout(WAIT_S)
