@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.support.programs.worlds import (
     attempts,
@@ -40,6 +41,30 @@ def test_a_program_that_attaches_long_before_its_first_step_is_left_alone(tmp_pa
     with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert attempts(run) == 1
+
+
+def test_a_program_that_shows_a_bar_between_its_steps_is_left_alone(tmp_path: Path) -> None:
+    script = """
+        import time
+
+        print("step 1")
+        for number in range(1, 16):
+            print(f"\\revaluates {number}/15", end="", flush=True)
+            time.sleep(0.1)
+        print()
+        for step in (2, 3):
+            print(f"\\rtrains, step {step}", end="", flush=True)
+            time.sleep(0.1)
+    """
+    program = ProgramSpec(metrics="step (?P<step>[0-9]+)")
+    training = program_training(script="train.py", ranks=1, program=program)
+    config = {"stall_limit_s": 0.5}
+    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert run.of(EventKind.INCIDENT_OPENED) == []
+        shown = [line for line in run.logs if line.startswith("evaluates")]
+        assert 2 <= len(shown) <= 8 and shown[-1] == "evaluates 15/15"
+        assert sorted(run.rows) == [1, 2, 3]
 
 
 def test_another_supervisor_leaves_a_program_without_steps_alone(tmp_path: Path) -> None:
@@ -155,3 +180,29 @@ def test_a_program_whose_state_in_memory_is_older_than_its_own_shows_where_it_go
         assert run.of(EventKind.PROGRAM_RESUMED)[0]["restored_step"] == 2
         run.stop(StopKind.CANCEL)
         run.wait_end()
+
+
+def test_ranks_that_have_not_met_start_again_when_their_store_ends(tmp_path: Path) -> None:
+    script = """
+        import os, time
+        import torch.distributed as dist
+
+        print("prepares")
+        while os.environ["HOLDFAST_ATTEMPT"] == "1":
+            time.sleep(0.02)
+        dist.init_process_group("gloo")
+        print("met")
+    """
+    training = program_training(script="train.py")
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        printed(run, "prepares")
+        agent = run.agents.agents[run.seat_of(0)].process
+        assert agent is not None
+        children = psutil.Process(agent.pid).children()
+        (store,) = (child for child in children if child.name() == "hf-store")
+        store.kill()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert sum(line == "met" for line in run.logs) == 2
+        (incident,) = run.of(EventKind.INCIDENT_CLOSED)
+        assert incident["cause"] == "communication"
+        assert "ended before the first step" in incident["evidence"][0]

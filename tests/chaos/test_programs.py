@@ -377,7 +377,8 @@ def test_a_program_that_computes_without_steps_for_too_long_is_restarted(tmp_pat
             pass
     """
     pattern = "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"
-    training = program_training(script="train.py", program=ProgramSpec(metrics=pattern))
+    program = ProgramSpec(metrics=pattern, silence_s=1.0)
+    training = program_training(script="train.py", program=program)
     config = {"stall_limit_s": 1.5}
     with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()

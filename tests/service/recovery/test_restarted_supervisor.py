@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
@@ -11,10 +12,13 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopKind,
     SupervisorEvent,
 )
+from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_workers.protocol import commands
 from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
 from holdfast_workers.protocol.signals import WorkerFailed
 
@@ -81,6 +85,29 @@ def test_a_truncated_journal_does_not_cost_the_running_attempt() -> None:
         Facts.from_events = real  # type: ignore[method-assign]
     assert job.run().outcome == "SUCCEEDED"
     assert forming(job) == []
+
+
+def test_no_world_forms_while_an_agent_of_it_is_fenced_once_more() -> None:
+    """On a new cluster the agents start with the supervisor, which fences them before they are
+    ready, and after. A fence makes the store of a program's attempt: only its answer names it."""
+    shape = WorldShape.of({"dp_shard": 2, "tp": 1}, 2)
+    config = RecoveryConfig((shape,), standby_nodes=0, steps=30, runs_program=True)
+    agent = SimAgent("n0", config)
+    core = RecoveryCore(config, 0.0, Facts(attempt=1))
+
+    def orders(event: inputs.Input) -> list[commands.Command]:
+        wanted = (commands.Fence, commands.Form)
+        return [effect for effect in core.handle(event, 1.0) if isinstance(effect, wanted)]
+
+    (fence,) = orders(inputs.AgentUp(agent.report()))
+    assert fence == commands.Fence("n0", 2, agent.incarnation)
+    assert orders(inputs.Fenced("n0", 2, agent.report())) == []
+    agent.become_ready()
+    assert orders(inputs.AgentUp(agent.report())) == [fence]
+    assert orders(inputs.NodesAvoided({})) == []
+    agent.start_store()
+    (form,) = orders(inputs.Fenced("n0", 2, agent.report()))
+    assert isinstance(form, commands.Form) and form.order.store_port == agent.store_port
 
 
 def test_an_ended_job_stays_ended_after_a_restart() -> None:

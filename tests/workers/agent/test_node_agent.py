@@ -70,7 +70,13 @@ from holdfast_workers.protocol.signals import (
     WorkerExited,
     ZygoteLost,
 )
-from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    MemoryTierSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+    TrainingSpec,
+)
 
 pytestmark = pytest.mark.chaos
 WAIT_S = 60.0
@@ -367,6 +373,26 @@ def test_a_store_that_does_not_answer_is_replaced_and_never_reported_by_a_fence(
     assert node.fence(1).store_port == node.report().store_port
     lost = [detail.port for s in node.signals if isinstance(detail := s.detail, StoreLost)]
     assert lost == [before]
+
+
+def test_the_store_of_a_programs_attempt_stays_however_often_and_early_it_is_fenced(
+    tmp_path: Path,
+) -> None:
+    training = TrainingSpec(command="true").model_dump(mode="json")
+    agents = LocalAgents(1, training, ParallelSpec().mesh, 1, tmp_path / "checkpoints")
+
+    def fence() -> AgentReport:
+        request = Request(Fence("n0", 3), 1)
+        return agents.call("n0", request, AgentReport, timeout_s=WAIT_S).result()
+
+    try:
+        agents.ensure()
+        assert not fence().ready, "it is fenced while it starts"
+        eventually(lambda: agents.report("n0").ready, WAIT_S)
+        ports = [agents.report("n0").store_port, fence().store_port, fence().store_port]
+        assert ports[0] > 0 and len(set(ports)) == 1
+    finally:
+        agents.close()
 
 
 @pytest.mark.cell("P5", "agent")

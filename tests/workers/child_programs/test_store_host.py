@@ -69,3 +69,23 @@ def test_an_answer_given_before_the_question_counts_only_without_an_attempt(atte
     threading.Thread(target=answer).start()
     assert rendezvous.wait_answer(60.0, attempt)
     assert rendezvous.port == (2222 if attempt else 1111)
+
+
+def test_the_port_of_a_store_that_an_attempt_does_not_keep_is_not_passed_on() -> None:
+    """A node that is fenced while it starts has no store yet; the first one answers later."""
+    with store() as end:
+        child = Mock()
+        child.send.side_effect = lambda question: control_channel.send(end, question)
+        rendezvous = Rendezvous(
+            Mock(fork=lambda *_: child), StoreJob(HOST), threading.Event(), on_lost=lambda _: None
+        )
+        rendezvous.ask(3)
+        rendezvous.fork(Mock())
+        ports = []
+        for _ in range(2):
+            answer = control_channel.receive(end, StorePort)
+            rendezvous.record_port(answer.port, answer.attempt)
+            ports.append(rendezvous.port)
+        assert ports == [0, answer.port] and answer.attempt == 3
+        rendezvous.ask(3)  # once more: it is the same store
+        assert control_channel.receive(end, StorePort) == answer

@@ -166,9 +166,16 @@ def test_the_end_of_a_long_line_is_not_searched() -> None:
     assert MetricLines(r"loss (?P<loss>\S+)").read("-" * 300 + "loss 1", 0.0) is None
 
 
-def test_of_a_progress_bar_the_last_state_counts() -> None:
-    found = MetricLines(STEP_AND_LOSS).read("step 1 , loss 3\rstep 2 , loss 2\r\n", 0.0)
-    assert found is not None and (found.step, found.loss) == (2, 2.0)
+def test_the_states_of_a_progress_bar_are_steps_if_they_are_numbered() -> None:
+    lines = MetricLines(r"(?:(?P<step>\d+)/9 .*)?loss=(?P<loss>\d)")
+    bar = [" 11%|# | 1/9 [loss=5]", " 22%|## | 2/9 [loss=4]", " 22%|## | 2/9 [loss=4]", "loss=3"]
+    found = [lines.read(state, 0.0, is_state=True) for state in bar]
+    assert [step and (step.step, step.loss) for step in found] == [(1, 5.0), (2, 4.0), None, None]
+
+
+def test_a_metric_may_stand_behind_a_progress_bar() -> None:
+    found = MetricLines(STEP_AND_LOSS).read(" 50%|#####     | 5/10 step 5 , loss 3", 0.0)
+    assert found is not None and (found.step, found.loss) == (5, 3.0)
 
 
 def test_own_metrics_have_valid_names_and_a_limited_number() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from holdfast_workers.programs.launcher import Launcher
 from holdfast_workers.progress import beacon
 from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.lease import clock_s
-from holdfast_workers.protocol.messages import JoinOrder, Restore, Tier
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, JoinOrder, Restore, Tier
 from holdfast_workers.protocol.processes import (
     ArmFault,
     AttemptsLeft,
@@ -26,6 +28,7 @@ from holdfast_workers.protocol.processes import (
     LeaseUpdate,
     LeaveAttempts,
     ProgramStarted,
+    StepReport,
     StopAfterStep,
     StorageOptions,
     WorkerJob,
@@ -42,19 +45,24 @@ WAIT_S = 60.0
 class Agent:
     """The agent's side of one launcher."""
 
-    def __init__(self, folder: Path, command: str) -> None:
+    def __init__(self, folder: Path, command: str, program: ProgramSpec) -> None:
         self._folder = folder
-        spec = TrainingSpec(command=command, program=ProgramSpec(grace_s=1.0))
+        spec = TrainingSpec(command=command, program=program)
         beacon.create(folder / "beacon")
+        self.store = socket.create_server(("127.0.0.1", 0))
+        self.store.settimeout(WAIT_S)
+        self.store_port: int = self.store.getsockname()[1]
         self.end, theirs = control_channel.pair()
         self.end.settimeout(WAIT_S)
         self.log, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             self.end.close()
+            self.store.close()
             os.close(self.log)
             os.setsid()
             os.dup2(writer, 1)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (of a descriptor)
             os._exit(_run(theirs, folder, spec))
         theirs.close()
         os.close(writer)
@@ -86,7 +94,7 @@ class Agent:
             world_size=1,
             mesh={"dp_shard": 1, "tp": 1},
             store_host="127.0.0.1",
-            store_port=1,
+            store_port=self.store_port,
             restore=Restore(Tier.INIT, 0),
             segment_root=str(self._folder),
             segment_path=str(self._folder / "own-0.seg"),
@@ -102,8 +110,26 @@ class Agent:
             pass
         return message.pid
 
+    def printed(self, text: str) -> str:
+        """Read the output until it contains this text; returns what was read."""
+        read = ""
+        while text not in read:
+            assert select.select([self.log], [], [], WAIT_S)[0], read
+            piece = os.read(self.log, 1 << 16).decode()
+            assert piece, read
+            read += piece
+        return read
+
+    def failed(self) -> ErrorReport:
+        """The error that the launcher reports."""
+        while True:
+            message = self.receive()
+            if isinstance(message, WorkerSignal) and isinstance(message.detail, WorkerFailed):
+                return message.detail.error
+
     def close(self) -> None:
         self.end.close()
+        self.store.close()
         os.close(self.log)
         deadline = time.monotonic() + WAIT_S
         while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
@@ -128,8 +154,10 @@ def _run(end: socket.socket, folder: Path, spec: TrainingSpec) -> int:
 
 
 @contextmanager
-def launched(folder: Path, command: str) -> Iterator[Agent]:
-    agent = Agent(folder, command)
+def launched(
+    folder: Path, command: str, *, grace_s: float = 1.0, metrics: str | None = None
+) -> Iterator[Agent]:
+    agent = Agent(folder, command, ProgramSpec(grace_s=grace_s, metrics=metrics))
     try:
         yield agent
     finally:
@@ -138,6 +166,11 @@ def launched(folder: Path, command: str) -> Iterator[Agent]:
 
 def lease(for_s: float, number: int = 1) -> LeaseUpdate:
     return LeaseUpdate(1, clock_s() + for_s, number)
+
+
+def pids(output: str) -> list[int]:
+    """Those that were printed on lines of their own."""
+    return [int(line) for line in output.splitlines() if line.isdigit()]
 
 
 def wait_state(pid: int, states: Container[str]) -> None:
@@ -197,12 +230,104 @@ def test_a_fence_ends_a_program_that_ignores_sigterm_and_is_stopped(tmp_path: Pa
     with launched(tmp_path, command) as agent:
         agent.send(agent.join(), lease(600.0))
         pid = agent.started()
-        assert os.read(agent.log, 4) == b"set\n"
+        agent.printed("\nset\n")
         os.kill(pid, signal.SIGSTOP)
         agent.send(LeaveAttempts(2))
         while not isinstance(agent.receive(), AttemptsLeft):
             pass
         assert not linux_processes.is_alive(pid)
+
+
+def test_a_program_is_not_started_without_a_rendezvous_store(tmp_path: Path) -> None:
+    with launched(tmp_path, "sleep 1000") as agent:
+        agent.store.close()
+        agent.send(agent.join(), lease(3600.0))
+        error = agent.failed()
+        assert error.kind is ErrorKind.COMMUNICATION
+        assert f"no rendezvous store listens on 127.0.0.1:{agent.store_port}" in error.message
+        assert linux_processes.descendants(agent.pid) == []
+        agent.send(LeaveAttempts(2))
+        assert isinstance(agent.receive(), AttemptsLeft)
+
+
+def test_the_end_of_the_store_is_noticed_while_ranks_may_wait_for_it(tmp_path: Path) -> None:
+    with launched(tmp_path, "sleep 1000") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        link, _ = agent.store.accept()
+        pid = agent.started()
+        link.close()
+        error = agent.failed()
+        assert error.kind is ErrorKind.COMMUNICATION and "ended before the first step" in str(error)
+        agent.send(LeaveAttempts(2))
+        while not isinstance(agent.receive(), AttemptsLeft):
+            pass
+        assert not linux_processes.is_alive(pid)
+
+
+def test_ranks_that_have_stepped_need_no_store(tmp_path: Path) -> None:
+    command = "bash -c 'echo loss 1; until test -e ends; do sleep 0.01; done'"
+    with launched(tmp_path, f"env -C {tmp_path} {command}", metrics="loss (?P<loss>.)") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        link, _ = agent.store.accept()
+        while not isinstance(agent.receive(), StepReport):
+            pass
+        link.close()
+        (tmp_path / "ends").touch()
+        ending = agent.receive()
+        assert isinstance(ending, WorkerSignal) and ending.detail == WorkerDone(1)
+
+
+SAVES = """
+import pathlib, signal, time
+
+def save(*_):
+    time.sleep(0.5)
+    pathlib.Path("saved").write_text("whole")
+    raise SystemExit(9)
+
+signal.signal(signal.SIGTERM, save)
+print("trains", flush=True)
+time.sleep(600)
+"""
+WRAPPERS = {
+    "dies": ("python saves.py; echo unreachable", "SIGTERM"),
+    "dies before another session": ("setsid --wait python saves.py; echo unreachable", "SIGTERM"),
+    "forwards": ("trap 'kill -TERM $!; exit 3' TERM; python saves.py & wait", "exit code 3"),
+    "forwards and waits": (
+        "trap 'kill -TERM $!' TERM; python saves.py & wait; wait; exit 4",
+        "exit code 4",
+    ),
+    "is replaced": ("exec python saves.py; exit 5", "exit code 9"),
+}
+"""What a script does at SIGTERM, and how it then ends."""
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_what_a_wrapper_runs_has_the_grace_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str
+) -> None:
+    script, ending = WRAPPERS[wrapper]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "saves.py").write_text(SAVES)
+    (tmp_path / "start.sh").write_text(script)
+    with launched(tmp_path, "bash start.sh", grace_s=WAIT_S) as agent:
+        agent.send(agent.join(), lease(3600.0))
+        agent.printed("trains")
+        agent.send(StopAfterStep(1))
+        agent.printed(f"asked to end, and ended by {ending}")
+        assert (tmp_path / "saved").read_text() == "whole"
+        assert linux_processes.descendants(agent.pid) == []
+
+
+def test_what_a_wrapper_leaves_behind_is_killed_after_the_grace(tmp_path: Path) -> None:
+    command = "bash -c \"bash -c 'trap : TERM; echo stays; while :; do sleep 0.01; done'; true\""
+    with launched(tmp_path, command, grace_s=0.2) as agent:
+        agent.send(agent.join(), lease(3600.0))
+        agent.printed("\nstays\n")
+        agent.send(StopAfterStep(1))
+        agent.printed("ended by SIGTERM")
+        assert linux_processes.descendants(agent.pid) == []
 
 
 def test_a_fault_that_comes_with_the_order_fires_once_the_program_runs(tmp_path: Path) -> None:
@@ -217,26 +342,21 @@ def test_a_fault_that_comes_with_the_order_fires_once_the_program_runs(tmp_path:
 
 
 def test_the_end_of_the_agent_ends_all_that_the_program_has_started(tmp_path: Path) -> None:
-    command = "bash -c 'setsid sleep 1001 & echo $!; sleep 1002'"
+    command = "bash -c 'setsid sleep 1001 & echo $!; echo .; sleep 1002'"
     with launched(tmp_path, command) as agent:
         agent.send(agent.join(), lease(3600.0))
         pid = agent.started()
-        text = b""
-        while b"\n" not in text:
-            text += os.read(agent.log, 1024)
-        helper = int(text.split()[0])
+        (helper,) = pids(agent.printed("\n.\n"))
     assert not linux_processes.is_alive(pid)
     assert not linux_processes.is_alive(helper)
 
 
 def test_what_a_program_has_started_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
-    command = "bash -c 'setsid sleep 1001 & echo $!; sleep 1002 & echo $!; wait'"
+    command = "bash -c 'setsid sleep 1001 & echo $!; sleep 1002 & echo $!; echo .; wait'"
     with launched(tmp_path, command) as agent:
         agent.send(agent.join(), lease(3600.0))
         pid = agent.started()
-        text = b""
-        while text.count(b"\n") < 2:
-            text += os.read(agent.log, 1024)
+        helpers = pids(agent.printed("\n.\n"))
         os.kill(agent.pid, signal.SIGKILL)
-        for each in (pid, *map(int, text.split()[:2])):
+        for each in (pid, *helpers):
             wait_state(each, ("", "Z"))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from holdfast_workers.programs.output_tail import KEPT_LINES, OutputTail
 from holdfast_workers.programs.silence import Silence
 
 
-@given(st.lists(st.text("ab\n", max_size=9).map(str.encode), max_size=20))
-def test_lines_do_not_depend_on_the_pieces(pieces: list[bytes]) -> None:
-    whole, piecewise = OutputTail(), OutputTail()
-    expected = whole.feed(b"".join(pieces))
-    found = [line for piece in pieces for line in piecewise.feed(piece)]
-    assert found == expected
-    assert piecewise.text() == whole.text()
-    assert piecewise.bytes == len(b"".join(pieces))
+def test_of_a_progress_bar_the_last_state_is_kept() -> None:
+    tail = OutputTail()
+    for number in range(100):
+        tail.feed(b"\r%d of 100" % number)
+    tail.feed(b"\rdone\r\nValueError: no\r\n")
+    assert tail.text().splitlines() == ["done", "ValueError: no"]
 
 
 def test_only_the_last_lines_are_kept() -> None:
@@ -39,4 +34,5 @@ def test_printing_or_computing_is_a_sign_of_life() -> None:
     assert silence.has_sign_of_life(10, 0.0, 1.0)
     assert not silence.has_sign_of_life(10, 0.01, 2.0)
     assert silence.has_sign_of_life(10, 0.5, 3.0)
+    assert silence.shown_at == 1.0
     assert not silence.has_sign_of_life(10, 0.52, 4.0)

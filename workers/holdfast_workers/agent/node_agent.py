@@ -362,9 +362,12 @@ class NodeAgent:
         self._worker_pool.fence(attempt, command.condemned)
         self._memory.fence(attempt)
         self._saves.fence(attempt)
-        if self._started:  # programs use no prefix of keys, so each attempt gets its own store
-            own_store = attempt if self._config.brings_program else 0
+        # Programs use no prefix of keys, so each attempt gets its own store.
+        own_store = attempt if self._config.brings_program else 0
+        if self._started:
             self._rendezvous.wait_answer(STORE_WAIT_S, own_store)
+        else:  # `start` waits for it
+            self._rendezvous.ask(own_store)
         return self.report()
 
     def _form(self, command: Form) -> Done:

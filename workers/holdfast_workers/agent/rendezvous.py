@@ -38,14 +38,16 @@ class Rendezvous:
         self._port = 0
         self._answers = 0
         self._attempt = 0
+        self._wanted = 0
         self._forked_at = 0.0
         self.problem = ""
         """Why there has never been a store yet; "" once there was one."""
 
     @property
     def port(self) -> int:
-        """0 while no store is running."""
-        return self._port
+        """0 while no store is running, or none for the attempt that was asked for last: that store
+        is about to be closed."""
+        return self._port if self._attempt >= self._wanted else 0
 
     def fork(self, io: NodeIO) -> None:
         self._forked_at = time.monotonic()
@@ -56,12 +58,16 @@ class Rendezvous:
 
     def record_port(self, port: int, attempt: int = 0) -> None:
         """Record the answer of the store's process: the port on which it listens, and the attempt
-        that the store is for, if it is for one."""
+        that the store is for, if it is for one. A process that started after the question is asked
+        now."""
         with self._changed:
             self._port, self._attempt = port, attempt
             self._answers += 1
             self.problem = ""
             self._changed.notify_all()
+            child = self._child if attempt < self._wanted else None
+        if child is not None:
+            child.send(AskStorePort(self._wanted))
 
     def record_problem(self, problem: str) -> None:
         """Record that the store's process found no port and ends."""
@@ -81,17 +87,23 @@ class Rendezvous:
         if not self._closing.is_set():
             self.fork(io)
 
-    def wait_answer(self, timeout_s: float, attempt: int = 0) -> bool:
-        """Wait until a store answers. After `timeout_s`: False, and a store that is silent (it is
-        stopped, or hangs) is killed. `attempt`: it needs a store of its own, see `AskStorePort`."""
+    def ask(self, attempt: int = 0) -> int:
+        """Ask the store whether it answers; from now on none counts that is not for `attempt`, see
+        `AskStorePort`. Returns the number of answers before this one."""
         with self._changed:
+            self._wanted = max(self._wanted, attempt)
             child, before = self._child, self._answers
         if child is not None:
-            child.send(AskStorePort(attempt))
+            child.send(AskStorePort(self._wanted))
+        return before
+
+    def wait_answer(self, timeout_s: float, attempt: int = 0) -> bool:
+        """Ask, and wait for the answer. After `timeout_s`: False, and a store that is silent (it is
+        stopped, or hangs) is killed."""
+        child, before = self._child, self.ask(attempt)
         with self._changed:
             answered = self._changed.wait_for(
-                lambda: self._answers > before and self._port > 0 and self._attempt >= attempt,
-                timeout_s,
+                lambda: self._answers > before and self.port > 0, timeout_s
             )
             if answered:
                 return True

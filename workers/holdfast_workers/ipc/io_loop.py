@@ -11,6 +11,7 @@ import contextlib
 import os
 import selectors
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -20,10 +21,10 @@ import structlog
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.ipc.output_lines import LogLines
 from holdfast_workers.protocol.processes import TemplateJob, WorkerJob, WorkerMessage
 
 READ_BYTES = 64 * 1024
-LINE_LIMIT = 8 * 1024
 STOP_S = 5.0
 _log = structlog.get_logger()
 
@@ -49,7 +50,7 @@ class NodeIO:
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
-        self._partial: dict[int, bytes] = {}
+        self._logs: dict[int, LogLines] = {}
         self._watched: set[int] = set()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="node-io", daemon=True)
@@ -179,12 +180,9 @@ class NodeIO:
         if not raw:
             self._selector.unregister(child.log_fd)
             return False
-        *lines, rest = (self._partial.pop(child.log_fd, b"") + raw).split(b"\n")
-        if len(rest) > LINE_LIMIT:
-            lines, rest = [*lines, rest], b""
-        self._partial[child.log_fd] = rest
-        for line in lines:
-            self._observer.on_child_log(child, line.decode(errors="replace"))
+        log = self._logs.setdefault(child.log_fd, LogLines())
+        for text in log.feed(raw, time.monotonic()):
+            self._observer.on_child_log(child, text)
         return True
 
     def _exited(self, child: Child) -> None:
@@ -205,9 +203,8 @@ class NodeIO:
             pass
         while child.log_fd in self._registered() and self._read_log(child):
             pass
-        rest = self._partial.pop(child.log_fd, b"")
-        if rest:
-            self._observer.on_child_log(child, rest.decode(errors="replace"))
+        for text in self._logs.pop(child.log_fd, LogLines()).end():
+            self._observer.on_child_log(child, text)
 
     def _read_next_message(self, child: Child) -> bool:
         try:

@@ -70,8 +70,11 @@ class MetricLines:
         self._steps = StepNumbers()
         self._last_at: float | None = None
 
-    def read(self, text: str, at: float) -> ProgramStep | None:
+    def read(self, text: str, at: float, *, is_state: bool = False) -> ProgramStep | None:
         """The step that the line reports; None: it reports none, or the same step again.
+
+        `is_state`: the line is a state of a progress bar, which is drawn as often as it likes: it
+        reports a step only by the step's number.
 
         `at`: Unix seconds at which the line was printed. The step's time is the whole time since
         the step before that was reported, also if there are others between; 0 for the first.
@@ -84,7 +87,7 @@ class MetricLines:
             for name, given in found.groupdict().items()
             if given is not None and (value := number(given)) is not None
         }
-        if not numbers:
+        if not numbers or (is_state and STEP not in numbers):
             return None
         step = self._steps.number(numbers.pop(STEP, None))
         if step is None:
@@ -102,11 +105,10 @@ class MetricLines:
         )
 
     def _search(self, text: str) -> re.Match[str] | None:
-        shown = text.rstrip("\r\n").rpartition("\r")[2]  # of a progress bar: what is left of it
         began = self._clock()
         try:
             found = processor_limit.call(
-                lambda: self._pattern.search(shown[:MOST_CHARACTERS]), MOST_SEARCH_S
+                lambda: self._pattern.search(text[:MOST_CHARACTERS]), MOST_SEARCH_S
             )
         except processor_limit.TookTooLong:
             found = None

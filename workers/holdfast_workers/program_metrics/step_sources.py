@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from holdfast_workers.ipc.output_lines import OutputLine
 from holdfast_workers.program_metrics.event_files import EventFiles
 from holdfast_workers.program_metrics.metric_lines import MetricLines
 from holdfast_workers.protocol.programs import ProgramStep
@@ -30,11 +31,11 @@ class StepSources:
         self._polled_at = since
         self._told = ""
 
-    def read_line(self, line: str, at: float) -> ProgramStep | None:
+    def read_line(self, line: OutputLine, at: float) -> ProgramStep | None:
         """The step that a printed line shows."""
         if self._lines is None:
             return None
-        step = self._lines.read(line, at)
+        step = self._lines.read(line.text, at, is_state=line.is_state)
         if self._lines.problem:
             _log.warning("metrics_given_up", why=self._lines.problem)
             self._lines = None

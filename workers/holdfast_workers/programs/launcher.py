@@ -29,12 +29,19 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.programs import store_link
 from holdfast_workers.programs.agent_link import AgentLink
 from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.output_relay import OutputRelay, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt
-from holdfast_workers.programs.program_process import ProgramLine, kill_descendants
+from holdfast_workers.programs.program_process import (
+    ProgramLine,
+    ProgramProcess,
+    kill_descendants,
+)
+from holdfast_workers.programs.store_link import StoreEnded
 from holdfast_workers.protocol.lease import clock_s
+from holdfast_workers.protocol.messages import ErrorKind, JoinOrder
 from holdfast_workers.protocol.processes import (
     WORKER_ORDERS,
     ArmFault,
@@ -61,6 +68,8 @@ LOOK_S = 0.5
 """Between two looks at a program that shows no steps."""
 FENCE_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for a program whose attempt is over."""
+REST_POLL_S = 0.05
+"""Between two looks at what a program has left behind that was asked to end."""
 LAST_WAIT_S = 5.0
 """How long the end of a launcher waits for the end of what its program has started."""
 _CREDENTIALS = struct.Struct("3i")
@@ -88,6 +97,7 @@ class Launcher:
         self._name = f"holdfast-{uuid.uuid4().hex}"
         self._listener = _listen(self._name)
         self._attached: socket.socket | None = None
+        self._store: socket.socket | None = None
         self._attempt: ProgramAttempt | None = None
         self._fence = 0
         self._lease = (0, 0.0)  # number, until when
@@ -98,6 +108,8 @@ class Launcher:
         self._sending_end = os.dup(end.fileno())  # watched apart, for room to send
         self._relay = OutputRelay(self._take_output)
         self._ended_outputs: set[int] = set()
+        self._all_asked = False
+        """Whether not only the program was asked to end, but all that it has started too."""
 
     def run(self) -> int:
         start_guard(f"{SOCKET_VARIABLE}={self._name}")
@@ -196,21 +208,19 @@ class Launcher:
     def _start(self) -> None:
         attempt = self._attempt
         assert attempt is not None
-        private = [
-            self._end.fileno(),
-            self._sending_end,
-            self._relay.target,
-            self._listener.fileno(),
-            self._selector_descriptor,
-        ]
         try:
-            process = attempt.start(private)
+            self._watch_store(attempt.order)
+            process = attempt.start(self._private_descriptors())
+        except StoreEnded as error:
+            attempt.report_failure(error, ErrorKind.COMMUNICATION)
+            return
         except OSError as error:
             attempt.report_failure(WorkersError(f"no process could be started: {error}"))
             return
         self._ended_outputs.clear()
+        self._all_asked = False
         self._watch(process.output, self._read_output)
-        self._watch(process.pidfd, self._reap)
+        self._watch(process.pidfd, self._handle_exit)
         self._inject_waiting()
         self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
 
@@ -276,12 +286,16 @@ class Launcher:
         if self._line.is_script:  # its data loaders are needed until it has saved
             process.signal(signal.SIGTERM)
         else:  # a shell passes no signal on
-            process.signal_all(signal.SIGTERM)
+            self._ask_all(process)
         process.signal_all(signal.SIGCONT)  # one that is stopped shall end too
         self._timers["end"] = (
             time.monotonic() + grace_s,
             lambda: process.signal_all(signal.SIGKILL),
         )
+
+    def _ask_all(self, process: ProgramProcess) -> None:
+        self._all_asked = True
+        process.signal_all(signal.SIGTERM)
 
     def _inject_waiting(self) -> None:
         """Inject the faults that came with the order, once there is a program."""
@@ -322,19 +336,37 @@ class Launcher:
         attempt.look()
         self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
 
+    def _handle_exit(self) -> None:
+        """The program has ended. If it was asked to, what it has started has the same time: a shell
+        ends at once, and the training that it started saves."""
+        process = self._attempt.process if self._attempt is not None else None
+        assert process is not None
+        self._selector.unregister(process.pidfd)
+        if "end" in self._timers and not self._all_asked:
+            self._ask_all(process)
+        self._await_rest()
+
+    def _await_rest(self) -> None:
+        process = self._attempt.process if self._attempt is not None else None
+        assert process is not None
+        if "end" in self._timers and process.has_left_others():
+            self._timers["rest"] = (time.monotonic() + REST_POLL_S, self._await_rest)
+        else:
+            self._reap()
+
     def _reap(self) -> None:
         attempt = self._attempt
         assert attempt is not None
         process = attempt.process
         assert process is not None
-        self._selector.unregister(process.pidfd)
         if process.output in self._selector.get_map():
             self._selector.unregister(process.output)
         while self._attached is not None and is_readable(self._attached):
             self._read_program()  # its last messages
         end = attempt.reap(self._relay)
         self._drop_attached()
-        for name in ("look", "end", "lease"):
+        self._close_store()
+        for name in ("look", "end", "rest", "lease"):
             self._timers.pop(name, None)
         if attempt.is_fenced:
             self._attempt = None
@@ -352,6 +384,29 @@ class Launcher:
                 signal.signal(end.signal, signal.SIG_DFL)
             os.kill(os.getpid(), end.signal)
         os._exit(end.exit_code if end.exit_code else 1)
+
+    # --- the store ------------------------------------------------------------------------------
+
+    def _watch_store(self, order: JoinOrder) -> None:
+        """The rank that reports steps knows whether the ranks have met. Raises StoreEnded."""
+        self._close_store()
+        if order.rank == 0:
+            self._store = store_link.connect(order.store_host, order.store_port)
+            self._watch(self._store, self._read_store)
+
+    def _read_store(self) -> None:
+        assert self._store is not None
+        if not store_link.has_ended(self._store):
+            return
+        self._close_store()
+        if self._attempt is not None:
+            self._attempt.handle_store_end()
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._selector.unregister(self._store)
+            self._store.close()
+            self._store = None
 
     # --- the attachment -------------------------------------------------------------------------
 
@@ -390,9 +445,11 @@ class Launcher:
 
     # --- internals ------------------------------------------------------------------------------
 
-    @property
-    def _selector_descriptor(self) -> int:
-        return self._selector.fileno()
+    def _private_descriptors(self) -> list[int]:
+        """Those that a program must not hold."""
+        sockets = [self._end, self._listener, *([self._store] if self._store is not None else [])]
+        own = (self._sending_end, self._relay.target, self._selector.fileno())
+        return [*(each.fileno() for each in sockets), *own]
 
     def _watch(self, readable: int | socket.socket, call: Callable[[], None]) -> None:
         self._selector.register(readable, selectors.EVENT_READ, call)

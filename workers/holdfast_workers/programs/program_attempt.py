@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.ipc.output_lines import OutputLine
 from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.program_metrics.step_sources import StepSources
@@ -27,6 +28,7 @@ from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
+from holdfast_workers.programs.store_link import StoreEnded
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,
@@ -34,6 +36,7 @@ from holdfast_workers.programs.torchrun_variables import (
     with_variables,
 )
 from holdfast_workers.protocol.messages import (
+    BUSY_PHASE,
     HOLD_PHASE,
     PROGRAM_PHASE,
     ErrorKind,
@@ -119,6 +122,7 @@ class ProgramAttempt:
         self._program_shows_phases = False
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.restore.step
+        self._has_stepped = False
         self._began = time.monotonic()
         beacon.begin(order.attempt)
         beacon.enter("launch", 0)
@@ -137,7 +141,7 @@ class ProgramAttempt:
             self._line, self._variables(), private, self._in_fork, self._record_error
         )
         self.process = process
-        self._silence.looked_at = time.monotonic()
+        self._silence.looked_at = self._silence.shown_at = time.monotonic()
         self._enter_program()
         self._send(ProgramStarted(self.number, process.pid))
         restore = self.order.restore
@@ -158,6 +162,7 @@ class ProgramAttempt:
 
     def resume(self) -> None:
         self.is_held = False
+        self._silence.shown_at = time.monotonic()
         if not self._program_shows_phases:
             self._enter_program()
         if self.process is not None:
@@ -169,6 +174,7 @@ class ProgramAttempt:
         assert process is not None
         end = process.reap()
         relay.finish(process.output)
+        self.take_output(b"\n")  # the last line may have no end
         self._read_files(final=True)
         process.close()
         self.process, self.has_ended = None, True
@@ -188,11 +194,19 @@ class ProgramAttempt:
         self._report(recorded or error_file.of_output(str(end), self._output.text()), end)
         return True
 
-    def report_failure(self, error: WorkersError) -> None:
-        """Report that the program could not be started."""
-        self.has_ended = True
-        report = ErrorReport(ErrorKind.INTERNAL, type(error).__name__, str(error), "", self._step)
+    def report_failure(self, error: WorkersError, kind: ErrorKind = ErrorKind.INTERNAL) -> None:
+        """Report that the program could not be started, or must be started again."""
+        self.has_ended = self.process is None
+        report = ErrorReport(kind, type(error).__name__, str(error), "", self._step)
         self._signal(WorkerFailed(report))
+
+    def handle_store_end(self) -> None:
+        """The rendezvous store has ended. Ranks that step have met and do not need it."""
+        if self._has_stepped or self.has_ended or self.stop_wanted or self.is_fenced:
+            return
+        where = f"{self.order.store_host}:{self.order.store_port}"
+        error = StoreEnded(f"the rendezvous store on {where} ended before the first step")
+        self.report_failure(error, ErrorKind.COMMUNICATION)
 
     def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
         report = ErrorReport(
@@ -211,7 +225,7 @@ class ProgramAttempt:
         for line in self._output.feed(piece):
             self._read_metrics(line)
 
-    def _read_metrics(self, line: str) -> None:
+    def _read_metrics(self, line: OutputLine) -> None:
         """A step that a line shows; a program that attaches reports its steps itself."""
         if self._sources is None or self._shows_steps:
             return
@@ -243,7 +257,10 @@ class ProgramAttempt:
             self._enter_program()
 
     def _enter_program(self) -> None:
-        self._beacon.enter(PROGRAM_PHASE, self._step, bound_s=self._spec.program.silence_s)
+        limit_s = self._spec.program.silence_s
+        is_seen = time.monotonic() - self._silence.shown_at <= limit_s
+        phase = PROGRAM_PHASE if is_seen else BUSY_PHASE
+        self._beacon.enter(phase, self._step, bound_s=limit_s)
 
     # --- the attachment -------------------------------------------------------------------------
 
@@ -311,6 +328,8 @@ class ProgramAttempt:
 
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
+        self._has_stepped = True
+        self._silence.shown_at = time.monotonic()
         if self.order.rank != 0:
             return
         row = StepRow(

@@ -2,7 +2,8 @@
 
 A script may run in the fork itself, with everything imported that the launcher has; a command, or a
 script with `fork: false`, is executed in it. The process dies with its launcher. What it starts,
-and leaves behind, is killed when it has ended: the launcher is its reaper.
+and leaves behind, is killed when it has ended, or when its time is over if it was asked to end: the
+launcher is its reaper.
 """
 
 from __future__ import annotations
@@ -130,6 +131,12 @@ class ProgramProcess:
         for pid in linux_processes.ended_children() - {self.pid}:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
+
+    def has_left_others(self) -> bool:
+        """Whether anything that the program has started still runs, now that it has ended."""
+        self.reap_orphans()
+        left = linux_processes.descendants(os.getpid())
+        return any(linux_processes.is_alive(pid) for pid in left if pid != self.pid)
 
     def processor_s(self) -> float:
         """Processor time of the program and its descendants so far, in seconds; of those that have

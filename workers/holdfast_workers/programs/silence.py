@@ -20,10 +20,14 @@ class Silence:
     computed_s: float = 0.0
     """Processor time at the last look, in seconds."""
     looked_at: float = 0.0
+    shown_at: float = 0.0
+    """Of the last look at which the program had printed, or of its last step."""
 
     def has_sign_of_life(self, printed: int, computed_s: float, now: float) -> bool:
         """Whether the program has printed or computed since the last look."""
         share = (computed_s - self.computed_s) / max(1e-9, now - self.looked_at)
+        if printed != self.printed:
+            self.shown_at = now
         alive = printed != self.printed or share >= BUSY_SHARE
         self.printed, self.computed_s, self.looked_at = printed, computed_s, now
         return alive

@@ -132,7 +132,10 @@ JOINING_PHASE = "joining"
 HOLD_PHASE = "hold"
 """The phase of a rank that stands still until it has a lease."""
 PROGRAM_PHASE = "program"
-"""The phase of a user's program that shows no steps itself: whether it prints or computes."""
+"""The phase of a user's program that shows no steps itself, and prints or computes."""
+BUSY_PHASE = "busy"
+"""The same, of one that only computes: it has printed nothing, and no step was read of it, for
+`program.silence_s`. A rank that waits for a device computes too."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ class ProgramSpec(Section):
     )
     grace_s: Annotated[float, Field(ge=0, le=120)] = Field(
         default=30.0,
-        description="Seconds between SIGTERM and SIGKILL when the program is asked to end. One "
-        "that attaches gets as long before SIGTERM.",
+        description="Seconds between SIGTERM and SIGKILL when the program is asked to end, also "
+        "for what it has started if it ends sooner. One that attaches gets as long before SIGTERM.",
     )
     steps: Positive | None = Field(
         default=None, description="Number of steps that the program takes, if known, for displays."
@@ -43,7 +43,8 @@ class ProgramSpec(Section):
         default=300.0,
         description="A rank that prints nothing and computes nothing for this long is inspected, "
         "and restarted if no rank has made progress. It counts until the program reports steps: "
-        "then the limits of `detection` do.",
+        "then the limits of `detection` do. While any rank has printed within this time, steps "
+        "that are read from lines or event files may stay away.",
     )
     step_limit_s: Annotated[float, Field(gt=0)] = Field(
         default=120.0,

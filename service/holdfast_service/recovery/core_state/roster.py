@@ -79,7 +79,12 @@ class Roster:
             if record.fenced:
                 # The inventory was taken behind the fence; this report may be older than that.
                 inventory = record.report
-                report = replace(report, workers=inventory.workers, held=inventory.held)
+                report = replace(
+                    report,
+                    workers=inventory.workers,
+                    held=inventory.held,
+                    store_port=inventory.store_port,
+                )
             # An agent stays ready for its incarnation; a late report does not undo that.
             record.report = replace(report, ready=report.ready or record.report.ready)
             return Arrival.KNOWN

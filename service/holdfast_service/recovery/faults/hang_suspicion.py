@@ -32,7 +32,12 @@ from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.world import attempt_formation
 from holdfast_workers.protocol.commands import Inspect
-from holdfast_workers.protocol.messages import JOINING_PHASE, PROGRAM_PHASE, Inspection
+from holdfast_workers.protocol.messages import (
+    BUSY_PHASE,
+    JOINING_PHASE,
+    PROGRAM_PHASE,
+    Inspection,
+)
 
 
 def handle_rank_stalled(state: CoreState, step: int, at: float, now: float) -> None:
@@ -219,11 +224,16 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
 
 
 def _is_silent_by_steps(state: CoreState, look: WorldObservation, now: float) -> bool:
-    """Whether a program whose steps are read from its output has shown none for too long, though
-    its ranks print or compute."""
-    phases = {inspection.beat.phase for inspection in look.seen.values()}
+    """Whether a program whose steps are read from its output has shown none for too long, and its
+    ranks do no more than compute."""
+    beats = [inspection.beat for inspection in look.seen.values()]
     is_running = state.timer.stage is Stage.RUNNING and _reports_steps(state)
-    return phases == {PROGRAM_PHASE} and is_running and now >= _stall_deadline(state)
+    if not (beats and is_running and now >= _stall_deadline(state)):
+        return False
+    return all(
+        beat.phase == BUSY_PHASE or (beat.phase == PROGRAM_PHASE and beat.age_s > beat.limit_s)
+        for beat in beats
+    )
 
 
 def _have_not_begun(look: WorldObservation, ranks: Collection[int]) -> bool:

@@ -119,7 +119,9 @@ def form_if_ready(state: CoreState, now: float) -> None:
         every = "each" if state.config.lease_s else "any"
         _wait_for(state, f"proof that the last attempt has stopped on {every} of {names}", now)
         return
-    records = state.roster.fenced(state.worlds.attempt)
+    answered = state.roster.fenced(state.worlds.attempt)
+    # One that is fenced once more may answer with another store.
+    records = [record for record in answered if record.agent not in state.fencing.awaiting]
     shard_rescue.request_missing_shards(state, records)
     _follow_schedule(state, records)
     result = shape_selection.choose_seats(state, records, now)

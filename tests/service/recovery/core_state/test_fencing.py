@@ -75,3 +75,14 @@ def test_a_report_revokes_the_end_of_a_lease() -> None:
     state.record_alive("n0", "i1")
     assert state.is_proof_missing(roster("n0", "n1"))
     assert state.unproven == {("n0", "i1")}
+
+
+def test_a_report_from_before_the_fence_changes_nothing_of_its_answer() -> None:
+    known, agent = Roster(), SimAgent("n0", CONFIG)
+    known.record_report(agent.report())
+    late = agent.report()
+    agent.start_store()
+    known.record_fence_answer(agent.report(), 3)
+    known.record_report(late)
+    record = known.find("n0")
+    assert record is not None and record.report.store_port == agent.store_port

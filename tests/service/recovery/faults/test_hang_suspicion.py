@@ -104,6 +104,35 @@ def test_a_world_without_steps_beyond_the_limit_is_re_formed_without_a_culprit()
     assert accused(job)["decision"] == "re-form in place"
 
 
+@pytest.mark.parametrize(
+    ("phases", "age_s", "hangs"),
+    [
+        (("busy", "busy"), 0.1, True),
+        (("program", "busy"), 0.1, False),
+        (("program", "busy"), 301.0, True),
+    ],
+)
+def test_a_program_without_steps_is_restarted_unless_a_rank_prints(
+    phases: tuple[str, str], age_s: float, hangs: bool
+) -> None:
+    """A rank that computes may wait for a device; one that was silent for its limit waits."""
+    shape = {"dp_shard": 2, "tp": 1}
+    job = running(cluster(mesh=shape, runs_program=True, stall_limit_s=50.0))
+
+    def look(worker: SimWorker, inspection: Inspection) -> Inspection:
+        phase = phases[worker.rank or 0]
+        late_s = age_s if phase == "program" else 0.1
+        return replace(
+            inspection, beat=replace(inspection.beat, phase=phase, age_s=late_s, limit_s=300.0)
+        )
+
+    job.change_inspection = look
+    job.stalls_unreported = True
+    job.slow_down(for_s=400.0)
+    job.run_until(lambda: job.now >= job.slow_until or bool(job.emitted(EventKind.INCIDENT_OPENED)))
+    assert bool(job.emitted(EventKind.INCIDENT_OPENED)) is hangs
+
+
 def test_a_phase_may_exceed_the_stall_limit_if_its_own_limit_is_longer() -> None:
     job = running(cluster(stall_limit_s=50.0))
     job.slow_down(for_s=300.0, limit_s=400.0)
