@@ -51,6 +51,7 @@ CONTEXT = frozenset(
     {
         *("rank", "world_size", "attempt", "device", "mesh", "data_index"),
         *("data_parallel", "config", "seed", "last_step", "register", "shard", "steps"),
+        "loss_weight",
         *("should_stop", "batches", "micro_batches", "backward", "step"),
     }
 )
