@@ -192,16 +192,17 @@ def save_too_early(rank: int) -> list[int]:
     payloads = tier()._payloads
     assert payloads is not None
     index = PayloadIndex(PayloadKind.OBJECT, 1, rank, 1)
-    first = payloads.begin(1, [], index)
-    second = payloads.begin(2, [], replace(index, step=2))
+    early, late = payloads.agree(1), payloads.agree(2)
+    first = payloads.begin(early, [], index)
+    second = payloads.begin(late, [], replace(index, step=2))
     with (
         pytest.raises(WorkersError, match="wait for the result of async_save"),
         payloads.finishing(first),
     ):
-        payloads.commit(first, index)
+        payloads.commit(first, early, index)
     with payloads.finishing(second):
-        payloads.commit(second, replace(index, step=2))
-    return payloads.find(2).owners
+        payloads.commit(second, late, replace(index, step=2))
+    return payloads.locate(2).at_hand.owners
 
 
 def save_on_some_ranks(rank: int) -> None:

@@ -67,6 +67,8 @@ class PayloadIndex:
     world_size: int
     """Of the world that saved it."""
     parts: Mapping[str, PayloadPart] = field(default_factory=dict)
+    number: int = 0
+    """Of the saves of its attempt, the same on all ranks: it tells saves of one step apart."""
     alone: bool = False
     """The rank saved without the others: what it needs lies in its own payload."""
 
