@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentError
+from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentError, SegmentSpaceError
 from holdfast_workers.protocol.messages import Held, Place
 from holdfast_workers.state.layout import StateLayout
 
@@ -29,6 +29,8 @@ _MIN_READ_BYTES_PER_S = 1 << 29
 """Lower bound of the speed at which a payload is verified; bounds the wait for another reader."""
 _POLL_S = 0.1
 """How often a waiting thread checks whether it must stop waiting."""
+PREPARED = ".prepared"
+"""The suffix of a replica segment that will replace one of another layout."""
 _MESH_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_=,.-]*")
 
 
@@ -91,6 +93,7 @@ class SegmentStore:
         self._writers: dict[tuple[int, Place], threading.Lock] = {}
         self._checks: dict[tuple[int, Place], threading.Lock] = {}
         self._verified: dict[tuple[int, Place], tuple[int, Commit]] = {}  # with the file's inode
+        self._prepared: dict[int, Segment] = {}  # replica segments that have no commit yet
         # All stores of a node know each other, but only the store that created another one owns it:
         # without reference cycles, an unused store frees its memory at once.
         self._meshes = WeakValueDictionary({mesh: self})
@@ -136,6 +139,38 @@ class SegmentStore:
             inode = segment.path.stat().st_ino
             self._mapped[rank, place] = _Mapped(inode, segment)
         return segment
+
+    def prepare_replica(self, rank: int, layout: StateLayout) -> bool:
+        """Make a replica segment with this layout; returns whether it replaces another one.
+
+        The former keeps its place, with its commits, until the new one has a commit too, if shared
+        memory has room for both. Raises SegmentSpaceError.
+        """
+        former = self.find(rank, Place.REPLICA)
+        if former is None or former.layout == layout or not former.commits():
+            self.ensure(rank, Place.REPLICA, layout)
+            return False
+        prepared = self._prepared.get(rank)
+        if prepared is None or prepared.layout != layout or not prepared.file_exists:
+            try:
+                beside = self.path(rank, Place.REPLICA).with_suffix(PREPARED)
+                self._prepared[rank] = Segment.create(beside, layout)
+            except SegmentSpaceError:
+                self.ensure(rank, Place.REPLICA, layout)
+        return True
+
+    def replica_of_size(self, rank: int, nbytes: int) -> Segment | None:
+        """The replica segment for payloads of `nbytes`, in its place or prepared."""
+        for segment in (self._prepared.get(rank), self.find(rank, Place.REPLICA)):
+            if segment is not None and segment.layout.payload_bytes == nbytes:
+                return segment
+        return None
+
+    def put_in_place(self, rank: int, segment: Segment) -> None:
+        """If `segment` was only prepared, it takes the place of the former replica."""
+        if self._prepared.get(rank) is segment:
+            del self._prepared[rank]
+            segment.path = segment.path.replace(self.path(rank, Place.REPLICA))
 
     def find(self, rank: int, place: Place) -> Segment | None:
         """The segment as the folder has it now, or None. A damaged file is quarantined: None."""
@@ -230,10 +265,14 @@ class SegmentStore:
                 replica.replace(self.path(rank, Place.OWN))
             except FileNotFoundError as error:
                 raise NothingHeld(f"no replica of rank {rank} in {self.folder}") from error
+            self.drop(rank, Place.REPLICA)  # what was prepared in its place
 
     def drop(self, rank: int, place: Place) -> None:
         """Free one segment; does nothing if it is absent."""
         self.path(rank, place).unlink(missing_ok=True)
+        if place is Place.REPLICA:
+            self._prepared.pop(rank, None)
+            self.path(rank, place).with_suffix(PREPARED).unlink(missing_ok=True)
         with self._lock:
             self._mapped.pop((rank, place), None)
             self._verified.pop((rank, place), None)
@@ -264,6 +303,7 @@ class SegmentStore:
         """Unmap everything. The files stay for the next store of this folder."""
         with self._lock:
             self._mapped.clear()
+            self._prepared.clear()
 
     @contextmanager
     def _acquired(
