@@ -279,7 +279,7 @@ class DataServer:
                 raise WireRefused(
                     RefusalCode.NO_LAYOUT, f"no replica segment of rank {rank} that fits"
                 )
-            held = segment.find(attempt, step)
+            held = segment.find(attempt, step, digest=digest)
             if held is not None and held.digest == digest:
                 with self._lock:
                     if credential >= self._fenced:
@@ -345,4 +345,4 @@ def _commit_beside(segment: Segment, header: dict[str, Any]) -> Commit | None:
     if "beside_step" not in header:
         return None
     attempt, step = (wire.int_field(header, f"beside_{key}") for key in ("attempt", "step"))
-    return segment.find(attempt, step)
+    return segment.find(attempt, step, digest=wire.text_field(header, "beside_digest"))

@@ -421,10 +421,14 @@ class _Link:
         self._announced.clear()
 
 
-def _beside(segment: Segment, commit: Commit) -> dict[str, int]:
+def _beside(segment: Segment, commit: Commit) -> dict[str, int | str]:
     """The fields that name the owner's other commit. It is kept where `commit` may never become
     whole, so the partner keeps it too, if it has it."""
     for other in segment.commits():
         if other.slot != commit.slot:
-            return {"beside_attempt": other.attempt, "beside_step": other.step}
+            return {
+                "beside_attempt": other.attempt,
+                "beside_step": other.step,
+                "beside_digest": other.digest,
+            }
     return {}

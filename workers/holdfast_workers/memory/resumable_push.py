@@ -45,9 +45,7 @@ class ReplicaIntake:
     def __init__(self) -> None:
         self._arrivals: dict[Path, _Arrival] = {}
 
-    def begin(
-        self, segment: Segment, state: AnnouncedState, keep: Commit | None = None
-    ) -> int:
+    def begin(self, segment: Segment, state: AnnouncedState, keep: Commit | None = None) -> int:
         """Start to receive `state`, or resume it, without touching `keep`. Returns the offset of
         the first missing byte."""
         arrival = self._arrivals.get(segment.path)

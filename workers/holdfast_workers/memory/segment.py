@@ -217,9 +217,11 @@ class Segment:
         words = (self._read_word(slot) for slot in range(SLOTS))
         return sorted((word for word in words if word), key=lambda word: -word.seq)
 
-    def find(self, attempt: int, step: int) -> Commit | None:
-        """The commit of `step` that `attempt` computed, or None."""
-        return next((c for c in self.commits() if (c.attempt, c.step) == (attempt, step)), None)
+    def find(self, attempt: int, step: int, *, digest: str = "") -> Commit | None:
+        """The commit of `step` that `attempt` computed, or None. Of two, that with `digest`, else
+        the one written last."""
+        found = [c for c in self.commits() if (c.attempt, c.step) == (attempt, step)]
+        return next((c for c in found if c.digest == digest), next(iter(found), None))
 
     def payload(self, commit: Commit) -> memoryview:
         """Read-only view of the bytes of `commit`. They may be overwritten while they are read:

@@ -172,6 +172,17 @@ def read_index(payload: memoryview) -> PayloadIndex:
     return index
 
 
+def save_number(layout: StateLayout, payload: memoryview) -> int:
+    """The number of the save of which `payload` is a part. Unverified: 0, if it is damaged, or that
+    of another program than a user's own."""
+    if [entry.name for entry in layout.tensors] != [PROGRAM_STATE]:
+        return 0
+    try:
+        return read_index(payload).number
+    except BadPayload:
+        return 0
+
+
 def needed_bytes(parts: list[int], index: PayloadIndex) -> int:
     """The least slot for parts of these sizes and `index`, which names them."""
     return sum(map(aligned, parts)) + aligned(len(index.to_json())) + aligned(_TRAILER.size)

@@ -6,7 +6,7 @@ decide is computed in `world_saves.py`, from what all of them have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,24 +218,17 @@ class RankPayloads:
 
     def _standing(self, step: int) -> Standing:
         saves = self._own_saves().values()
-        start = self._start_in(saves)
+        starts = set(filter(self._is_start, saves))
         return Standing(
             step,
-            frozenset(
-                save for save in saves if save.attempt == self.place.attempt or save == start
-            ),
+            frozenset(starts.union(s for s in saves if s.attempt == self.place.attempt)),
             self._goes_on_from,
-            has_former=start is not None and any(save < start for save in saves),
+            has_former=bool(starts) and min(saves) < min(starts),
             last_number=self._last_number,
         )
 
-    def _start_in(self, saves: Iterable[WorldSave]) -> WorldSave | None:
-        """Of `saves`, the one that the attempt starts from."""
-        if self.place.restore.tier not in _OF_THIS_WORLD:
-            return None
-        return max(filter(self._is_start, saves), default=None)
-
     def _is_start(self, save: WorldSave) -> bool:
+        """Whether the attempt starts from `save`."""
         restore = self.place.restore
         return (save.attempt, save.step) == (restore.attempt, restore.step)
 

@@ -53,10 +53,10 @@ class SaveDecision:
     keep: WorldSave | None
     """The newest save that every rank has: no rank touches its slot. None: there is none."""
     go: bool
-    """False: the save is skipped, because the slot that it would overwrite holds the only step that
-    would be left if a node were lost now."""
+    """False: the save is skipped."""
     late: tuple[int, ...] = ()
-    """The ranks whose partners do not hold `keep`."""
+    """The ranks whose partners do not hold `keep`. If any are, no older step is overwritten: it
+    would be the only one left if a node were lost now."""
     protected: int = -1
     """A step that the partners of every rank hold; -1: not known."""
 
@@ -76,11 +76,12 @@ def decide(standings: Sequence[Standing], attempt: int, world_size: int) -> Save
     overwrites_older = any(
         standing.has_former or min(standing.complete) < keep for standing in standings
     )
+    is_alone = len(standings) < world_size or world_size == 1
     is_protected = not late and all(standing.has_partner for standing in standings)
     return SaveDecision(
         save,
         keep,
-        go=not (late and overwrites_older) or len(standings) < world_size or world_size == 1,
+        go=not (late and overwrites_older) or is_alone,
         late=late,
         protected=keep.step if is_protected else -1,
     )
