@@ -263,6 +263,10 @@ class Segment:
         deadline = time.monotonic_ns() + min(int(for_s * 1e9), _PIN_MOST_NS)
         _PIN.pack_into(self._view, _PIN_AT, commit.slot + 1, deadline)
 
+    def is_pinned(self, commit: Commit) -> bool:
+        """Whether a reader has asked not to overwrite `commit`."""
+        return self._pinned() == commit.slot
+
     def unpin(self) -> None:
         """Remove the pin. Does nothing on a closed segment: a store may close before its
         readers."""
