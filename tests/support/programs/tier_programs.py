@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.integrations.ray_train.memory_checkpoints import TierCheckpoints
 from holdfast.integrations.ray_train.rank_group import RankGroup
-from holdfast.torch import tier
+from holdfast.torch import MemoryTier, tier
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.program_memory import dcp_storage, folder_parts, own_segment
 from holdfast_workers.program_memory.folder_parts import FilePiece, FolderWriter
@@ -168,6 +169,68 @@ def save_grid_without_room(rank: int) -> None:
     kept = tier()
     for step in (10, 20):
         dcp.save(grid(rank, dist.get_world_size(), step), storage_writer=kept.at(step))
+
+
+def save_where_one_has_no_room(rank: int, kind: str, steps: list[int], from_step: int) -> Any:
+    """Save `steps`; from `from_step` on, rank 1 has no room for its larger state. The program goes
+    on, and then loads the newest step: that and its value, or the error."""
+    kept = tier()
+    for step in steps:
+        is_large = rank == 1 and step >= from_step
+        state = {f"w{rank}": torch.full(((4 << 20) if is_large else 8,), float(step))}
+        folder = _folder_of(rank, "saved")
+        (folder / f"rank-{rank}").write_bytes(state[f"w{rank}"].numpy().tobytes())
+        with (
+            file_limit((1 << 20) if is_large else resource.RLIM_INFINITY),
+            contextlib.suppress(CheckpointException, WorkersError),
+        ):
+            match kind:
+                case "dcp":
+                    dcp.save(state, storage_writer=kept.at(step))
+                case "object":
+                    kept.save(step, state)
+                case _:
+                    kept.save_folder(step, folder)
+    return load_saved(rank, kind, kept)
+
+
+def load_saved(rank: int, kind: str, kept: MemoryTier | None = None) -> Any:
+    """The newest step, and its value."""
+    kept = kept or tier()
+    newest = kept.newest()
+    assert newest is not None
+    state = {f"w{rank}": torch.zeros(8)}
+    match kind:
+        case "dcp":
+            dcp.load(state, storage_reader=kept.at(newest))
+        case "object":
+            state = kept.load()
+        case _:
+            folder = _folder_of(rank, "loaded")
+            assert kept.load_folder(folder) == newest
+            raw = bytearray((folder / f"rank-{rank}").read_bytes())
+            state[f"w{rank}"] = torch.frombuffer(raw, dtype=torch.float32)
+    return newest, state[f"w{rank}"][0].item()
+
+
+def load_different_steps(rank: int) -> str:
+    """The error of a load for which each rank names another step."""
+    kept = tier()
+    for step in (10, 20):
+        dcp.save({f"w{rank}": torch.zeros(8)}, storage_writer=kept.at(step))
+    try:
+        dcp.load({f"w{rank}": torch.zeros(8)}, storage_reader=kept.at(10 * (rank + 1)))
+    except CheckpointException as error:
+        return str(error)
+    return ""
+
+
+def _folder_of(rank: int, use: str) -> Path:
+    place = attach().place
+    assert place is not None
+    folder = Path(place.segment_path).parents[1] / f"{use}-{rank}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def save_alone(rank: int) -> None:

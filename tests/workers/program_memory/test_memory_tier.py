@@ -59,6 +59,23 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
     worlds.run(tier_programs.load_grid, 2, 20, attempt=2, restore=from_memory(20))
 
 
+@pytest.mark.seconds
+@pytest.mark.parametrize("kind", ["dcp", "object", "folder"])
+def test_saves_that_fail_on_one_rank_leave_all_ranks_the_same_newest_step(
+    worlds: TierWorlds, kind: str
+) -> None:
+    steps = [10, 20, 30, 40]
+    found = worlds.run(tier_programs.save_where_one_has_no_room, 3, kind, steps, 30)
+    assert found == [(20, 20.0)] * 3
+    again = worlds.run(tier_programs.load_saved, 3, kind, attempt=2, restore=from_memory(20))
+    assert again == [(20, 20.0)] * 3
+
+
+def test_a_load_of_different_steps_is_refused_on_all_ranks(worlds: TierWorlds) -> None:
+    for error in worlds.run(tier_programs.load_different_steps, 2):
+        assert "10 by rank 0, 20 by rank 1. All ranks must name the same one" in error
+
+
 def test_a_rank_that_is_killed_while_it_saves_its_first_step_again_leaves_it(
     worlds: TierWorlds,
 ) -> None:

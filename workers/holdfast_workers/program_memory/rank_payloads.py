@@ -219,12 +219,14 @@ class RankPayloads:
     def _standing(self, step: int) -> Standing:
         saves = self._own_saves().values()
         starts = set(filter(self._is_start, saves))
+        made = {save for save in saves if save.attempt == self.place.attempt}
         return Standing(
             step,
-            frozenset(starts.union(s for s in saves if s.attempt == self.place.attempt)),
+            frozenset(starts | made),
             self._goes_on_from,
             has_former=bool(starts) and min(saves) < min(starts),
-            last_number=self._last_number,
+            # Of this object, and of another one that the program has made.
+            last_number=max([self._last_number, *(save.number for save in made)]),
         )
 
     def _is_start(self, save: WorldSave) -> bool:
