@@ -233,6 +233,18 @@ def _folder_of(rank: int, use: str) -> Path:
     return folder
 
 
+def save_with_little_room(rank: int, steps: list[int]) -> list[int]:
+    """Save in slots without head-room, and load."""
+    dcp_storage.METADATA_BYTES = dcp_storage.METADATA_BYTES_PER_ITEM = 0
+    own_segment.HEAD_ROOM_BYTES, own_segment.HEAD_ROOM_SHARE = 0, 1 << 40
+    kept, loaded = tier(), []
+    for step in steps:
+        dcp.save({"weights": torch.ones(1 << 16)}, storage_writer=kept.at(step))
+        dcp.load({"weights": torch.zeros(1 << 16)}, storage_reader=kept.at(step))
+        loaded.append(step)
+    return loaded
+
+
 def save_alone(rank: int) -> None:
     """Each rank saves a state that only it knows."""
     dcp.save(_own_state(rank, 1.0), storage_writer=tier().at(10), no_dist=True)

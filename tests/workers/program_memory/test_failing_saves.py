@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.programs.simulated_worlds import (
     Died,
@@ -81,8 +81,16 @@ EVENTS = st.integers(0, 9).flatmap(
 HISTORIES = st.lists(EVENTS, min_size=4, max_size=12)
 
 
+def saved(fails_on: int | None = None) -> Save:
+    """An object, pushed to all partners; one rank may have no room for it."""
+    faults = {} if fails_on is None else {fails_on: Fault("begin", dies=False)}
+    return Save("object", (8, 8, 8), faults, ALL, again=False)
+
+
 @pytest.mark.seconds
 @settings(max_examples=80)
+@example(2, [saved(), saved(), saved(1), saved(1)], Restart(lost=None, loads=True))
+@example(2, [saved(), saved(1), saved(1)], Restart(lost=0, loads=True))
 @given(size=st.integers(2, 3), history=HISTORIES, end=RESTARTS)
 def test_every_load_has_the_newest_step_that_was_whole(
     size: int, history: list[Save | GoBack | Restart], end: Restart

@@ -125,6 +125,12 @@ def test_metadata_that_does_not_fit_gets_a_larger_segment(worlds: TierWorlds) ->
         worlds.run(tier_programs.load_grid, 2, step, attempt=2, restore=from_memory(step))
 
 
+@pytest.mark.seconds
+def test_an_index_of_any_length_fits_beside_the_metadata(worlds: TierWorlds) -> None:
+    steps = [10**digits for digits in range(14, 19)]
+    assert worlds.run(tier_programs.save_with_little_room, 1, steps) == [steps]
+
+
 def test_ranks_that_save_alone_get_their_own_state_back(worlds: TierWorlds) -> None:
     worlds.run(tier_programs.save_alone, 2)
     worlds.run(tier_programs.load_alone, 2, attempt=2, restore=from_memory(10))

@@ -103,10 +103,10 @@ class _Killed:
 def test_a_reader_of_the_older_step_costs_a_rank_never_its_newest(shm: Path) -> None:
     """Both ranks copy step 3. Rank 0, whose step 1 is still being read, is killed: a step stays
     that both have."""
-    ranks = []
+    ranks, sent = [], Messages()
     for rank in (0, 1):
         order = replace(join_order(shm, shm / f"own-{rank}.seg"), attempt=SAVED.attempt)
-        own = RankCheckpoints(order, lambda: layout_of(SAVED.sizes), [].append, FaultPoints(None))
+        own = RankCheckpoints(order, lambda: layout_of(SAVED.sizes), sent.append, FaultPoints(None))
         for step in (1, 2):
             own.write_memory(snapshot_of(replace(SAVED, step=step)), step)
         ranks.append(own)
