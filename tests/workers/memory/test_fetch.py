@@ -14,6 +14,7 @@ from tests.support.memory.shm import MESH, SECRET, AgentProcess, content, layout
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
+from holdfast_workers.memory.segment import Commit
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Place
@@ -41,7 +42,7 @@ def test_a_commit_is_fetched_into_the_own_segment(node: Callable[..., Node], pla
 def test_of_two_saves_of_a_step_the_wanted_one_is_fetched(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     segment = there.worker(0)
-    commits = []
+    commits: list[Commit] = []
     for value in (1, 2):
         keep = commits[-1] if commits else None
         segment.begin(9, keep=keep)[:] = raw = bytes([value]) * NBYTES

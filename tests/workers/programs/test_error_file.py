@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from holdfast_workers.program_memory.payload_exchange import StateMissing
-from holdfast_workers.program_memory.rank_payloads import PayloadDamaged, PeerFailed
+from holdfast_workers.program_memory.found_payloads import PayloadDamaged, PeerFailed
 from holdfast_workers.programs import error_file
 from holdfast_workers.protocol.messages import ErrorKind
 
