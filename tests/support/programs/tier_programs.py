@@ -194,6 +194,15 @@ def save_where_one_has_no_room(rank: int, kind: str, steps: list[int], from_step
     return load_saved(rank, kind, kept)
 
 
+def save_what_one_cannot(rank: int) -> str:
+    """The error of a save for which rank 1 has an object that cannot be written."""
+    try:
+        tier().save(1, (each for each in ()) if rank == 1 else {})
+    except (TypeError, WorkersError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def load_saved(rank: int, kind: str, kept: MemoryTier | None = None) -> Any:
     """The newest step, and its value."""
     kept = kept or tier()

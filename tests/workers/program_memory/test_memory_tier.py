@@ -71,6 +71,12 @@ def test_saves_that_fail_on_one_rank_leave_all_ranks_the_same_newest_step(
     assert again == [(20, 20.0)] * 3
 
 
+def test_a_save_that_fails_on_one_rank_is_kept_on_none(worlds: TierWorlds) -> None:
+    first, second = worlds.run(tier_programs.save_what_one_cannot, 2)
+    assert second.startswith("TypeError: cannot pickle 'generator'")
+    assert first == f"PeerFailed: rank 1: {second}"
+
+
 def test_a_load_of_different_steps_is_refused_on_all_ranks(worlds: TierWorlds) -> None:
     for error in worlds.run(tier_programs.load_different_steps, 2):
         assert "10 by rank 0, 20 by rank 1. All ranks must name the same one" in error

@@ -25,7 +25,7 @@ from holdfast_workers.program_memory.gloo_groups import GlooGroups
 from holdfast_workers.program_memory.payload import PayloadIndex, PayloadKind, PayloadPart
 from holdfast_workers.program_memory.rank_payloads import RankPayloads, SavedOtherwise, together
 from holdfast_workers.program_memory.staging import KeptStaging
-from holdfast_workers.program_memory.world_saves import WorldSave
+from holdfast_workers.program_memory.world_saves import SaveDecision, WorldSave
 from holdfast_workers.programs.attachment import Attachment, attach
 
 TIMEOUT_S = 300.0
@@ -94,18 +94,12 @@ class MemoryTier:
 
     def save(self, step: int, state: object) -> bool:
         """Keep `state`, which `torch.save` can write, as this rank's part of `step`. Returns
-        whether it was kept: not outside of Holdfast, and not while partners lag behind."""
+        whether all ranks have kept it: not outside of Holdfast, and not while partners lag behind.
+        Raises SegmentSpaceError; PeerFailed if another rank cannot keep its part."""
         payloads = self._payloads
         if payloads is None or not (decision := payloads.agree(step)).go:
             return False
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        content = buffer.getbuffer()
-        index = _index(payloads, PayloadKind.OBJECT, decision.save, {OBJECT: content.nbytes})
-        writer = payloads.begin(decision, [content.nbytes], index)
-        with payloads.finishing(writer):
-            parts = {OBJECT: writer.copy(content)}
-            payloads.commit(writer, decision, replace(index, parts=parts))
+        together(payloads, lambda: _keep_object(payloads, decision, state))
         return True
 
     def load(
@@ -142,21 +136,12 @@ class MemoryTier:
         """Keep the files below `folder` as this rank's part of `step`; None: this rank has none.
 
         A folder that several ranks share is given by one of them only. Returns whether it was
-        kept, as `save`. Raises BadFolder.
+        kept, as `save`. Raises as `save`, and BadFolder.
         """
         payloads = self._payloads
         if payloads is None or not (decision := payloads.agree(step)).go:
             return False
-        files = files_in(Path(folder)) if folder is not None else {}
-        sizes = {name: path.stat().st_size for name, path in files.items()}
-        index = _index(payloads, PayloadKind.FOLDER, decision.save, sizes)
-        writer = payloads.begin(decision, list(sizes.values()), index)
-        with payloads.finishing(writer):
-            parts = {
-                name: writer.fill(sizes[name], partial(read_into, path))
-                for name, path in files.items()
-            }
-            payloads.commit(writer, decision, replace(index, parts=parts))
+        together(payloads, lambda: _keep_files(payloads, decision, folder))
         return True
 
     def load_folder(self, folder: str | Path) -> int | None:
@@ -169,6 +154,29 @@ class MemoryTier:
             return None
         load_files(payloads, step, Path(folder))
         return step
+
+
+def _keep_object(payloads: RankPayloads, decision: SaveDecision, state: object) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getbuffer()
+    index = _index(payloads, PayloadKind.OBJECT, decision.save, {OBJECT: content.nbytes})
+    writer = payloads.begin(decision, [content.nbytes], index)
+    with payloads.finishing(writer):
+        parts = {OBJECT: writer.copy(content)}
+        payloads.commit(writer, decision, replace(index, parts=parts))
+
+
+def _keep_files(payloads: RankPayloads, decision: SaveDecision, folder: str | Path | None) -> None:
+    files = files_in(Path(folder)) if folder is not None else {}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    index = _index(payloads, PayloadKind.FOLDER, decision.save, sizes)
+    writer = payloads.begin(decision, list(sizes.values()), index)
+    with payloads.finishing(writer):
+        parts = {
+            name: writer.fill(sizes[name], partial(read_into, path)) for name, path in files.items()
+        }
+        payloads.commit(writer, decision, replace(index, parts=parts))
 
 
 def _index(

@@ -330,8 +330,11 @@ def together(payloads: RankPayloads, act: Callable[[], Any]) -> list[Any]:
     rank raises, and none waits for it in vain."""
     try:
         outcome = act()
-    except WorkersError as error:
-        payloads.gather((None, str(error)))
+    except Exception as error:
+        failed = (
+            str(error) if isinstance(error, WorkersError) else f"{type(error).__name__}: {error}"
+        )
+        payloads.gather((None, failed))
         raise
     outcomes = payloads.gather((outcome, None))
     for rank, (_, failed) in enumerate(outcomes):
