@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -197,7 +198,7 @@ def save_where_one_has_no_room(rank: int, kind: str, steps: list[int], from_step
 def save_what_one_cannot(rank: int) -> str:
     """The error of a save for which rank 1 has an object that cannot be written."""
     try:
-        tier().save(1, (each for each in ()) if rank == 1 else {})
+        tier().save(1, Lock() if rank == 1 else {})
     except (TypeError, WorkersError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
