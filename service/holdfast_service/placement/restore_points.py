@@ -1,8 +1,9 @@
 """Finds the step from which an attempt can start, from inventories of held state. Pure.
 
 Promises: a restore point is one (step, attempt that computed it) that *every* rank can load from
-copies not known to be bad; steps of different attempts are never mixed; and it is on the line of
-history, so that work which a later attempt has replaced never returns.
+copies not known to be bad; steps of different attempts, and of different saves of a program, are
+never mixed; and it is on the line of history, so that work which a later attempt has replaced never
+returns.
 
 On the mesh that computed a step, each rank loads its own payload. On any other mesh, ranks load
 boxes from any rank that has them: of ranks with equal payloads (`replica_equality`) one is enough.
@@ -282,17 +283,19 @@ class StepCopies:
 
 
 def copies_by_step(copies: Iterable[HeldCopy], bad: frozenset[BadCopy]) -> list[StepCopies]:
-    """The copies not known to be bad, with the newest step first, then the latest attempt."""
-    found: dict[tuple[int, int, str], dict[int, list[HeldCopy]]] = {}
+    """The copies not known to be bad, with the newest step first, then the latest attempt, and its
+    last save."""
+    found: dict[tuple[int, int, int, str], dict[int, list[HeldCopy]]] = {}
     for copy in copies:
         held = copy.held
         if held.step < 1 or any(bad_copy.matches(copy) for bad_copy in bad):
             continue
-        by_rank = found.setdefault((held.step, held.attempt, held.mesh), {})
+        key = held.step, held.attempt, held.number, held.mesh
+        by_rank = found.setdefault(key, {})
         by_rank.setdefault(held.rank, []).append(copy)
     return [
         StepCopies(mesh, step, attempt, {rank: tuple(ranks[rank]) for rank in sorted(ranks)})
-        for (step, attempt, mesh), ranks in sorted(found.items(), reverse=True)
+        for (step, attempt, _, mesh), ranks in sorted(found.items(), reverse=True)
     ]
 
 

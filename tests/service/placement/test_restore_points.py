@@ -33,8 +33,9 @@ def held(
     attempt: int = 1,
     place: Place = Place.OWN,
     mesh: str = "dp_shard=2,tp=1",
+    number: int = 0,
 ) -> HeldCopy:
-    return HeldCopy(agent, "i1", agent, 1, Held(rank, step, attempt, mesh, "d", 1, place))
+    return HeldCopy(agent, "i1", agent, 1, Held(rank, step, attempt, mesh, "d", 1, place, number))
 
 
 def find(
@@ -52,6 +53,15 @@ def find(
 def test_the_restore_point_is_the_newest_step_of_every_rank() -> None:
     point = find(held("a", 0, 7), held("a", 0, 8), held("b", 1, 7))
     assert (point.source, point.step) == (RestoreSource.MEMORY, 7)
+
+
+def test_parts_of_different_saves_of_a_step_are_never_mixed() -> None:
+    whole = held("a", 0, 6), held("b", 1, 6)
+    torn = held("a", 0, 8, number=1), held("b", 1, 8, number=2)
+    assert find(*torn, *whole).step == 6
+    again = held("b", 1, 8, number=1)
+    point = find(*torn, again)
+    assert (point.step, point.copies) == (8, {0: torn[:1], 1: (again,)})
 
 
 def test_steps_of_different_attempts_are_never_mixed() -> None:

@@ -28,10 +28,10 @@ def content(nbytes: int, attempt: int, step: int) -> bytes:
     return np.random.default_rng((attempt, step)).bytes(nbytes)
 
 
-def write(segment: Segment, attempt: int, step: int) -> Commit:
-    """Commit `content(...)` of this attempt and step."""
+def write(segment: Segment, attempt: int, step: int, keep: Commit | None = None) -> Commit:
+    """Commit `content(...)` of this attempt and step, beside `keep`."""
     raw = content(segment.layout.payload_bytes, attempt, step)
-    with segment.begin(step) as slot:
+    with segment.begin(step, keep=keep) as slot:
         slot[:] = raw
     return segment.commit(attempt=attempt, step=step, digest=payload_digest(raw))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.integrations.ray_train.memory_checkpoints import TierCheckpoints
 from holdfast.integrations.ray_train.rank_group import RankGroup
-from holdfast.torch import tier
+from holdfast.torch import MemoryTier, tier
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.program_memory import dcp_storage, folder_parts, own_segment
 from holdfast_workers.program_memory.folder_parts import FilePiece, FolderWriter
@@ -170,6 +172,89 @@ def save_grid_without_room(rank: int) -> None:
         dcp.save(grid(rank, dist.get_world_size(), step), storage_writer=kept.at(step))
 
 
+def save_where_one_has_no_room(rank: int, kind: str, steps: list[int], from_step: int) -> Any:
+    """Save `steps`; from `from_step` on, rank 1 has no room for its larger state. The program goes
+    on, and then loads the newest step: that and its value, or the error."""
+    kept = tier()
+    for step in steps:
+        is_large = rank == 1 and step >= from_step
+        state = {f"w{rank}": torch.full(((4 << 20) if is_large else 8,), float(step))}
+        folder = _folder_of(rank, "saved")
+        (folder / f"rank-{rank}").write_bytes(state[f"w{rank}"].numpy().tobytes())
+        with (
+            file_limit((1 << 20) if is_large else resource.RLIM_INFINITY),
+            contextlib.suppress(CheckpointException, WorkersError),
+        ):
+            match kind:
+                case "dcp":
+                    dcp.save(state, storage_writer=kept.at(step))
+                case "object":
+                    kept.save(step, state)
+                case _:
+                    kept.save_folder(step, folder)
+    return load_saved(rank, kind, kept)
+
+
+def save_what_one_cannot(rank: int) -> str:
+    """The error of a save for which rank 1 has an object that cannot be written."""
+    try:
+        tier().save(1, Lock() if rank == 1 else {})
+    except (TypeError, WorkersError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def load_saved(rank: int, kind: str, kept: MemoryTier | None = None) -> Any:
+    """The newest step, and its value."""
+    kept = kept or tier()
+    newest = kept.newest()
+    assert newest is not None
+    state = {f"w{rank}": torch.zeros(8)}
+    match kind:
+        case "dcp":
+            dcp.load(state, storage_reader=kept.at(newest))
+        case "object":
+            state = kept.load()
+        case _:
+            folder = _folder_of(rank, "loaded")
+            assert kept.load_folder(folder) == newest
+            raw = bytearray((folder / f"rank-{rank}").read_bytes())
+            state[f"w{rank}"] = torch.frombuffer(raw, dtype=torch.float32)
+    return newest, state[f"w{rank}"][0].item()
+
+
+def load_different_steps(rank: int) -> str:
+    """The error of a load for which each rank names another step."""
+    kept = tier()
+    for step in (10, 20):
+        dcp.save({f"w{rank}": torch.zeros(8)}, storage_writer=kept.at(step))
+    try:
+        dcp.load({f"w{rank}": torch.zeros(8)}, storage_reader=kept.at(10 * (rank + 1)))
+    except CheckpointException as error:
+        return str(error)
+    return ""
+
+
+def _folder_of(rank: int, use: str) -> Path:
+    place = attach().place
+    assert place is not None
+    folder = Path(place.segment_path).parents[1] / f"{use}-{rank}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def save_with_little_room(rank: int, steps: list[int]) -> list[int]:
+    """Save in slots without head-room, and load."""
+    dcp_storage.METADATA_BYTES = dcp_storage.METADATA_BYTES_PER_ITEM = 0
+    own_segment.HEAD_ROOM_BYTES, own_segment.HEAD_ROOM_SHARE = 0, 1 << 40
+    kept, loaded = tier(), []
+    for step in steps:
+        dcp.save({"weights": torch.ones(1 << 16)}, storage_writer=kept.at(step))
+        dcp.load({"weights": torch.zeros(1 << 16)}, storage_reader=kept.at(step))
+        loaded.append(step)
+    return loaded
+
+
 def save_alone(rank: int) -> None:
     """Each rank saves a state that only it knows."""
     dcp.save(_own_state(rank, 1.0), storage_writer=tier().at(10), no_dist=True)
@@ -192,16 +277,17 @@ def save_too_early(rank: int) -> list[int]:
     payloads = tier()._payloads
     assert payloads is not None
     index = PayloadIndex(PayloadKind.OBJECT, 1, rank, 1)
-    first = payloads.begin(1, [], index)
-    second = payloads.begin(2, [], replace(index, step=2))
+    early, late = payloads.agree(1), payloads.agree(2)
+    first = payloads.begin(early, [], index)
+    second = payloads.begin(late, [], replace(index, step=2))
     with (
         pytest.raises(WorkersError, match="wait for the result of async_save"),
         payloads.finishing(first),
     ):
-        payloads.commit(first, index)
+        payloads.commit(first, early, index)
     with payloads.finishing(second):
-        payloads.commit(second, replace(index, step=2))
-    return payloads.find(2).owners
+        payloads.commit(second, late, replace(index, step=2))
+    return payloads.locate(2).at_hand.owners
 
 
 def save_on_some_ranks(rank: int) -> None:

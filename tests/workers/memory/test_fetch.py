@@ -14,9 +14,11 @@ from tests.support.memory.shm import MESH, SECRET, AgentProcess, content, layout
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
+from holdfast_workers.memory.segment import Commit
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Place
+from holdfast_workers.state.digest import payload_digest
 
 
 @pytest.mark.parametrize("place", list(Place))
@@ -35,6 +37,19 @@ def test_a_commit_is_fetched_into_the_own_segment(node: Callable[..., Node], pla
     assert (
         fetch(SECRET, source, 5, here.store, DEADLINE_S) == held
     )  # already present: no connection is made
+
+
+def test_of_two_saves_of_a_step_the_wanted_one_is_fetched(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    segment = there.worker(0)
+    commits: list[Commit] = []
+    for value in (1, 2):
+        keep = commits[-1] if commits else None
+        segment.begin(9, keep=keep)[:] = raw = bytes([value]) * NBYTES
+        commits.append(segment.commit(attempt=1, step=9, digest=payload_digest(raw)))
+    for commit in commits:
+        source = source_at(there.server.port, 9, Place.OWN, commit.digest)
+        assert fetch(SECRET, source, 0, here.store, DEADLINE_S).digest == commit.digest
 
 
 def test_fetching_a_commit_that_is_not_held_raises(node: Callable[..., Node]) -> None:

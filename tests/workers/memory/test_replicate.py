@@ -17,6 +17,7 @@ from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.replicate import Replicator
+from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.wire import Role, WireRefused
 from holdfast_workers.protocol.messages import Partner, Place
 from holdfast_workers.state.digest import payload_digest
@@ -46,6 +47,56 @@ def test_commits_arrive_at_the_partner_with_the_same_bytes(node: Callable[..., N
     assert replica is not None
     assert bytes(replica.payload(replica.commits()[0])) == content(NBYTES, 1, 3)
     assert here.lost == []
+
+
+def _offer(here: Node, segment: Segment, step: int, keep: Commit | None) -> Commit:
+    """Commit `step` beside `keep`; returns once the partner has it."""
+    commit = write(segment, 1, step, keep=keep)
+    here.replicator.offer(0, 1, step)
+    eventually(lambda: (0, 1, step) in here.replicated)
+    return commit
+
+
+def test_a_partner_keeps_what_the_owner_keeps(node: Callable[..., Node]) -> None:
+    """Steps 30 and 40 of a program, which other ranks could not save, after step 20."""
+    here, there = node("a"), node("b")
+    segment = here.worker(0)
+    here.replicator.set_partners(0, (there.partner,))
+    whole = _offer(here, segment, 20, None)
+    for step in (30, 40):
+        _offer(here, segment, step, whole)
+        assert there.holds(Place.REPLICA) == [(0, 1, step), (0, 1, 20)]
+
+
+def test_a_larger_replica_takes_the_place_of_the_former_with_the_same_step(
+    node: Callable[..., Node],
+) -> None:
+    here, there = node("a"), node("b")
+    here.replicator.set_partners(0, (there.partner,))
+    _offer(here, here.worker(0), 20, None)
+    held: list[list[tuple[int, int, int]]] = []
+    there.server._on_replica = lambda *_: held.append(there.holds(Place.REPLICA))
+    larger = here.worker(0, 2 * NBYTES)
+    whole = write(larger, 1, 20)
+    _offer(here, larger, 30, whole)
+    assert held == [[(0, 1, 20)], [(0, 1, 30), (0, 1, 20)]]
+    assert list(there.store.folder.glob("*.prepared")) == []
+
+
+def test_a_former_replica_stays_until_the_larger_one_has_a_commit(
+    node: Callable[..., Node],
+) -> None:
+    here, there = node("a"), node("b")
+    here.replicator.set_partners(0, (there.partner,))
+    _offer(here, here.worker(0), 20, None)
+    larger = layout_of(2 * NBYTES)
+    assert there.store.prepare_replica(0, larger)
+    assert there.holds(Place.REPLICA) == [(0, 1, 20)]
+    prepared = there.store.replica_of_size(0, 2 * NBYTES)
+    assert there.store.prepare_replica(0, larger)
+    assert there.store.replica_of_size(0, 2 * NBYTES) is prepared
+    there.store.keep_only(own=(), replicas=())
+    assert list(there.store.folder.iterdir()) == []
 
 
 def test_only_the_newest_of_many_offers_is_sent(node: Callable[..., Node]) -> None:

@@ -59,6 +59,29 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
     worlds.run(tier_programs.load_grid, 2, 20, attempt=2, restore=from_memory(20))
 
 
+@pytest.mark.seconds
+@pytest.mark.parametrize("kind", ["dcp", "object", "folder"])
+def test_saves_that_fail_on_one_rank_leave_all_ranks_the_same_newest_step(
+    worlds: TierWorlds, kind: str
+) -> None:
+    steps = [10, 20, 30, 40]
+    found = worlds.run(tier_programs.save_where_one_has_no_room, 3, kind, steps, 30)
+    assert found == [(20, 20.0)] * 3
+    again = worlds.run(tier_programs.load_saved, 3, kind, attempt=2, restore=from_memory(20))
+    assert again == [(20, 20.0)] * 3
+
+
+def test_a_save_that_fails_on_one_rank_is_kept_on_none(worlds: TierWorlds) -> None:
+    first, second = worlds.run(tier_programs.save_what_one_cannot, 2)
+    assert second.startswith("TypeError: cannot pickle '_thread.lock'")
+    assert first == f"PeerFailed: rank 1: {second}"
+
+
+def test_a_load_of_different_steps_is_refused_on_all_ranks(worlds: TierWorlds) -> None:
+    for error in worlds.run(tier_programs.load_different_steps, 2):
+        assert "10 by rank 0, 20 by rank 1. All ranks must name the same one" in error
+
+
 def test_a_rank_that_is_killed_while_it_saves_its_first_step_again_leaves_it(
     worlds: TierWorlds,
 ) -> None:
@@ -106,6 +129,12 @@ def test_metadata_that_does_not_fit_gets_a_larger_segment(worlds: TierWorlds) ->
     assert worlds.steps(0) == [10, 20]
     for step in (10, 20):
         worlds.run(tier_programs.load_grid, 2, step, attempt=2, restore=from_memory(step))
+
+
+@pytest.mark.seconds
+def test_an_index_of_any_length_fits_beside_the_metadata(worlds: TierWorlds) -> None:
+    steps = [10**digits for digits in range(14, 19)]
+    assert worlds.run(tier_programs.save_with_little_room, 1, steps) == [steps]
 
 
 def test_ranks_that_save_alone_get_their_own_state_back(worlds: TierWorlds) -> None:

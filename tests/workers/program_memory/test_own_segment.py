@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.memory.shm import layout_of, write
 
-from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.program_memory.own_segment import OwnSegment, capacity_for
 from holdfast_workers.program_memory.payload import (
     PayloadIndex,
@@ -23,9 +23,14 @@ from holdfast_workers.program_memory.payload import (
 MB = 1 << 20
 
 
+def newest(own: OwnSegment) -> Commit | None:
+    segment = own.current()
+    return next(iter(segment.commits()), None) if segment is not None else None
+
+
 def save(own: OwnSegment, step: int, nbytes: int) -> None:
     index = PayloadIndex(PayloadKind.OBJECT, step, 0, 1, {"part": PayloadPart(nbytes, nbytes)})
-    writer = PayloadWriter(own.begin(step, needed_bytes([nbytes], index)))
+    writer = PayloadWriter(own.begin(step, needed_bytes([nbytes], index), newest(own)))
     part = writer.copy(bytes([step]) * nbytes)
     own.commit(step, writer.finish(PayloadIndex(PayloadKind.OBJECT, step, 0, 1, {"part": part})))
 
@@ -79,7 +84,7 @@ def test_a_step_that_is_saved_again_leaves_the_former_one_until_it_is_complete(
         save(own, step, 100)
     own.close()
     own = OwnSegment(path, attempt=2)
-    own.begin(2, 100)  # the program is killed
+    own.begin(2, 100, newest(own))  # the program is killed
     assert intact_steps(path) == {2: 100}
     save(own, 2, 100)
     with Segment.open(path, writable=False) as segment:
@@ -93,7 +98,7 @@ def test_a_reader_of_the_former_step_does_not_turn_a_save_to_the_newest(tmp_path
         save(own, step, 100)
     with Segment.open(path) as reader:
         reader.pin(reader.commits()[1], for_s=30)
-        own.begin(3, 100)
+        own.begin(3, 100, newest(own))
     assert intact_steps(path) == {2: 100}
 
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from tests.support.nodes.agent_config import join_order
 from tests.support.programs.launcher_side import LauncherSide, place_in
+from tests.support.waiting import DEADLINE_S
 
-from holdfast_workers.protocol.programs import SOCKET_VARIABLE, Attached
+from holdfast_workers.ipc import control_channel
+from holdfast_workers.programs.attachment import Attachment
+from holdfast_workers.programs.program_attempt import ProgramAttempt
+from holdfast_workers.progress.beacon import Beacon
+from holdfast_workers.protocol.messages import Restore, Tier
+from holdfast_workers.protocol.processes import CommittedToMemory, StepReplicated, WorkerMessage
+from holdfast_workers.protocol.programs import SOCKET_VARIABLE, Attached, StateTaken
+from holdfast_workers.spec import ProgramSpec, TrainingSpec
 
 WITHOUT_A_LAUNCHER = """
 from holdfast_workers.programs.attachment import attach
@@ -56,3 +67,27 @@ def test_the_end_of_a_forked_child_is_not_that_of_the_program(tmp_path: Path) ->
         launcher.wait_for(Attached("parent"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["step"]
+
+
+def test_a_newer_step_at_the_partners_does_not_stand_for_an_older_one(tmp_path: Path) -> None:
+    ours, theirs = control_channel.pair()
+    with ours:
+        control_channel.send(ours, place_in(tmp_path, 0, 1))
+        attached = Attachment(theirs)
+        control_channel.send(ours, StepReplicated(1, 30))
+        assert attached.is_replicated(30, DEADLINE_S)
+        assert not attached.is_replicated(20)
+        attached.report_saved(30)  # the step is saved again
+        assert not attached.is_replicated(30)
+
+
+def test_the_state_that_a_program_goes_on_from_is_offered_to_its_partners(tmp_path: Path) -> None:
+    sent: list[WorkerMessage] = []
+    order = join_order(tmp_path, tmp_path / "own-0.seg")
+    order = replace(order, attempt=3, restore=Restore(Tier.OWN_RAM, 20, 2))
+    spec = TrainingSpec(command="true", program=ProgramSpec())
+    nothing: Any = None
+    beacon = Beacon(Path(place_in(tmp_path, 0, 1).beacon))
+    attempt = ProgramAttempt(order, nothing, spec, nothing, beacon, "", (), sent.append)
+    attempt.take(StateTaken(20))
+    assert sent == [CommittedToMemory(2, 20)]

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from holdfast_workers.program_memory.found_payloads import PayloadDamaged
 from holdfast_workers.program_memory.payload_exchange import StateMissing
-from holdfast_workers.program_memory.rank_payloads import PayloadDamaged, PeerFailed
+from holdfast_workers.program_memory.rank_payloads import PeerFailed
 from holdfast_workers.programs import error_file
 from holdfast_workers.protocol.messages import ErrorKind
 

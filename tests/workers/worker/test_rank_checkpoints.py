@@ -117,3 +117,37 @@ def test_a_state_that_outgrows_its_room_leaves_the_step_before_beside_the_new_on
             assert [commit.step for commit in segment.commits() if segment.verify(commit)] == kept
             assert segment.layout == snapshot.layout
     own.end(0.0)
+
+
+class _Killed:
+    """The state of a rank that is killed while it copies it."""
+
+    layout = layout_of(SAVED.sizes)
+
+    def copy_to(self, *_: object) -> str:
+        raise InterruptedError
+
+
+def test_a_reader_of_the_older_step_costs_a_rank_never_its_newest(shm: Path) -> None:
+    """Both ranks copy step 3. Rank 0, whose step 1 is still being read, is killed: a step stays
+    that both have."""
+    ranks, sent = [], Messages()
+    for rank in (0, 1):
+        order = replace(join_order(shm, shm / f"own-{rank}.seg"), attempt=SAVED.attempt)
+        own = RankCheckpoints(order, sent.append, FaultPoints(None))
+        for step in (1, 2):
+            own.write_memory(snapshot_of(replace(SAVED, step=step)), step)
+        ranks.append(own)
+    assert ranks[0].step_being_read() is None
+    with Segment.open(shm / "own-0.seg") as reader:
+        reader.pin(reader.commits()[1], for_s=60)
+    assert [own.step_being_read() for own in ranks] == [1, None]  # no step is due meanwhile
+    with pytest.raises(InterruptedError):
+        ranks[0].write_memory(_Killed(), 3)  # type: ignore[arg-type]
+    ranks[1].write_memory(snapshot_of(replace(SAVED, step=3)), 3)
+    left = [
+        {commit.step for commit in own.segment(layout_of(SAVED.sizes)).commits()} for own in ranks
+    ]
+    assert left == [{2}, {2, 3}]
+    for own in ranks:
+        own.end(0.0)

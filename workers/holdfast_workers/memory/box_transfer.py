@@ -43,7 +43,7 @@ def requested_commit(store: SegmentStore, header: dict[str, Any]) -> tuple[Place
     rank, attempt, step = (wire.int_field(header, key) for key in ("rank", "attempt", "step"))
     place = Place.OWN if header.get("place") == Place.OWN else Place.REPLICA
     segment = store.find(rank, place)
-    commit = segment.find(attempt, step) if segment else None
+    commit = segment.find(attempt, step, digest=str(header.get("digest", ""))) if segment else None
     if segment is None or commit is None:
         raise WireRefused(
             RefusalCode.NOT_HELD, f"{place} of rank {rank}, step {step} of attempt {attempt}"

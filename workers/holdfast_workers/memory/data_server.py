@@ -33,7 +33,7 @@ from holdfast_workers.memory.heartbeat import HeartbeatSender, HeldLifeline
 from holdfast_workers.memory.link_probe import echo
 from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.resumable_push import AnnouncedState, ReplicaIntake
-from holdfast_workers.memory.segment import SegmentError, SegmentSpaceError
+from holdfast_workers.memory.segment import Commit, Segment, SegmentError, SegmentSpaceError
 from holdfast_workers.memory.segment_store import SegmentBusy, SegmentStore
 from holdfast_workers.memory.wire import (
     DEFAULT_TIMEOUTS,
@@ -263,8 +263,8 @@ class DataServer:
         self._check_fence(wire.int_field(header, "credential"))
         with store.writing(rank, Place.REPLICA):
             layout = wire.parse_layout(bytes(raw), wire.text_field(header, "digest"))
-            store.ensure(rank, Place.REPLICA, layout)
-        wire.send_header(sock, {"ok": True})
+            replaces = store.prepare_replica(rank, layout)
+        wire.send_header(sock, {"ok": True, "replaces": replaces})
 
     def _receive_payload(self, sock: socket.socket, header: dict[str, Any]) -> None:
         rank, attempt, step, nbytes, credential = (
@@ -274,19 +274,20 @@ class DataServer:
         digest, store = wire.text_field(header, "digest"), self._store_for(header)
         self._check_fence(credential)
         with store.writing(rank, Place.REPLICA):
-            segment = store.find(rank, Place.REPLICA)
-            if segment is None or segment.layout.payload_bytes != nbytes:
+            segment = store.replica_of_size(rank, nbytes)
+            if segment is None:
                 raise WireRefused(
                     RefusalCode.NO_LAYOUT, f"no replica segment of rank {rank} that fits"
                 )
-            held = segment.find(attempt, step)
+            held = segment.find(attempt, step, digest=digest)
             if held is not None and held.digest == digest:
                 with self._lock:
                     if credential >= self._fenced:
                         segment.make_newest(held)  # may be the first push after a rollback
                 wire.send_header(sock, {"go": False})
                 return
-            resume_at = self._intake.begin(segment, AnnouncedState(attempt, step, digest))
+            keep = _commit_beside(segment, header)
+            resume_at = self._intake.begin(segment, AnnouncedState(attempt, step, digest), keep)
             wire.send_header(sock, {"go": True, "from": resume_at})
             if not self._intake.receive(segment, sock):
                 segment.abandon()
@@ -297,6 +298,7 @@ class DataServer:
             with self._lock:  # a fence may rise concurrently
                 if credential >= self._fenced:
                     segment.commit(attempt=attempt, step=step, digest=digest)
+                    store.put_in_place(rank, segment)
         self._check_fence(credential)
         wire.send_header(sock, {"ok": True})
         if self._on_replica is not None:
@@ -336,3 +338,11 @@ class DataServer:
             wire.send_header(sock, {"whole": segment.is_current(commit)})
         finally:
             segment.unpin()
+
+
+def _commit_beside(segment: Segment, header: dict[str, Any]) -> Commit | None:
+    """The commit that the owner keeps beside the one that it sends; None: it is not here."""
+    if "beside_step" not in header:
+        return None
+    attempt, step = (wire.int_field(header, f"beside_{key}") for key in ("attempt", "step"))
+    return segment.find(attempt, step, digest=wire.text_field(header, "beside_digest"))

@@ -53,7 +53,7 @@ def fetch(
     """
     deadline = time.monotonic() + timeout_s
     own = store.find(rank, Place.OWN)
-    held = own.find(source.attempt, source.step) if own else None
+    held = own.find(source.attempt, source.step, digest=source.digest) if own else None
     if held is not None and _is_wanted(held.digest, source) and store.check(rank, Place.OWN, held):
         return store.describe(rank, Place.OWN, held)
     timeouts = replace(
@@ -86,6 +86,7 @@ def _fetch_into(
             "place": source.place,
             "attempt": source.attempt,
             "step": source.step,
+            "digest": source.digest,
         },
     )
     answer = wire.receive_header(sock, deadline)

@@ -330,19 +330,22 @@ class _Link:
         credential = self._owner.credential(rank, commit)
         sock = self._connection()
         if self._announced.get(rank) != segment.layout:
-            self._announce(sock, rank, segment.layout, credential)
+            self._announce(sock, rank, segment, commit, credential)
         try:
             self._send(sock, rank, segment, commit, credential)
         except WireRefused as refusal:
             if refusal.code != RefusalCode.NO_LAYOUT:
                 raise
-            self._announce(sock, rank, segment.layout, credential)
+            self._announce(sock, rank, segment, commit, credential)
             self._send(sock, rank, segment, commit, credential)
         self._owner.replicated(self, rank, commit)
 
     def _announce(
-        self, sock: socket.socket, rank: int, layout: StateLayout, credential: int
+        self, sock: socket.socket, rank: int, segment: Segment, commit: Commit, credential: int
     ) -> None:
+        """Announce the layout. If it replaces another one, send what lies beside `commit` first:
+        the partner drops its former segment with the first commit of the new one."""
+        layout = segment.layout
         raw = layout.to_json()
         mesh = self._owner.store.mesh
         wire.send_header(
@@ -357,7 +360,10 @@ class _Link:
             },
         )
         wire.send_payload(sock, raw)
-        wire.receive_header(sock)
+        answer = wire.receive_header(sock)
+        for other in segment.commits() if answer.get("replaces") else ():
+            if other.slot != commit.slot:
+                self._send(sock, rank, segment, other, credential)
         self._announced[rank] = layout
 
     def _send(
@@ -372,6 +378,7 @@ class _Link:
             "nbytes": commit.nbytes,
             "digest": commit.digest,
             "credential": credential,
+            **_beside(segment, commit),
         }
         wire.send_header(sock, header)
         answer = wire.receive_header(sock)
@@ -412,3 +419,16 @@ class _Link:
                 self._sock.close()
             self._sock = None
         self._announced.clear()
+
+
+def _beside(segment: Segment, commit: Commit) -> dict[str, int | str]:
+    """The fields that name the owner's other commit. It is kept where `commit` may never become
+    whole, so the partner keeps it too, if it has it."""
+    for other in segment.commits():
+        if other.slot != commit.slot:
+            return {
+                "beside_attempt": other.attempt,
+                "beside_step": other.step,
+                "beside_digest": other.digest,
+            }
+    return {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import xxhash
 
 from holdfast_workers.memory import wire
-from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.segment import Commit, Segment
 
 _PIECE = 4 * 1024 * 1024  # the unit of progress: an incomplete piece is sent again
 
@@ -45,13 +45,14 @@ class ReplicaIntake:
     def __init__(self) -> None:
         self._arrivals: dict[Path, _Arrival] = {}
 
-    def begin(self, segment: Segment, state: AnnouncedState) -> int:
-        """Start to receive `state`, or resume it. Returns the offset of the first missing byte."""
+    def begin(self, segment: Segment, state: AnnouncedState, keep: Commit | None = None) -> int:
+        """Start to receive `state`, or resume it, without touching `keep`. Returns the offset of
+        the first missing byte."""
         arrival = self._arrivals.get(segment.path)
         resumes = arrival is not None and (arrival.segment(), arrival.state) == (segment, state)
         if arrival is not None and resumes and segment.unfinished is not None:
             return arrival.filled
-        segment.begin(state.step).release()
+        segment.begin(state.step, keep=keep).release()
         self._arrivals[segment.path] = _Arrival(weakref.ref(segment), state)
         return 0
 

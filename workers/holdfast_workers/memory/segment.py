@@ -166,17 +166,17 @@ class Segment:
     def layout(self) -> StateLayout:
         return self._layout
 
-    def begin(self, step: int, *, keep_newest: bool = False) -> memoryview:
+    def begin(self, step: int, *, keep: Commit | None = None) -> memoryview:
         """Choose and invalidate the slot for `step`; returns its `payload_bytes` writable bytes.
 
         Chooses a slot without a commit if there is one (no complete state is lost), else the slot
         that already holds `step`, else the slot written first. A slot that a reader has pinned is
-        chosen only if it holds `step`. `keep_newest`: never the slot written last, although it
-        holds `step` or a reader has pinned the other.
+        chosen only if it holds `step`. `keep`: a commit that must not be lost; its slot is not
+        chosen, although the other one is pinned.
         """
         if not self.writable:
             raise SegmentError(f"{self.path} is open for reading only")
-        slot = self._slot_for(step, keep_newest)
+        slot = self._slot_for(step, keep)
         self._clear_word(slot)
         self._open_slot = slot
         return self._slot(slot)
@@ -217,9 +217,11 @@ class Segment:
         words = (self._read_word(slot) for slot in range(SLOTS))
         return sorted((word for word in words if word), key=lambda word: -word.seq)
 
-    def find(self, attempt: int, step: int) -> Commit | None:
-        """The commit of `step` that `attempt` computed, or None."""
-        return next((c for c in self.commits() if (c.attempt, c.step) == (attempt, step)), None)
+    def find(self, attempt: int, step: int, *, digest: str = "") -> Commit | None:
+        """The commit of `step` that `attempt` computed, or None. Of two, that with `digest`, else
+        the one written last."""
+        found = [c for c in self.commits() if (c.attempt, c.step) == (attempt, step)]
+        return next((c for c in found if c.digest == digest), next(iter(found), None))
 
     def payload(self, commit: Commit) -> memoryview:
         """Read-only view of the bytes of `commit`. They may be overwritten while they are read:
@@ -261,6 +263,10 @@ class Segment:
         deadline = time.monotonic_ns() + min(int(for_s * 1e9), _PIN_MOST_NS)
         _PIN.pack_into(self._view, _PIN_AT, commit.slot + 1, deadline)
 
+    def is_pinned(self, commit: Commit) -> bool:
+        """Whether a reader has asked not to overwrite `commit`."""
+        return self._pinned() == commit.slot
+
     def unpin(self) -> None:
         """Remove the pin. Does nothing on a closed segment: a store may close before its
         readers."""
@@ -290,14 +296,14 @@ class Segment:
         start = self._slots[slot]
         return self._view[start : start + self._payload_bytes]
 
-    def _slot_for(self, step: int, keep_newest: bool) -> int:
+    def _slot_for(self, step: int, keep: Commit | None) -> int:
+        if keep is not None and self.is_current(keep):
+            return 1 - keep.slot
         words = {slot: self._read_word(slot) for slot in range(SLOTS)}
         for slot, word in words.items():
             if word is None:
                 return slot
         oldest_first = sorted(words, key=lambda slot: words[slot].seq)  # type: ignore[union-attr]
-        if keep_newest:
-            return oldest_first[0]
         for slot, word in words.items():
             if word is not None and word.step == step:
                 return slot

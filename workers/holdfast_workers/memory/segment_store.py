@@ -21,15 +21,24 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from holdfast_workers.memory.relaid_segment import relaid
-from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentError
+from holdfast_workers.memory.segment import (
+    BadSegment,
+    Commit,
+    Segment,
+    SegmentError,
+    SegmentSpaceError,
+)
 from holdfast_workers.protocol.messages import Held, Place
 from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.object_room import differ_in_room
 
 _FILE = re.compile(r"(own|replica)-(\d+)\.seg")
 _MIN_READ_BYTES_PER_S = 1 << 29
 """Lower bound of the speed at which a payload is verified; bounds the wait for another reader."""
 _POLL_S = 0.1
 """How often a waiting thread checks whether it must stop waiting."""
+PREPARED = ".prepared"
+"""The suffix of a replica segment that will replace one of another layout."""
 _MESH_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_=,.-]*")
 
 
@@ -70,7 +79,7 @@ class SegmentStore:
 
     Payloads of another mesh are in a store of their own beside it, see `for_mesh`. `on_quarantine`
     is called for every quarantine, in the thread that found the damage. `busy_timeout_s` bounds
-    every wait for another writer of the same segment.
+    every wait for another writer of the same segment. `number_of` gives the number of `Held`.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class SegmentStore:
         *,
         on_quarantine: Callable[[Quarantined], None] | None = None,
         busy_timeout_s: float = 5.0,
+        number_of: Callable[[StateLayout, memoryview], int] = lambda *_: 0,
     ) -> None:
         if not _MESH_TAG.fullmatch(mesh):
             raise ValueError(f"mesh tag {mesh!r} cannot be a folder's name")
@@ -87,11 +97,13 @@ class SegmentStore:
         self.folder = root / mesh
         self._on_bad = on_quarantine
         self._busy_timeout_s = busy_timeout_s
+        self._number_of = number_of
         self._lock = threading.Lock()
         self._mapped: dict[tuple[int, Place], _Mapped] = {}
         self._writers: dict[tuple[int, Place], threading.Lock] = {}
         self._checks: dict[tuple[int, Place], threading.Lock] = {}
         self._verified: dict[tuple[int, Place], tuple[int, Commit]] = {}  # with the file's inode
+        self._prepared: dict[int, Segment] = {}  # replica segments that have no commit yet
         # All stores of a node know each other, but only the store that created another one owns it:
         # without reference cycles, an unused store frees its memory at once.
         self._meshes = WeakValueDictionary({mesh: self})
@@ -108,6 +120,7 @@ class SegmentStore:
                     mesh,
                     on_quarantine=self._on_bad,
                     busy_timeout_s=self._busy_timeout_s,
+                    number_of=self._number_of,
                 )
                 found._meshes, found._meshes_lock = self._meshes, self._meshes_lock
                 self._meshes[mesh] = found
@@ -141,6 +154,39 @@ class SegmentStore:
             inode = segment.path.stat().st_ino
             self._mapped[rank, place] = _Mapped(inode, segment)
         return segment
+
+    def prepare_replica(self, rank: int, layout: StateLayout) -> bool:
+        """Make a replica segment with this layout; returns whether it is to replace another one.
+
+        One in which objects have other room takes over with its newest step. Otherwise the former keeps its place, with its commits, until the new one has a commit too, if shared
+        memory has room for both. Raises SegmentSpaceError.
+        """
+        former = self.find(rank, Place.REPLICA)
+        fits = former is not None and former.layout == layout
+        if former is None or fits or not former.commits() or differ_in_room(former.layout, layout):
+            self.ensure(rank, Place.REPLICA, layout)
+            return False
+        prepared = self._prepared.get(rank)
+        if prepared is None or prepared.layout != layout or not prepared.file_exists:
+            try:
+                beside = self.path(rank, Place.REPLICA).with_suffix(PREPARED)
+                self._prepared[rank] = Segment.create(beside, layout)
+            except SegmentSpaceError:
+                self.ensure(rank, Place.REPLICA, layout)
+        return True
+
+    def replica_of_size(self, rank: int, nbytes: int) -> Segment | None:
+        """The replica segment for payloads of `nbytes`, in its place or prepared."""
+        for segment in (self._prepared.get(rank), self.find(rank, Place.REPLICA)):
+            if segment is not None and segment.layout.payload_bytes == nbytes:
+                return segment
+        return None
+
+    def put_in_place(self, rank: int, segment: Segment) -> None:
+        """If `segment` was only prepared, it takes the place of the former replica."""
+        if self._prepared.get(rank) is segment:
+            del self._prepared[rank]
+            segment.path = segment.path.replace(self.path(rank, Place.REPLICA))
 
     def find(self, rank: int, place: Place) -> Segment | None:
         """The segment as the folder has it now, or None. A damaged file is quarantined: None."""
@@ -205,6 +251,7 @@ class SegmentStore:
 
     def describe(self, rank: int, place: Place, commit: Commit) -> Held:
         """The commit as a message for the supervisor."""
+        segment = self.find(rank, place)
         return Held(
             rank=rank,
             step=commit.step,
@@ -213,6 +260,7 @@ class SegmentStore:
             digest=commit.digest,
             nbytes=commit.nbytes,
             place=place,
+            number=self._number_of(segment.layout, segment.slot(commit)) if segment else 0,
         )
 
     @contextmanager
@@ -235,10 +283,14 @@ class SegmentStore:
                 replica.replace(self.path(rank, Place.OWN))
             except FileNotFoundError as error:
                 raise NothingHeld(f"no replica of rank {rank} in {self.folder}") from error
+            self.drop(rank, Place.REPLICA)  # what was prepared in its place
 
     def drop(self, rank: int, place: Place) -> None:
         """Free one segment; does nothing if it is absent."""
         self.path(rank, place).unlink(missing_ok=True)
+        if place is Place.REPLICA:
+            self._prepared.pop(rank, None)
+            self.path(rank, place).with_suffix(PREPARED).unlink(missing_ok=True)
         with self._lock:
             self._mapped.pop((rank, place), None)
             self._verified.pop((rank, place), None)
@@ -269,6 +321,7 @@ class SegmentStore:
         """Unmap everything. The files stay for the next store of this folder."""
         with self._lock:
             self._mapped.clear()
+            self._prepared.clear()
 
     @contextmanager
     def _acquired(

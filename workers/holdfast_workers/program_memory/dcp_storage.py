@@ -1,8 +1,8 @@
 """Checkpoints of `torch.distributed.checkpoint` (DCP) in this rank's memory, and back from it.
 
-Uses only DCP's own collectives for saving: what the ranks must agree on travels with its plans, so
-`async_save` may run beside training. Each rank commits its payload when it is written; the
-coordinator, whose payload holds the metadata, commits last.
+Uses only DCP's own collectives for saving: what each rank has, and the decision that follows from
+it, travel with its plans, so `async_save` may run beside training. Each rank commits its payload
+when it is written; the coordinator, whose payload holds the metadata, commits last.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.program_memory.found_payloads import Payloads
 from holdfast_workers.program_memory.payload import (
     PayloadIndex,
     PayloadKind,
+    PayloadPart,
     PayloadWriter,
     needed_bytes,
 )
@@ -44,13 +46,14 @@ from holdfast_workers.program_memory.payload_exchange import (
     plan_transfers,
 )
 from holdfast_workers.program_memory.rank_payloads import (
-    Payloads,
+    LocatedStep,
     RankPayloads,
     SavedOtherwise,
     WrongWorld,
     together,
 )
 from holdfast_workers.program_memory.staging import KeptStaging
+from holdfast_workers.program_memory.world_saves import SaveDecision, decide
 
 METADATA = ".metadata"
 """The part with the pickled metadata, in the coordinator's payload."""
@@ -65,11 +68,10 @@ class WrongPlan(WorkersError):
 
 
 @dataclass(frozen=True)
-class _Decision:
+class _PlannedSave:
     """What the coordinator decided about a save, for every rank."""
 
-    step: int
-    go: bool
+    decision: SaveDecision
     alone: bool
     """DCP saves on this rank alone, without the others."""
     metadata_bytes: int
@@ -102,10 +104,9 @@ class DcpStorage(StorageWriter, StorageReader, AsyncStager):
         self._staging = staging
         self._stager: DefaultStager | None = None
         self._step = step
-        self._decision: _Decision | None = None
+        self._planned: _PlannedSave | None = None
         self._writer: PayloadWriter | None = None
-        self._at_hand: Payloads | None = None
-        self._owners: list[list[int]] = []
+        self._located: LocatedStep | None = None
         self._stored: dict[MetadataIndex, Stored] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -134,39 +135,40 @@ class DcpStorage(StorageWriter, StorageReader, AsyncStager):
     # --- writer ---------------------------------------------------------------------------------
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._decision = None
+        self._planned = None
 
     def prepare_local_plan(self, plan: Any) -> Any:
         if isinstance(plan, LoadPlan):
             return plan
-        return replace(plan, storage_data=self._payloads.is_ready(self._step))
+        return replace(plan, storage_data=self._payloads.standing(self._step))
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
         if plans and isinstance(plans[0], LoadPlan):
             return self._plan_reading(plans)
-        size = self._payloads.place.world_size
-        if len(plans) not in (1, size):
+        place = self._payloads.place
+        if len(plans) not in (1, place.world_size):
             raise WrongWorld(
-                f"a checkpoint of {len(plans)} of {size} ranks cannot be kept in memory: call "
-                "torch.distributed.checkpoint with a process group of all ranks"
+                f"a checkpoint of {len(plans)} of {place.world_size} ranks cannot be kept in "
+                "memory: call torch.distributed.checkpoint with a process group of all ranks"
             )
         items = sum(len(plan.items) for plan in plans)
-        self._decision = _Decision(
-            step=self._step,
-            go=all(plan.storage_data for plan in plans),
-            alone=len(plans) < size,
+        standings = [plan.storage_data for plan in plans]
+        self._planned = _PlannedSave(
+            decide(standings, place.attempt, place.world_size),
+            alone=len(plans) < place.world_size,
             metadata_bytes=METADATA_BYTES + METADATA_BYTES_PER_ITEM * items,
         )
-        return [replace(plan, storage_data=self._decision) for plan in plans]
+        return [replace(plan, storage_data=self._planned) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        decision = plan.storage_data
-        if not isinstance(decision, _Decision) or decision.step != self._step:
+        planned = plan.storage_data
+        if not isinstance(planned, _PlannedSave) or planned.decision.save.step != self._step:
             raise WrongPlan(
                 "the save planner has replaced the plan of this step: use one that does not "
                 "cache plans (enable_plan_caching=False)"
             )
-        results = self._write(plan, planner, decision) if decision.go else []
+        self._payloads.follow(planned.decision)
+        results = self._write(plan, planner, planned) if planned.decision.go else []
         if self._stager is not None:
             self._staging.give_back(self._stager)
             self._stager = None
@@ -175,34 +177,34 @@ class DcpStorage(StorageWriter, StorageReader, AsyncStager):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        decision, writer = self._decision, self._writer
+        planned, writer = self._planned, self._writer
         self._writer = None
-        if decision is None or not decision.go:
+        if planned is None or not planned.decision.go:
             return
         assert writer is not None
         metadata.storage_data = {
             result.index: result.storage_data for of_rank in results for result in of_rank
         }
         raw = pickle.dumps(metadata)
-        index = self._index(decision.alone)
+        index = self._index(planned, {METADATA: PayloadPart(writer.written_bytes, len(raw))})
         with self._payloads.finishing(writer):
             if not writer.room_for(len(raw), index):
                 nbytes = needed_bytes([writer.written_bytes, len(raw)], index)
-                self._payloads.enlarge(writer, self._step, nbytes)
-            parts = {METADATA: writer.copy(raw)}
-            self._payloads.commit(writer, replace(index, parts=parts))
+                self._payloads.enlarge(writer, planned.decision, nbytes)
+            writer.copy(raw)
+            self._payloads.commit(writer, planned.decision, index)
 
     def _write(
-        self, plan: SavePlan, planner: SavePlanner, decision: _Decision
+        self, plan: SavePlan, planner: SavePlanner, planned: _PlannedSave
     ) -> list[WriteResult]:
         rank = self._payloads.place.rank
         contents = [planner.resolve_data(item) for item in plan.items]
         sizes = [_size_of(content) for content in contents]
         # `finish` is called where the plans were made.
-        finishes = self._decision is not None
-        room = [*sizes, decision.metadata_bytes] if finishes else sizes
-        index = self._index(decision.alone)
-        writer = self._payloads.begin(self._step, room, index)
+        finishes = self._planned is not None
+        room = [*sizes, planned.metadata_bytes] if finishes else sizes
+        index = self._index(planned, {})
+        writer = self._payloads.begin(planned.decision, room, index)
         results = []
         with self._payloads.finishing(writer):
             for item, content, nbytes in zip(plan.items, contents, sizes, strict=True):
@@ -214,30 +216,37 @@ class DcpStorage(StorageWriter, StorageReader, AsyncStager):
             if finishes:
                 self._writer = writer
             else:
-                self._payloads.commit(writer, index)
+                self._payloads.commit(writer, planned.decision, index)
         return results
 
-    def _index(self, alone: bool) -> PayloadIndex:
-        place = self._payloads.place
-        return PayloadIndex(PayloadKind.DCP, self._step, place.rank, place.world_size, alone=alone)
+    def _index(self, planned: _PlannedSave, parts: dict[str, PayloadPart]) -> PayloadIndex:
+        place, save = self._payloads.place, planned.decision.save
+        return PayloadIndex(
+            PayloadKind.DCP,
+            save.step,
+            place.rank,
+            place.world_size,
+            parts,
+            number=save.number,
+            alone=planned.alone,
+        )
 
     # --- reader ---------------------------------------------------------------------------------
 
     def read_metadata(self) -> Metadata:
         """All ranks call it together, if there are several."""
-        found = self._at_hand = self._payloads.find(self._step)
-        known = together(self._payloads, lambda: (found.owners, _is_alone(found)))
-        self._owners = [owners for owners, _ in known]
-        if any(alone for _, alone in known):
+        self._located = located = self._payloads.locate(self._step)
+        found = located.at_hand
+        if any(together(self._payloads, lambda: _is_alone(found))):
             raw = _metadata_bytes(found, self._payloads.place.rank)
             return _metadata(raw, self._step)
-        holders = [rank for rank, owners in enumerate(self._owners) if COORDINATOR in owners]
+        holders = [rank for rank, owners in enumerate(located.owners) if COORDINATOR in owners]
         if not holders:
             raise StateMissing(
                 f"no rank has the metadata of step {self._step} in memory: load another checkpoint"
             )
         # Without torch.distributed, only this rank is known.
-        is_holder = len(known) == 1 or self._payloads.place.rank == holders[0]
+        is_holder = len(located.owners) == 1 or self._payloads.place.rank == holders[0]
         raws = together(
             self._payloads, lambda: _metadata_bytes(found, COORDINATOR) if is_holder else b""
         )
@@ -249,8 +258,8 @@ class DcpStorage(StorageWriter, StorageReader, AsyncStager):
         self._stored = metadata.storage_data
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        assert self._at_hand is not None
-        at_hand = self._at_hand
+        assert self._located is not None
+        at_hand = self._located.at_hand
         received: Any = {}
         if plan.storage_data:
             rank, group = dist.get_rank(), self._payloads.exchange_group
@@ -267,7 +276,7 @@ class DcpStorage(StorageWriter, StorageReader, AsyncStager):
                 raw = as_tensor(at_hand.view(rows.owner)[rows.offset : end])
             _read_item(item, stored, raw, planner)
         at_hand.check_current()
-        self._payloads.taken(self._step)
+        self._payloads.taken(self._located.save)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -278,7 +287,8 @@ class DcpStorage(StorageWriter, StorageReader, AsyncStager):
         wanted = [
             {self._stored[item.storage_index].rows(item) for item in plan.items} for plan in plans
         ]
-        transfers = plan_transfers(wanted, self._owners)
+        assert self._located is not None
+        transfers = plan_transfers(wanted, self._located.owners)
         return [
             replace(
                 plan,

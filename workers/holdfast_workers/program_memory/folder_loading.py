@@ -14,14 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast_workers.program_memory.folder_parts import FolderWriter, batches_of, pieces_of
+from holdfast_workers.program_memory.found_payloads import Payloads
 from holdfast_workers.program_memory.payload import PayloadIndex, PayloadKind
 from holdfast_workers.program_memory.payload_exchange import StateMissing, carry_out, plan_transfers
-from holdfast_workers.program_memory.rank_payloads import (
-    Payloads,
-    RankPayloads,
-    SavedOtherwise,
-    together,
-)
+from holdfast_workers.program_memory.rank_payloads import RankPayloads, SavedOtherwise, together
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -37,9 +33,11 @@ class _FilesAtHand:
 
 
 def load_files(payloads: RankPayloads, step: int, folder: Path) -> None:
-    """Write the files of all ranks of `step` to `folder`; all ranks call it. Raises BadFolder,
-    StateMissing, PayloadDamaged; if it fails on one rank, PeerFailed on the others."""
-    found = payloads.find(step)
+    """Write the files of all ranks of `step` to `folder`, from which the program goes on; all ranks
+    call it. Raises BadFolder, StateMissing, PayloadDamaged, and StepsDiffer; if it fails on one
+    rank, PeerFailed on the others."""
+    located = payloads.locate(step)
+    found = located.at_hand
     at_hand = together(payloads, lambda: _at_hand(payloads, found, folder))
     indices = {owner: index for each in at_hand for owner, index in each.indices.items()}
     _check_complete(step, indices)
@@ -66,6 +64,7 @@ def load_files(payloads: RankPayloads, step: int, folder: Path) -> None:
         together(payloads, lambda: _finish(found, writer))
     finally:
         writer.discard()
+    payloads.taken(located.save)
 
 
 def writing_ranks(targets: Sequence[Hashable]) -> set[int]:

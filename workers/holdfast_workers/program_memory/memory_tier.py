@@ -20,15 +20,12 @@ from holdfast_workers.program_memory.dcp_folder import DcpFolder, NoStorage, new
 from holdfast_workers.program_memory.dcp_storage import DcpStorage
 from holdfast_workers.program_memory.folder_loading import load_files
 from holdfast_workers.program_memory.folder_parts import files_in, read_into
+from holdfast_workers.program_memory.found_payloads import Payloads
 from holdfast_workers.program_memory.gloo_groups import GlooGroups
 from holdfast_workers.program_memory.payload import PayloadIndex, PayloadKind, PayloadPart
-from holdfast_workers.program_memory.rank_payloads import (
-    Payloads,
-    RankPayloads,
-    SavedOtherwise,
-    together,
-)
+from holdfast_workers.program_memory.rank_payloads import RankPayloads, SavedOtherwise, together
 from holdfast_workers.program_memory.staging import KeptStaging
+from holdfast_workers.program_memory.world_saves import SaveDecision, WorldSave
 from holdfast_workers.programs.attachment import Attachment, attach
 
 TIMEOUT_S = 300.0
@@ -69,8 +66,8 @@ class MemoryTier:
         return self._payloads is not None
 
     def newest(self) -> int | None:
-        """The step that can be loaded, or None: the last one that was saved, at first the one that
-        the attempt starts from. Waits until it has arrived."""
+        """The step that can be loaded, or None: the newest that every rank has saved, at first the
+        one that the attempt starts from. Waits until it has arrived."""
         if self._payloads is not None:
             return self._payloads.newest()
         return newest_in(self._fallback) if self._fallback is not None else None
@@ -80,6 +77,7 @@ class MemoryTier:
     def at(self, step: int) -> DcpStorage | DcpFolder | NoStorage:
         """The `storage_writer` or `storage_reader` of `step` for `torch.distributed.checkpoint`."""
         if self._payloads is not None:
+            self._payloads.use()
             return DcpStorage(self._payloads, self._staging, step)
         return DcpFolder(self._fallback, step) if self._fallback is not None else NoStorage()
 
@@ -96,18 +94,12 @@ class MemoryTier:
 
     def save(self, step: int, state: object) -> bool:
         """Keep `state`, which `torch.save` can write, as this rank's part of `step`. Returns
-        whether it was kept: not outside of Holdfast, and not while partners lag behind."""
+        whether all ranks have kept it: not outside of Holdfast, and not while partners lag behind.
+        Raises SegmentSpaceError; PeerFailed if another rank cannot keep its part."""
         payloads = self._payloads
-        if payloads is None or not payloads.all_ready(step):
+        if payloads is None or not (decision := payloads.agree(step)).go:
             return False
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        content = buffer.getbuffer()
-        index = _index(payloads, PayloadKind.OBJECT, step, {OBJECT: content.nbytes})
-        writer = payloads.begin(step, [content.nbytes], index)
-        with payloads.finishing(writer):
-            parts = {OBJECT: writer.copy(content)}
-            payloads.commit(writer, replace(index, parts=parts))
+        together(payloads, lambda: _keep_object(payloads, decision, state))
         return True
 
     def load(
@@ -115,22 +107,27 @@ class MemoryTier:
     ) -> Any:
         """The object that this rank saved at the step `newest()`; None: there is no such step.
 
-        `of_rank`: every rank gets what that rank saved, all ranks call it. `weights_only`: as for
-        `torch.load`. Raises StateMissing, PayloadDamaged.
+        `of_rank`: every rank gets what that rank saved. `weights_only`: as for `torch.load`. All
+        ranks call it. Raises StateMissing, PayloadDamaged; PeerFailed if another rank does.
         """
         payloads, step = self._payloads, self.newest()
         if payloads is None or step is None:
             return None
-        found = payloads.find(step)
-        if of_rank is None:
-            raw = _object_bytes(found, payloads.place.rank)
-        else:
-            mine = of_rank == payloads.place.rank
-            raws = together(payloads, lambda: _object_bytes(found, of_rank) if mine else b"")
-            raw = next((raw for raw in raws if raw), b"")
-        found.check_current()
+        located = payloads.locate(step)
+        rank = payloads.place.rank
+        raw = b""
+
+        def read() -> bytes:
+            nonlocal raw
+            if of_rank in (None, rank):
+                raw = _object_bytes(located.at_hand, rank)
+                located.at_hand.check_current()
+            return raw if of_rank == rank else b""
+
+        raws = together(payloads, read)
+        raw = raw or next(filter(None, raws), b"")
         state = torch.load(io.BytesIO(raw), map_location=map_location, weights_only=weights_only)
-        payloads.taken(step)
+        payloads.taken(located.save)
         return state
 
     # --- folders --------------------------------------------------------------------------------
@@ -139,21 +136,12 @@ class MemoryTier:
         """Keep the files below `folder` as this rank's part of `step`; None: this rank has none.
 
         A folder that several ranks share is given by one of them only. Returns whether it was
-        kept, as `save`. Raises BadFolder.
+        kept, as `save`. Raises as `save`, and BadFolder.
         """
         payloads = self._payloads
-        if payloads is None or not payloads.all_ready(step):
+        if payloads is None or not (decision := payloads.agree(step)).go:
             return False
-        files = files_in(Path(folder)) if folder is not None else {}
-        sizes = {name: path.stat().st_size for name, path in files.items()}
-        index = _index(payloads, PayloadKind.FOLDER, step, sizes)
-        writer = payloads.begin(step, list(sizes.values()), index)
-        with payloads.finishing(writer):
-            parts = {
-                name: writer.fill(sizes[name], partial(read_into, path))
-                for name, path in files.items()
-            }
-            payloads.commit(writer, replace(index, parts=parts))
+        together(payloads, lambda: _keep_files(payloads, decision, folder))
         return True
 
     def load_folder(self, folder: str | Path) -> int | None:
@@ -165,18 +153,40 @@ class MemoryTier:
         if payloads is None or step is None:
             return None
         load_files(payloads, step, Path(folder))
-        payloads.taken(step)
         return step
 
 
+def _keep_object(payloads: RankPayloads, decision: SaveDecision, state: object) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getbuffer()
+    index = _index(payloads, PayloadKind.OBJECT, decision.save, {OBJECT: content.nbytes})
+    writer = payloads.begin(decision, [content.nbytes], index)
+    with payloads.finishing(writer):
+        parts = {OBJECT: writer.copy(content)}
+        payloads.commit(writer, decision, replace(index, parts=parts))
+
+
+def _keep_files(payloads: RankPayloads, decision: SaveDecision, folder: str | Path | None) -> None:
+    files = files_in(Path(folder)) if folder is not None else {}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    index = _index(payloads, PayloadKind.FOLDER, decision.save, sizes)
+    writer = payloads.begin(decision, list(sizes.values()), index)
+    with payloads.finishing(writer):
+        parts = {
+            name: writer.fill(sizes[name], partial(read_into, path)) for name, path in files.items()
+        }
+        payloads.commit(writer, decision, replace(index, parts=parts))
+
+
 def _index(
-    payloads: RankPayloads, kind: PayloadKind, step: int, sizes: dict[str, int]
+    payloads: RankPayloads, kind: PayloadKind, save: WorldSave, sizes: dict[str, int]
 ) -> PayloadIndex:
     """The index before the parts have their places; as long as with them."""
     place = payloads.place
     most = sum(sizes.values()) + 64 * (len(sizes) + 1)
     parts = {name: PayloadPart(most, size) for name, size in sizes.items()}
-    return PayloadIndex(kind, step, place.rank, place.world_size, parts)
+    return PayloadIndex(kind, save.step, place.rank, place.world_size, parts, number=save.number)
 
 
 def _object_bytes(found: Payloads, rank: int) -> bytes:

@@ -2,10 +2,10 @@
 
 Promises:
 
-- The slot of the newest step is never touched, not even by another save of that step: a program
+- The slot of the commit to keep is never touched, not even by another save of its step: a program
   that is killed at any moment leaves it as it is.
 - A step that needs more room gets a larger segment. It takes the place of the former one only when
-  it contains the newest step of that one.
+  it contains the commit to keep.
 
 Not thread-safe.
 """
@@ -51,20 +51,16 @@ class OwnSegment:
             self._segment = _open(self._path)
         return self._segment
 
-    def newest_step(self) -> int | None:
-        """The step written last, by whichever attempt."""
-        segment = self.current()
-        return next((commit.step for commit in segment.commits()), None) if segment else None
-
-    def begin(self, step: int, nbytes: int) -> memoryview:
-        """A slot for `step` with room for `nbytes` at least. Raises SegmentSpaceError."""
+    def begin(self, step: int, nbytes: int, keep: Commit | None) -> memoryview:
+        """A slot for `step` with room for `nbytes` at least, other than that of `keep`; None: no
+        commit is needed any more. Raises SegmentSpaceError."""
         segment = self.current()
         if segment is None:
             segment = Segment.create(self._path, program_layout(capacity_for(nbytes)))
         elif segment.layout.payload_bytes < nbytes:
-            segment = self._larger(segment, capacity_for(nbytes))
+            segment, keep = self._larger(segment, capacity_for(nbytes), keep)
         self._segment = segment
-        return segment.begin(step, keep_newest=True)
+        return segment.begin(step, keep=keep)
 
     def commit(self, step: int, digest: str) -> Commit:
         """Declare the slot of the last `begin` complete."""
@@ -81,8 +77,10 @@ class OwnSegment:
         """Where a larger segment is made."""
         return self._path.with_suffix(".larger")
 
-    def _larger(self, former: Segment, capacity: int) -> Segment:
-        """A segment with larger slots in the place of `former`, with its newest step.
+    def _larger(
+        self, former: Segment, capacity: int, keep: Commit | None
+    ) -> tuple[Segment, Commit | None]:
+        """A segment with larger slots in the place of `former`, with the commit to keep.
 
         It is made beside it and renamed, so a program that is killed leaves the one or the other.
         """
@@ -90,8 +88,8 @@ class OwnSegment:
         beside = self._beside
         segment = Segment.create(beside, program_layout(capacity))
         try:
-            for commit in former.commits()[:1]:
-                _carry_over(former, commit, segment)
+            if keep is not None:
+                keep = _carry_over(former, keep, segment)
             beside.replace(self._path)
         except BaseException:
             segment.close()
@@ -99,17 +97,17 @@ class OwnSegment:
             raise
         segment.path = self._path
         former.close()
-        return segment
+        return segment, keep
 
 
-def _carry_over(source: Segment, commit: Commit, target: Segment) -> None:
+def _carry_over(source: Segment, commit: Commit, target: Segment) -> Commit:
     """Commit the same step in a larger slot: its trailer moves to the new end."""
     from_slot, to_slot = source.payload(commit), target.begin(commit.step)
     body = from_slot.nbytes - TRAILER_BYTES
     to_slot[:body] = from_slot[:body]
     to_slot[-TRAILER_BYTES:] = from_slot[body:]
     digest = payload_digest(to_slot)
-    target.commit(attempt=commit.attempt, step=commit.step, digest=digest)
+    return target.commit(attempt=commit.attempt, step=commit.step, digest=digest)
 
 
 def _open(path: Path) -> Segment | None:

@@ -67,6 +67,8 @@ class PayloadIndex:
     world_size: int
     """Of the world that saved it."""
     parts: Mapping[str, PayloadPart] = field(default_factory=dict)
+    number: int = 0
+    """Of the saves of its attempt, the same on all ranks: it tells saves of one step apart."""
     alone: bool = False
     """The rank saved without the others: what it needs lies in its own payload."""
 
@@ -168,6 +170,17 @@ def read_index(payload: memoryview) -> PayloadIndex:
         if part.offset < 0 or part.nbytes < 0 or part.offset + part.nbytes > offset:
             raise BadPayload(f"the part {name} lies outside of the payload")
     return index
+
+
+def save_number(layout: StateLayout, payload: memoryview) -> int:
+    """The number of the save of which `payload` is a part. Unverified: 0, if it is damaged, or that
+    of another program than a user's own."""
+    if [entry.name for entry in layout.tensors] != [PROGRAM_STATE]:
+        return 0
+    try:
+        return read_index(payload).number
+    except BadPayload:
+        return 0
 
 
 def needed_bytes(parts: list[int], index: PayloadIndex) -> int:

@@ -1,16 +1,14 @@
-"""One rank's memory checkpoints: written to its segment, found again, verified, and exchanged.
+"""This rank's memory checkpoints: when it may save, what it has of a step, what is newest.
 
-A step that a rank has committed is reported to the node agent, which copies it to the partners. It
-can be restored once every rank has it. The slot of the last step that all partners hold is never
-overwritten: a save that would do so is skipped, on all ranks or on none.
+Collectives are made here and by the callers that say so, in the training thread; what the ranks
+decide is computed in `world_saves.py`, from what all of them have.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,7 +17,13 @@ import structlog
 import torch.distributed as dist
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.memory.segment import BadSegment, Commit, Segment
+from holdfast_workers.memory.segment import Commit
+from holdfast_workers.program_memory.found_payloads import (
+    PayloadDamaged,
+    Payloads,
+    find_payloads,
+    save_of,
+)
 from holdfast_workers.program_memory.gloo_groups import GlooGroups
 from holdfast_workers.program_memory.own_segment import OwnSegment
 from holdfast_workers.program_memory.payload import (
@@ -27,21 +31,25 @@ from holdfast_workers.program_memory.payload import (
     PayloadKind,
     PayloadWriter,
     needed_bytes,
-    read_index,
 )
 from holdfast_workers.program_memory.payload_exchange import StateMissing
+from holdfast_workers.program_memory.world_saves import (
+    SaveDecision,
+    Standing,
+    WorldSave,
+    check_same_step,
+    decide,
+    newest_whole,
+    save_to_load,
+)
 from holdfast_workers.programs.attachment import Attachment
 from holdfast_workers.protocol.messages import Tier
 from holdfast_workers.protocol.programs import ProgramPlace
 
 LEAVE_WAIT_S = 5.0
 """How long the save of a program that is asked to stop waits for the partners: its node may go."""
-_SEGMENT_FILE = re.compile(r"(?:own|replica)-(\d+)\.seg")
+_OF_THIS_WORLD = (Tier.OWN_RAM, Tier.PARTNER_RAM)
 _log = structlog.get_logger()
-
-
-class PayloadDamaged(WorkersError):
-    """A memory checkpoint does not have its digest."""
 
 
 class PeerFailed(WorkersError):
@@ -56,66 +64,17 @@ class WrongWorld(WorkersError):
     """Not all ranks of the program take part."""
 
 
-@dataclass
-class _AtHand:
-    """A payload in this node's shared memory."""
+@dataclass(frozen=True)
+class LocatedStep:
+    """A save to load, the same on all ranks."""
 
-    segment: Segment
-    commit: Commit
-    verified: bool = False
-
-
-class Payloads:
-    """The payloads of one step that this rank can read without others, by the rank that saved
-    them."""
-
-    def __init__(self, found: dict[int, _AtHand], own_rank: int) -> None:
-        self._found = found
-        self._own_rank = own_rank
-
-    @property
-    def owners(self) -> list[int]:
-        return sorted(self._found)
-
-    def view(self, owner: int) -> memoryview:
-        """The bytes, verified at the first call. Raises StateMissing, PayloadDamaged."""
-        at_hand = self._found.get(owner)
-        if at_hand is None:
-            raise StateMissing(f"the memory checkpoint of rank {owner} is not on this node")
-        segment, commit = at_hand.segment, at_hand.commit
-        if not at_hand.verified:
-            if not segment.verify(commit):
-                if segment.writable and segment.is_current(commit):
-                    segment.quarantine(commit)
-                raise PayloadDamaged(
-                    f"step {commit.step} of rank {owner} in memory does not match its digest: "
-                    "it must not be loaded"
-                )
-            at_hand.verified = True
-        return segment.slot(commit)
-
-    def index(self, owner: int) -> PayloadIndex:
-        """Raises StateMissing, PayloadDamaged, BadPayload."""
-        return read_index(self.view(owner))
-
-    def any_index(self) -> PayloadIndex | None:
-        """The index of this rank's own payload, or else of another at hand; None: there is none."""
-        order = sorted(self._found, key=lambda owner: (owner != self._own_rank, owner))
-        return self.index(order[0]) if order else None
-
-    def is_current(self, attempt: int, step: int) -> bool:
-        """Whether these are payloads of this step, none of which has been overwritten."""
-        return bool(self._found) and all(
-            (each.commit.attempt, each.commit.step) == (attempt, step)
-            and each.segment.is_current(each.commit)
-            for each in self._found.values()
-        )
-
-    def check_current(self) -> None:
-        """Raises StateMissing if a payload that was read has been overwritten meanwhile."""
-        for owner, at_hand in self._found.items():
-            if at_hand.verified and not at_hand.segment.is_current(at_hand.commit):
-                raise StateMissing(f"rank {owner} has overwritten step {at_hand.commit.step}")
+    save: WorldSave | None
+    """None: no rank has a payload of the step."""
+    at_hand: Payloads
+    """Of this save, on this rank."""
+    owners: list[list[int]]
+    """The owners of the payloads that each rank has at hand; of this rank alone, if the ranks
+    cannot talk to each other."""
 
 
 class RankPayloads:
@@ -138,13 +97,14 @@ class RankPayloads:
         self._own = OwnSegment(self._path, self.place.attempt)
         self._writing = Lock()
         self._writer: PayloadWriter | None = None
-        self._saved: int | None = None
-        self._kept: int | None = None  # the step on which the program builds: saved, or taken
+        self._last_number = 0
+        self._goes_on_from: WorldSave | None = None
+        self._known: dict[Commit, WorldSave] = {}
+        self._was_used = False
         self._arrived = False
         self._fits = True
         """Whether the state that the attempt starts from can be divided among its ranks."""
-        self._protected = -1
-        self._found: Payloads | None = None
+        self._found: tuple[int, Payloads] | None = None
         self._groups = groups
 
     # --- the ranks ------------------------------------------------------------------------------
@@ -177,42 +137,53 @@ class RankPayloads:
 
     # --- saving ---------------------------------------------------------------------------------
 
-    def is_ready(self, step: int) -> bool:
-        """Whether this rank may save `step`: no step is lost by it that may be the only one left.
-        Waits for the partners."""
-        self._protected = -1
-        segment = self._own.current()
-        commits = segment.commits() if segment is not None else []
-        newest = self._kept
-        if newest is None:  # the program began anew: what its segment contains is abandoned
-            return True
-        if len(commits) < 2 or (step != newest and step in (each.step for each in commits)):
-            return True
-        last = self._attachment.should_stop
-        wait_s = max(self._replication_wait_s, LEAVE_WAIT_S) if last else self._replication_wait_s
-        held = self._attachment.wait_replicated(newest, wait_s)
-        if held < newest:
-            _log.warning(
-                "a memory checkpoint is skipped: its partners do not hold the last one yet",
-                step=step,
-                last=newest,
-                waited_s=wait_s,
-            )
-        if held >= newest and self._attachment.has_partner:
-            self._protected = newest  # if all ranks save, it holds for all
-        return held >= newest
+    def use(self) -> None:
+        """The program saves or loads from now on: `newest` asks all ranks. Called by the thread
+        that trains."""
+        self._was_used = True
 
-    def all_ready(self, step: int) -> bool:
-        """Whether every rank may save `step`; all ranks call it. Without torch.distributed a rank
-        cannot know of the others, and goes on."""
-        ready = self.is_ready(step)
-        return all(self.gather(ready)) if self.is_distributed else True
+    def standing(self, step: int) -> Standing:
+        """What this rank has, as it comes to a save of `step`. Waits for the partners if they must
+        hold the last one."""
+        standing = self._standing(step)
+        newest = max(standing.complete, default=None)
+        if newest is not None and (standing.has_former or len(standing.complete) > 1):
+            last = self._attachment.should_stop
+            least_s = LEAVE_WAIT_S if last else 0.0
+            self._attachment.is_replicated(newest.step, max(self._replication_wait_s, least_s))
+        at_partners = (
+            save for save in standing.complete if self._attachment.is_replicated(save.step)
+        )
+        has_partner = self._attachment.has_partner
+        return replace(standing, at_partners=frozenset(at_partners), has_partner=has_partner)
 
-    def begin(self, step: int, parts: list[int], index: PayloadIndex) -> PayloadWriter:
+    def agree(self, step: int) -> SaveDecision:
+        """The ranks' decision about a save of `step`; all ranks call it. Raises StepsDiffer."""
+        self.use()
+        standings = self.gather(self.standing(step))
+        decision = decide(standings, self.place.attempt, self.place.world_size)
+        self.follow(decision)
+        return decision
+
+    def follow(self, decision: SaveDecision) -> None:
+        """Note a decision that was made by all ranks, or for them."""
+        self._last_number = max(self._last_number, decision.save.number)
+        if decision.go or decision.keep is None or self.place.rank not in decision.late:
+            return
+        _log.warning(
+            "a memory checkpoint is skipped: its partners do not hold the last one yet",
+            step=decision.save.step,
+            last=decision.keep.step,
+            waited_s=self._replication_wait_s,
+        )
+        self._report(decision.keep)  # new partners may have been offered another one
+
+    def begin(self, decision: SaveDecision, parts: list[int], index: PayloadIndex) -> PayloadWriter:
         """A writer with room for parts of these sizes and `index`, which names them. The former
         writer is void. Raises SegmentSpaceError."""
         with self._writing:
-            slot = self._own.begin(step, needed_bytes(parts, index))
+            self._writer = None
+            slot = self._slot(decision, needed_bytes(parts, index))
             self._writer = PayloadWriter(slot)
             return self._writer
 
@@ -227,35 +198,110 @@ class RankPayloads:
                 )
             yield
 
-    def enlarge(self, writer: PayloadWriter, step: int, nbytes: int) -> None:
+    def enlarge(self, writer: PayloadWriter, decision: SaveDecision, nbytes: int) -> None:
         """Give the unfinished payload `nbytes` of room; within `finishing`."""
-        writer.move_to(self._own.begin(step, nbytes))
+        writer.move_to(self._slot(decision, nbytes))
 
-    def commit(self, writer: PayloadWriter, index: PayloadIndex) -> None:
+    def commit(self, writer: PayloadWriter, decision: SaveDecision, index: PayloadIndex) -> None:
         """Declare the payload complete, and report it; within `finishing`."""
-        self._own.commit(index.step, writer.finish(index))
-        self._writer = None
-        self._saved = self._kept = index.step
-        self._attachment.report_saved(index.step, self._protected)
+        step = decision.save.step
+        self._own.commit(step, writer.finish(index))
+        self._writer, self._found = None, None
+        self._goes_on_from = decision.save
+        self._report(decision.save, decision.protected)
         if self._attachment.should_stop:
-            self._attachment.wait_replicated(index.step, LEAVE_WAIT_S)
+            self._attachment.is_replicated(step, LEAVE_WAIT_S)
+
+    def _slot(self, decision: SaveDecision, nbytes: int) -> memoryview:
+        kept = (commit for commit, save in self._own_saves().items() if save == decision.keep)
+        return self._own.begin(decision.save.step, nbytes, next(kept, None))
+
+    def _standing(self, step: int) -> Standing:
+        saves = self._own_saves().values()
+        starts = set(filter(self._is_start, saves))
+        made = {save for save in saves if save.attempt == self.place.attempt}
+        return Standing(
+            step,
+            frozenset(starts | made),
+            self._goes_on_from,
+            has_former=bool(starts) and min(saves) < min(starts),
+            # Of this object, and of another one that the program has made.
+            last_number=max([self._last_number, *(save.number for save in made)]),
+        )
+
+    def _is_start(self, save: WorldSave) -> bool:
+        """Whether the attempt starts from `save`."""
+        restore = self.place.restore
+        return (save.attempt, save.step) == (restore.attempt, restore.step)
+
+    def _own_saves(self) -> dict[Commit, WorldSave]:
+        """What this rank's segment contains, of any attempt."""
+        segment = self._own.current()
+        commits = segment.commits() if segment is not None else []
+        self._known = {
+            commit: self._known.get(commit) or save_of(segment, commit)
+            for commit in commits
+            if segment is not None
+        }
+        return self._known
 
     # --- restoring ------------------------------------------------------------------------------
 
     def newest(self) -> int | None:
-        """The step that can be loaded: the last one saved, else the one that the attempt starts
-        from, once it has arrived and is verified. Raises StateMissing, PayloadDamaged."""
-        if self._saved is not None:
-            return self._saved
+        """The step that can be loaded: the newest that every rank has, at first the one that the
+        attempt starts from, once it has arrived and is verified. All ranks call it together once
+        the program has saved or loaded. Raises StateMissing, PayloadDamaged."""
+        if not self._was_used:
+            return self._start()
+        starts, standings = zip(
+            *together(self, lambda: (self._start(), self._standing(0))), strict=True
+        )
+        newest = newest_whole(standings)
+        start: int | None = starts[0] if len(set(starts)) == 1 else None
+        return newest.step if newest is not None else start
+
+    def locate(self, step: int) -> LocatedStep:
+        """Of the saves of `step`, the one that the ranks load; all ranks call it. Raises
+        StepsDiffer."""
+        found = self._find(step)
+        known = self.gather((step, found.saves))
+        check_same_step([each for each, _ in known], "loaded")
+        save = save_to_load([saves for _, saves in known])
+        owners = [
+            sorted(owner for owner, of_owner in saves.items() if save in of_owner)
+            for _, saves in known
+        ]
+        return LocatedStep(save, found.of(save), owners)
+
+    def taken(self, save: WorldSave | None) -> None:
+        """The program goes on from `save`, which it has loaded."""
+        own = self._own.current()
+        for commit, of_commit in self._own_saves().items():
+            if own is not None and of_commit == save:
+                own.make_newest(commit)
+        self._goes_on_from, self._found = save, None  # of other ranks nothing stays mapped
+        if save is not None and save.attempt != self.place.attempt:
+            self._report(save)
+
+    def _report(self, save: WorldSave, protected: int = -1) -> None:
+        """This rank has `save`, so that the agent offers it to the partners."""
+        if save.attempt == self.place.attempt:
+            self._attachment.report_saved(save.step, protected)
+        else:
+            self._attachment.report_taken(save.step)
+
+    def _start(self) -> int | None:
+        """The step that the attempt starts from, once it has arrived and is verified; None: there
+        is none."""
         restore = self.place.restore
-        if restore.tier not in (Tier.OWN_RAM, Tier.PARTNER_RAM, Tier.RESHARD):
+        if restore.tier not in (*_OF_THIS_WORLD, Tier.RESHARD):
             return None
         if not self._arrived:
             reply = self._attachment.wait_state(self._timeout_s)
             if reply.problem:
                 error = PayloadDamaged if reply.damaged else StateMissing
                 raise error(f"step {restore.step} cannot be restored from memory: {reply.problem}")
-            found = self.find(restore.step)
+            found = self._find(restore.step)
             if restore.tier is Tier.RESHARD:
                 index = found.any_index()
                 self._fits = index is not None and index.kind is not PayloadKind.OBJECT
@@ -264,52 +310,19 @@ class RankPayloads:
             self._arrived = True
         return restore.step if self._fits else None
 
-    def find(self, step: int) -> Payloads:
-        """What is at hand of `step`, saved by this attempt, or the one that it starts from."""
-        attempt = self._attempt_of(step)
-        if self._found is not None and self._found.is_current(attempt, step):
-            return self._found  # verified already
-        found: dict[int, _AtHand] = {}
+    def _find(self, step: int) -> Payloads:
+        """What is at hand of `step`: saved by this attempt, or the one that it starts from."""
+        if self._found is not None and self._found[0] == step and self._found[1].are_current():
+            return self._found[1]  # verified already
+
+        def is_wanted(save: WorldSave) -> bool:
+            is_own = save.attempt == self.place.attempt
+            return save.step == step and (is_own or self._is_start(save))
+
         own = self._own.current()
-        commit = own.find(attempt, step) if own is not None else None
-        if own is not None and commit is not None:
-            found[self.place.rank] = _AtHand(own, commit)
-        for path in sorted(self._path.parents[1].glob("*/*.seg")):  # also of other worlds
-            name = _SEGMENT_FILE.fullmatch(path.name)
-            if name and int(name[1]) not in found:
-                _add(found, int(name[1]), path, attempt, step)
-        self._found = Payloads(found, self.place.rank)
-        return self._found
-
-    def taken(self, step: int) -> None:
-        """The program goes on from `step`."""
-        own, attempt = self._own.current(), self._attempt_of(step)
-        commit = own.find(attempt, step) if own is not None else None
-        if own is not None and commit is not None:
-            own.make_newest(commit)
-        self._kept, self._found = step, None  # of other ranks nothing stays mapped
-        if attempt != self.place.attempt:
-            self._attachment.report_taken(step)
-
-    def _attempt_of(self, step: int) -> int:
-        """The attempt that computed `step`, as far as this one knows."""
-        own = self._own.current()
-        if own is not None and own.find(self.place.attempt, step) is not None:
-            return self.place.attempt
-        restore = self.place.restore
-        return restore.attempt if step == restore.step else self.place.attempt
-
-
-def _add(found: dict[int, _AtHand], owner: int, path: Path, attempt: int, step: int) -> None:
-    try:
-        segment = Segment.open(path, writable=False)
-    except (FileNotFoundError, BadSegment):
-        return  # replaced or removed meanwhile; damage is reported by its own agent
-    commit = segment.find(attempt, step)
-    if commit is None:
-        segment.close()
-    else:
-        found[owner] = _AtHand(segment, commit)
+        found = find_payloads(self._path.parents[1], self.place.rank, own, is_wanted)
+        self._found = step, found
+        return found
 
 
 def together(payloads: RankPayloads, act: Callable[[], Any]) -> list[Any]:
@@ -317,8 +330,11 @@ def together(payloads: RankPayloads, act: Callable[[], Any]) -> list[Any]:
     rank raises, and none waits for it in vain."""
     try:
         outcome = act()
-    except WorkersError as error:
-        payloads.gather((None, str(error)))
+    except Exception as error:
+        failed = (
+            str(error) if isinstance(error, WorkersError) else f"{type(error).__name__}: {error}"
+        )
+        payloads.gather((None, failed))
         raise
     outcomes = payloads.gather((outcome, None))
     for rank, (_, failed) in enumerate(outcomes):

@@ -66,7 +66,7 @@ class Attachment:
         self._changed = threading.Condition()
         self._stop_wanted = False
         self._state: StateReply | None = None
-        self._replicated = -1
+        self._replicated: set[int] = set()
         self._has_partner = False
         self._last_step_at = time.monotonic()
         self._first_step = sys.maxsize
@@ -212,6 +212,8 @@ class Attachment:
     def report_saved(self, step: int, protected: int = -1) -> None:
         """This rank's segment contains a commit of `step`, made by this attempt. `protected`: a
         step that the partners of every rank hold; -1: not known."""
+        with self._changed:
+            self._replicated.discard(step)  # of an earlier save of this step
         self._send(ProgramSaved(step, protected))
 
     @property
@@ -223,14 +225,13 @@ class Attachment:
         """This rank goes on from the commit of `step` in its segment."""
         self._send(StateTaken(step))
 
-    def wait_replicated(self, step: int, timeout_s: float) -> int:
-        """The newest step that all partners of this rank hold; waits up to `timeout_s` for it to
-        reach `step`. Without a partner, returns `step`."""
+    def is_replicated(self, step: int, timeout_s: float = 0.0) -> bool:
+        """Whether all partners of this rank hold `step`; waits for it up to `timeout_s`. Without a
+        partner nothing is waited for: True."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._has_partner or self._replicated >= step, timeout_s
+            return self._changed.wait_for(
+                lambda: not self._has_partner or step in self._replicated, timeout_s
             )
-            return self._replicated if self._has_partner else step
 
     # --- internals ------------------------------------------------------------------------------
 
@@ -270,10 +271,11 @@ class Attachment:
                 case StateReply():
                     self._state = message
                 case StepReplicated(step=step):
-                    self._replicated = max(self._replicated, step)
+                    self._replicated.add(step)
                     self._has_partner = True  # a failed partner has recovered
                 case PartnerPresence(present=present):
-                    self._has_partner, self._replicated = present, -1
+                    self._has_partner = present
+                    self._replicated.clear()  # it was about the former partners
             self._changed.notify_all()
 
     def _step_bound_s(self) -> float:

@@ -43,6 +43,7 @@ from holdfast_workers.protocol.messages import (
     ErrorReport,
     JoinOrder,
     StepRow,
+    Tier,
 )
 from holdfast_workers.protocol.processes import (
     CommittedToMemory,
@@ -317,8 +318,10 @@ class ProgramAttempt:
             case Attached(integration=integration):
                 self._integration = integration
                 self._reach(1)
-            case StateTaken():
-                pass
+            case StateTaken(step=step):
+                restore = self.order.restore
+                if restore.tier is not Tier.RESHARD:  # new partners may lack it
+                    self._send(CommittedToMemory(restore.attempt, step))
 
     def _reach(self, level: int) -> None:
         """Report a level of the program that is higher than before."""

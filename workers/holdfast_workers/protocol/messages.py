@@ -105,6 +105,9 @@ class Held:
     nbytes: int
     """Size of the payload."""
     place: Place
+    number: int = 0
+    """Of a user's program, which may save a step more than once in an attempt: of its saves in that
+    attempt, the same on all ranks."""
 
 
 @dataclass(frozen=True)

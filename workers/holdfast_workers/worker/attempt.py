@@ -247,9 +247,11 @@ class RankAttempt:
 
     def replicated_step(self) -> int:
         """The newest step that all partners hold. Waits briefly for a late one; otherwise the next
-        memory checkpoint is skipped."""
+        memory checkpoint is skipped, on all ranks. So it is while a slow reader needs the slot that
+        the next one would overwrite."""
         self._replicated = self._await_replicated()
-        return self._replicated
+        read = self._checkpoints.step_being_read()
+        return self._replicated if read is None else min(self._replicated, read)
 
     def _await_replicated(self) -> int:
         with self._waiting():

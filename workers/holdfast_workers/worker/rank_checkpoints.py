@@ -112,6 +112,12 @@ class RankCheckpoints:
         """Whether memory still contains the newest step that was committed to it."""
         return self._segment is not None and self._segment.file_exists
 
+    def step_being_read(self) -> int | None:
+        """The older step in memory, which the next one overwrites, if a reader needs it."""
+        segment = self._segment
+        older = segment.commits()[1:] if segment is not None else []
+        return next((c.step for c in older if segment is not None and segment.is_pinned(c)), None)
+
     def segment(self, layout: StateLayout) -> Segment:
         """This rank's own segment: the existing one if its layout fits, otherwise a new one."""
         if self._segment is not None and not self._segment.file_exists:
@@ -135,7 +141,8 @@ class RankCheckpoints:
     def write_memory(self, snapshot: Snapshot, step: int) -> tuple[Commit, ShardDigest]:
         """Copy the snapshot to memory and commit it now."""
         segment = self.segment(snapshot.layout)
-        digest = snapshot.copy_to(segment.begin(step), self._stopped)
+        newest = next(iter(segment.commits()), None)  # it may be the only one that all ranks have
+        digest = snapshot.copy_to(segment.begin(step, keep=newest), self._stopped)
         self._faults.reach("memory", step)
         commit = segment.commit(attempt=self._number, step=step, digest=digest.whole)
         self.memory_step, self.memory_committed_at = step, time.monotonic()
