@@ -80,7 +80,7 @@ def load_whole_state(
     missing = [
         e
         for e in layout.tensors
-        if not (e.per_rank or e.name in saved) and math.prod(e.global_shape)
+        if not (e.per_rank or e.name in saved) and 0 not in e.global_shape
     ]
     weights = dict.fromkeys(tensor.name for tensor in model_weights(manifest.tensors))
     unexpected = [name for name in weights if name not in own]

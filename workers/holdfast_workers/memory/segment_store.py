@@ -158,8 +158,9 @@ class SegmentStore:
     def prepare_replica(self, rank: int, layout: StateLayout) -> bool:
         """Make a replica segment with this layout; returns whether it is to replace another one.
 
-        One in which objects have other room takes over with its newest step. Otherwise the former keeps its place, with its commits, until the new one has a commit too, if shared
-        memory has room for both. Raises SegmentSpaceError.
+        One in which objects have other room takes over with its newest step. Otherwise the former
+        keeps its place, with its commits, until the new one has a commit too, if shared memory has
+        room for both. Raises SegmentSpaceError.
         """
         former = self.find(rank, Place.REPLICA)
         fits = former is not None and former.layout == layout
