@@ -78,9 +78,7 @@ def load_whole_state(
     saved = {tensor.name for tensor in manifest.tensors if not tensor.per_rank}
     own = {entry.name for entry in layout.tensors}
     missing = [
-        e
-        for e in layout.tensors
-        if not (e.per_rank or e.name in saved) and 0 not in e.global_shape
+        e for e in layout.tensors if not (e.per_rank or e.name in saved) and 0 not in e.global_shape
     ]
     weights = dict.fromkeys(tensor.name for tensor in model_weights(manifest.tensors))
     unexpected = [name for name in weights if name not in own]
