@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.support.ranks import function_programs as programs
 from tests.support.ranks.rank_worlds import Worlds
+from torch.distributed.checkpoint import FileSystemReader
 
 from holdfast_workers.checkpoint.export import plan_export, write_export
 from holdfast_workers.checkpoint.local_files import LocalStorage
@@ -130,3 +131,12 @@ def test_an_exported_model_has_the_values_of_the_first_rank_once(
     for name, value in before[0]["state"].items():
         assert values[f"model.{name}"] == value
     assert {name.partition(".")[0] for name in values} == {"model", "average"}
+
+
+def test_stock_torch_finds_one_rank_s_values_in_the_model(
+    saved: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    metadata = FileSystemReader(saved[0]).read_metadata()
+    beside = {name for name in metadata.state_dict_metadata if ".rank" in name}
+    assert f"holdfast.rank1.model.{MEAN}" in beside
+    assert not [name for name in beside if name.startswith(("model.", "average."))]

@@ -33,9 +33,13 @@ def test_a_return_ends_a_line_as_a_newline_does() -> None:
     assert LineSplitter().feed(b"one\rtwo\nthree\r\nfour") == [
         OutputLine("one", is_state=True),
         OutputLine("two", is_state=False),
-        OutputLine("three", is_state=True),
-        OutputLine("", is_state=False),
+        OutputLine("three", is_state=False),
     ]
+    splitter = LineSplitter()
+    assert splitter.feed(b"four\r") == [] and splitter.open == "four"
+    assert splitter.feed(b"\n") == [OutputLine("four", is_state=False)]
+    assert splitter.feed(b"five\r") == []
+    assert splitter.feed(b"6") == [OutputLine("five", is_state=True)]
 
 
 def logged(*pieces: tuple[float, bytes]) -> list[str]:

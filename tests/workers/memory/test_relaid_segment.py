@@ -16,7 +16,7 @@ from holdfast_workers.memory.relaid_segment import relaid
 from holdfast_workers.memory.segment import Commit, Segment, SegmentSpaceError
 from holdfast_workers.protocol.messages import Place
 from holdfast_workers.state.layout import StateLayout
-from holdfast_workers.state.object_room import LENGTH_BYTES
+from holdfast_workers.state.object_room import LENGTH_BYTES, rooms, with_rooms
 from holdfast_workers.state.rank_state import RankState
 
 SMALLER, LARGER = 64, 256
@@ -101,19 +101,13 @@ def test_nothing_of_another_model_is_kept(former: Segment) -> None:
     assert segment.commits() == [] and segment.layout == other
 
 
-def test_without_room_for_both_the_former_goes_first(
-    former: Segment, layout: StateLayout, shm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = Segment.create
-
-    def create_one(path: Path, layout: StateLayout) -> Segment:
-        if any(shm.glob("*.seg")):
-            raise SegmentSpaceError("full")
-        return create(path, layout)
-
-    monkeypatch.setattr(Segment, "create", create_one)
-    segment = relaid(former, layout)
-    assert segment.commits() == [] and segment.file_exists
+def test_without_room_for_both_the_former_stays(former: Segment, shm: Path) -> None:
+    """To remove it would free nothing: the agent has it mapped, too."""
+    with pytest.raises(SegmentSpaceError, match="bytes are free"):
+        relaid(former, with_rooms(former.layout, dict.fromkeys(rooms(former.layout), 1 << 50)))
+    with Segment.open(shm / "own-0.seg") as opened:
+        assert found(opened, SMALLER) == [2, 1]
+    assert [path.name for path in shm.iterdir()] == ["own-0.seg"]
 
 
 def test_a_partner_keeps_the_step_before_while_it_receives_the_first_larger_one(

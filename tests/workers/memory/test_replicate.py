@@ -80,7 +80,21 @@ def test_a_larger_replica_takes_the_place_of_the_former_with_the_same_step(
     whole = write(larger, 1, 20)
     _offer(here, larger, 30, whole)
     assert held == [[(0, 1, 20)], [(0, 1, 30), (0, 1, 20)]]
-    assert list(there.store.folder.glob("*.prepared")) == []
+    assert list(there.store.folder.glob(".*")) == []
+
+
+def test_a_larger_replica_goes_without_a_step_that_is_damaged_meanwhile(
+    node: Callable[..., Node],
+) -> None:
+    here, there = node("a"), node("b")
+    here.replicator.set_partners(0, (there.partner,))
+    _offer(here, here.worker(0), 20, None)
+    larger = here.worker(0, 2 * NBYTES)
+    whole = write(larger, 1, 20)
+    larger._slot(whole.slot)[5] ^= 1
+    _offer(here, larger, 30, whole)
+    assert there.holds(Place.REPLICA) == [(0, 1, 30)]
+    assert here.lost == []
 
 
 def test_a_former_replica_stays_until_the_larger_one_has_a_commit(
@@ -95,6 +109,10 @@ def test_a_former_replica_stays_until_the_larger_one_has_a_commit(
     prepared = there.store.replica_of_size(0, 2 * NBYTES)
     assert there.store.prepare_replica(0, larger)
     assert there.store.replica_of_size(0, 2 * NBYTES) is prepared
+    assert not there.store.prepare_replica(0, layout_of(NBYTES))  # the former fits again
+    assert there.store.replica_of_size(0, 2 * NBYTES) is None
+    assert [path.name for path in there.store.folder.iterdir()] == ["replica-0.seg"]
+    assert there.store.prepare_replica(0, larger)
     there.store.keep_only(own=(), replicas=())
     assert list(there.store.folder.iterdir()) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.memory.shm import MESH, layout_of, write
 
-from holdfast_workers.memory.segment import Commit, Segment
+from holdfast_workers.memory.segment import Commit, Segment, SegmentSpaceError
 from holdfast_workers.memory.segment_store import (
     NothingHeld,
     Quarantined,
@@ -17,6 +17,7 @@ from holdfast_workers.memory.segment_store import (
     SegmentStore,
 )
 from holdfast_workers.protocol.messages import Place
+from holdfast_workers.state.layout import StateLayout
 
 NBYTES = 50_000
 
@@ -54,6 +55,25 @@ def test_ensure_keeps_what_fits_and_replaces_what_does_not(shm: Path) -> None:
     write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
     assert store.ensure(0, Place.OWN, layout_of(NBYTES)).commits()
     assert store.ensure(0, Place.OWN, layout_of(NBYTES + 1)).commits() == []
+
+
+def test_a_replica_without_room_for_two_gives_way_to_the_one_that_is_needed(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Segment.create
+
+    def create_one(path: Path, layout: StateLayout) -> Segment:
+        if any(shm.glob("*/*.seg")):
+            raise SegmentSpaceError("full")
+        return create(path, layout)
+
+    store = SegmentStore(shm, MESH)
+    write(store.ensure(0, Place.REPLICA, layout_of(NBYTES)), 1, 1)
+    monkeypatch.setattr(Segment, "create", create_one)
+    assert store.prepare_replica(0, layout_of(2 * NBYTES))
+    segment = store.replica_of_size(0, 2 * NBYTES)
+    assert segment is not None and segment.file_exists
+    assert _held(store) == []
 
 
 def test_a_flipped_byte_is_quarantined_and_the_older_state_remains(shm: Path) -> None:

@@ -11,7 +11,7 @@ def test_of_a_progress_bar_the_last_state_is_kept() -> None:
     for number in range(100):
         tail.feed(b"\r%d of 100" % number)
     tail.feed(b"\rdone\r\nValueError: no\r\n")
-    assert tail.text().splitlines() == ["done", "ValueError: no"]
+    assert tail.text().splitlines() == ["99 of 100", "done", "ValueError: no"]
 
 
 def test_only_the_last_lines_are_kept() -> None:

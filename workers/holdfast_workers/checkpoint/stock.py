@@ -2,7 +2,8 @@
 
 Other programs read a checkpoint through `.metadata`, a pickle that Holdfast writes and never
 reads. A tensor has the entry's name there; a per-rank entry has its rank appended, because every
-rank has an entry of that name.
+rank has an entry of that name. A rank's own values of a weight (running statistics) stand beside
+the model, not in it: a program that loads all names of the model finds those of one rank.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ STOCK_METADATA = ".metadata"
 
 
 def stock_name(tensor: SavedTensor) -> str:
-    return f"{tensor.name}.rank{tensor.rank}" if tensor.per_rank else tensor.name
+    if not tensor.per_rank:
+        return tensor.name
+    if tensor.weight:
+        return f"holdfast.rank{tensor.rank}.{tensor.name}"
+    return f"{tensor.name}.rank{tensor.rank}"
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -142,8 +142,9 @@ class Context:
 
     def register(self, **parts: Any) -> None:
         """Register parts of the state by name: modules, optimizers, and any object that has
-        `state_dict` and `load_state_dict` and is identical on all ranks. Everything must be
-        registered before the first step; it is then saved in every tier and restored in place."""
+        `state_dict` and `load_state_dict`; of an object, each rank gets its own state back on the
+        same mesh. Everything must be registered before the first step; it is then saved in every
+        tier and restored in place."""
         if self._steps is not None:
             raise FunctionError(
                 "register() was called after the first step: register everything before, because "

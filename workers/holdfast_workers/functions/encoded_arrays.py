@@ -1,7 +1,7 @@
 """Tensors and NumPy arrays as JSON: dtype, shape and the bytes in base64.
 
 An array comes back with its own byte order and memory order, a tensor with its memory format, on
-its kind of device, and as the parameter that it was. What cannot come back so is refused: sparse
+its kind of device, and as the parameter that it was. Other values are refused: sparse
 tensors, subclasses, arrays of objects or records.
 """
 

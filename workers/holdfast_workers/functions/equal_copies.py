@@ -11,7 +11,7 @@ Buffers of modules (running statistics) differ by nature, and are not compared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,15 @@ import xxhash
 from holdfast_workers.functions.function_errors import FunctionError
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS
 from holdfast_workers.state.rank_state import StateTensor
+from holdfast_workers.state.replicas import REPLICATED_AXIS
+from holdfast_workers.state.strided_bytes import host_bytes
 from holdfast_workers.training.recipe import World
 
 COMPARED_EVERY = 64
 """Steps of an attempt between two comparisons, after more frequent ones."""
+FIRST_STEPS = 2
+"""Steps of an attempt after which replicas that differ are the function's doing: later, they are
+compared by their digests, which tell a device that computes wrongly."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class EqualCopies:
         self._world = world
         self._parts = held[world.rank]
         self._groups = [groups_of(parts) for parts in zip(*held, strict=True)]
+        self._apart = [replace(world, rank=r).coordinate(REPLICATED_AXIS) for r in range(len(held))]
 
     @classmethod
     def gather(
@@ -70,26 +76,35 @@ class EqualCopies:
             dist.all_gather_object(held, mine)
         return cls(world, held)
 
-    def compare(self, pieces: Iterable[StateTensor]) -> list[str]:
+    def compare(self, pieces: Iterable[StateTensor], *, replicas: bool = True) -> list[str]:
         """Compare the present values, and return the names of the objects that differ. Collective;
-        raises FunctionError, on all ranks, if anything else does."""
-        if not any(self._groups):
+        raises FunctionError, on all ranks, if anything else does. Without `replicas`, ranks that
+        differ in `dp_replicate` are not compared with each other."""
+        compared = self._groups if replicas else [self._without_replicas(g) for g in self._groups]
+        if not any(compared):
             return []
         mine = [
             _hash(piece.tensor) if any(self._world.rank in group for group in groups) else 0
-            for piece, groups in zip(pieces, self._groups, strict=True)
+            for piece, groups in zip(pieces, compared, strict=True)
         ]
         own = torch.tensor(mine, dtype=torch.int64, device=self._world.device)
         hashes = [torch.empty_like(own) for _ in range(self._world.world_size)]
         dist.all_gather(hashes, own)
         by_part = list(zip(*(each.tolist() for each in hashes), strict=True))
         objects: dict[str, None] = {}
-        for part, groups, values in zip(self._parts, self._groups, by_part, strict=True):
+        for part, groups, values in zip(self._parts, compared, by_part, strict=True):
             for differing in filter(None, (first_difference(group, values) for group in groups)):
                 if not part.may_differ:
                     raise FunctionError(_sentence(part.name, *differing))
                 objects[part.name] = None
         return list(objects)
+
+    def _without_replicas(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        divided: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        for group in groups:
+            for rank in group:
+                divided.setdefault((group, self._apart[rank]), []).append(rank)
+        return [tuple(ranks) for ranks in divided.values() if len(ranks) > 1]
 
 
 def is_due(step_of_attempt: int) -> bool:
@@ -145,5 +160,4 @@ def _sentence(name: str, first: int, second: int) -> str:
 
 
 def _hash(tensor: torch.Tensor) -> int:
-    raw = tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy()
-    return xxhash.xxh3_64_intdigest(raw.data) - (1 << 63)
+    return xxhash.xxh3_64_intdigest(host_bytes(tensor).data) - (1 << 63)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.functions.context import Context
-from holdfast_workers.functions.equal_copies import EqualCopies, is_due
+from holdfast_workers.functions.equal_copies import FIRST_STEPS, EqualCopies, is_due
 from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
 from holdfast_workers.functions.gradient_reduction import (
     GradientReduction,
@@ -240,10 +240,12 @@ class FunctionRecipe(Recipe):
         if self.world.world_size == 1:
             return
         pieces = self.registry.equal_pieces()
+        repeatable = self.spec.train.deterministic == "strict"
         if self._copies is None:
-            repeatable = self.spec.train.deterministic == "strict"
             self._copies = EqualCopies.gather(self.world, pieces, repeatable=repeatable)
-        differing = self._copies.compare(pieces)
+        by_digests = self.spec.checks.replica_digest_every_steps > 0 and repeatable
+        early = self._steps_of_attempt <= FIRST_STEPS
+        differing = self._copies.compare(pieces, replicas=early or not by_digests)
         if self.world.rank == 0 and (names := set(differing) - self._differing):
             log_differing_objects(sorted(names))
         self._differing.update(differing)

@@ -1,7 +1,7 @@
 """The lines of what a process prints, and those of them that its log keeps. Pure.
 
-`\\n` ends a line, and so does `\\r`: a progress bar ends each of its states by `\\r`, and the next
-takes its place. The lines are the same wherever the output was cut into pieces.
+`\\n` and `\\r\\n` end a line, and so does `\\r`: a progress bar ends each of its states by it, and
+the next takes its place. The lines are the same wherever the output was cut into pieces.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ LINE_BYTES = 8 * 1024
 """A longer line is divided."""
 STATE_S = 1.0
 """Of the states of a progress bar, the log keeps one in this time, and the last."""
-_END = re.compile(rb"[\r\n]")
+_END = re.compile(rb"\r?\n|\r(?=[^\n])", re.DOTALL)
+"""A carriage return at the end of a piece waits for the next byte."""
 
 
 @dataclass(frozen=True)
 class OutputLine:
-    """A line without its end. After `\\r\\n`, the state is followed by an empty line."""
+    """A line without its end."""
 
     text: str
     is_state: bool
@@ -35,7 +36,7 @@ class LineSplitter:
     @property
     def open(self) -> str:
         """The last line, which has no end yet."""
-        return _text(self._open)
+        return _text(self._open.removesuffix(b"\r"))
 
     def feed(self, piece: bytes) -> list[OutputLine]:
         """Take a piece of output, and return the lines that it completes."""
@@ -45,7 +46,9 @@ class LineSplitter:
             rest = _divide(raw[start : end.start()], lines)
             lines.append(OutputLine(_text(rest), is_state=end[0] == b"\r"))
             start = end.end()
-        self._open = _divide(raw[start:], lines)
+        rest = raw[start:]
+        ends = b"\r" if rest.endswith(b"\r") else b""
+        self._open = _divide(rest.removesuffix(ends), lines) + ends
         return lines
 
 
@@ -56,7 +59,6 @@ class LogLines:
     def __init__(self) -> None:
         self._splitter = LineSplitter()
         self._waiting: str | None = None  # a state that is kept unless another takes its place
-        self._state = ""  # that an empty line would end
         self._next_state_at = -math.inf
 
     def feed(self, piece: bytes, now: float) -> list[str]:
@@ -67,7 +69,6 @@ class LogLines:
                 self._take_state(line.text, now, kept)
             else:
                 self._take_line(line.text, kept)
-            self._state = line.text if line.is_state else ""
         return kept
 
     def end(self) -> list[str]:
@@ -86,8 +87,7 @@ class LogLines:
         if self._waiting is not None:
             kept.append(self._waiting)
             self._waiting = None
-        if text or not self._state:
-            kept.append(text)
+        kept.append(text)
 
 
 def _divide(line: bytes, lines: list[OutputLine]) -> bytes:

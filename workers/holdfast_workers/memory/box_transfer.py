@@ -166,6 +166,7 @@ class BoxChannel:
             "place": origin.place,
             "attempt": self._source.attempt,
             "step": self._source.step,
+            "digest": origin.digest,
         }
 
 

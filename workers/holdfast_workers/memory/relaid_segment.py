@@ -2,16 +2,17 @@
 
 The new segment takes the place of the former one only when it contains that step: a process that is
 killed at any moment leaves the one or the other. If shared memory cannot hold both, the former one
-goes first: then only the partner's copy protects until the next step is complete.
+stays: to remove it would free nothing while a process has it mapped.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import structlog
 
-from holdfast_workers.memory.segment import Segment, SegmentSpaceError
+from holdfast_workers.memory.segment import Segment
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.object_room import NoRoom, carry_over, differ_in_room
@@ -27,14 +28,8 @@ def relaid(former: Segment, layout: StateLayout) -> Segment:
     if not differ_in_room(former.layout, layout):
         return Segment.create(former.path, layout)
     _log.info("the state has outgrown its room", path=former.path.name, nbytes=layout.payload_bytes)
-    # A name by which the agent finds what a process has left that was killed.
-    beside = former.path.with_name(f".{former.path.name}.{os.getpid()}.new")
-    try:
-        segment = Segment.create(beside, layout)
-    except SegmentSpaceError:
-        _log.warning("shared memory cannot hold both segments: the former one goes first")
-        former.path.unlink(missing_ok=True)
-        return Segment.create(former.path, layout)
+    beside = path_beside(former.path)
+    segment = Segment.create(beside, layout)
     try:
         _keep_newest(former, segment)
         beside.replace(former.path)
@@ -44,6 +39,12 @@ def relaid(former: Segment, layout: StateLayout) -> Segment:
         raise
     segment.path = former.path
     return segment
+
+
+def path_beside(path: Path) -> Path:
+    """Where this process makes the segment that is to take the place of `path`: a name by which the
+    agent finds what a process has left that was killed."""
+    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def _keep_newest(former: Segment, segment: Segment) -> None:

@@ -363,8 +363,18 @@ class _Link:
         answer = wire.receive_header(sock)
         for other in segment.commits() if answer.get("replaces") else ():
             if other.slot != commit.slot:
-                self._send(sock, rank, segment, other, credential)
+                self._send_beside(sock, rank, segment, other, credential)
         self._announced[rank] = layout
+
+    def _send_beside(
+        self, sock: socket.socket, rank: int, segment: Segment, commit: Commit, credential: int
+    ) -> None:
+        """Send a commit that no pin protects: if it is overwritten meanwhile, or damaged here, the
+        partner goes without it."""
+        try:
+            self._send(sock, rank, segment, commit, credential)
+        except WireRefused as refusal:
+            self._handle_refusal(rank, segment, commit, refusal)
 
     def _send(
         self, sock: socket.socket, rank: int, segment: Segment, commit: Commit, credential: int

@@ -261,7 +261,8 @@ class Reshard:
 
     def _local_commit(self, origin: Origin) -> tuple[Segment, Commit]:
         segment = self._source_store.find(origin.rank, origin.place)
-        commit = segment.find(self._source.attempt, self._source.step) if segment else None
+        attempt, step = self._source.attempt, self._source.step
+        commit = segment.find(attempt, step, digest=origin.digest) if segment else None
         if segment is None or commit is None or commit.digest != origin.digest:
             raise NothingHeld(f"{origin.place} of rank {origin.rank} is no longer held")
         return segment, commit

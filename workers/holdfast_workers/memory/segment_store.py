@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from holdfast_workers.memory.relaid_segment import relaid
+from holdfast_workers.memory.relaid_segment import path_beside, relaid
 from holdfast_workers.memory.segment import (
     BadSegment,
     Commit,
@@ -37,8 +37,6 @@ _MIN_READ_BYTES_PER_S = 1 << 29
 """Lower bound of the speed at which a payload is verified; bounds the wait for another reader."""
 _POLL_S = 0.1
 """How often a waiting thread checks whether it must stop waiting."""
-PREPARED = ".prepared"
-"""The suffix of a replica segment that will replace one of another layout."""
 _MESH_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_=,.-]*")
 
 
@@ -159,22 +157,35 @@ class SegmentStore:
         """Make a replica segment with this layout; returns whether it is to replace another one.
 
         One in which objects have other room takes over with its newest step. Otherwise the former
-        keeps its place, with its commits, until the new one has a commit too, if shared memory has
-        room for both. Raises SegmentSpaceError.
+        keeps its place, with its commits, until the new one has a commit too. If shared memory has
+        no room for both, the former goes first. Raises SegmentSpaceError.
         """
         former = self.find(rank, Place.REPLICA)
-        fits = former is not None and former.layout == layout
-        if former is None or fits or not former.commits() or differ_in_room(former.layout, layout):
+        if former is None or former.layout == layout or not former.commits():
+            self._drop_prepared(rank)
+            self.ensure(rank, Place.REPLICA, layout)
+            return False
+        with contextlib.suppress(SegmentSpaceError):
+            return self._prepare_beside(rank, former, layout)
+        del former  # its memory is free once nothing maps it
+        self.drop(rank, Place.REPLICA)
+        self.ensure(rank, Place.REPLICA, layout)
+        return True
+
+    def _prepare_beside(self, rank: int, former: Segment, layout: StateLayout) -> bool:
+        if differ_in_room(former.layout, layout):
             self.ensure(rank, Place.REPLICA, layout)
             return False
         prepared = self._prepared.get(rank)
         if prepared is None or prepared.layout != layout or not prepared.file_exists:
-            try:
-                beside = self.path(rank, Place.REPLICA).with_suffix(PREPARED)
-                self._prepared[rank] = Segment.create(beside, layout)
-            except SegmentSpaceError:
-                self.ensure(rank, Place.REPLICA, layout)
+            beside = path_beside(self.path(rank, Place.REPLICA))
+            self._prepared[rank] = Segment.create(beside, layout)
         return True
+
+    def _drop_prepared(self, rank: int) -> None:
+        prepared = self._prepared.pop(rank, None)
+        if prepared is not None:
+            prepared.path.unlink(missing_ok=True)
 
     def replica_of_size(self, rank: int, nbytes: int) -> Segment | None:
         """The replica segment for payloads of `nbytes`, in its place or prepared."""
@@ -290,8 +301,7 @@ class SegmentStore:
         """Free one segment; does nothing if it is absent."""
         self.path(rank, place).unlink(missing_ok=True)
         if place is Place.REPLICA:
-            self._prepared.pop(rank, None)
-            self.path(rank, place).with_suffix(PREPARED).unlink(missing_ok=True)
+            self._drop_prepared(rank)
         with self._lock:
             self._mapped.pop((rank, place), None)
             self._verified.pop((rank, place), None)

@@ -215,6 +215,7 @@ class Launcher:
             attempt.report_failure(error, ErrorKind.COMMUNICATION)
             return
         except OSError as error:
+            self._close_store()
             attempt.report_failure(WorkersError(f"no process could be started: {error}"))
             return
         self._ended_outputs.clear()
@@ -393,6 +394,7 @@ class Launcher:
         if order.rank == 0:
             self._store = store_link.connect(order.store_host, order.store_port)
             self._watch(self._store, self._read_store)
+            self._timers["store"] = (time.monotonic() + store_link.MEETING_S, self._close_store)
 
     def _read_store(self) -> None:
         assert self._store is not None
@@ -403,6 +405,7 @@ class Launcher:
             self._attempt.handle_store_end()
 
     def _close_store(self) -> None:
+        self._timers.pop("store", None)
         if self._store is not None:
             self._selector.unregister(self._store)
             self._store.close()

@@ -10,8 +10,11 @@ import socket
 
 from holdfast_workers.errors import WorkersError
 
-CONNECT_S = 2.0
+CONNECT_S = 5.0
 """How long the store's node may take to answer."""
+MEETING_S = 1800.0
+"""How long ranks that never show a step may take to meet: the default time-out of torch's process
+groups. Later, the store's end is none of the program's."""
 
 
 class StoreEnded(WorkersError):

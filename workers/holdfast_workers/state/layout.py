@@ -114,7 +114,7 @@ _Entry = TypeVar("_Entry", bound=_Named)
 def model_weights(entries: Iterable[_Entry]) -> list[_Entry]:
     """Those of a whole state's entries that are weights of a model.
 
-    What earlier versions wrote is judged by the names that they gave: a function's state has an
+    Entries of earlier versions are judged by their names: a function's state has an
     entry with `OBJECT_PREFIX` for each optimizer and object, and its other parts are modules and
     Holdfast's own; a recipe's weights have `MODEL_PREFIX`.
     """

@@ -249,9 +249,9 @@ class RankAttempt:
         """The newest step that all partners hold. Waits briefly for a late one; otherwise the next
         memory checkpoint is skipped, on all ranks. So it is while a slow reader needs the slot that
         the next one would overwrite."""
-        self._replicated = self._await_replicated()
-        read = self._checkpoints.step_being_read()
-        return self._replicated if read is None else min(self._replicated, read)
+        replicated, read = self._await_replicated(), self._checkpoints.step_being_read()
+        self._replicated = replicated if read is None else min(replicated, read)
+        return self._replicated
 
     def _await_replicated(self) -> int:
         with self._waiting():

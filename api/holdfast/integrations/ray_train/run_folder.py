@@ -120,7 +120,7 @@ class RunFolder:
 
     def commit(self, index: int, name: str, metrics: dict[str, Any]) -> None:
         """On rank 0, with all parts there: the checkpoint counts from now on, and gets its name.
-        What had the name before is removed. Raises OSError."""
+        The former folder of that name is removed. Raises OSError."""
         target = self.path / name
         if not target.exists():
             self.incoming(index).replace(target)
