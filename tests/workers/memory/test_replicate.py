@@ -79,6 +79,7 @@ def test_a_larger_replica_takes_the_place_of_the_former_with_the_same_step(
     larger = here.worker(0, 2 * NBYTES)
     whole = write(larger, 1, 20)
     _offer(here, larger, 30, whole)
+    eventually(lambda: len(held) == 2)  # the partner answers before it reports
     assert held == [[(0, 1, 20)], [(0, 1, 30), (0, 1, 20)]]
     assert list(there.store.folder.glob(".*")) == []
 

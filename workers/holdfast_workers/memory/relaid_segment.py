@@ -44,7 +44,7 @@ def relaid(former: Segment, layout: StateLayout) -> Segment:
 def path_beside(path: Path) -> Path:
     """Where this process makes the segment that is to take the place of `path`: a name by which the
     agent finds what a process has left that was killed."""
-    return path.with_name(f".{path.name}.{os.getpid()}.new")
+    return path.with_name(f".{path.name}.beside.{os.getpid()}.new")
 
 
 def _keep_newest(former: Segment, segment: Segment) -> None:
