@@ -167,7 +167,7 @@ def whole_bytes_during_accumulation(
 
 def _whole_bytes(model: torch.nn.Module) -> tuple[int, int]:
     parameters = gradients = 0
-    for group in in_place_recovery._parameter_groups(model):
+    for group in shard.parameter_groups(model):
         for parameter in group.fsdp_params:
             whole = parameter._unsharded_param
             parameters += whole.untyped_storage().size()

@@ -69,7 +69,11 @@ def test_a_function_has_the_losses_of_torch_and_the_same_bits_after_a_kill(
     [
         ("wrapped_over_others", {"tp": 2}, "model.weight is in a DistributedDataParallel over"),
         ("divided_by_hand_over_data", {"dp_shard": 2}, "model.weight is divided over dp_shard"),
-        ("leaves_the_last_micro_batch_out", {"dp_shard": 2}, "before the step's last micro-batch"),
+        (
+            "leaves_the_last_micro_batch_out",
+            {"dp_shard": 2},
+            "no backward pass of its last",
+        ),
     ],
 )
 def test_a_gradient_that_cannot_be_averaged_is_refused(

@@ -26,6 +26,7 @@ def registry_of(**parts: Any) -> Registry:
         parts = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1), **parts}
     for name, part in parts.items():
         registry.add(name, part)
+    registry.collect()
     registry.fix_layout([])
     return registry
 
@@ -184,12 +185,12 @@ def test_a_sparse_gradient_is_refused_by_the_parameters_name() -> None:
 
 
 def test_an_error_of_a_dry_step_passes_unchanged() -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("its own")
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            raise ZeroDivisionError("its own")
 
     net = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    optimizer.register_step_post_hook(fail)
+    optimizer = Fails(net.parameters(), 0.1)
     with pytest.raises(ZeroDivisionError, match="its own"):
         registry_of(net=net, optimizer=optimizer)
 

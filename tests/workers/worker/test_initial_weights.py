@@ -157,6 +157,7 @@ def test_other_names_are_refused_with_those_of_both_sides(
 def test_a_state_without_weights_is_refused(tmp_path: Path) -> None:
     uri = _trained(model=_network()).saved(tmp_path).uri
     job = _Job({})
+    job.registry.collect()
     job.registry.fix_layout(job.recipe.guard_memory.pieces(primary=True))
     with pytest.raises(CannotBegin, match=r"is a weight of a model\. Register the module"):
         job.load(uri)

@@ -61,7 +61,7 @@ def _text(plain: Any) -> bytes:
 
 
 def _plain(value: Any, where: str) -> Any:
-    kind = type(value)
+    kind = getattr(type(value), "encoded_as", type(value))
     if value is None or kind in (bool, int, float, str):
         return value
     if kind in (list, dict):

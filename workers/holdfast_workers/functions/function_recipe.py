@@ -22,6 +22,7 @@ from holdfast_workers.functions.equal_copies import FIRST_STEPS, EqualCopies, is
 from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
 from holdfast_workers.functions.gradient_reduction import (
     GradientReduction,
+    check_divisions,
     data_axes,
     ranks_along,
 )
@@ -139,10 +140,12 @@ class FunctionRecipe(Recipe):
         if not self.registry.optimizers:
             raise FunctionError("register a model and its optimizer before the first step")
         registry = self.registry
-        registry.fix_layout(self.guard_memory.pieces(primary=self.world.rank == 0))
+        registry.collect()
         self._reduction = GradientReduction.of(
             self.world, registry.parameters(), registry.modules.values(), registry.wrappers
         )
+        check_divisions(self.world, registry.tensors())
+        registry.fix_layout(self.guard_memory.pieces(primary=self.world.rank == 0))
 
     # --- state ----------------------------------------------------------------------------------
 
@@ -230,6 +233,7 @@ class FunctionRecipe(Recipe):
         self.registry.step()
         self._steps_of_attempt += 1
         if is_due(self._steps_of_attempt):
+            self.registry.check_parts()
             self._compare_copies()
         self.guard_memory.record_step(step, agreed.loss, agreed.grad_norm)
         self.applied_step = step

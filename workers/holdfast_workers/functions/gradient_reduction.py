@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from holdfast_workers.functions.function_errors import FunctionError
-from holdfast_workers.functions.replicated_modules import managed_parameters
+from holdfast_workers.functions.replicated_modules import ReducingWrapper
 from holdfast_workers.parallelize.mesh import SHARD_AXIS
 from holdfast_workers.state.joined_axes import axes_of
 from holdfast_workers.state.rank_state import local_of
@@ -45,8 +44,8 @@ class Reduced:
     """The data axes over which it still has to be averaged."""
     fills: bool
     """Whether ranks may lack the gradient and contribute zeros."""
-    wrapper: DistributedDataParallel | None = None
-    """It averages the gradient over other axes, in the last backward pass of a step."""
+    wrapper: ReducingWrapper | None = None
+    """It averages the gradient over other axes, in the last backward pass of most steps."""
 
 
 class GradientReduction:
@@ -62,16 +61,14 @@ class GradientReduction:
         world: World,
         trained: Mapping[str, Tensor],
         modules: Iterable[nn.Module],
-        wrappers: Iterable[DistributedDataParallel],
+        wrappers: Iterable[ReducingWrapper],
     ) -> GradientReduction:
         """Decide for the parameters `trained` of `modules`. Raises FunctionError for one that
         cannot be classified."""
         modules = list(modules)
         _refuse_fsdp1(modules)
         by_wrapper = {
-            id(parameter): wrapper
-            for wrapper in wrappers
-            for parameter in managed_parameters(wrapper)
+            id(parameter): wrapper for wrapper in wrappers for parameter in wrapper.parameters()
         }
         by_fsdp = _managed_by_fsdp(modules)
         return cls(
@@ -116,9 +113,9 @@ class GradientReduction:
         return present
 
     def _remaining(self, reduced: Reduced) -> Axes:
-        if reduced.wrapper is None or reduced.wrapper.require_backward_grad_sync:
+        if reduced.wrapper is None or reduced.wrapper.has_averaged(reduced.parameter):
             return reduced.over
-        return data_axes(self._world)  # the step left out its last micro-batch
+        return data_axes(self._world)
 
     def group(self, over: Axes, mesh: Callable[[], DeviceMesh]) -> dist.ProcessGroup | None:
         """The ranks along the data axes `over`; None: all. Collective at the first use."""
@@ -164,7 +161,7 @@ def _decided(
     world: World,
     name: str,
     parameter: Tensor,
-    wrapper: DistributedDataParallel | None,
+    wrapper: ReducingWrapper | None,
     by_fsdp: bool,
 ) -> Reduced:
     divided = _axes_of_shards(world, name, parameter) if isinstance(parameter, DTensor) else ()
@@ -188,8 +185,8 @@ def _size(world: World, axes: Axes) -> int:
     return math.prod(world.size(axis) for axis in axes)
 
 
-def _axes_of_wrapper(world: World, name: str, wrapper: DistributedDataParallel) -> Axes:
-    ranks = dist.get_process_group_ranks(wrapper.process_group)
+def _axes_of_wrapper(world: World, name: str, wrapper: ReducingWrapper) -> Axes:
+    ranks = dist.get_process_group_ranks(wrapper.module.process_group)
     axes = axes_with(world, ranks)
     if axes is None or not set(axes) <= set(DATA_AXES):
         raise FunctionError(
@@ -198,6 +195,13 @@ def _axes_of_wrapper(world: World, name: str, wrapper: DistributedDataParallel) 
             "wrap the model: step() averages gradients"
         )
     return axes
+
+
+def check_divisions(world: World, tensors: Mapping[str, Tensor]) -> None:
+    """Raises FunctionError for a tensor that is divided over another mesh than the job's."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            _axes_of_shards(world, name, tensor)
 
 
 def _axes_of_shards(world: World, name: str, parameter: DTensor) -> Axes:
@@ -255,8 +259,8 @@ def _average(gradients: Sequence[Tensor], group: dist.ProcessGroup | None, size:
     """Replace each of `gradients` by its mean over the `size` ranks of `group`."""
     for same in _by_dtype(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in same])
+        flat /= size  # first, as in DDP: a sum of large gradients in half precision overflows
         dist.all_reduce(flat, group=group)
-        flat /= size
         means = torch.split(flat, [gradient.numel() for gradient in same])
         for gradient, mean in zip(same, means, strict=True):
             gradient.copy_(mean.view_as(gradient))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class OptimizerState:
     def plain(self) -> dict[str, Any]:
         """The rest of the state: settings of the groups, numbers, and the parameters without state
         (as indices)."""
+        self._refuse_unknown_state()
         without = [i for i, (_, parameter) in enumerate(self._named) if not self._has(parameter)]
         numbers = {
             str(index): {k: v for k, v in live.items() if not isinstance(v, Tensor)}
@@ -65,6 +67,24 @@ class OptimizerState:
             "numbers": {index: values for index, values in numbers.items() if values},
             "without": "all" if len(without) == len(self._named) else without,
         }
+
+    def _refuse_unknown_state(self) -> None:
+        """Raises FunctionError for state that the dry step did not show: it has no place in the
+        layout."""
+        known = {id(parameter) for _, parameter in self._named}
+        if other := next((key for key in self.optimizer.state if id(key) not in known), None):
+            raise FunctionError(
+                f"{self._name} keeps state under {other!r}, which is no parameter of it and would "
+                "not be saved: keep it in its param_groups"
+            )
+        for (parameter_name, parameter), template in zip(self._named, self._template, strict=True):
+            for key, value in (self.optimizer.state.get(parameter) or {}).items():
+                if isinstance(value, Tensor) and not isinstance(template.get(key), Tensor):
+                    raise FunctionError(
+                        f"{self._name} has created {key!r} of {parameter_name} after its first "
+                        "step, too late to be saved: create the optimizer with settings with which "
+                        "its first step creates all its state (as a momentum above 0)"
+                    )
 
     def restore_plain(self, plain: dict[str, Any]) -> None:
         """Restore the value of `plain`; the tensors have already been written."""
@@ -111,9 +131,12 @@ def refuse_sparse_gradients(named: Iterable[tuple[str, Tensor]]) -> None:
 
 def _take_dry_step(name: str, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
     for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.grad = torch.zeros_like(parameter)
+    before = _own_numbers(optimizer)
     try:
-        optimizer.step()
+        with _without_hooks(optimizer):
+            optimizer.step()
     except Exception as error:
         if _takes_sparse_gradients(optimizer, parameters):
             raise FunctionError(
@@ -121,13 +144,42 @@ def _take_dry_step(name: str, optimizer: Optimizer, parameters: Sequence[Tensor]
                 "an optimizer of dense ones"
             ) from error
         raise
+    for attribute, value in _own_numbers(optimizer).items():
+        if before.get(attribute, value) != value:
+            raise FunctionError(
+                f"{name} ({type(optimizer).__name__}) counts in its attribute {attribute!r}, which "
+                "would not be saved: keep it in its param_groups"
+            )
+
+
+def _own_numbers(optimizer: Optimizer) -> dict[str, object]:
+    """The public attributes of the optimizer that are numbers."""
+    return {k: v for k, v in vars(optimizer).items() if k[0] != "_" and isinstance(v, int | float)}
+
+
+@contextmanager
+def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Hooks of the user are for real steps, e.g. to update an average of the weights."""
+    hooks: list[dict[int, Any]] = [
+        getattr(optimizer, "_optimizer_step_pre_hooks"),  # noqa: B009
+        getattr(optimizer, "_optimizer_step_post_hooks"),  # noqa: B009
+    ]
+    kept = [dict(each) for each in hooks]
+    for each in hooks:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, former in zip(hooks, kept, strict=True):
+            each.update(former)
 
 
 def _takes_sparse_gradients(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter).to_sparse()
     try:
-        optimizer.step()
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter).to_sparse()
+        with _without_hooks(optimizer):
+            optimizer.step()
     except Exception:  # whatever it is: they are not the reason for the first exception
         return False
     return True

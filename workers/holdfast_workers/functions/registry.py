@@ -23,13 +23,10 @@ from holdfast_workers.functions.function_errors import FunctionError
 from holdfast_workers.functions.module_buffers import BufferPlace, buffer_places, unsaved_buffers
 from holdfast_workers.functions.optimizer_state import OptimizerState, refuse_sparse_gradients
 from holdfast_workers.functions.replicated_modules import (
+    ReducingWrapper,
     bare_name,
     bare_names,
-    reduce_each_gradient,
     wrappers_in,
-)
-from holdfast_workers.functions.replicated_modules import (
-    set_last_micro_batch as set_last_of_wrapper,
 )
 from holdfast_workers.functions.state_trial import (
     lost_by,
@@ -38,7 +35,11 @@ from holdfast_workers.functions.state_trial import (
     try_object,
     try_tensors,
 )
-from holdfast_workers.parallelize.shard import set_last_micro_batch, sharded_modules
+from holdfast_workers.parallelize.shard import (
+    has_unreduced_gradients,
+    set_last_micro_batch,
+    sharded_modules,
+)
 from holdfast_workers.state.layout import OBJECT_PREFIX, StateLayout
 from holdfast_workers.state.object_room import (
     differ_in_room,
@@ -70,7 +71,7 @@ class Registry:
         self._coordinates = coordinates
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
-        self.wrappers: list[DistributedDataParallel] = []
+        self.wrappers: list[ReducingWrapper] = []
         """Around registered modules, or parts of them."""
         self._objects: dict[str, Any] = {}
         self._own: list[StateTensor] = []
@@ -84,8 +85,11 @@ class Registry:
         self._built_on: list[int] = []
         self._stepped: list[int] = []
         self._stepping = False
-        self._sums = True
-        """Whether the last micro-batch was one whose gradients wrappers reduce."""
+        self._parts: dict[str, Tensor] = {}
+        """The parameters and persistent buffers of all modules, by name, as they were at first."""
+        self._versions: list[int] = []
+        self._copies_at_once = True
+        """Whether trained parameters are copied when they are frozen, not while they are read."""
 
     # --- registration ---------------------------------------------------------------------------
 
@@ -98,7 +102,9 @@ class Registry:
         if name in (*self.modules, *self.optimizers, *self._objects, *_RESERVED):
             raise FunctionError(f"the state already has a part {name!r}: choose another name")
         if isinstance(part, nn.Module):
-            self.wrappers += wrappers_in(part)
+            known = {id(wrapper.module) for wrapper in self.wrappers}
+            new = [each for each in wrappers_in(part) if id(each) not in known]
+            self.wrappers += map(ReducingWrapper, new)
             self.modules[name] = part.module if isinstance(part, DistributedDataParallel) else part
         elif isinstance(part, Optimizer):
             self.optimizers[name] = part
@@ -111,11 +117,11 @@ class Registry:
                 "register modules, optimizers, and objects that have both"
             )
 
-    def fix_layout(self, own: Sequence[StateTensor]) -> None:
-        """End the registration. `own` are the parts of the state that Holdfast adds itself."""
-        self._own = list(own)
+    def collect(self) -> None:
+        """End the registration: find the tensors of what is registered."""
         for wrapper in self.wrappers:
-            reduce_each_gradient(wrapper)
+            wrapper.reduce_each_gradient()
+        self._parts = dict(self._present_parts())
         self._stepped = self._stepped_parameters()
         owned = set(self._stepped)
         names: dict[int, str] = {}
@@ -129,7 +135,16 @@ class Registry:
             for name, place in buffer_places(module):
                 self._places[f"{prefix}.{bare_name(name, replaced)}"] = place
         self._places = {name: self._places[name] for name in self._other if name in self._places}
-        refuse_unsaveable({**self._trained, **self._other})
+        refuse_unsaveable(self.tensors())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All parameters and persistent buffers of the modules."""
+        return {**self._trained, **self._other}
+
+    def fix_layout(self, own: Sequence[StateTensor]) -> None:
+        """Lay out the state, after `collect`. `own` are the parts that Holdfast adds itself."""
+        self._own = list(own)
+        names = {id(tensor): name for name, tensor in self._trained.items()}
         with self.stepping():
             self._optimizer_states = [
                 OptimizerState(
@@ -150,9 +165,9 @@ class Registry:
 
     def broadcast_from(self, rank: int, group: dist.ProcessGroup | None) -> None:
         """Copy the values that `rank` of `group` has of all unsharded tensors to the others.
-        Collective."""
-        for tensor in (*self._trained.values(), *self._other.values()):
-            if not isinstance(tensor, DTensor):
+        Collective. Buffers stay: they are each rank's own."""
+        for name, tensor in self.tensors().items():
+            if not isinstance(tensor, DTensor) and name not in self._places:
                 content = flat_bytes(tensor)  # so also of a dtype that the backend does not know
                 dist.broadcast(content, src=rank, group=group)
                 if not is_flat(tensor):
@@ -176,7 +191,7 @@ class Registry:
     def try_state(self) -> None:
         """Raise FunctionError if a part of the state would not come back as it is saved. Call it
         before a first state is loaded."""
-        try_tensors({**self._trained, **self._other})
+        try_tensors(self.tensors())
         with random_numbers_kept():
             for name, part in self._objects.items():
                 try_object(name, part)
@@ -205,7 +220,11 @@ class Registry:
 
     def freeze(self, small: dict[str, Any]) -> Snapshot:
         self._refresh()
-        return self._current_state().freeze(small)
+        snapshot = self._current_state().freeze(small)
+        if self._copies_at_once:
+            snapshot.keep()
+        self._versions = self._present_versions()
+        return snapshot
 
     def digest(self, small: dict[str, Any]) -> str:
         self._refresh()
@@ -214,6 +233,7 @@ class Registry:
     def read(self, payload: memoryview) -> dict[str, Any]:
         """Load a payload, in place, and return its small state."""
         self._follow_buffers()
+        self._versions = []
         small = self._current_state().read(payload)
         with torch.no_grad():
             for name, tensor in self._other.items():
@@ -248,11 +268,10 @@ class Registry:
 
     def set_last_micro_batch(self, last: bool) -> None:
         """Call before each micro-batch: only a step's last one reduces gradients."""
-        self._sums = last
         for module in self.modules.values():
             set_last_micro_batch(module, last)
         for wrapper in self.wrappers:
-            set_last_of_wrapper(wrapper, last)
+            wrapper.prepare(last)
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self._trained)
@@ -266,14 +285,17 @@ class Registry:
                 "saved. Give the optimizer all parameters before the first step; a group that is "
                 "to start later can have a learning rate of 0 until then"
             )
-        if not self._sums and any(sharded_modules(module) for module in self.modules.values()):
+        if any(has_unreduced_gradients(module) for module in self.modules.values()):
             raise FunctionError(
-                "ctx.batches() was left before the step's last micro-batch, in which FSDP adds up "
-                "the gradients: finish the loop, or give the rest of the micro-batches no weight"
+                "a step has no backward pass of its last micro-batch, in which FSDP adds up the "
+                "gradients of all: run that of every micro-batch, with a loss times zero where "
+                "one is to have no weight"
             )
+        self._check_versions()
 
     def step(self) -> None:
         """Step every optimizer and clear the gradients."""
+        self._versions = []
         with self.stepping():
             for optimizer in self.optimizers.values():
                 optimizer.step()
@@ -283,6 +305,8 @@ class Registry:
         for module in self.modules.values():
             for parameter in module.parameters():
                 parameter.grad = None
+        for wrapper in self.wrappers:
+            wrapper.forget()
 
     def stepping(self) -> _Stepping:
         return _Stepping(self)
@@ -353,6 +377,48 @@ class Registry:
         if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor) and tensor.dim():
             raise FunctionError("an optimizer stores unsharded tensors for a sharded parameter")
         return box
+
+    def check_parts(self) -> None:
+        """Raise FunctionError if the modules have other parameters or persistent buffers than when
+        the registration ended: they would not be saved."""
+        now = dict(self._present_parts())
+        for name in self._parts.keys() ^ now.keys():
+            did = "was created after" if name in now else "has been removed since"
+            raise FunctionError(
+                f"{name} {did} the first step: create all parameters and buffers before, e.g. by "
+                "one forward pass, so that they are saved"
+            )
+        for name, tensor in now.items():
+            if isinstance(tensor, nn.Parameter) and tensor is not self._parts[name]:
+                raise FunctionError(
+                    f"{name} was replaced by another parameter after the first step, which is not "
+                    "saved: copy values into it, e.g. by load_state_dict without assign=True"
+                )
+
+    def _present_parts(self) -> Iterator[tuple[str, Tensor]]:
+        for prefix, module in self.modules.items():
+            if sharded_modules(module):  # FSDP exchanges its parameters while it computes
+                continue
+            for name, tensor in _tensors(module):
+                yield f"{prefix}.{name}", tensor
+
+    def _check_versions(self) -> None:
+        """Parameters that change within a step must be copied before it: its first step shows
+        whether a function changes them."""
+        if not self._versions:  # nothing has been frozen since they were stepped
+            return
+        changed = self._versions != self._present_versions()
+        if changed and not self._copies_at_once:
+            raise FunctionError(
+                "a function has changed trained parameters within a step, and had not done so in "
+                "its first step: change them in ctx.step() alone, or in the first step too, so "
+                "that they are copied before"
+            )
+        self._copies_at_once = changed
+
+    def _present_versions(self) -> list[int]:
+        """Counts of the changes in place of each trained parameter."""
+        return [local_of(tensor)._version for tensor in self._trained.values()]
 
     def _stepped_parameters(self) -> list[int]:
         """The ids of all parameters of the optimizers, in their order."""

@@ -9,6 +9,7 @@ each gradient on its own, in collectives that are counted. A communication hook 
 
 # Without `from __future__ import annotations`: torch checks the annotations of a hook as objects.
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,29 +39,56 @@ def bare_name(name: str, replaced: list[tuple[str, str]]) -> str:
     return name
 
 
-def reduce_each_gradient(wrapper: DistributedDataParallel) -> None:
-    """Replace the sums of whole buckets, unless the wrapper has a communication hook."""
-    if getattr(wrapper, "_comm_hooks", None) == []:
-        wrapper.register_comm_hook(wrapper.process_group, _mean_of_each)
+class ReducingWrapper:
+    """A DDP wrapper, and which gradients it has averaged in the present step.
+
+    Nothing else tells: a wrapper knows no parameter that was frozen when it was made, and a pass
+    under `no_sync()` averages none.
+    """
+
+    def __init__(self, module: DistributedDataParallel) -> None:
+        self.module = module
+        self._noted: set[int] | None = None
+
+    def reduce_each_gradient(self) -> None:
+        """Replace the sums of whole buckets, unless the wrapper has a communication hook."""
+        if getattr(self.module, "_comm_hooks", None) == []:
+            self._noted = set()
+            state = _HookState(self.module.process_group, self._noted)
+            self.module.register_comm_hook(state, _mean_of_each)
+
+    def prepare(self, last: bool) -> None:
+        """Call before each micro-batch. A static graph is reduced in each of them: torch records it
+        in the first one."""
+        self.forget()
+        if not self.module.static_graph:
+            self.module.require_backward_grad_sync = last
+
+    def forget(self) -> None:
+        """The gradients that were averaged are used up, or will be added to."""
+        if self._noted is not None:
+            self._noted.clear()
+
+    def has_averaged(self, parameter: Tensor) -> bool:
+        if self._noted is None:
+            return bool(self.module.require_backward_grad_sync)
+        return id(parameter) in self._noted
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The parameters whose gradients the wrapper may average."""
+        for name, parameter in self.module.module.named_parameters():
+            if name not in self.module.parameters_to_ignore:
+                yield parameter
 
 
-def set_last_micro_batch(wrapper: DistributedDataParallel, last: bool) -> None:
-    """Call before each micro-batch. A static graph is reduced in each of them: torch records it in
-    the first one."""
-    if not wrapper.static_graph:
-        wrapper.require_backward_grad_sync = last
+class _HookState(NamedTuple):
+    group: dist.ProcessGroup
+    noted: set[int]
 
 
-def managed_parameters(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
-    """The parameters whose gradients the wrapper averages."""
-    for name, parameter in wrapper.module.named_parameters():
-        if name not in wrapper.parameters_to_ignore:
-            yield parameter
-
-
-def _mean_of_each(
-    group: dist.ProcessGroup, bucket: dist.GradBucket
-) -> torch.futures.Future[Tensor]:
+def _mean_of_each(state: _HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    group = state.group
+    state.noted.update(map(id, bucket.parameters()))
     whole = bucket.buffer()
     whole.div_(group.size())
     sizes = [gradient.numel() for gradient in bucket.gradients()]

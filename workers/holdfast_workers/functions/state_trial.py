@@ -79,15 +79,25 @@ def try_object(name: str, part: Any) -> None:
         )
     loaded = decode(saved)
     watched = _Watched(loaded) if type(loaded) is dict else loaded
-    _load(name, part, watched)
+    try:
+        part.load_state_dict(watched)
+    except Exception:  # also if it insists on a dict; that of a dict is the user's
+        watched = decode(saved)
+        _load(name, part, watched)
     if change := lost_by(name, part, saved):
         raise FunctionError(f"{name} cannot be restored: {change}")
-    if isinstance(watched, _Watched) and watched.unread:
+    if isinstance(watched, _Watched) and watched.unread and not _holds(part, watched):
         raise FunctionError(
             f"{name} cannot be restored: its state_dict() returns {_listed(watched.unread)}, which "
             "its load_state_dict() does not read. Restore it there, or leave it out of state_dict()"
         )
     _load(name, part, copy.copy(original))
+
+
+def _holds(part: Any, state: object) -> bool:
+    """Whether the object keeps the loaded dictionary itself."""
+    own = getattr(part, "__dict__", {})
+    return own is state or any(value is state for value in own.values())
 
 
 def lost_by(name: str, part: Any, saved: bytes) -> str:
@@ -101,6 +111,9 @@ def lost_by(name: str, part: Any, saved: bytes) -> str:
 
 class _Watched(dict[Any, Any]):
     """A state_dict that notes which of its keys are read; whatever reads all of it, reads each."""
+
+    encoded_as = dict
+    """An object may keep it, and return it as its state."""
 
     def __init__(self, content: dict[Any, Any]) -> None:
         super().__init__(content)

@@ -7,13 +7,12 @@ always correct but slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.parallelize.shard import sharded_modules
+from holdfast_workers.parallelize.shard import parameter_groups, sharded_modules
 
 
 class CannotRebind(Exception):
@@ -27,7 +26,7 @@ def discard_step(model: nn.Module) -> None:
     next pass would add to them and silently corrupt training. This function clears them together
     with the sharded gradients.
     """
-    for group in _parameter_groups(model):
+    for group in parameter_groups(model):
         # Never wait for an operation that is pending in a dead group.
         group._all_gather_result = None
         group._all_reduce_state = None
@@ -69,14 +68,9 @@ def rebind_groups(model: nn.Module, current: DeviceMesh, fresh: DeviceMesh) -> N
         info.__post_init__()
 
 
-def _parameter_groups(model: nn.Module) -> Iterator[Any]:
-    for module in sharded_modules(model):
-        yield from module._get_fsdp_state()._fsdp_param_groups
-
-
 def _mesh_infos(model: nn.Module) -> list[Any]:
     infos: dict[int, Any] = {}
-    for group in _parameter_groups(model):
+    for group in parameter_groups(model):
         for holder in (group, *group.fsdp_params):
             for info in (holder.mesh_info, holder.post_forward_mesh_info):
                 if info is not None:

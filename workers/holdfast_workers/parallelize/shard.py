@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -87,6 +88,22 @@ def _cached_mesh_concatenation() -> Iterator[None]:
 def sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
     """The modules of `model` that FSDP2 manages, outermost first; empty if it was not applied."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def parameter_groups(model: torch.nn.Module) -> Iterator[Any]:
+    """FSDP's communication groups of `model`, which torch does not make public."""
+    for module in sharded_modules(model):
+        yield from module._get_fsdp_state()._fsdp_param_groups
+
+
+def has_unreduced_gradients(model: torch.nn.Module) -> bool:
+    """Whether a backward pass has left gradients that no later one has reduced."""
+    return any(
+        parameter.unsharded_accumulated_grad is not None
+        or (hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None)
+        for group in parameter_groups(model)
+        for parameter in group.fsdp_params
+    )
 
 
 def set_last_micro_batch(model: torch.nn.Module, last: bool, zero: Zero | None = None) -> None:

@@ -97,7 +97,9 @@ def shard_box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> ShardBo
     local, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     sharded = {
         axis
-        for name, placement in zip(mesh.mesh_dim_names or (), placements, strict=True)
+        for name, placement in zip(
+            mesh.mesh_dim_names or ("",) * mesh.ndim, placements, strict=True
+        )
         if not placement.is_replicate()
         for axis in axes_of(name)
     }
@@ -127,6 +129,11 @@ class Snapshot:
         self.layout = layout
         self.sources = sources
         self.await_sources = await_sources
+
+    def keep(self) -> None:
+        """Copy the state now, so that it may change before `copy_to` has read it."""
+        self.await_sources()
+        self.sources = [source.copy() for source in self.sources]
 
     def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
         """`copy_to`, of which it returns the digest of the whole payload."""

@@ -7,6 +7,9 @@ after any restore, from any tier or replica.
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import torch
 import xxhash
 
@@ -15,6 +18,8 @@ def seed_generators(seed: int, step: int, index: int, device: str) -> None:
     """Seed the generators that training on `device` may use from (seed, step, index); ranks with
     the same index draw the same numbers."""
     mixed = xxhash.xxh3_64_intdigest(f"random/{seed}/{step}/{index}".encode()) >> 1
+    random.seed(mixed)
+    np.random.seed(mixed % (1 << 32))
     torch.default_generator.manual_seed(mixed)
     if device.startswith("cuda"):
         with torch.cuda.device(device):
