@@ -343,9 +343,9 @@ class Registry:
 
     def _addresses(self) -> list[int]:
         """The addresses of the tensors that may be replaced by others."""
-        trained = [local_of(tensor).data_ptr() for tensor in self._trained.values()]
+        trained = [_undetached(tensor).data_ptr() for tensor in self._trained.values()]
         states = [
-            local_of(tensor).data_ptr()
+            _undetached(tensor).data_ptr()
             for state in self._optimizer_states
             for _, tensor, _ in state.tensors()
         ]
@@ -418,7 +418,7 @@ class Registry:
 
     def _present_versions(self) -> list[int]:
         """Counts of the changes in place of each trained parameter."""
-        return [local_of(tensor)._version for tensor in self._trained.values()]
+        return [_undetached(tensor)._version for tensor in self._trained.values()]
 
     def _stepped_parameters(self) -> list[int]:
         """The ids of all parameters of the optimizers, in their order."""
@@ -469,6 +469,11 @@ class _Stepping:
 
     def __exit__(self, *_: object) -> None:
         self._registry.allow_steps(False)
+
+
+def _undetached(tensor: Tensor) -> Tensor:
+    """As `local_of`, without the cost of detaching: of each tensor in each step."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
