@@ -17,15 +17,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from holdfast_workers.functions.encoded_objects import EncodedObjects
 from holdfast_workers.functions.encoding import decode, encode
 from holdfast_workers.functions.extra_state import ExtraState
 from holdfast_workers.functions.function_errors import FunctionError
-from holdfast_workers.functions.module_buffers import BufferPlace, buffer_places, unsaved_buffers
+from holdfast_workers.functions.module_parts import BufferPlace, ModuleParts
 from holdfast_workers.functions.optimizer_state import OptimizerState, refuse_sparse_gradients
 from holdfast_workers.functions.replicated_modules import (
     ReducingWrapper,
-    bare_name,
-    bare_names,
     wrappers_in,
 )
 from holdfast_workers.functions.state_trial import (
@@ -38,18 +37,9 @@ from holdfast_workers.functions.state_trial import (
 from holdfast_workers.parallelize.shard import (
     has_unreduced_gradients,
     set_last_micro_batch,
-    sharded_modules,
 )
 from holdfast_workers.state.layout import OBJECT_PREFIX, StateLayout
-from holdfast_workers.state.object_room import (
-    differ_in_room,
-    first_room,
-    former_room,
-    larger_room,
-    packed,
-    rooms,
-    unpacked,
-)
+from holdfast_workers.state.object_room import differ_in_room
 from holdfast_workers.state.rank_state import (
     RankState,
     ShardBox,
@@ -80,13 +70,12 @@ class Registry:
         self._places: dict[str, BufferPlace] = {}
         self._copies: dict[str, Tensor] = {}
         self._optimizer_states: list[OptimizerState] = []
-        self._encoded: dict[str, Tensor] = {}
+        self._encoded = EncodedObjects()
         self._state: RankState | None = None
         self._built_on: list[int] = []
         self._stepped: list[int] = []
         self._stepping = False
-        self._parts: dict[str, Tensor] = {}
-        """The parameters and persistent buffers of all modules, by name, as they were at first."""
+        self._parts = ModuleParts({})
         self._versions: list[int] = []
         self._copies_at_once = True
         """Whether trained parameters are copied when they are frozen, not while they are read."""
@@ -121,20 +110,17 @@ class Registry:
         """End the registration: find the tensors of what is registered."""
         for wrapper in self.wrappers:
             wrapper.reduce_each_gradient()
-        self._parts = dict(self._present_parts())
+        self._parts = ModuleParts(self.modules)
         self._stepped = self._stepped_parameters()
         owned = set(self._stepped)
         names: dict[int, str] = {}
-        for prefix, module in self.modules.items():
-            for name, tensor in _tensors(module):
-                if id(tensor) not in names:  # of a tensor with several names, the first counts
-                    names[id(tensor)] = f"{prefix}.{name}"
-                    group = self._trained if id(tensor) in owned else self._other
-                    group[f"{prefix}.{name}"] = tensor
-            replaced = [*bare_names(module)]
-            for name, place in buffer_places(module):
-                self._places[f"{prefix}.{bare_name(name, replaced)}"] = place
-        self._places = {name: self._places[name] for name in self._other if name in self._places}
+        for name, tensor in self._parts.tensors():
+            if id(tensor) not in names:  # of a tensor with several names, the first counts
+                names[id(tensor)] = name
+                group = self._trained if id(tensor) in owned else self._other
+                group[name] = tensor
+        places = self._parts.buffer_places()
+        self._places = {name: place for name, place in places if name in self._other}
         refuse_unsaveable(self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -158,8 +144,6 @@ class Registry:
         for name, tensor in self._other.items():
             local = local_of(tensor)
             self._copies[name] = torch.empty_like(local, memory_format=torch.contiguous_format)
-        for name, raw in self._encoded_objects():
-            self._encoded[name] = torch.zeros(first_room(raw), dtype=torch.uint8)
         self._refresh()
         self._rebuild()
 
@@ -177,15 +161,13 @@ class Registry:
         """The parts of the present state that are equal on all ranks that hold them, parameters and
         optimizers; and each object, which may be `local`, as its encoding, whatever its room."""
         self._refresh()
-        others = {piece.name for piece in self._own} | {
-            OBJECT_PREFIX + name for name in self._encoded
-        }
+        encodings, box = self._encoded.encodings(), ShardBox((), (), (), primary=True)
+        others = {piece.name for piece in self._own} | {OBJECT_PREFIX + name for name in encodings}
         pieces = [p for p in self._pieces() if not (p.local or p.name in others)]
-        box = ShardBox((), (), (), primary=True)
-        for name, buffer in self._encoded.items():
-            raw = torch.frombuffer(bytearray(unpacked(buffer.numpy().data)), dtype=torch.uint8)
+        for name, raw in encodings.items():
+            content = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
             local = name in self._objects
-            pieces.append(StateTensor(OBJECT_PREFIX + name, raw, box, weight=False, local=local))
+            pieces.append(StateTensor(OBJECT_PREFIX + name, content, box, False, local))
         return pieces
 
     def try_state(self) -> None:
@@ -198,11 +180,12 @@ class Registry:
 
     def unsaved_buffers(self) -> list[str]:
         """The names of the modules' buffers that are no part of the state."""
-        return [
-            f"{prefix}.{name}"
-            for prefix, module in self.modules.items()
-            for name in unsaved_buffers(module)
-        ]
+        return self._parts.unsaved_buffers()
+
+    def check_parts(self) -> None:
+        """Raise FunctionError if the modules have other parameters or persistent buffers than when
+        the registration ended: they would not be saved."""
+        self._parts.check_unchanged()
 
     # --- the state ------------------------------------------------------------------------------
 
@@ -213,9 +196,7 @@ class Registry:
 
     def make_room(self, layout: StateLayout) -> None:
         """Give the objects the room that they have in `layout`, so that its payload can be read."""
-        found = rooms(layout).items()
-        given = [self._give_room(name.removeprefix(OBJECT_PREFIX), room) for name, room in found]
-        if any(given):
+        if self._encoded.take_rooms(layout):
             self._rebuild()
 
     def freeze(self, small: dict[str, Any]) -> Snapshot:
@@ -238,10 +219,8 @@ class Registry:
         with torch.no_grad():
             for name, tensor in self._other.items():
                 assign(local_of(tensor), self._copies[name])
-        content = {name: buffer.numpy().data for name, buffer in self._encoded.items()}
-        saved = {name: unpacked(whole) for name, whole in content.items()}
-        former = [self._give_room(name, former_room(whole)) for name, whole in content.items()]
-        if any(former):
+        saved = self._encoded.encodings()
+        if self._encoded.take_former_rooms():
             self._rebuild()
         for name, state in zip(self.optimizers, self._optimizer_states, strict=True):
             state.restore_plain(decode(saved[name]))
@@ -366,7 +345,7 @@ class Registry:
                 yield StateTensor(name, local_of(tensor), box, weight=False)
         yield from self._own
         primary = not any(self._coordinates.values())
-        for name, buffer in self._encoded.items():
+        for name, buffer in self._encoded:
             shape, is_object = (buffer.numel(),), name in self._objects
             box = ShardBox(shape, (0,), shape, primary)
             yield StateTensor(OBJECT_PREFIX + name, buffer, box, weight=False, local=is_object)
@@ -377,30 +356,6 @@ class Registry:
         if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor) and tensor.dim():
             raise FunctionError("an optimizer stores unsharded tensors for a sharded parameter")
         return box
-
-    def check_parts(self) -> None:
-        """Raise FunctionError if the modules have other parameters or persistent buffers than when
-        the registration ended: they would not be saved."""
-        now = dict(self._present_parts())
-        for name in self._parts.keys() ^ now.keys():
-            did = "was created after" if name in now else "has been removed since"
-            raise FunctionError(
-                f"{name} {did} the first step: create all parameters and buffers before, e.g. by "
-                "one forward pass, so that they are saved"
-            )
-        for name, tensor in now.items():
-            if isinstance(tensor, nn.Parameter) and tensor is not self._parts[name]:
-                raise FunctionError(
-                    f"{name} was replaced by another parameter after the first step, which is not "
-                    "saved: copy values into it, e.g. by load_state_dict without assign=True"
-                )
-
-    def _present_parts(self) -> Iterator[tuple[str, Tensor]]:
-        for prefix, module in self.modules.items():
-            if sharded_modules(module):  # FSDP exchanges its parameters while it computes
-                continue
-            for name, tensor in _tensors(module):
-                yield f"{prefix}.{name}", tensor
 
     def _check_versions(self) -> None:
         """Parameters that change within a step must be copied before it: its first step shows
@@ -441,23 +396,9 @@ class Registry:
         with torch.no_grad():
             for name, tensor in self._other.items():
                 self._copies[name].copy_(local_of(tensor))
-        grown = False
-        for name, raw in self._encoded_objects():
-            whole = packed(raw)
-            if len(whole) > self._encoded[name].numel():
-                grown = self._give_room(name, larger_room(raw))
-            buffer = self._encoded[name]
-            buffer[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
-            buffer[len(whole) :] = 0
-        if grown and self._state is not None:
+        grown = [self._encoded.write(name, raw) for name, raw in self._encoded_objects()]
+        if any(grown) and self._state is not None:
             self._rebuild()
-
-    def _give_room(self, name: str, nbytes: int) -> bool:
-        """In a new buffer: a copy of the former one may still be running. False: nothing to do."""
-        if not nbytes or name not in self._encoded or self._encoded[name].numel() == nbytes:
-            return False
-        self._encoded[name] = torch.zeros(nbytes, dtype=torch.uint8)
-        return True
 
 
 class _Stepping:
@@ -478,17 +419,6 @@ def _undetached(tensor: Tensor) -> Tensor:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The module's parameters and persistent buffers, each once, by their bare names."""
-    replaced = [*bare_names(module)]
-    for name, parameter in module.named_parameters():
-        yield bare_name(name, replaced), parameter
-    persistent = module.state_dict(keep_vars=True)
-    for name, tensor in module.named_buffers():
-        if name in persistent:
-            yield bare_name(name, replaced), tensor
 
 
 def _named(names: Mapping[int, str], parameter: Tensor, optimizer: str) -> str:
