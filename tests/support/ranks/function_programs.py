@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.support.ranks.rank_programs import join, load, rejoined, save
-from tests.support.ranks.rank_worlds import RecordingHooks
+from tests.support.ranks.rank_worlds import ALONE, RecordingHooks
 
 from holdfast_workers.checkpoint.load import load_whole_state
 from holdfast_workers.checkpoint.local_files import LocalStorage
@@ -24,6 +24,15 @@ from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.replicas import CorruptionFound
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_loop import Steps
+
+
+def trained_alone(spec: TrainingSpec, hooks: RecordingHooks) -> RecordingHooks:
+    """Train on one rank, in this process."""
+    recipe = lookup.make_recipe(spec, Path("/nonexistent"))
+    recipe.prepare()
+    recipe.build(ALONE)
+    _run(recipe, ALONE, spec, hooks, None, 0)
+    return hooks
 
 
 def trained(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.ranks import function_programs as programs
-from tests.support.ranks.rank_worlds import ALONE, RecordingHooks, Worlds
+from tests.support.ranks.rank_worlds import RecordingHooks, Worlds
 from tests.workers.functions.test_gradient_reduction import spec
 
 from holdfast_workers.functions import FunctionError
@@ -21,8 +20,6 @@ from holdfast_workers.functions.equal_copies import (
     groups_of,
     is_due,
 )
-from holdfast_workers.recipes import lookup
-from holdfast_workers.training.step_loop import Steps
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +54,7 @@ def test_objects_may_differ_and_a_line_says_which(worlds: Worlds) -> None:
 
 
 def alone(name: str, **config: bool) -> RecordingHooks:
-    recipe, hooks = (
-        lookup.make_recipe(spec(name, {}, **config), Path("/nonexistent")),
-        RecordingHooks(),
-    )
-    recipe.prepare()
-    recipe.build(ALONE)
-
-    def begin() -> Steps:
-        recipe.initialize()
-        return Steps(recipe, ALONE, recipe.spec, hooks, 0)
-
-    recipe.run(begin)
-    return hooks
+    return programs.trained_alone(spec(name, {}, **config), RecordingHooks())
 
 
 def test_an_optimizer_that_grows_is_refused() -> None:

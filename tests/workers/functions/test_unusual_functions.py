@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.ranks import function_programs as programs
-from tests.support.ranks.rank_worlds import ALONE, RecordingHooks, Worlds
+from tests.support.ranks.rank_worlds import RecordingHooks, Worlds
 from torch import nn
 
 from holdfast_workers.functions import FunctionError
 from holdfast_workers.functions.registry import Registry
 from holdfast_workers.functions.state_trial import try_object
-from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.training.step_loop import Steps
 from holdfast_workers.training.step_seeds import seed_generators
 
 STEPS = 6
@@ -37,16 +34,7 @@ def spec(name: str, mesh: dict[str, int], **config: Any) -> TrainingSpec:
 def alone(name: str, **config: Any) -> RecordingHooks:
     hooks = RecordingHooks()
     hooks.on_checkpoint = lambda step, recipe: recipe.freeze(step)
-    recipe = lookup.make_recipe(spec(name, {}, **config), Path("/nonexistent"))
-    recipe.prepare()
-    recipe.build(ALONE)
-
-    def begin() -> Steps:
-        recipe.initialize()
-        return Steps(recipe, ALONE, recipe.spec, hooks, 0)
-
-    recipe.run(begin)
-    return hooks
+    return programs.trained_alone(spec(name, {}, **config), hooks)
 
 
 @pytest.fixture(scope="module")

@@ -70,11 +70,11 @@ class GradientReduction:
         by_wrapper = {
             id(parameter): wrapper for wrapper in wrappers for parameter in wrapper.parameters()
         }
-        by_fsdp = _managed_by_fsdp(modules)
+        by_fsdp, known = _managed_by_fsdp(modules), _KnownAxes(world)
         return cls(
             world,
             [
-                _decided(world, name, tensor, by_wrapper.get(id(tensor)), id(tensor) in by_fsdp)
+                _decided(known, name, tensor, by_wrapper.get(id(tensor)), id(tensor) in by_fsdp)
                 for name, tensor in trained.items()
             ],
         )
@@ -157,17 +157,40 @@ def axes_with(world: World, ranks: Sequence[int]) -> Axes | None:
     return None
 
 
+class _KnownAxes:
+    """The axes of wrappers and device meshes, each found once: many parameters share them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._of_meshes: dict[DeviceMesh, Axes] = {}
+        self._of_wrappers: dict[ReducingWrapper, Axes] = {}
+
+    def of_shards(self, name: str, parameter: Tensor) -> Axes:
+        """The axes over which the device mesh of a DTensor extends. Raises FunctionError."""
+        if not isinstance(parameter, DTensor):
+            return ()
+        mesh = parameter.device_mesh
+        if mesh not in self._of_meshes:
+            self._of_meshes[mesh] = _axes_of_mesh(self.world, name, mesh)
+        return self._of_meshes[mesh]
+
+    def of_wrapper(self, name: str, wrapper: ReducingWrapper) -> Axes:
+        """Raises FunctionError."""
+        if wrapper not in self._of_wrappers:
+            self._of_wrappers[wrapper] = _axes_of_wrapper(self.world, name, wrapper)
+        return self._of_wrappers[wrapper]
+
+
 def _decided(
-    world: World,
+    known: _KnownAxes,
     name: str,
     parameter: Tensor,
     wrapper: ReducingWrapper | None,
     by_fsdp: bool,
 ) -> Reduced:
-    divided = _axes_of_shards(world, name, parameter) if isinstance(parameter, DTensor) else ()
-    wide = data_axes(world)
+    divided, wide = known.of_shards(name, parameter), data_axes(known.world)
     if wrapper is not None:
-        done = _axes_of_wrapper(world, name, wrapper)
+        done = known.of_wrapper(name, wrapper)
     elif by_fsdp:
         done = divided
     elif set(divided) & set(wide):
@@ -199,14 +222,13 @@ def _axes_of_wrapper(world: World, name: str, wrapper: ReducingWrapper) -> Axes:
 
 def check_divisions(world: World, tensors: Mapping[str, Tensor]) -> None:
     """Raises FunctionError for a tensor that is divided over another mesh than the job's."""
+    known = _KnownAxes(world)
     for name, tensor in tensors.items():
-        if isinstance(tensor, DTensor):
-            _axes_of_shards(world, name, tensor)
+        known.of_shards(name, tensor)
 
 
-def _axes_of_shards(world: World, name: str, parameter: DTensor) -> Axes:
-    """The axes over which the device mesh of a DTensor extends."""
-    mesh, coordinate = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+def _axes_of_mesh(world: World, name: str, mesh: DeviceMesh) -> Axes:
+    coordinate = mesh.get_coordinate()
     found: list[str] = []
     for dim, dim_name in enumerate(mesh.mesh_dim_names or [""] * mesh.ndim):
         if mesh.size(dim) == 1:

@@ -1,4 +1,4 @@
-"""Payloads of one step in this node's shared memory: found, told apart, verified, read.
+"""Payloads of one step in this node's shared memory: found, distinguished by save, verified, read.
 
 A step may have been saved more than once, and a rank may have parts of several of these saves: the
 ranks agree on one of them before they read.
