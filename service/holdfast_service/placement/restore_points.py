@@ -7,6 +7,7 @@ returns.
 
 On the mesh that computed a step, each rank loads its own payload. On any other mesh, ranks load
 boxes from any rank that has them: of ranks with equal payloads (`replica_equality`) one is enough.
+A step of which a program saved each rank's own state is for its own mesh alone.
 """
 
 from __future__ import annotations
@@ -162,6 +163,12 @@ class RestorePoint:
     what: InitPart = InitPart.EVERYTHING
     copies: Mapping[int, tuple[HeldCopy, ...]] = field(default_factory=dict)
 
+    @property
+    def number(self) -> int | None:
+        """Of a user's program, among the saves of the attempt; None: not from memory."""
+        copies = (copy for of_rank in self.copies.values() for copy in of_rank)
+        return next((copy.held.number for copy in copies), None)
+
 
 def find_restore_point(
     *,
@@ -229,6 +236,7 @@ def restore_for(
             attempt=point.attempt,
             mesh=point.mesh,
             origins=tuple(_origin(copy) for held in point.copies.values() for copy in held),
+            number=point.number,
         )
     copy = min(
         point.copies[rank],
@@ -248,6 +256,7 @@ def restore_for(
         place=copy.held.place,
         host=copy.host,
         data_port=copy.data_port,
+        number=point.number,
     )
 
 
@@ -275,6 +284,11 @@ class StepCopies:
     step: int
     attempt: int
     copies: Mapping[int, tuple[HeldCopy, ...]]
+
+    @property
+    def divisible(self) -> bool:
+        """Whether another mesh can load it."""
+        return all(copy.held.divisible for copies in self.copies.values() for copy in copies)
 
     def missing_shards(self, equality: ReplicaEquality) -> list[tuple[int, ...]]:
         """Shards without a copy, each as the ranks of which one copy would be enough."""
@@ -322,7 +336,7 @@ def _newest_of_others(
     """Of any mesh; also of this mesh, if a rank's own copy is lost but an equal one is not."""
     for held_step in found:
         is_known = line.contains(held_step.attempt, held_step.step)
-        if is_known and not held_step.missing_shards(equality):
+        if is_known and held_step.divisible and not held_step.missing_shards(equality):
             return RestorePoint(
                 RestoreSource.RESHARD,
                 held_step.step,

@@ -20,6 +20,7 @@ from holdfast_service.placement.restore_points import (
     StepCopies,
     copies_by_step,
     is_mesh,
+    sizes,
 )
 from holdfast_workers.state.replicas import ReplicaEquality
 
@@ -30,17 +31,19 @@ MAX_EXPLAINED = 3
 @dataclass(frozen=True)
 class Holding:
     """One step in one tier. `missing`: the ranks without a copy, in the mesh that computed it;
-    ranks of which one copy would be enough are grouped."""
+    ranks of which one copy would be enough are grouped. `fits`: False, if only the mesh that
+    computed it can load it."""
 
     source: RestoreSource
     step: int
     attempt: int
     mesh: str = ""
     missing: tuple[tuple[int, ...], ...] = ()
+    fits: bool = True
 
     @property
     def complete(self) -> bool:
-        return not self.missing
+        return self.fits and not self.missing
 
 
 def holdings(
@@ -86,6 +89,11 @@ def why_not_newer(found: Iterable[Holding], step: int) -> str:
 
 
 def _describe_lack(holding: Holding) -> str:
+    if not holding.fits:
+        return (
+            f"step {holding.step} is in memory as each rank's own state, which only "
+            f"{prod(sizes(holding.mesh).values())} ranks can load"
+        )
     lacking = ", ".join(" or ".join(str(rank) for rank in ranks) for ranks in holding.missing)
     return f"step {holding.step} is in memory without rank {lacking}"
 
@@ -98,7 +106,14 @@ def _in_memory(
         yield Holding(
             RestoreSource.MEMORY, held_step.step, held_step.attempt, held_step.mesh, tuple(lacking)
         )
-        if not lacking:
+        if not lacking or not held_step.divisible:
             return
     shards = tuple(held_step.missing_shards(equality))
-    yield Holding(RestoreSource.RESHARD, held_step.step, held_step.attempt, held_step.mesh, shards)
+    yield Holding(
+        RestoreSource.RESHARD,
+        held_step.step,
+        held_step.attempt,
+        held_step.mesh,
+        shards,
+        fits=held_step.divisible,
+    )

@@ -34,8 +34,10 @@ def held(
     place: Place = Place.OWN,
     mesh: str = "dp_shard=2,tp=1",
     number: int = 0,
+    divisible: bool = True,
 ) -> HeldCopy:
-    return HeldCopy(agent, "i1", agent, 1, Held(rank, step, attempt, mesh, "d", 1, place, number))
+    shard = Held(rank, step, attempt, mesh, "d", 1, place, number, divisible)
+    return HeldCopy(agent, "i1", agent, 1, shard)
 
 
 def find(
@@ -62,6 +64,7 @@ def test_parts_of_different_saves_of_a_step_are_never_mixed() -> None:
     again = held("b", 1, 8, number=1)
     point = find(*torn, again)
     assert (point.step, point.copies) == (8, {0: torn[:1], 1: (again,)})
+    assert restore_for(0, "a", point).number == 1
 
 
 def test_steps_of_different_attempts_are_never_mixed() -> None:
@@ -146,6 +149,17 @@ def test_an_incomplete_state_of_another_mesh_is_not_used() -> None:
     (held_step,) = copies_by_step(others, frozenset())
     for equality in ReplicaEquality:
         assert held_step.missing_shards(equality) == [(2,)]
+
+
+def test_the_own_state_of_ranks_is_for_their_mesh_alone() -> None:
+    of_three = [held("a", rank, 20, mesh="dp_shard=3,tp=1", divisible=False) for rank in range(3)]
+    assert find(*of_three).source is RestoreSource.INIT
+    divided = [held("a", rank, 10, mesh="dp_shard=3,tp=1") for rank in range(3)]
+    point = find(*of_three, *divided)
+    assert (point.source, point.step) == (RestoreSource.RESHARD, 10)
+    own = [held("a", rank, 5, 2, divisible=False) for rank in range(2)]
+    point = find(*of_three, *own)
+    assert (point.source, point.step) == (RestoreSource.MEMORY, 5)
 
 
 def test_one_of_equal_replicas_of_every_shard_is_enough_for_another_mesh() -> None:

@@ -39,8 +39,11 @@ def tag(mesh: dict[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
-def copy(agent: str, rank: int, step: int, attempt: int, mesh: dict[str, int]) -> HeldCopy:
-    return HeldCopy(agent, "i", agent, 1, Held(rank, step, attempt, tag(mesh), "d", 1, Place.OWN))
+def copy(
+    agent: str, rank: int, step: int, attempt: int, mesh: dict[str, int], *, divisible: bool = True
+) -> HeldCopy:
+    held = Held(rank, step, attempt, tag(mesh), "d", 1, Place.OWN, divisible=divisible)
+    return HeldCopy(agent, "i", agent, 1, held)
 
 
 @st.composite
@@ -51,8 +54,8 @@ def inventories(draw: st.DrawFn) -> dict[str, Any]:
         mesh, step = draw(st.sampled_from(MESHES)), draw(st.integers(1, 3))
         attempt = draw(st.integers(1, 2))
         ranks = draw(st.sets(st.integers(0, prod(mesh.values()) - 1), min_size=1))
-        agent = draw(st.sampled_from("ab"))
-        copies += [copy(agent, rank, step, attempt, mesh) for rank in ranks]
+        agent, divisible = draw(st.sampled_from("ab")), draw(st.booleans())
+        copies += [copy(agent, rank, step, attempt, mesh, divisible=divisible) for rank in ranks]
     bad = [
         BadCopy(held.agent, Place.OWN, held.held.rank, held.held.attempt, held.held.step)
         for held in copies
@@ -104,6 +107,18 @@ def test_an_incomplete_step_lists_its_missing_ranks() -> None:
         "complete": False,
         "missing": [[1, 3]],
     }
+
+
+def test_a_step_that_only_its_own_mesh_can_load_says_so() -> None:
+    mesh = {"dp_shard": 3}
+    copies = [copy("a", rank, 20, 1, mesh, divisible=False) for rank in range(3)]
+    (own,) = holdings(mesh, copies, [], HistoryLine())
+    assert own.complete
+    (of_three,) = found = holdings({"dp_shard": 2}, copies, [], HistoryLine())
+    assert not of_three.complete
+    assert why_not_newer(found, 0) == (
+        "step 20 is in memory as each rank's own state, which only 3 ranks can load"
+    )
 
 
 def test_each_tier_has_its_newest_complete_step() -> None:

@@ -26,21 +26,22 @@ from holdfast_service.placement.restore_points import (
     HistoryLine,
     RestoreSource,
     find_restore_point,
+    restore_for,
 )
 from holdfast_workers.memory.segment import Segment, SegmentSpaceError
 from holdfast_workers.memory.segment_store import SegmentStore, mesh_tag
+from holdfast_workers.memory.state_delivery import parts_for
 from holdfast_workers.program_memory import dcp_storage, folder_loading, own_segment
 from holdfast_workers.program_memory.found_payloads import save_of
 from holdfast_workers.program_memory.memory_tier import MemoryTier
-from holdfast_workers.program_memory.payload import PayloadIndex, PayloadWriter, save_number
+from holdfast_workers.program_memory.payload import PayloadIndex, PayloadWriter, payload_facts
 from holdfast_workers.program_memory.payload_exchange import PayloadRange, Transfer
 from holdfast_workers.program_memory.rank_payloads import RankPayloads
 from holdfast_workers.program_memory.world_saves import SaveDecision, WorldSave
-from holdfast_workers.protocol.messages import Place, Restore, Tier
+from holdfast_workers.protocol.messages import Place, Restore
 from holdfast_workers.protocol.processes import StateReply
 from holdfast_workers.protocol.programs import ProgramPlace
 
-NOTHING = Restore(Tier.INIT, 0)
 _this_thread = threading.local()
 
 
@@ -88,6 +89,24 @@ class _Collectives:
         with self._changed:
             self._dead.add(rank)
             self._changed.notify_all()
+
+
+class _Boxes:
+    """What ranks send each other: those that have nothing to send or to get take no part."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._contents: dict[tuple[int, PayloadRange], torch.Tensor] = {}
+
+    def put(self, box: tuple[int, PayloadRange], content: torch.Tensor) -> None:
+        with self._changed:
+            self._contents[box] = content
+            self._changed.notify_all()
+
+    def take(self, box: tuple[int, PayloadRange]) -> torch.Tensor:
+        with self._changed:
+            assert self._changed.wait_for(lambda: box in self._contents, DEADLINE_S)
+            return self._contents.pop(box)
 
 
 class _Wrapper(_DistWrapper):
@@ -156,12 +175,14 @@ class _Attachment:
     has_partner: bool = True
     offered: WorldSave | None = None
     replicated: set[int] = field(default_factory=set)
+    protected: int = -1
 
     def wait_state(self, timeout_s: float) -> StateReply:
         return StateReply(self.place.attempt)
 
     def report_saved(self, step: int, protected: int = -1) -> None:
         self.replicated.discard(step)
+        self.protected = max(self.protected, protected)
 
     def report_taken(self, step: int) -> None:
         pass
@@ -172,13 +193,13 @@ class _Attachment:
 
 class SimulatedWorld:
     """A job's program: attempts of `size` ranks, each on a node of its own, whose partner is the
-    next rank's node. Node `r` is the folder `node-r`."""
+    next rank's node. Node `r` is the folder `node-r`; it stays when a smaller world has no rank on
+    it."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.size = size
+        self.size = 0
         self.attempt = 0
-        self.restore = NOTHING
         self.restored: WorldSave | None = None
         """The save that the attempt starts from."""
         self.tiers: list[MemoryTier] = []
@@ -187,16 +208,20 @@ class SimulatedWorld:
         self.faults: Mapping[int, Fault] = {}
         self._line = HistoryLine()
         self._attachments: list[_Attachment] = []
-        self._collectives = _Collectives(size)
-        self._boxes: dict[tuple[int, PayloadRange], torch.Tensor] = {}
+        self._collectives = _Collectives(0)
+        self._boxes = _Boxes()
 
-    def start_attempt(self) -> None:
-        """Start all ranks anew, from the newest step that memory has."""
+    def start_attempt(self, size: int) -> None:
+        """Start `size` ranks anew, from the newest step that memory has for as many."""
         self.attempt += 1
-        self.restore = self._deliver() if self.attempt > 1 else NOTHING
-        self._line = self._line.with_attempt(self.attempt, self.restore.step)
+        self.size = size
+        restores = self._deliver()
+        self._line = self._line.with_attempt(self.attempt, restores[0].step)
         self._line = self._line.with_run(self.attempt)
-        self._attachments = [_Attachment(self._place(rank)) for rank in range(self.size)]
+        self._attachments = [
+            _Attachment(self._place(rank, restore), has_partner=size > 1)
+            for rank, restore in enumerate(restores)
+        ]
         self.tiers = [self._tier(attachment) for attachment in self._attachments]
 
     def run(self, program: Callable[[int], Any]) -> list[Any]:
@@ -235,7 +260,7 @@ class SimulatedWorld:
     def push(self, rank: int) -> None:
         """The partner gets the newest commit of a rank, as its agent sends it."""
         own = self._store(rank).find(rank, Place.OWN)
-        if own is None or not own.commits():
+        if self.size == 1 or own is None or not own.commits():
             return
         commit, *others = own.commits()
         target = self._store((rank + 1) % self.size)
@@ -276,20 +301,31 @@ class SimulatedWorld:
         for each in (each for each in transfers if each.source == rank):
             part, view = each.range, payload_of(each.range.owner)
             content = bytearray(view[part.offset : part.offset + part.nbytes])
-            self._boxes[each.target, part] = torch.frombuffer(content, dtype=torch.uint8)
-        self.gather(None)
+            self._boxes.put((each.target, part), torch.frombuffer(content, dtype=torch.uint8))
         return {
-            each.range: self._boxes.pop((rank, each.range))
+            each.range: self._boxes.take((rank, each.range))
             for each in transfers
             if each.target == rank
         }
 
-    def _deliver(self) -> Restore:
-        """Find the newest step that memory has, and bring it to ranks that lack it."""
+    def free_others(self) -> None:
+        """Free the state of former worlds, once all partners hold a step that is newer than that
+        which the attempt started from."""
+        start = self.restored.step if self.restored is not None else 0
+        if self._attachments[0].protected > start:
+            for node in self._nodes():
+                store = self._store(node)
+                store.keep_only({node} & set(range(self.size)), {(node - 1) % self.size})
+                store.free_others()
+
+    def _deliver(self) -> list[Restore]:
+        """Find the newest step that memory has, and bring it to the ranks that lack it."""
         copies = []
-        for node in range(self.size):
-            for held in self._store(node).held(verified=True):
-                copies.append(HeldCopy(f"node-{node}", "", "", 1, held))
+        for node in self._nodes():
+            store = self._store(node)
+            for mesh in store.meshes():
+                for held in store.for_mesh(mesh).held(verified=True):
+                    copies.append(HeldCopy(f"node-{node}", "", "", 1, held))
         point = find_restore_point(
             world_size=self.size,
             mesh={"dp_shard": self.size},
@@ -297,27 +333,36 @@ class SimulatedWorld:
             remotes=(),
             line=self._line,
         )
+        restores = [restore_for(rank, f"node-{rank}", point) for rank in range(self.size)]
         self.restored = None
-        if point.source is RestoreSource.INIT:
-            return NOTHING
-        assert point.source is RestoreSource.MEMORY
-        for rank in range(self.size):
-            own = self._store(rank).find(rank, Place.OWN)
-            wanted = {copy.held.digest for copy in point.copies[rank]}
-            if own is None or not wanted & {commit.digest for commit in own.commits()}:
-                replica = self._store((rank + 1) % self.size).path(rank, Place.REPLICA)
-                target = self._store(rank).path(rank, Place.OWN)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(replica, target)
-        number = point.copies[0][0].held.number
-        self.restored = WorldSave(point.attempt, number, point.step)
-        return Restore(Tier.OWN_RAM, point.step, point.attempt)
+        if point.number is None:
+            return restores
+        self.restored = WorldSave(point.attempt, point.number, point.step)
+        for rank, restore in enumerate(restores):
+            if point.source is RestoreSource.RESHARD:
+                parts = parts_for(rank, self.size, restore, f"node-{rank}")
+            else:
+                parts = {rank: restore}
+            for owner, source in parts.items():
+                self._bring(rank, owner, source, point.mesh or mesh_tag({"dp_shard": self.size}))
+        return restores
+
+    def _bring(self, node: int, rank: int, source: Restore, mesh: str) -> None:
+        """Bring the state of `rank` of the world `mesh` to a node, as its own."""
+        target = self._store(node).for_mesh(mesh).path(rank, Place.OWN)
+        found = self.folder / source.agent / mesh / target.with_stem(f"{source.place}-{rank}").name
+        if found != target:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(found, target)
+
+    def _nodes(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("node-")) for path in self.folder.glob("node-*"))
 
     def _store(self, node: int) -> SegmentStore:
         mesh = mesh_tag({"dp_shard": self.size})
-        return SegmentStore(self.folder / f"node-{node}", mesh, number_of=save_number)
+        return SegmentStore(self.folder / f"node-{node}", mesh, facts_of=payload_facts)
 
-    def _place(self, rank: int) -> ProgramPlace:
+    def _place(self, rank: int, restore: Restore) -> ProgramPlace:
         path = self._store(rank).path(rank, Place.OWN)
         path.parent.mkdir(parents=True, exist_ok=True)
         return ProgramPlace(
@@ -327,8 +372,8 @@ class SimulatedWorld:
             world_size=self.size,
             beacon="",
             segment_path=str(path),
-            restore=self.restore,
-            has_partner=True,
+            restore=restore,
+            has_partner=self.size > 1,
         )
 
     def _tier(self, attachment: Any) -> MemoryTier:
@@ -340,9 +385,9 @@ class SimulatedWorld:
 
 
 @contextmanager
-def simulated_world(folder: Path, size: int) -> Iterator[SimulatedWorld]:
+def simulated_world(folder: Path) -> Iterator[SimulatedWorld]:
     """A world whose segments have little room to grow."""
-    world = SimulatedWorld(folder, size)
+    world = SimulatedWorld(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_segment, "HEAD_ROOM_BYTES", 0)
         patch.setattr(dcp_storage, "METADATA_BYTES", 1 << 10)

@@ -1,5 +1,5 @@
-"""Random histories of a program that saves: whatever fails, every load has one step on all ranks,
-the newest that was whole, with the bytes that were saved."""
+"""Random histories of a program that saves, on worlds of one size after another: whatever fails,
+every load has one step on all ranks, the newest that was whole, with the bytes that were saved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Save:
     """All ranks save. `again`: the step that was saved last."""
 
     kind: str
-    numels: tuple[int, int, int]
+    numels: tuple[int, ...]
     """Of each rank's state."""
     faults: Mapping[int, Fault]
     pushed: frozenset[int]
@@ -48,22 +48,26 @@ class GoBack:
 
 @dataclass(frozen=True)
 class Restart:
-    """All processes end. `lost`: a node that is lost. `loads`: whether the program loads."""
+    """All processes end. `lost`: a node that is lost. `size`: the number of ranks of the next
+    attempt; None: as before. `loads`: whether the program loads."""
 
     lost: int | None
+    size: int | None
     loads: bool
 
 
-RANKS = st.integers(0, 2)
+MOST_RANKS = 4
+RANKS = st.integers(0, MOST_RANKS - 1)
+SIZES = st.integers(1, MOST_RANKS)
 POINTS = st.sampled_from(["begin", "begun", "commit", "committed"])
 FAILURES = st.dictionaries(RANKS, st.builds(Fault, POINTS, st.just(False)), min_size=1, max_size=2)
 DEATHS = st.dictionaries(RANKS, st.builds(Fault, POINTS, st.just(True)), min_size=1, max_size=2)
 NO_FAULT: dict[int, Fault] = {}
-ALL = frozenset(range(3))
+ALL = frozenset(range(MOST_RANKS))
 SAVES = st.builds(
     Save,
     kind=st.sampled_from(KINDS),
-    numels=st.tuples(*[st.sampled_from([8, 8, 8, 3000])] * 3),
+    numels=st.tuples(*[st.sampled_from([8, 8, 8, 3000])] * MOST_RANKS),
     faults=st.integers(0, 7).flatmap(
         lambda case: DEATHS if case == 0 else FAILURES if case < 4 else st.just(NO_FAULT)
     ),
@@ -73,10 +77,11 @@ SAVES = st.builds(
 RESTARTS = st.builds(
     Restart,
     lost=st.integers(0, 3).flatmap(lambda case: RANKS if case else st.none()),
+    size=st.integers(0, 1).flatmap(lambda case: SIZES if case else st.none()),
     loads=st.integers(0, 3).map(lambda case: case > 0),
 )
 EVENTS = st.integers(0, 9).flatmap(
-    lambda case: RESTARTS if case == 0 else st.just(GoBack()) if case == 1 else SAVES
+    lambda case: RESTARTS if case < 2 else st.just(GoBack()) if case == 2 else SAVES
 )
 HISTORIES = st.lists(EVENTS, min_size=4, max_size=12)
 
@@ -84,21 +89,22 @@ HISTORIES = st.lists(EVENTS, min_size=4, max_size=12)
 def saved(fails_on: int | None = None) -> Save:
     """An object, pushed to all partners; one rank may have no room for it."""
     faults = {} if fails_on is None else {fails_on: Fault("begin", dies=False)}
-    return Save("object", (8, 8, 8), faults, ALL, again=False)
+    return Save("object", (8,) * MOST_RANKS, faults, ALL, again=False)
 
 
 @pytest.mark.seconds
 @settings(max_examples=80)
-@example(2, [saved(), saved(), saved(1), saved(1)], Restart(lost=None, loads=True))
-@example(2, [saved(), saved(1), saved(1)], Restart(lost=0, loads=True))
-@given(size=st.integers(2, 3), history=HISTORIES, end=RESTARTS)
+@example(2, [saved(), saved(), saved(1), saved(1)], Restart(lost=None, size=None, loads=True))
+@example(2, [saved(), saved(1), saved(1)], Restart(lost=0, size=None, loads=True))
+@example(2, [saved(), saved(), Restart(None, 3, True), saved()], Restart(None, None, True))
+@given(size=SIZES, history=HISTORIES, end=RESTARTS)
 def test_every_load_has_the_newest_step_that_was_whole(
     size: int, history: list[Save | GoBack | Restart], end: Restart
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="holdfast-saves-", dir="/dev/shm"))
     try:
-        with simulated_world(folder, size) as world:
-            Checked(world).play([*history, end])
+        with simulated_world(folder) as world:
+            Checked(world).play(size, [*history, end])
     finally:
         shutil.rmtree(folder)
 
@@ -110,25 +116,27 @@ class Checked:
         self._world = world
         self._step = 0
         self._count = 0
-        self._saved: dict[WorldSave, tuple[Save, int]] = {}
-        """With a number that is part of its content."""
+        self._saved: dict[WorldSave, tuple[Save, int, int]] = {}
+        """With a number that is part of its content, and the number of its ranks."""
         self._newest: WorldSave | None = None
         """The newest that was whole, or the one that the program loaded after that."""
         self._abandoned: set[WorldSave] = set()
         """By a program that went back."""
+        self._starts: list[int] = []
+        """The steps that the attempts after the first started from."""
         self._protected: WorldSave | None = None
         """The newest that was whole on all ranks and at all partners."""
 
-    def play(self, history: list[Save | GoBack | Restart]) -> None:
-        self._world.start_attempt()
+    def play(self, size: int, history: list[Save | GoBack | Restart]) -> None:
+        self._world.start_attempt(size)
         for event in history:
             match event:
                 case Save():
                     self._save(event)
                 case GoBack():
                     self._go_back()
-                case Restart(lost=lost, loads=loads):
-                    self._restart(lost, loads=loads)
+                case Restart(lost=lost, size=new_size, loads=loads):
+                    self._restart(lost, new_size, loads=loads)
             self._note_protected()
 
     def _save(self, save: Save) -> None:
@@ -141,7 +149,7 @@ class Checked:
         results = world.run(lambda rank: self._save_on(rank, save))
         world.faults = {}
         for found in set(world.committed) - before:
-            self._saved[found] = save, self._count
+            self._saved[found] = save, self._count, world.size
             if len(world.committed[found]) == world.size:
                 self._newest = found
                 self._abandoned.clear()
@@ -149,9 +157,10 @@ class Checked:
             if rank < world.size:
                 world.push(rank)
         if any(isinstance(result, Died) for result in results):
-            self._restart(None, loads=True)
+            self._restart(None, None, loads=True)
         else:
             self._check_newest()
+            world.free_others()
 
     def _save_on(self, rank: int, save: Save) -> Any:
         tier, step = self._world.tiers[rank], self._step
@@ -167,34 +176,53 @@ class Checked:
 
     def _check_newest(self) -> None:
         newest = self._world.run(lambda rank: self._world.tiers[rank].newest())
-        step = self._newest.step if self._newest is not None else None
-        assert newest == [step] * self._world.size
+        assert newest == [_step(self._newest)] * self._world.size
 
-    def _restart(self, lost: int | None, *, loads: bool) -> None:
+    def _restart(self, lost: int | None, size: int | None, *, loads: bool) -> None:
         world = self._world
-        if lost is not None and lost < world.size:
+        if lost is not None:
             world.lose_node(lost)
-        world.start_attempt()
+        world.start_attempt(size or world.size)
         self._check_restore(lost)
+        self._step = _step(self._newest) or 0
         if loads and self._newest is not None:
             self._load(self._newest)
         self._check_newest()
 
     def _check_restore(self, lost: int | None) -> None:
-        """The attempt starts from the newest whole save; after the loss of a node, from that which
-        the partners protected, or from a newer one."""
+        """The attempt starts from the newest whole save that its ranks can load; after the loss of
+        a node, from that which the partners protected, or from a newer one."""
         found = self._world.restored
         if found is not None:
-            assert len(self._world.committed[found]) == self._world.size
-        if lost is None:
+            _, _, size = self._saved[found]
+            assert len(self._world.committed[found]) == size
+            assert self._fits(found)
+        if found is not None and self._was_saved_again(found):
+            pass  # the world that saved it first is preferred
+        elif lost is None and self._newest is not None and self._fits(self._newest):
             assert found == self._newest or found in self._abandoned
-        elif self._protected is not None:
+        elif lost is None and found is not None:
+            assert self._newest is not None
+            assert found < self._newest or found in self._abandoned
+        elif lost is not None and self._protected is not None and self._fits(self._protected):
             assert found is not None
             assert found >= self._protected
         self._newest = found
+        self._starts.append(_step(found) or 0)
         self._abandoned.clear()
-        if lost is not None:
+        replaces = found is None or (self._protected is not None and found < self._protected)
+        if lost is not None or replaces:
             self._protected = None
+
+    def _was_saved_again(self, found: WorldSave) -> bool:
+        """Whether every attempt since then started from its step, which is still the newest."""
+        since = {*self._starts[found.attempt - 1 :], _step(self._newest)}
+        return since == {found.step} and found.attempt < self._world.attempt - 1
+
+    def _fits(self, found: WorldSave) -> bool:
+        """Objects are each rank's own."""
+        save, _, size = self._saved[found]
+        return save.kind != "object" or size == self._world.size
 
     def _go_back(self) -> None:
         """A program may load an older step of `tier.at` by its number."""
@@ -222,20 +250,20 @@ class Checked:
         assert results == [None] * self._world.size
 
     def _load_on(self, rank: int, save: WorldSave) -> None:
-        tier, (saved, count) = self._world.tiers[rank], self._saved[save]
-        wanted = _state(rank, count, saved.numels[rank])
+        tier, (saved, count, size) = self._world.tiers[rank], self._saved[save]
+        states = [_state(owner, count, saved.numels[owner]) for owner in range(size)]
         if saved.kind == "dcp":
+            wanted = {name: tensor for state in states for name, tensor in state.items()}
             state = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
             _load_state_dict(state, tier.at(save.step), no_dist=False)
             assert _content(state) == _content(wanted)
         elif saved.kind == "object":
-            assert _content(tier.load()) == _content(wanted)
+            assert _content(tier.load()) == _content(states[rank])
         else:
             folder = self._world.folder / f"loaded-{rank}"
             assert tier.load_folder(folder) == save.step
-            for other in range(self._world.size):
-                content = _content(_state(other, count, saved.numels[other]))
-                assert (folder / f"rank-{other}").read_bytes() == content
+            for owner, state in enumerate(states):
+                assert (folder / f"rank-{owner}").read_bytes() == _content(state)
 
     def _note_protected(self) -> None:
         world = self._world
@@ -246,10 +274,13 @@ class Checked:
             self._protected = self._newest
 
 
+def _step(save: WorldSave | None) -> int | None:
+    return save.step if save is not None else None
+
+
 def _state(rank: int, count: int, numel: int) -> dict[str, torch.Tensor]:
     return {f"w{rank}": torch.full((numel,), float(10 * count + rank))}
 
 
 def _content(state: dict[str, torch.Tensor]) -> bytes:
-    (tensor,) = state.values()
-    return tensor.numpy().tobytes()
+    return b"".join(tensor.numpy().tobytes() for tensor in state.values())

@@ -17,6 +17,8 @@ from holdfast_workers.program_memory.payload import (
     PayloadPart,
     PayloadWriter,
     needed_bytes,
+    payload_facts,
+    program_layout,
     read_index,
 )
 from holdfast_workers.state.digest import payload_digest
@@ -107,3 +109,21 @@ def test_a_damaged_index_is_refused_or_stays_within_the_payload(
         return
     for part in index.parts.values():
         assert 0 <= part.offset <= part.offset + part.nbytes <= size
+
+
+@pytest.mark.parametrize(
+    ("kind", "alone", "divisible"),
+    [
+        (PayloadKind.DCP, False, True),
+        (PayloadKind.DCP, True, False),
+        (PayloadKind.FOLDER, False, True),
+        (PayloadKind.OBJECT, False, False),
+    ],
+)
+def test_a_ranks_own_state_cannot_be_divided(
+    kind: PayloadKind, alone: bool, divisible: bool
+) -> None:
+    index = PayloadIndex(kind, 7, 1, 2, number=3, alone=alone)
+    slot = memoryview(bytearray(512))
+    PayloadWriter(slot).finish(index)
+    assert payload_facts(program_layout(512), slot) == (3, divisible)

@@ -105,8 +105,25 @@ def test_a_save_that_breaks_off_anywhere_leaves_what_was_whole(
     assert (left == decision.save) == all(decision.save in saves for saves in after)
 
 
-def test_of_several_saves_of_a_step_that_of_most_ranks_is_loaded() -> None:
-    first, second = WorldSave(1, 1, 10), WorldSave(1, 2, 10)
-    assert save_to_load([{0: {first, second}}, {1: {first}}]) == first
-    assert save_to_load([{0: {first, second}}, {1: {first, second}}]) == second
-    assert save_to_load([{}, {}]) is None
+FIRST, SECOND = WorldSave(ATTEMPT, 1, 10), WorldSave(ATTEMPT, 2, 10)
+START = WorldSave(1, 5, 10)
+
+
+@pytest.mark.parametrize(
+    ("at_hand", "loaded"),
+    [
+        ([{0: {FIRST, SECOND}}, {1: {FIRST}}], FIRST),
+        ([{0: {FIRST, SECOND}}, {1: {FIRST, SECOND}}], SECOND),
+        ([{}, {}], None),
+        # Of three ranks, two have their parts; what the attempt starts from was made by two.
+        ([{0: {FIRST, START}}, {1: {FIRST, START}}, {}], START),
+        # It was made by more ranks than there are now.
+        ([{0: {FIRST, START}, 2: {START}}, {1: {FIRST, START}}], FIRST),
+        # Nothing is known of the other ranks.
+        ([{0: {FIRST, START}}], FIRST),
+    ],
+)
+def test_of_several_saves_of_a_step_the_newest_that_is_whole_is_loaded(
+    at_hand: list[dict[int, set[WorldSave]]], loaded: WorldSave | None
+) -> None:
+    assert save_to_load(at_hand, ATTEMPT, max(2, len(at_hand))) == loaded

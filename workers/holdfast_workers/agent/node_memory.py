@@ -24,7 +24,7 @@ from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
 from holdfast_workers.memory.state_delivery import StateDelivery, parts_for
-from holdfast_workers.program_memory.payload import save_number
+from holdfast_workers.program_memory.payload import payload_facts
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Held, Partner, Place, Seat, Tier
 from holdfast_workers.protocol.processes import PartnerPresence, StateReply, StepReplicated
@@ -57,7 +57,7 @@ class NodeMemory:
         self._worker_pool: WorkerPool | None = None
         self._offering = threading.Lock()
         self._store = SegmentStore(
-            root, mesh_tag(config.mesh), on_quarantine=self._bad_shard, number_of=save_number
+            root, mesh_tag(config.mesh), on_quarantine=self._bad_shard, facts_of=payload_facts
         )
         self.tls = peer_tls(config.tls_dir)
         self._make_server = partial(

@@ -77,7 +77,8 @@ class SegmentStore:
 
     Payloads of another mesh are in a store of their own beside it, see `for_mesh`. `on_quarantine`
     is called for every quarantine, in the thread that found the damage. `busy_timeout_s` bounds
-    every wait for another writer of the same segment. `number_of` gives the number of `Held`.
+    every wait for another writer of the same segment. `facts_of` gives `number` and `divisible`
+    of `Held`.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class SegmentStore:
         *,
         on_quarantine: Callable[[Quarantined], None] | None = None,
         busy_timeout_s: float = 5.0,
-        number_of: Callable[[StateLayout, memoryview], int] = lambda *_: 0,
+        facts_of: Callable[[StateLayout, memoryview], tuple[int, bool]] = lambda *_: (0, True),
     ) -> None:
         if not _MESH_TAG.fullmatch(mesh):
             raise ValueError(f"mesh tag {mesh!r} cannot be a folder's name")
@@ -95,7 +96,7 @@ class SegmentStore:
         self.folder = root / mesh
         self._on_bad = on_quarantine
         self._busy_timeout_s = busy_timeout_s
-        self._number_of = number_of
+        self._facts_of = facts_of
         self._lock = threading.Lock()
         self._mapped: dict[tuple[int, Place], _Mapped] = {}
         self._writers: dict[tuple[int, Place], threading.Lock] = {}
@@ -118,7 +119,7 @@ class SegmentStore:
                     mesh,
                     on_quarantine=self._on_bad,
                     busy_timeout_s=self._busy_timeout_s,
-                    number_of=self._number_of,
+                    facts_of=self._facts_of,
                 )
                 found._meshes, found._meshes_lock = self._meshes, self._meshes_lock
                 self._meshes[mesh] = found
@@ -264,6 +265,9 @@ class SegmentStore:
     def describe(self, rank: int, place: Place, commit: Commit) -> Held:
         """The commit as a message for the supervisor."""
         segment = self.find(rank, place)
+        number, divisible = (
+            self._facts_of(segment.layout, segment.slot(commit)) if segment else (0, True)
+        )
         return Held(
             rank=rank,
             step=commit.step,
@@ -272,7 +276,8 @@ class SegmentStore:
             digest=commit.digest,
             nbytes=commit.nbytes,
             place=place,
-            number=self._number_of(segment.layout, segment.slot(commit)) if segment else 0,
+            number=number,
+            divisible=divisible,
         )
 
     @contextmanager

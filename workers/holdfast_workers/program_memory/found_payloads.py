@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment
-from holdfast_workers.program_memory.payload import PayloadIndex, read_index, save_number
+from holdfast_workers.program_memory.payload import PayloadIndex, payload_facts, read_index
 from holdfast_workers.program_memory.payload_exchange import StateMissing
 from holdfast_workers.program_memory.world_saves import WorldSave
 
@@ -124,7 +124,7 @@ def find_payloads(
 
 def save_of(segment: Segment, commit: Commit) -> WorldSave:
     """What a commit is part of. Unverified: a damaged payload is found when it is loaded."""
-    number = save_number(segment.layout, segment.slot(commit))
+    number, _ = payload_facts(segment.layout, segment.slot(commit))
     return WorldSave(commit.attempt, number, commit.step)
 
 

@@ -72,6 +72,11 @@ class PayloadIndex:
     alone: bool = False
     """The rank saved without the others: what it needs lies in its own payload."""
 
+    @property
+    def divisible(self) -> bool:
+        """Whether a world of another size can load the step; no rank's own state can be divided."""
+        return self.kind is not PayloadKind.OBJECT and not self.alone
+
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
@@ -172,15 +177,17 @@ def read_index(payload: memoryview) -> PayloadIndex:
     return index
 
 
-def save_number(layout: StateLayout, payload: memoryview) -> int:
-    """The number of the save of which `payload` is a part. Unverified: 0, if it is damaged, or that
-    of another program than a user's own."""
+def payload_facts(layout: StateLayout, payload: memoryview) -> tuple[int, bool]:
+    """The number of the save of which `payload` is a part, and whether a world of another mesh can
+    load it. Unverified: (0, True), if it is damaged, or that of another program than a user's
+    own."""
     if [entry.name for entry in layout.tensors] != [PROGRAM_STATE]:
-        return 0
+        return 0, True
     try:
-        return read_index(payload).number
+        index = read_index(payload)
     except BadPayload:
-        return 0
+        return 0, True
+    return index.number, index.divisible
 
 
 def needed_bytes(parts: list[int], index: PayloadIndex) -> int:

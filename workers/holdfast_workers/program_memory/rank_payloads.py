@@ -26,12 +26,7 @@ from holdfast_workers.program_memory.found_payloads import (
 )
 from holdfast_workers.program_memory.gloo_groups import GlooGroups
 from holdfast_workers.program_memory.own_segment import OwnSegment
-from holdfast_workers.program_memory.payload import (
-    PayloadIndex,
-    PayloadKind,
-    PayloadWriter,
-    needed_bytes,
-)
+from holdfast_workers.program_memory.payload import PayloadIndex, PayloadWriter, needed_bytes
 from holdfast_workers.program_memory.payload_exchange import StateMissing
 from holdfast_workers.program_memory.world_saves import (
     SaveDecision,
@@ -232,7 +227,8 @@ class RankPayloads:
     def _is_start(self, save: WorldSave) -> bool:
         """Whether the attempt starts from `save`."""
         restore = self.place.restore
-        return (save.attempt, save.step) == (restore.attempt, restore.step)
+        is_numbered = restore.number in (None, save.number)
+        return is_numbered and (save.attempt, save.step) == (restore.attempt, restore.step)
 
     def _own_saves(self) -> dict[Commit, WorldSave]:
         """What this rank's segment contains, of any attempt."""
@@ -266,7 +262,9 @@ class RankPayloads:
         found = self._find(step)
         known = self.gather((step, found.saves))
         check_same_step([each for each, _ in known], "loaded")
-        save = save_to_load([saves for _, saves in known])
+        save = save_to_load(
+            [saves for _, saves in known], self.place.attempt, self.place.world_size
+        )
         owners = [
             sorted(owner for owner, of_owner in saves.items() if save in of_owner)
             for _, saves in known
@@ -304,7 +302,7 @@ class RankPayloads:
             found = self._find(restore.step)
             if restore.tier is Tier.RESHARD:
                 index = found.any_index()
-                self._fits = index is not None and index.kind is not PayloadKind.OBJECT
+                self._fits = index is not None and index.divisible
             elif self.place.rank in found.owners:
                 found.view(self.place.rank)
             self._arrived = True

@@ -98,14 +98,27 @@ def newest_whole(standings: Sequence[Standing]) -> WorldSave | None:
     )
 
 
-def save_to_load(at_hand: Sequence[Mapping[int, Set[WorldSave]]]) -> WorldSave | None:
-    """Of the saves of a step, the one to load: that with most of its ranks' parts, and of several
-    the newest. `at_hand[rank][owner]`: the saves of `owner` that a rank has."""
+def save_to_load(
+    at_hand: Sequence[Mapping[int, Set[WorldSave]]], attempt: int, world_size: int
+) -> WorldSave | None:
+    """Of the saves of a step, the one to load: the newest that is whole. That which `attempt`
+    starts from is, whatever the size of the world that made it.
+
+    `at_hand[rank][owner]`: the saves of `owner` that a rank has. If they are not those of all
+    ranks, or none is whole: the save with most of its parts.
+    """
     owners: dict[WorldSave, set[int]] = {}
     for of_rank in at_hand:
         for owner, saves in of_rank.items():
             for save in saves:
                 owners.setdefault(save, set()).add(owner)
+    whole = [
+        save
+        for save, of_save in owners.items()
+        if len(at_hand) == world_size and (save.attempt != attempt or len(of_save) == world_size)
+    ]
+    if whole:
+        return max(whole)
     return max(owners, key=lambda save: (len(owners[save]), save), default=None)
 
 

@@ -108,6 +108,8 @@ class Held:
     number: int = 0
     """Of a user's program, which may save a step more than once in an attempt: of its saves in that
     attempt, the same on all ranks."""
+    divisible: bool = True
+    """A world of another mesh can load it. False: the program saved each rank's own state."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,8 @@ class Restore:
     """Reshard, and remote tier if known: the mesh that computed the state, as in `Held.mesh`."""
     origins: tuple[Origin, ...] = ()
     """Reshard: every commit that holds a part of the state."""
+    number: int | None = None
+    """Memory tiers, of a user's program: as in `Held.number`; None: not known."""
 
 
 @dataclass(frozen=True)
