@@ -143,3 +143,12 @@ def default_mesh(ctx: Context) -> None:
     ctx.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
     for _ in ctx.steps():
         _turn(ctx, model)
+
+
+def wraps_beside(ctx: Context) -> None:
+    """Registers the bare model, and trains it through a wrapper."""
+    model = _model()
+    ctx.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
+    wrapped = DistributedDataParallel(model)
+    for _ in ctx.steps():
+        _turn(ctx, wrapped)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.workers.functions.test_registered_state import registry_of, saved
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, ReduceLROnPlateau
 
 from holdfast_workers.functions import FunctionError
 
@@ -137,6 +138,47 @@ def test_torchs_own_objects_pass_and_are_restored(make: Any) -> None:
     before = saved(registry)
     registry.read(before)
     assert bytes(saved(registry)) == bytes(before)
+
+
+class Training:
+    """An object of a user that contains a scheduler, whose state it saves."""
+
+    def __init__(self, schedule: LRScheduler) -> None:
+        self.schedule = schedule
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"schedule": self.schedule.state_dict(), "epoch": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.schedule.load_state_dict({**state["schedule"]})
+        assert state["epoch"] == 0
+
+
+@pytest.mark.parametrize("of_registered", [True, False])
+@pytest.mark.parametrize("kind", [ExponentialLR, ReduceLROnPlateau])
+def test_a_scheduler_that_is_not_registered_is_refused(kind: Any, of_registered: bool) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    another = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+    argument = 0.9 if kind is ExponentialLR else "min"
+    schedule = kind(optimizer if of_registered else another, argument)
+    registry = registry_of(model=model, optimizer=optimizer)
+    if of_registered:
+        with pytest.raises(
+            FunctionError, match=rf"optimizer has .* \({kind.__name__}\) that is not"
+        ):
+            registry.try_state()
+    else:
+        registry.try_state()
+    assert schedule.last_epoch == 0
+    registry_of(model=model, optimizer=optimizer, training=Training(schedule)).try_state()
+
+
+def test_a_scheduler_that_was_thrown_away_is_no_part_of_the_training() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ExponentialLR(optimizer, 0.9)
+    registry_of(model=model, optimizer=optimizer).try_state()
 
 
 def test_the_trial_changes_no_tensor_and_no_random_number(

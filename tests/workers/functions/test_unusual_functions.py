@@ -100,6 +100,7 @@ def test_a_wrapped_model_has_the_bits_of_a_bare_one_whatever_the_wrapper_has_ave
     [
         ("skips_the_last_micro_batch", {"divided": "fsdp"}, "of its last micro-batch, in which"),
         ("default_mesh", {}, r"model.0.weight is divided over a device mesh .* ctx\.mesh"),
+        ("wraps_beside", {}, "model.0.weight is wrapped in .*, and the wrapper is not registered"),
     ],
 )
 def test_a_divided_model_that_cannot_be_trained_is_refused(

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from holdfast_workers.functions.encoded_objects import EncodedObjects
 from holdfast_workers.functions.encoding import decode, encode
 from holdfast_workers.functions.extra_state import ExtraState
+from holdfast_workers.functions.forgotten_parts import refuse_forgotten_parts
 from holdfast_workers.functions.function_errors import FunctionError
 from holdfast_workers.functions.module_parts import BufferPlace, ModuleParts
 from holdfast_workers.functions.optimizer_state import OptimizerState, refuse_sparse_gradients
@@ -171,12 +172,14 @@ class Registry:
         return pieces
 
     def try_state(self) -> None:
-        """Raise FunctionError if a part of the state would not come back as it is saved. Call it
-        before a first state is loaded."""
+        """Raise FunctionError if a part of the state would not come back as it is saved, or is not
+        registered. Call it before a first state is loaded."""
         try_tensors(self.tensors())
         with random_numbers_kept():
             for name, part in self._objects.items():
                 try_object(name, part)
+            wrappers = [wrapper.module for wrapper in self.wrappers]
+            refuse_forgotten_parts(self._trained, self.optimizers, self._objects, wrappers)
 
     def unsaved_buffers(self) -> list[str]:
         """The names of the modules' buffers that are no part of the state."""
