@@ -1,8 +1,8 @@
 """Finds what a function uses beside its registered parts, and has not registered.
 
-A learning-rate scheduler that is not registered begins anew after a fault; a DDP wrapper that is not
-registered averages gradients in buckets, in another order after a fault. Nothing registered refers
-to either, so they are looked for among all objects of the process.
+A learning-rate scheduler that is not registered begins anew after a fault; a DDP wrapper that is
+not registered averages gradients in buckets, in another order after a fault. Nothing registered
+refers to either, so they are looked for among all objects of the process.
 """
 
 from __future__ import annotations
