@@ -63,7 +63,7 @@ class Side:
         self._replicator = Replicator(
             store,
             SECRET,
-            lambda _rank, _attempt, step: self._done.put(step),
+            lambda _, commit: self._done.put(commit.step),
             lambda _rank, _partner, reason, _others: self._done.put(reason),
             tls=self._tls,
         )

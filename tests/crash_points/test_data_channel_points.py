@@ -25,6 +25,7 @@ from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.reshard import Reshard
+from holdfast_workers.memory.segment import Commit
 from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Origin, Partner, Place, Restore, Tier
 
@@ -125,9 +126,9 @@ class Replication:
         self.server = self._serve()
         self.link.target = self.server.port
 
-    def _record_replicated(self, rank: int, attempt: int, step: int) -> None:
+    def _record_replicated(self, rank: int, commit: Commit) -> None:
         with self.changed:
-            self.replicated = step
+            self.replicated = commit.step
             self.changed.notify_all()
 
     def _record_lost(self, rank: int, partner: Partner, reason: str, others: bool) -> None:

@@ -185,7 +185,7 @@ class Pair:
         sender.save()
         ended, replicated = threading.Event(), []
 
-        def arrived(*what: int) -> None:
+        def arrived(*what: object) -> None:
             replicated.append(what)
             ended.set()
 

@@ -184,14 +184,16 @@ def find_restore_point(
 ) -> RestorePoint:
     """The newest step that every rank can load: memory, else remote, else the initial state.
 
-    At the same step, memory is preferred over remote, copies of this mesh over those of another
-    mesh, and a later attempt over an earlier one. `equality`: what replicas hold alike.
+    At the same step, memory is preferred over remote, a later attempt over an earlier one, and
+    copies of this mesh over those of another mesh. `equality`: what replicas hold alike.
     """
     found = copies_by_step(copies, bad)
     of_others = _newest_of_others(found, line, equality)
     in_memory = (_newest_of_own(world_size, mesh, found, line), of_others)
     memory = max(
-        (point for point in in_memory if point), key=lambda point: point.step, default=None
+        (point for point in in_memory if point),
+        key=lambda point: (point.step, point.attempt),
+        default=None,
     )
     usable = [
         checkpoint

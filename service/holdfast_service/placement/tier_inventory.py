@@ -20,7 +20,6 @@ from holdfast_service.placement.restore_points import (
     StepCopies,
     copies_by_step,
     is_mesh,
-    sizes,
 )
 from holdfast_workers.state.replicas import ReplicaEquality
 
@@ -91,8 +90,8 @@ def why_not_newer(found: Iterable[Holding], step: int) -> str:
 def _describe_lack(holding: Holding) -> str:
     if not holding.fits:
         return (
-            f"step {holding.step} is in memory as each rank's own state, which only "
-            f"{prod(sizes(holding.mesh).values())} ranks can load"
+            f"step {holding.step} is in memory as each rank's own state, which only a world of "
+            f"{holding.mesh} can load"
         )
     lacking = ", ".join(" or ".join(str(rank) for rank in ranks) for ranks in holding.missing)
     return f"step {holding.step} is in memory without rank {lacking}"

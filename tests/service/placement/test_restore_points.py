@@ -141,6 +141,9 @@ def test_a_complete_state_of_another_mesh_is_resharded() -> None:
 def test_copies_of_the_same_mesh_are_preferred_at_the_same_step() -> None:
     others = tuple(held("c", rank, 8, mesh="dp_shard=1,tp=2") for rank in range(2))
     assert find(*others, held("a", 0, 8), held("b", 1, 8)).source is RestoreSource.MEMORY
+    again = tuple(held("c", rank, 8, 2, mesh="dp_shard=1,tp=2") for rank in range(2))
+    point = find(*again, held("a", 0, 8), held("b", 1, 8))
+    assert (point.source, point.attempt) == (RestoreSource.RESHARD, 2)
 
 
 def test_an_incomplete_state_of_another_mesh_is_not_used() -> None:

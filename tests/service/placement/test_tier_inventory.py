@@ -117,7 +117,7 @@ def test_a_step_that_only_its_own_mesh_can_load_says_so() -> None:
     (of_three,) = found = holdings({"dp_shard": 2}, copies, [], HistoryLine())
     assert not of_three.complete
     assert why_not_newer(found, 0) == (
-        "step 20 is in memory as each rank's own state, which only 3 ranks can load"
+        "step 20 is in memory as each rank's own state, which only a world of dp_shard=3 can load"
     )
 
 

@@ -63,7 +63,7 @@ class Node:
         replicator = Replicator(
             store,
             SECRET,
-            lambda *commit: node.replicated.append(commit),
+            lambda rank, commit: node.replicated.append((rank, commit.attempt, commit.step)),
             record_loss,
             timeouts=timeouts,
             retry_s=0.05,

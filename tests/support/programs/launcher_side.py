@@ -15,6 +15,7 @@ from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
+from holdfast_workers.memory.segment import Segment
 from holdfast_workers.progress import beacon
 from holdfast_workers.protocol.messages import Restore, Tier
 from holdfast_workers.protocol.processes import StateReply, StepReplicated
@@ -105,7 +106,9 @@ class LauncherSide:
 
     def _take(self, message: ProgramMessage) -> None:
         if isinstance(message, ProgramSaved | StateTaken) and self._replicates:
-            reply = StepReplicated(self.place.attempt, message.step)
+            with Segment.open(Path(self.place.segment_path), writable=False) as segment:
+                digests = [each.digest for each in segment.commits() if each.step == message.step]
+            reply = StepReplicated(self.place.attempt, message.step, *digests[:1])
             threading.Timer(self._delay_s, self._send_if_open, [reply]).start()
         with self._changed:
             self.messages.append(message)

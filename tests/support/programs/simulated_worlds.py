@@ -174,21 +174,20 @@ class _Attachment:
     should_stop: bool = False
     has_partner: bool = True
     offered: WorldSave | None = None
-    replicated: set[int] = field(default_factory=set)
+    replicated: set[str] = field(default_factory=set)
     protected: int = -1
 
     def wait_state(self, timeout_s: float) -> StateReply:
         return StateReply(self.place.attempt)
 
     def report_saved(self, step: int, protected: int = -1) -> None:
-        self.replicated.discard(step)
         self.protected = max(self.protected, protected)
 
     def report_taken(self, step: int) -> None:
         pass
 
-    def is_replicated(self, step: int, timeout_s: float = 0.0) -> bool:
-        return not self.has_partner or step in self.replicated
+    def is_replicated(self, step: int, digest: str, timeout_s: float = 0.0) -> bool:
+        return not self.has_partner or digest in self.replicated
 
 
 class SimulatedWorld:
@@ -280,7 +279,7 @@ class SimulatedWorld:
             replica.begin(each.step, keep=keep)[:] = own.slot(each)
             replica.commit(attempt=each.attempt, step=each.step, digest=each.digest)
             target.put_in_place(rank, replica)
-        self._attachments[rank].replicated.add(commit.step)
+        self._attachments[rank].replicated.add(commit.digest)
 
     def lose_node(self, rank: int) -> None:
         shutil.rmtree(self.folder / f"node-{rank}", ignore_errors=True)

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import torch
 from tests.workers.functions.test_registered_state import registry_of, saved
-from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    ExponentialLR,
+    LRScheduler,
+    ReduceLROnPlateau,
+)
 
 from holdfast_workers.functions import FunctionError
 
@@ -126,6 +132,11 @@ def test_a_state_that_is_no_dictionary_is_tried_too() -> None:
             ],
             [2],
         ),
+        lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [ChainedScheduler([ConstantLR(optimizer)]), ExponentialLR(optimizer, 0.9)],
+            [2],
+        ),
         lambda _: torch.amp.GradScaler("cpu"),
     ],
 )
@@ -174,7 +185,13 @@ def test_a_scheduler_that_is_not_registered_is_refused(kind: Any, of_registered:
     registry_of(model=model, optimizer=optimizer, training=Training(schedule)).try_state()
 
 
+class Unhashable(type):
+    __hash__ = None  # type: ignore[assignment]
+
+
 def test_a_scheduler_that_was_thrown_away_is_no_part_of_the_training() -> None:
+    living = Unhashable("Living", (), {"__slots__": ("__weakref__", "content")})()
+    living.content = [living]
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ExponentialLR(optimizer, 0.9)

@@ -268,7 +268,7 @@ def test_no_report_names_a_former_partner_after_the_partners_changed(
     reporting, proceed = threading.Event(), threading.Event()
     order: list[str] = []
 
-    def report(*_what: int) -> None:
+    def report(*_what: object) -> None:
         reporting.set()
         assert proceed.wait(DEADLINE_S)
         order.append("reported")

@@ -23,6 +23,9 @@ from tests.support.programs.simulated_worlds import (
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.program_memory.found_payloads import PayloadDamaged
+from holdfast_workers.program_memory.payload import TRAILER_BYTES
 from holdfast_workers.program_memory.world_saves import WorldSave
 
 KINDS = ("dcp", "object", "folder")
@@ -109,6 +112,18 @@ def test_every_load_has_the_newest_step_that_was_whole(
         shutil.rmtree(folder)
 
 
+def test_a_start_with_a_damaged_index_is_refused(tmp_path: Path) -> None:
+    with simulated_world(tmp_path) as world:
+        Checked(world).play(2, [saved(), Restart(lost=None, size=None, loads=False)])
+        world.start_attempt(2)
+        with Segment.open(tmp_path / "node-0" / "dp_shard=2" / "own-0.seg") as segment:
+            for commit in segment.commits():
+                segment._slot(commit.slot)[-TRAILER_BYTES] ^= 1
+        damaged, whole = world.run(lambda rank: world.tiers[rank].newest())
+        assert isinstance(damaged, PayloadDamaged)
+        assert whole == 10
+
+
 class Checked:
     """Plays a history, and compares what the ranks load with what they saved."""
 
@@ -122,8 +137,6 @@ class Checked:
         """The newest that was whole, or the one that the program loaded after that."""
         self._abandoned: set[WorldSave] = set()
         """By a program that went back."""
-        self._starts: list[int] = []
-        """The steps that the attempts after the first started from."""
         self._protected: WorldSave | None = None
         """The newest that was whole on all ranks and at all partners."""
 
@@ -197,9 +210,7 @@ class Checked:
             _, _, size = self._saved[found]
             assert len(self._world.committed[found]) == size
             assert self._fits(found)
-        if found is not None and self._was_saved_again(found):
-            pass  # the world that saved it first is preferred
-        elif lost is None and self._newest is not None and self._fits(self._newest):
+        if lost is None and self._newest is not None and self._fits(self._newest):
             assert found == self._newest or found in self._abandoned
         elif lost is None and found is not None:
             assert self._newest is not None
@@ -208,16 +219,10 @@ class Checked:
             assert found is not None
             assert found >= self._protected
         self._newest = found
-        self._starts.append(_step(found) or 0)
         self._abandoned.clear()
         replaces = found is None or (self._protected is not None and found < self._protected)
         if lost is not None or replaces:
             self._protected = None
-
-    def _was_saved_again(self, found: WorldSave) -> bool:
-        """Whether every attempt since then started from its step, which is still the newest."""
-        since = {*self._starts[found.attempt - 1 :], _step(self._newest)}
-        return since == {found.step} and found.attempt < self._world.attempt - 1
 
     def _fits(self, found: WorldSave) -> bool:
         """Objects are each rank's own."""

@@ -119,6 +119,8 @@ START = WorldSave(1, 5, 10)
         ([{0: {FIRST, START}}, {1: {FIRST, START}}, {}], START),
         # It was made by more ranks than there are now.
         ([{0: {FIRST, START}, 2: {START}}, {1: {FIRST, START}}], FIRST),
+        # Which of the former saves the attempt starts from is not known.
+        ([{0: {START, WorldSave(1, 6, 10)}}, {1: {START}}], START),
         # Nothing is known of the other ranks.
         ([{0: {FIRST, START}}], FIRST),
     ],

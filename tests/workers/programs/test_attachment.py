@@ -69,16 +69,19 @@ def test_the_end_of_a_forked_child_is_not_that_of_the_program(tmp_path: Path) ->
     assert done.stdout.split() == ["step"]
 
 
-def test_a_newer_step_at_the_partners_does_not_stand_for_an_older_one(tmp_path: Path) -> None:
+def test_what_the_partners_hold_does_not_stand_for_another_save(tmp_path: Path) -> None:
     ours, theirs = control_channel.pair()
     with ours:
         control_channel.send(ours, place_in(tmp_path, 0, 1))
         attached = Attachment(theirs)
-        control_channel.send(ours, StepReplicated(1, 30))
-        assert attached.is_replicated(30, DEADLINE_S)
-        assert not attached.is_replicated(20)
-        attached.report_saved(30)  # the step is saved again
-        assert not attached.is_replicated(30)
+        control_channel.send(ours, StepReplicated(1, 30, "first"))
+        assert attached.is_replicated(30, "first", DEADLINE_S)
+        assert not attached.is_replicated(20, "other")
+        attached.report_saved(30)  # again, while the report of the first save is under way
+        control_channel.send(ours, StepReplicated(1, 30, "first"))
+        control_channel.send(ours, StepReplicated(1, 20, "other"))
+        assert attached.is_replicated(20, "other", DEADLINE_S)
+        assert not attached.is_replicated(30, "second")
 
 
 def test_the_state_that_a_program_goes_on_from_is_offered_to_its_partners(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost
 from holdfast_workers.memory.peer_tls import peer_tls
 from holdfast_workers.memory.replicate import Replicator
-from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
 from holdfast_workers.memory.state_delivery import StateDelivery, parts_for
 from holdfast_workers.program_memory.payload import payload_facts
@@ -212,11 +212,10 @@ class NodeMemory:
             answer = StateReply(attempt, f"{type(error).__name__}: {error}")
         slot.child.send(answer)
 
-    def _replicated(self, rank: int, attempt: int, step: int) -> None:
-        del attempt  # the attempt that computed the step; the worker's message names its own
+    def _replicated(self, rank: int, commit: Commit) -> None:
         slot = self._slot_of(rank)
-        if slot is not None:
-            slot.child.send(StepReplicated(slot.attempt, step))
+        if slot is not None:  # the worker's attempt, not that which computed the step
+            slot.child.send(StepReplicated(slot.attempt, commit.step, commit.digest))
 
     def _partner_lost(self, rank: int, partner: Partner, why: str, others: bool) -> None:
         slot = self._slot_of(rank)

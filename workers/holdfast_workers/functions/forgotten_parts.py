@@ -8,7 +8,7 @@ refers to either, so they are looked for among all objects of the process.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -30,58 +30,54 @@ def refuse_forgotten_parts(
     """Raise FunctionError if a learning-rate scheduler of a registered optimizer is no part of what
     any of the registered `objects` saves, or if a DDP wrapper that is none of the registered
     `wrappers` has any of the trained `parameters`."""
-    find = partial(_forgotten, parameters, optimizers, objects, wrappers)
+    names = {id(part): name for name, part in (*parameters.items(), *optimizers.items())}
+    registered = set(map(id, (*objects.values(), *wrappers)))
+    find = partial(_unregistered_users, names, registered)
     if find():
         gc.collect()  # what nothing refers to any more may still wait for it
-        if problem := find():
-            raise FunctionError(problem)
+    for user, name in find():
+        if isinstance(user, DistributedDataParallel):
+            raise FunctionError(
+                f"{name} is wrapped in DistributedDataParallel, and the wrapper is not registered: "
+                "register the wrapper in place of the module in it"
+            )
+        if not _is_saved(user, objects):
+            raise FunctionError(
+                f"{name} has a learning-rate scheduler ({type(user).__qualname__}) that is not "
+                "registered: after a fault it would begin anew. Register it too, as in "
+                "ctx.register(schedule=schedule)"
+            )
 
 
-def _forgotten(
-    parameters: Mapping[str, Tensor],
-    optimizers: Mapping[str, Optimizer],
-    objects: Mapping[str, Any],
-    wrappers: Collection[DistributedDataParallel],
-) -> str:
-    """What is wrong with the first forgotten part; empty: there is none."""
-    names = {id(part): name for name, part in (*parameters.items(), *optimizers.items())}
-    known = set(map(id, wrappers))
+def _unregistered_users(names: Mapping[int, str], registered: Set[int]) -> list[tuple[Any, str]]:
+    """The schedulers and wrappers, each with what it uses of the parts of these `names`."""
     kinds = {*_with_subclasses(LRScheduler), *_with_subclasses(DistributedDataParallel)}
+    kind_ids = set(map(id, kinds))
+    found = []
     # Not `isinstance`: it is slow, and asks proxies for their class, which may import something.
-    for part in (each for each in gc.get_objects() if type(each) in kinds):
-        if isinstance(part, LRScheduler):
-            optimizer = names.get(id(getattr(part, "optimizer", None)))
-            if optimizer is not None and not _is_saved(part, objects):
-                kind = type(part).__qualname__
-                return (
-                    f"{optimizer} has a learning-rate scheduler ({kind}) that is not registered: "
-                    "after a fault it would begin anew. Register it too, as in "
-                    "ctx.register(schedule=schedule)"
-                )
-        elif id(part) not in known:
-            wrapped = next((names[id(p)] for p in part.parameters() if id(p) in names), None)
-            if wrapped is not None:
-                return (
-                    f"{wrapped} is wrapped in DistributedDataParallel, and the wrapper is not "
-                    "registered: register the wrapper in place of the module in it"
-                )
-    return ""
+    # Ids, because not every type can be hashed.
+    for each in (each for each in gc.get_objects() if id(type(each)) in kind_ids):
+        is_scheduler = isinstance(each, LRScheduler)
+        used = [getattr(each, "optimizer", None)] if is_scheduler else each.parameters()
+        name = next((names[id(part)] for part in used if id(part) in names), None)
+        if name is not None and id(each) not in registered:
+            found.append((each, name))
+    return found
 
 
 def _is_saved(scheduler: Any, objects: Mapping[str, Any]) -> bool:
-    """Whether what an object saves changes with the scheduler: itself, or what contains it."""
-    if any(part is scheduler for part in objects.values()):
+    """Whether what an object saves changes with the scheduler, because the object contains it."""
+    if not hasattr(scheduler, "last_epoch"):  # a chain: its links are schedulers too
         return True
-
-    def saved() -> list[bytes]:
-        return [encode(part.state_dict(), name) for name, part in objects.items()]
-
-    before = saved()
-    scheduler.last_epoch += 1
-    try:
-        return saved() != before
-    finally:
-        scheduler.last_epoch -= 1
+    for name in sorted(objects, key=lambda name: not isinstance(objects[name], LRScheduler)):
+        before = encode(objects[name].state_dict(), name)
+        scheduler.last_epoch += 1
+        try:
+            if encode(objects[name].state_dict(), name) != before:
+                return True
+        finally:
+            scheduler.last_epoch -= 1
+    return False
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:

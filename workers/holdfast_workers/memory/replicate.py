@@ -66,7 +66,7 @@ def _held_by_all(copies: Mapping[_Link, _PartnerCopy]) -> Commit | None:
 class Replicator:
     """Keeps every rank's newest commit at its partners.
 
-    `on_replicated(rank, attempt, step)` and `on_lost(rank, partner, reason, others)` are called in
+    `on_replicated(rank, commit)` and `on_lost(rank, partner, reason, others)` are called in
     a partner's thread, one at a time. `on_lost` is called once per outage; `others` is true if the
     rank has another working partner. Neither is called for a partner that the rank no longer has. A
     push that the partner refuses as fenced is dropped without a report: a newer attempt is being
@@ -77,7 +77,7 @@ class Replicator:
         self,
         store: SegmentStore,
         secret: bytes,
-        on_replicated: Callable[[int, int, int], None],
+        on_replicated: Callable[[int, Commit], None],
         on_lost: Callable[[int, Partner, str, bool], None],
         *,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
@@ -229,7 +229,7 @@ class Replicator:
                 copies[link] = _PartnerCopy(commit)
                 held = _held_by_all(copies)
             if held is not None and (held == commit or held != before):
-                self._on_replicated(rank, held.attempt, held.step)
+                self._on_replicated(rank, held)
 
     def lost(self, link: _Link, rank: int, reason: str) -> None:
         """Record and report that the partner failed: no step waits for it any more."""
@@ -243,7 +243,7 @@ class Replicator:
                 held = _held_by_all(copies)
             self._on_lost(rank, link.partner, reason, others)
             if held is not None:
-                self._on_replicated(rank, held.attempt, held.step)
+                self._on_replicated(rank, held)
 
 
 class _Link:

@@ -141,13 +141,16 @@ class RankPayloads:
         """What this rank has, as it comes to a save of `step`. Waits for the partners if they must
         hold the last one."""
         standing = self._standing(step)
+        digests = {save: commit.digest for commit, save in self._own_saves().items()}
         newest = max(standing.complete, default=None)
         if newest is not None and (standing.has_former or len(standing.complete) > 1):
             last = self._attachment.should_stop
-            least_s = LEAVE_WAIT_S if last else 0.0
-            self._attachment.is_replicated(newest.step, max(self._replication_wait_s, least_s))
+            wait_s = max(self._replication_wait_s, LEAVE_WAIT_S if last else 0.0)
+            self._attachment.is_replicated(newest.step, digests[newest], wait_s)
         at_partners = (
-            save for save in standing.complete if self._attachment.is_replicated(save.step)
+            save
+            for save in standing.complete
+            if self._attachment.is_replicated(save.step, digests[save])
         )
         has_partner = self._attachment.has_partner
         return replace(standing, at_partners=frozenset(at_partners), has_partner=has_partner)
@@ -200,12 +203,12 @@ class RankPayloads:
     def commit(self, writer: PayloadWriter, decision: SaveDecision, index: PayloadIndex) -> None:
         """Declare the payload complete, and report it; within `finishing`."""
         step = decision.save.step
-        self._own.commit(step, writer.finish(index))
+        commit = self._own.commit(step, writer.finish(index))
         self._writer, self._found = None, None
         self._goes_on_from = decision.save
         self._report(decision.save, decision.protected)
         if self._attachment.should_stop:
-            self._attachment.is_replicated(step, LEAVE_WAIT_S)
+            self._attachment.is_replicated(step, commit.digest, LEAVE_WAIT_S)
 
     def _slot(self, decision: SaveDecision, nbytes: int) -> memoryview:
         kept = (commit for commit, save in self._own_saves().items() if save == decision.keep)
@@ -227,8 +230,9 @@ class RankPayloads:
     def _is_start(self, save: WorldSave) -> bool:
         """Whether the attempt starts from `save`."""
         restore = self.place.restore
-        is_numbered = restore.number in (None, save.number)
-        return is_numbered and (save.attempt, save.step) == (restore.attempt, restore.step)
+        # A damaged payload has the number 0: it is refused when it is verified.
+        is_same = restore.number is None or save.number in (0, restore.number)
+        return is_same and (save.attempt, save.step) == (restore.attempt, restore.step)
 
     def _own_saves(self) -> dict[Commit, WorldSave]:
         """What this rank's segment contains, of any attempt."""
@@ -262,9 +266,11 @@ class RankPayloads:
         found = self._find(step)
         known = self.gather((step, found.saves))
         check_same_step([each for each, _ in known], "loaded")
-        save = save_to_load(
-            [saves for _, saves in known], self.place.attempt, self.place.world_size
-        )
+        rank, world_size = self.place.rank, self.place.world_size
+        at_hand = [saves for _, saves in known]
+        if len(at_hand) < world_size and rank in found.saves:  # nothing is known of the others
+            at_hand = [{rank: found.saves[rank]}]
+        save = save_to_load(at_hand, self.place.attempt, world_size)
         owners = [
             sorted(owner for owner, of_owner in saves.items() if save in of_owner)
             for _, saves in known

@@ -118,7 +118,7 @@ def save_to_load(
         if len(at_hand) == world_size and (save.attempt != attempt or len(of_save) == world_size)
     ]
     if whole:
-        return max(whole)
+        return max(whole, key=lambda save: (save.attempt, len(owners[save]), save))
     return max(owners, key=lambda save: (len(owners[save]), save), default=None)
 
 

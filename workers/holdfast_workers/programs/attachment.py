@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10.0
 LONGEST_STEPS = 5.0
 """A step may take this many times as long as the longest before it."""
+KEPT_REPORTS = 8
+"""Of how many steps it is known whether the partners hold them: a segment has two."""
 STEP_PHASE = "step"
 """The phase of the beacon between two calls of `step`."""
 
@@ -66,7 +68,8 @@ class Attachment:
         self._changed = threading.Condition()
         self._stop_wanted = False
         self._state: StateReply | None = None
-        self._replicated: set[int] = set()
+        self._replicated: dict[int, str] = {}
+        """The digests of the newest steps that all partners hold."""
         self._has_partner = False
         self._last_step_at = time.monotonic()
         self._first_step = sys.maxsize
@@ -212,8 +215,6 @@ class Attachment:
     def report_saved(self, step: int, protected: int = -1) -> None:
         """This rank's segment contains a commit of `step`, made by this attempt. `protected`: a
         step that the partners of every rank hold; -1: not known."""
-        with self._changed:
-            self._replicated.discard(step)  # of an earlier save of this step
         self._send(ProgramSaved(step, protected))
 
     @property
@@ -225,12 +226,14 @@ class Attachment:
         """This rank goes on from the commit of `step` in its segment."""
         self._send(StateTaken(step))
 
-    def is_replicated(self, step: int, timeout_s: float = 0.0) -> bool:
-        """Whether all partners of this rank hold `step`; waits for it up to `timeout_s`. Without a
-        partner nothing is waited for: True."""
+    def is_replicated(self, step: int, digest: str, timeout_s: float = 0.0) -> bool:
+        """Whether all partners of this rank hold the commit of `step` that has `digest`; waits for
+        it up to `timeout_s`. Without a partner nothing is waited for: True."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._has_partner or step in self._replicated, timeout_s
+                # An agent of an earlier build names no digest.
+                lambda: not self._has_partner or self._replicated.get(step) in ("", digest),
+                timeout_s,
             )
 
     # --- internals ------------------------------------------------------------------------------
@@ -270,8 +273,11 @@ class Attachment:
                     self._stop_wanted = True
                 case StateReply():
                     self._state = message
-                case StepReplicated(step=step):
-                    self._replicated.add(step)
+                case StepReplicated(step=step, digest=digest):
+                    self._replicated.pop(step, None)
+                    self._replicated[step] = digest
+                    if len(self._replicated) > KEPT_REPORTS:
+                        del self._replicated[next(iter(self._replicated))]
                     self._has_partner = True  # a failed partner has recovered
                 case PartnerPresence(present=present):
                     self._has_partner = present

@@ -100,6 +100,8 @@ class StepReplicated:
 
     attempt: int
     step: int
+    digest: str = ""
+    """Of the commit that they hold: a program may save a step more than once."""
 
 
 @dataclass(frozen=True)
