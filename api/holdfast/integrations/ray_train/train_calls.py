@@ -145,10 +145,10 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         )
         offers = self._group.gather(offer)
         saves = any(each.has_part or each.folder for each in offers)
+        self._show(index, metrics)  # before it is saved: no attempt repeats a step that is
         if saves:
             self._save(index, offers, checkpoint if offer.has_part else None, metrics)
         self._count, self.last_metrics = index, metrics
-        self._show(index, metrics)
         if checkpoint is not None and offer.has_part and delete_local_checkpoint_after_upload:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
         if saves and all(each.should_end for each in offers):
