@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ray.train import Checkpoint
 
@@ -18,7 +18,7 @@ class OneRank:
 
     rank = 0
     should_stop = False
-    positions: dict[str, Any] = {}
+    positions: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         self.shown: list[int] = []
