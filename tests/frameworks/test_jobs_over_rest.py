@@ -74,7 +74,7 @@ def test_losses_are_the_same_after_a_kill_and_a_lost_node(
             product.wait_step(job.id, 30, ENDED_S)
             lost = product.members(job.id)[1].node_id
             local_cluster.kill_node(product.cluster, lost)
-            product.wait(lambda: len(product.client.incidents(job.id)) == 2)
+            wait_second_incident(product, job.id)
             local_cluster.add_node(product.cluster)
         ended = product.finish(job.id, ENDED_S)
         assert ended.state == "SUCCEEDED", (ended.outcome, client.logs(job.id, limit=50).items)
@@ -92,3 +92,7 @@ def wait_recovered(product: Product, job_id: str) -> None:
         return (job.state, job.progress.attempt) == ("RUNNING", 2)
 
     product.wait(is_recovered)
+
+
+def wait_second_incident(product: Product, job_id: str) -> None:
+    product.wait(lambda: len(product.client.incidents(job_id)) == 2)
