@@ -141,7 +141,7 @@ class RankPayloads:
         """What this rank has, as it comes to a save of `step`. Waits for the partners if they must
         hold the last one."""
         standing = self._standing(step)
-        digests = {save: commit.digest for commit, save in self._own_saves().items()}
+        digests = {save: commit.digest for commit, save in self._known.items()}  # as it was found
         newest = max(standing.complete, default=None)
         if newest is not None and (standing.has_former or len(standing.complete) > 1):
             last = self._attachment.should_stop
