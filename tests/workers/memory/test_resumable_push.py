@@ -54,9 +54,10 @@ class BreakingLink:
     def _forward_requests(self, client: socket.socket, server: socket.socket) -> None:
         limit, self._left = self._left, 1 << 40
         self.carried.append(0)
-        while self.carried[-1] < limit and (piece := client.recv(1 << 16)):
-            server.sendall(piece)
-            self.carried[-1] += len(piece)
+        with contextlib.suppress(ConnectionError):
+            while self.carried[-1] < limit and (piece := client.recv(1 << 16)):
+                server.sendall(piece)
+                self.carried[-1] += len(piece)
 
     def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
