@@ -8,6 +8,7 @@ import itertools
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +20,11 @@ from tests.support.memory.shm import SECRET
 from tests.support.waiting import eventually
 
 from holdfast_workers.errors import StaleCommand
-from holdfast_workers.memory import reshard, wire
+from holdfast_workers.memory import box_transfer, reshard, wire
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import SourceLost
 from holdfast_workers.memory.reshard import EntryNotProvided, Reshard
-from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
 from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Held, Origin, Place, Restore, Tier
@@ -331,6 +332,63 @@ def test_a_source_that_stops_answering_is_dropped_in_time(
         assert cluster.reshard(sized(), 0)[1] == expected(sized(), 0)
     finally:
         silent._lock.release()
+
+
+@pytest.mark.seconds
+def test_a_source_that_takes_a_request_and_stops_is_dropped_long_before_the_deadline(
+    cluster_of: Callable[..., MemoryCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_of(dp_shard=6)
+    asked, resumed = threading.Event(), threading.Event()
+
+    def stop(*_request: object) -> bool:
+        asked.set()
+        return not resumed.wait(600.0)
+
+    monkeypatch.setattr(cluster.nodes["n1"].store, "check_once", stop)
+    try:
+        assert cluster.reshard(sized(), 0, timeout_s=600.0)[1] == expected(sized(), 0)
+    finally:
+        resumed.set()
+    assert asked.is_set()
+
+
+def test_a_source_may_say_any_number_of_times_that_it_verifies(
+    cluster_of: Callable[..., MemoryCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, check = cluster_of(dp_shard=4), SegmentStore.check_once
+    cluster.origins = [origin for origin in cluster.origins if origin.place is Place.OWN]
+    verified = []
+
+    def slow(
+        self: SegmentStore, rank: int, place: Place, commit: Commit, beat: Callable[[], object]
+    ) -> bool:
+        for _piece in range(10):
+            beat()
+        verified.append(rank)
+        return check(self, rank, place, commit, beat)
+
+    monkeypatch.setattr(SegmentStore, "check_once", slow)
+    monkeypatch.setattr(box_transfer, "_BEATS_PER_STALL", 1e9)
+    assert cluster.reshard(sized(), 0)[1] == expected(sized(), 0)
+    assert {2, 3} <= set(verified)
+
+
+def test_it_says_so_several_times_within_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    source, client = socket.socketpair()
+    with source, client:
+        beat = box_transfer.beat_to(source, stall_s=5.0)
+        for tenth in range(1, 61):  # tenths of a second
+            clock = 100.0 + tenth / 10
+            beat()
+        source.close()
+        beats = 0
+        with contextlib.suppress(wire.WireError):
+            while wire.receive_header(client) == {"verifying": True}:
+                beats += 1
+    assert beats in (5, 6)
 
 
 def test_a_fence_stops_a_reshard_before_its_commit(

@@ -1,8 +1,9 @@
 """Transfer of boxes of a commit between node agents: both sides of the data channel's `boxes` role.
 
 The source verifies its whole payload against the commit's digest once, before it sends any part of
-it. The bytes of the boxes are hashed when they are sent and again when they are received. So every
-byte that arrives is covered by the commit's digest, although no digest of just these boxes exists.
+it; while it does, it tells the client that it is alive. The bytes of the boxes are hashed when they
+are sent and again when they are received. So every byte that arrives is covered by the commit's
+digest, although no digest of just these boxes exists.
 Transfers use batches of bounded size; nothing else is allocated, no matter how many short ranges a
 box consists of.
 """
@@ -36,6 +37,8 @@ from holdfast_workers.memory.wire import RefusalCode, Role, Timeouts, WireError,
 from holdfast_workers.protocol.messages import Origin, Place, Restore
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import StateLayout
+
+_BEATS_PER_STALL = 5
 
 
 def requested_commit(store: SegmentStore, header: dict[str, Any]) -> tuple[Place, Segment, Commit]:
@@ -71,7 +74,8 @@ def serve_boxes(
             place, segment, commit = requested_commit(store, header)
             segment.pin(commit, timeouts.stall_s)
             try:
-                if not store.check_once(wire.int_field(header, "rank"), place, commit):
+                rank, beat = wire.int_field(header, "rank"), beat_to(sock, timeouts.stall_s)
+                if not store.check_once(rank, place, commit, beat):
                     raise WireRefused(
                         RefusalCode.BAD_DIGEST, f"step {commit.step} is damaged in memory here"
                     )
@@ -80,6 +84,21 @@ def serve_boxes(
                 segment.unpin()
         case other:
             raise WireError(f"unknown request {other!r}")
+
+
+def beat_to(sock: socket.socket, stall_s: float) -> Callable[[], None]:
+    """Called often while a payload is verified: tells the client several times within its stall
+    timeout that an answer will come. Raises OSError if the client has gone."""
+    last = time.monotonic()
+
+    def beat() -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= stall_s / _BEATS_PER_STALL:
+            wire.send_header(sock, {"verifying": True})
+            last = now
+
+    return beat
 
 
 class BoxChannel:
@@ -149,14 +168,11 @@ class BoxChannel:
             raise WireError("the bytes received differ from the bytes sent")
 
     def _receive_answer(self, deadline: float) -> dict[str, Any]:
-        """The answer's header. The source verifies its whole payload first, so this wait is bounded
-        by `deadline` and not by the stall timeout."""
-        stall_s = self._sock.gettimeout()
-        self._sock.settimeout(max(0.001, deadline - time.monotonic()))
-        try:
-            return wire.receive_header(self._sock, deadline)
-        finally:
-            self._sock.settimeout(stall_s)
+        """The answer's header. The source verifies its whole payload first, however long that
+        takes, and says so meanwhile."""
+        while "verifying" in (answer := wire.receive_header(self._sock, deadline)):
+            pass
+        return answer
 
     def _request(self, op: str, origin: Origin) -> dict[str, Any]:
         return {
