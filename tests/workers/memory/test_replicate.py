@@ -74,12 +74,13 @@ def test_a_larger_replica_takes_the_place_of_the_former_with_the_same_step(
     here, there = node("a"), node("b")
     here.replicator.set_partners(0, (there.partner,))
     _offer(here, here.worker(0), 20, None)
+    eventually(lambda: there.received == [(0, 1, 20)])  # the partner answers before it reports
     held: list[list[tuple[int, int, int]]] = []
     there.server._on_replica = lambda *_: held.append(there.holds(Place.REPLICA))
     larger = here.worker(0, 2 * NBYTES)
     whole = write(larger, 1, 20)
     _offer(here, larger, 30, whole)
-    eventually(lambda: len(held) == 2)  # the partner answers before it reports
+    eventually(lambda: len(held) == 2)
     assert held == [[(0, 1, 20)], [(0, 1, 30), (0, 1, 20)]]
     assert list(there.store.folder.glob(".*")) == []
 
