@@ -102,8 +102,8 @@ def test_a_malformed_request_is_refused(node: Callable[..., Node], rank: object)
     there = node("b")
     with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, PATIENT) as sock:
         header = {"op": "layout", "rank": rank, "mesh": MESH, "nbytes": 2, "credential": 0}
+        wire.send_header(sock, {**header, "digest": payload_digest(b"{}")})
         with pytest.raises((WireError, OSError)):
-            wire.send_header(sock, {**header, "digest": payload_digest(b"{}")})
             sock.sendall(b"{}")
             wire.receive_header(sock)
     assert there.store.held() == []
