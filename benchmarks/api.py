@@ -12,6 +12,7 @@ on each database, one after the other:
   fixed rate (the calls of a dashboard in rotation), and of transitions: from the request to pause
   or resume a job until another call shows the job in its next state;
 - how long an event of one of the jobs takes from its supervisor into the store;
+- how long the check of each request's token takes, inside of the server;
 - the largest number of reads per second, in addition to all that.
 
 p99 covers all calls of the paced phase. Limits of the measurement:
@@ -54,6 +55,7 @@ import httpx
 import psutil
 
 from benchmarks.api_figures import ApiFigures, api_summary, milliseconds
+from benchmarks.api_token import TOKEN
 from benchmarks.conditions import beside_load, kept_awake, machine, print_json, report
 
 READS_PER_S = 40.0
@@ -197,7 +199,10 @@ async def _measure(kind: str, options: argparse.Namespace) -> ApiFigures:
 
 def _client(address: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=64, keepalive_expiry=2)  # shorter than the server's
-    return httpx.AsyncClient(base_url=address, timeout=60, trust_env=False, limits=limits)
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    return httpx.AsyncClient(
+        base_url=address, headers=token, timeout=60, trust_env=False, limits=limits
+    )
 
 
 async def _loaded(
@@ -228,7 +233,8 @@ async def _loaded(
             _transitions(another, ids, options.seconds, orders),
         )
     lag_task.cancel()
-    events = server.event_times(time.time() - (time.monotonic() - began))
+    since = time.time() - (time.monotonic() - began)
+    events, checks = server.event_times(since), server.check_times(since)
     took, cores, stolen_share = time.monotonic() - began, parts.cores(), stolen.share()
     after = await watchers.counts()
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
@@ -253,6 +259,9 @@ async def _loaded(
         "events": len(events),
         "event_p50_ms": milliseconds(events, 0.5),
         "event_p99_ms": milliseconds(events, 0.99),
+        "token_checks": len(checks),
+        "token_check_p50_ms": milliseconds(checks, 0.5, 4),
+        "token_check_p99_ms": milliseconds(checks, 0.99, 4),
         "sse_clients": last["held"],
         "sse_lost": last["lost"],
         "sse_messages_per_s_each": round(messages, 1),
@@ -409,12 +418,20 @@ async def _reads_per_s(client: httpx.AsyncClient, ids: Sequence[str], seconds: f
 class BenchServer:
     address: str
     pids: Mapping[str, int]
-    events: Path
-    """See `benchmarks.api_server`."""
+    folder: Path
+    """With the files `events` and `checks` of `benchmarks.api_server`."""
 
     def event_times(self, since: float) -> list[float]:
         """Seconds until each event that happened after `since` was stored."""
-        times = [tuple(map(float, line.split())) for line in self.events.read_text().splitlines()]
+        return self._times("events", since)
+
+    def check_times(self, since: float) -> list[float]:
+        """Seconds that each check of a request's token took inside of the server."""
+        return self._times("checks", since)
+
+    def _times(self, name: str, since: float) -> list[float]:
+        lines = (self.folder / name).read_text().splitlines()
+        times = [tuple(map(float, line.split())) for line in lines]
         return [took for at, took in times if at >= since]
 
 
@@ -434,9 +451,7 @@ async def _server(kind: str) -> AsyncIterator[BenchServer]:
             assert process.stdout is not None
             async with asyncio.timeout(60):
                 port, pid = map(int, (await process.stdout.readline()).split())
-            yield BenchServer(
-                f"http://127.0.0.1:{port}", {"server": pid, **pids}, Path(folder) / "events"
-            )
+            yield BenchServer(f"http://127.0.0.1:{port}", {"server": pid, **pids}, Path(folder))
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -18,15 +18,19 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 import uvicorn
+from starlette.types import Scope
 
+from benchmarks.api_token import TOKEN
 from holdfast.rest.app import create_app
+from holdfast.rest.http import authentication
+from holdfast.rest.local_access import LocalAccess, Principal
 from holdfast.rest.services import services_over
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.embedded_cluster import process_priority
@@ -56,6 +60,7 @@ from holdfast_workers.protocol.processes import StorageOptions
 
 RANKS = 4
 EVENTS_PER_S = 5.0
+_LINES_AT_ONCE = 10
 MOST_ROWS = 50
 """Rows per report; older rows are dropped, as by an agent whose journal is full."""
 
@@ -256,6 +261,25 @@ class SimulatedCluster:
         return self._supervisors[job_id]
 
 
+def timed(
+    check: Callable[[LocalAccess, Scope], Principal | None], file: Path
+) -> Callable[[LocalAccess, Scope], Principal | None]:
+    """The same check, which also writes when it was made and how long it took, a line for each."""
+    lines: list[str] = []
+
+    def timed_check(access: LocalAccess, scope: Scope) -> Principal | None:
+        before = time.perf_counter()
+        found = check(access, scope)
+        lines.append(f"{time.time()} {time.perf_counter() - before}\n")
+        if len(lines) == _LINES_AT_ONCE:
+            with file.open("a") as out:
+                out.writelines(lines)
+            lines.clear()
+        return found
+
+    return timed_check
+
+
 async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     settings = Settings(
@@ -268,7 +292,12 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()
-    services = replace(services_over(store, cluster, settings, reconciler.wake), stopping=stopping)
+    authentication.principal_of = timed(authentication.principal_of, data_dir / "checks")
+    services = replace(
+        services_over(store, cluster, settings, reconciler.wake),
+        stopping=stopping,
+        access=LocalAccess(TOKEN),
+    )
     config = uvicorn.Config(
         create_app(services),
         host="127.0.0.1",

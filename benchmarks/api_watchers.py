@@ -17,6 +17,8 @@ import sys
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from benchmarks.api_token import TOKEN
+
 OPENED_TOGETHER = 50
 PAUSE_S = 0.1
 
@@ -43,7 +45,7 @@ class WatcherStream(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         transport.write(
             f"GET /api/v1/live HTTP/1.1\r\nHost: {self._host}\r\n"
-            "Accept: text/event-stream\r\n\r\n".encode()
+            f"Authorization: Bearer {TOKEN}\r\nAccept: text/event-stream\r\n\r\n".encode()
         )
 
     def data_received(self, data: bytes) -> None:

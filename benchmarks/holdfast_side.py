@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import environment
@@ -73,7 +74,10 @@ def serving(nodes: int) -> Iterator[RunningServer]:
     Every process of the cluster can import the benchmarks' own recipes.
     """
     os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
-    with temporary_server(nodes) as server, Client(server.address, retry_s=READY_S) as client:
+    with (
+        temporary_server(nodes) as server,
+        Client(server.address, data_dir=Path(server.data_dir), retry_s=READY_S) as client,
+    ):
         client.ready()
         yield RunningServer(client, server.data_dir)
 

@@ -50,6 +50,13 @@ class AmbiguousName(HoldfastError):
         self.candidates = tuple(candidates)
 
 
+class ForeignServer(HoldfastError):
+    """The process at the server's address is another user's: it gets no token."""
+
+    code = "foreign_server"
+    status = 400
+
+
 class InvalidConfig(HoldfastError):
     """The user's configuration file is unusable or lacks a context, or an address is invalid.
 

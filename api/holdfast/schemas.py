@@ -81,12 +81,26 @@ class Version(_Lazy):
     build: str = Field(description="of the code that the ranks of a new job run")
 
 
+class SessionKey(_Lazy):
+    page_key: str = Field(
+        description="the page sends it with each request, as `Holdfast-Page-Key`; empty: the "
+        "server needs none"
+    )
+
+
+class SessionCode(_Lazy):
+    code: str | None = Field(
+        description="for `/#code=` of the dashboard's address; null: the server needs none"
+    )
+
+
 class ServerFile(_Lazy):
     """`server.json` in the data directory: programs of the same user find the server by it."""
 
     address: str
     pid: int
     data_dir: str
+    token: str | None = Field(default=None, description="sent as a bearer token; null: none")
 
 
 VERSION_HEADER = "Holdfast-Version"

@@ -31,6 +31,7 @@ _PREFIX = "HOLDFAST_"
 SECRETS = "secrets"
 """Folder for named secrets, inside the folder of keys."""
 JOB_KEY = "job-secrets.key"
+TOKEN = "token"
 
 
 class FileRefused(Exception):
@@ -54,6 +55,12 @@ class Settings(BaseSettings):
         default=(),
         description="Names under which browsers reach the server through a proxy: HOST or "
         "HOST:PORT behind https, or a URL; several are separated by commas.",
+    )
+    auth: Literal["local", "none"] | None = Field(
+        default=None,
+        description="Who may use the API. local: who has the token in the data directory, which "
+        "only this user can read; none: everybody who reaches the port; null: local, or none with "
+        "--expose-without-authentication.",
     )
     https_cert_file: Path | None = Field(
         default=None,
@@ -404,6 +411,11 @@ class Settings(BaseSettings):
     def job_key_file(self) -> Path:
         """The file with the key from which every job's secret is derived."""
         return self._keys / JOB_KEY
+
+    @property
+    def token_file(self) -> Path:
+        """The file with the API's token; it stays the same when the server starts again."""
+        return self.data_dir.absolute() / TOKEN
 
     @property
     def _keys(self) -> Path:

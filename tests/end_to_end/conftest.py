@@ -109,7 +109,8 @@ class Product:
         readable = select.select([self.process.stdout], [], [], START_S)[0]
         line = self.process.stdout.readline() if readable else ""
         assert line, self.log.read_text()[-3000:]
-        self.client = Client(ServerFile.model_validate_json(line).address, retry_s=60)
+        address = ServerFile.model_validate_json(line).address
+        self.client = Client(address, data_dir=self.data_dir, retry_s=60)
         self.client.ready()
 
     def with_settings(self, **env: str) -> Product:

@@ -37,7 +37,7 @@ class LightInstallation:
     def python(self) -> Path:
         return self.folder / "bin/python"
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
         """A program of the environment, as a user elsewhere runs it."""
         program, *arguments = command
         return subprocess.run(
@@ -45,7 +45,7 @@ class LightInstallation:
             capture_output=True,
             text=True,
             cwd=self.folder,
-            env={"HOME": str(self.folder), "PATH": os.environ["PATH"]},
+            env={"HOME": str(self.folder), "PATH": os.environ["PATH"], **env},
         )
 
 
@@ -120,15 +120,15 @@ def test_a_job_is_submitted_and_followed_from_a_light_installation(
     job = tmp_path / "job.yaml"
     train = {"steps": STEPS, "global_batch": 8, "micro_batch": 2}
     job.write_text(yaml.safe_dump(spec(**ONE_NODE, name="light", train=train)))
-    at_server = ("--address", product.client.address)
-    followed = light.run("holdfast", "submit", str(job), "--follow", *at_server)
+    at_server = {"HOLDFAST_DATA_DIR": str(product.data_dir)}
+    followed = light.run("holdfast", "submit", str(job), "--follow", **at_server)
     assert followed.returncode == ExitCode.OK, followed.stderr
     last = followed.stdout.splitlines()[-1]
     assert "SUCCEEDED" in last, followed.stdout
     assert f"step {STEPS:>4}/{STEPS}" in followed.stdout
     (stored,) = product.client.list(name="light")
     assert (stored.state, stored.step) == ("SUCCEEDED", STEPS)
-    described = light.run("holdfast", "describe", "light", "-o", "yaml", *at_server)
+    described = light.run("holdfast", "describe", "light", "-o", "yaml", **at_server)
     assert yaml.safe_load(described.stdout)["job"]["state"] == "SUCCEEDED", described.stderr
 
 

@@ -334,11 +334,10 @@ def marked(page: str) -> list[tuple[str, str]]:
 @pytest.mark.soak
 def test_the_commands_of_the_pages_work(product: Product) -> None:
     """Unchanged, but for the one of the next test."""
-    assert product.client.address
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOLDFAST_ADDRESS": product.client.address,
+        "HOLDFAST_DATA_DIR": str(product.data_dir),
         "OMP_NUM_THREADS": "1",
     }
     output = ""
@@ -362,14 +361,13 @@ def test_the_commands_of_the_pages_work(product: Product) -> None:
 @pytest.mark.story("script")
 def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(product: Product) -> None:
     _, block = marked("bring.md")[0]
-    assert product.client.address
     command = subprocess.Popen(
         ["bash", "-ec", f"{block.rstrip()} --pause 0.2"],
         cwd=REPOSITORY,
         env={
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOLDFAST_ADDRESS": product.client.address,
+            "HOLDFAST_DATA_DIR": str(product.data_dir),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -481,7 +479,7 @@ def assert_proven_by_a_replay(product: Product, job_id: str, meshes: int) -> Non
     """`holdfast verify` finds every step equal, and ends the replay after the last of them."""
     client = product.client
     command = (sys.executable, "-m", "holdfast", "verify", job_id, "--timeout", "2m")
-    environment = {**os.environ, "HOLDFAST_ADDRESS": client.address}
+    environment = {**os.environ, "HOLDFAST_DATA_DIR": str(product.data_dir)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     (replay,) = client.list(name="elastic-replay")
@@ -542,7 +540,7 @@ def test_fit_of_a_ray_train_example_runs_a_job_that_outlives_a_rank(
     example = REPOSITORY / "examples" / "ray_train" / "train.py"
     process = subprocess.Popen(
         [sys.executable, str(example), "--epochs", str(epochs), "--storage", str(tmp_path)],
-        env={**os.environ, "HOLDFAST_ADDRESS": client.address},
+        env={**os.environ, "HOLDFAST_DATA_DIR": str(product.data_dir)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

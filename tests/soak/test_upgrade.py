@@ -77,7 +77,7 @@ def test_jobs_train_through_an_upgrade_and_no_step_is_lost(
         states = [e.data for e in product.client.all_events(struck) if e.kind == "job.state"]
         assert any("Holdfast was upgraded" in (data["reason"] or "") for data in states)
 
-        monkeypatch.setenv("HOLDFAST_ADDRESS", product.client.address)
+        monkeypatch.setenv("HOLDFAST_DATA_DIR", str(product.data_dir))
         assert run(["upgrade", "--yes"]) == ExitCode.OK
         shown = capsys.readouterr().err
         print(shown, file=sys.stderr)

@@ -95,5 +95,7 @@ def test_a_stored_login_and_the_file_of_a_server_are_used(
     for variable in (ADDRESS_VARIABLE, CONTEXT_VARIABLE, DATA_DIR_VARIABLE, TOKEN_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     server = find()
-    assert (server.address, server.token) == ("https://holdfast.example", "a-token")
+    credential = server.find_credential()
+    assert credential is not None
+    assert (server.address, credential.token) == ("https://holdfast.example", "a-token")
     assert find(data_dir=data_dir).address == "http://127.0.0.1:8642", "of server.json"

@@ -10,7 +10,7 @@ try {
 // On the page of a job it opens the job's stream and, after the stream has begun, requests the data
 // that the page shows first. src/api/early.ts serves these responses to the program.
 const [, jobs, job, part] = location.pathname.split("/");
-if (jobs === "jobs" && job && part === undefined && !document.hidden) {
+if (jobs === "jobs" && job && part === undefined && !document.hidden && !location.hash.startsWith("#code=")) {
   const choices = new URLSearchParams(location.search);
   const heat = new URLSearchParams({ of: choices.get("of") ?? "compute_s", buckets: "120" });
   // As src/job/choices.ts reads them: a link may hold anything.
@@ -26,7 +26,14 @@ if (jobs === "jobs" && job && part === undefined && !document.hidden) {
   const live = `/api/v1/live?job=${job}`;
   const at = `/api/v1/jobs/${job}`;
   const abort = new AbortController();
-  const options = { headers: { Accept: "text/event-stream" }, signal: abort.signal, cache: "no-store" };
+  let key = null; // as src/api/session.ts stores it
+  try {
+    key = localStorage.getItem("holdfast.page-key");
+  } catch {
+    // Storage is disabled: the program asks again, with its key.
+  }
+  const withKey = (headers) => (key ? { ...headers, "Holdfast-Page-Key": key } : headers);
+  const options = { headers: withKey({ Accept: "text/event-stream" }), signal: abort.signal, cache: "no-store" };
   const begins = fetch(live, options).then((response) => {
     if (!response.ok || !response.body) return { response, begun: null };
     const [ahead, all] = response.body.tee();
@@ -35,7 +42,7 @@ if (jobs === "jobs" && job && part === undefined && !document.hidden) {
   });
   const begun = begins.then((stream) => stream.begun).catch(() => {});
   const glance = Promise.race([begun, new Promise((resolve) => setTimeout(resolve, 300))])
-    .then(() => fetch(`${at}/glance?${heat}`, { headers: { Accept: "application/json" } }))
+    .then(() => fetch(`${at}/glance?${heat}`, { headers: withKey({ Accept: "application/json" }) }))
     .then((response) => (response.ok ? response.json() : null));
   glance.catch(() => {});
   globalThis.holdfastEarly = {

@@ -1,7 +1,8 @@
 /** The root component: chooses the view of a path. Views are loaded on first use. */
 
-import { Component, lazy, Suspense, type ReactNode } from "react";
+import { Component, lazy, Suspense, useSyncExternalStore, type ReactNode } from "react";
 import { Link, Redirect, Route, Switch, useLocation } from "wouter";
+import { onRefused, refused } from "./api/session";
 import { DataProvider } from "./data/context";
 import type { Live } from "./data/live";
 import { KeysProvider } from "./keyboard/keys";
@@ -22,12 +23,32 @@ export function App({ live }: { live: Live }) {
         <KeysProvider>
           <ToastProvider>
             <Shell>
-              <View />
+              <SignedIn>
+                <View />
+              </SignedIn>
             </Shell>
           </ToastProvider>
         </KeysProvider>
       </DataProvider>
     </RouterProvider>
+  );
+}
+
+/** The views, or what to do for a browser that the server does not know. */
+function SignedIn({ children }: { children: ReactNode }) {
+  const why = useSyncExternalStore(onRefused, refused);
+  if (why === null) return children;
+  return (
+    <div className="page">
+      <div className="empty" role="alert">
+        <h1>This browser is not signed in</h1>
+        <p>
+          On the server&rsquo;s machine, <code>holdfast dashboard</code> prints a link that signs it in. Open
+          that link in this browser.
+        </p>
+        <p>{why}</p>
+      </div>
+    </div>
   );
 }
 

@@ -1,4 +1,6 @@
 import { createRoot } from "react-dom/client";
+import { send } from "./api/client";
+import { openSession } from "./api/session";
 import { App } from "./app";
 import { jobOf } from "./data/context";
 import { Live } from "./data/live";
@@ -7,7 +9,10 @@ import "./theme/base.css";
 import "./theme/components.css";
 import "./theme/shell.css";
 
-const live = new Live(jobOf(location.pathname));
-live.start();
-const root = document.getElementById("root");
-if (root) createRoot(root).render(<App live={live} />);
+const begin = (): void => {
+  const live = new Live(jobOf(location.pathname));
+  live.start();
+  const root = document.getElementById("root");
+  if (root) createRoot(root).render(<App live={live} />);
+};
+void openSession((code) => send("POST", "/session", { code })).then(begin, begin);

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.cli.common import Options
 from holdfast.client import address, config
-from holdfast.errors import HoldfastError, ServerError, ServerUnreachable
+from holdfast.errors import HoldfastError, ServerError, ServerUnreachable, Unauthorized
 from holdfast_service import extras
 from holdfast_service.diagnosis.grades import Grade
 from holdfast_workers.byte_sizes import size_of
@@ -227,6 +227,11 @@ def _server(options: Options) -> Iterator[CheckResult]:
     try:
         with options.connect(retry_s=0.0, timeout_s=5.0) as client:
             ready = client.ready()
+            client.version()  # needs the token
+    except Unauthorized:
+        advice = "set HOLDFAST_DATA_DIR to its data directory, or HOLDFAST_TOKEN"
+        yield CheckResult("server", Grade.BAD, f"{named} does not know this user", advice)
+        return
     except ServerUnreachable:
         advice = "start it with `holdfast serve`, or choose another: `holdfast login ADDRESS`"
         yield CheckResult("server", Grade.ODD, f"no answer from {named}", advice)

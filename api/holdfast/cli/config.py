@@ -14,7 +14,7 @@ from holdfast.cli.common import OPTIONS, NotUnderstood, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
-from holdfast.client import address, config
+from holdfast.client import address, config, credentials
 from holdfast.client.config import Config, ServerContext
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import ServerError
@@ -58,9 +58,10 @@ def login(
         _check_server(url, secret)
     if secret and url.startswith("http://") and urlsplit(url).hostname not in LOOPBACK:
         output.progress(Text.assemble(("warning", "yellow"), ": the token is sent unencrypted"))
-    config.store(
-        config.load().with_context(context, ServerContext(address=url, token=secret or None))
+    stored = ServerContext(
+        address=url, token=secret or None, uid=credentials.listener_of(url) if secret else None
     )
+    config.store(config.load().with_context(context, stored))
     output.progress(f"{context} is {url}, and is now the current context ({config.path()})")
     return ExitCode.OK
 
@@ -70,10 +71,11 @@ def show(*, options: Options = OPTIONS) -> ExitCode:
     """Show the settings and their origin."""
     found = address.find(options.address, context=options.context)
     stored = config.load()
-    token = _hidden(found.token) if found.token else NO_TOKEN
+    credential = found.find_credential()
+    token = _hidden(credential.token) if credential else NO_TOKEN
     settings = [
         {"setting": "address", "value": found.address, "from": found.source},
-        {"setting": "token", "value": token, "from": found.token_source},
+        {"setting": "token", "value": token, "from": credential.source if credential else ""},
         {"setting": "config file", "value": str(config.path()), "from": _config_file_source()},
         {"setting": "context", "value": stored.current or "", "from": "config file"},
     ]
@@ -152,6 +154,7 @@ def _check_server(url: str, token: str | None) -> None:
     with Client(url, token=token or "", retry_s=0.0, timeout_s=10.0) as client:
         try:
             client.ready()
+            client.version()  # needs the token
         except ServerError as error:
             output.progress(f"the server answers, but is not ready: {error}")
 

@@ -99,6 +99,7 @@ COMMANDS = (
         "Train twice, with faults in the second run: the same bits.",
     ),
     Command("doctor", "cli.doctor:doctor", SETUP, "Check this machine and the server; advise."),
+    Command("dashboard", "cli.dashboard:dashboard", JOBS, "Print a link that opens the dashboard."),
     Command("login", "cli.config:login", SETUP, "Store a server and a token for it."),
     Command(
         "config", "cli.config:group", SETUP, "Show the settings and their origin; choose a server."

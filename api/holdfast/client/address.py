@@ -3,16 +3,21 @@
 In this order: the argument; HOLDFAST_ADDRESS; a context by argument or HOLDFAST_CONTEXT; the
 `server.json` of a given data directory; the current context; the `server.json` in
 ~/.holdfast; port 8642 of this machine.
+
+The token of a server on this machine is in its `server.json`, too. A token that is meant for one
+server is never sent to another.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from holdfast.client import config
+from holdfast.client import config, credentials
+from holdfast.client.credentials import Credential
 from holdfast.schemas import SERVER_FILE, ServerFile
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8642"
@@ -24,14 +29,14 @@ TOKEN_VARIABLE = "HOLDFAST_TOKEN"
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The address of a server, and its token."""
+    """The address of a server, and how its token is found."""
 
     address: str
     """Base URL, without a slash at its end."""
     source: str
     """Where the address was configured, as text."""
-    token: str | None = None
-    token_source: str = ""
+    find_credential: Callable[[], Credential | None]
+    """Its token at present: a server of this machine may start later. Raises InvalidConfig."""
 
 
 def resolve(address: str | None = None, data_dir: Path | None = None) -> str:
@@ -52,14 +57,24 @@ def find(
     """
     found, source = _first_candidate(address, context, data_dir)
     found = normal(found)
+    return ServerAddress(found, source, partial(_credential, found, data_dir, token))
+
+
+def _credential(address: str, data_dir: Path | None, token: str | None) -> Credential | None:
+    """Raises InvalidConfig."""
     if token is not None:
-        return ServerAddress(found, source, token, "argument")
+        return Credential(token, "argument") if token else None
+    if data_dir is not None and (found := credentials.in_folder(data_dir, address)):
+        return found
     if given := os.environ.get(TOKEN_VARIABLE):
-        return ServerAddress(found, source, given, TOKEN_VARIABLE)
+        return Credential(given, TOKEN_VARIABLE)
     for name, known in config.load().contexts.items():
-        if known.token is not None and normal(known.address) == found:
-            return ServerAddress(found, source, known.token, f"context {name}")
-    return ServerAddress(found, source)
+        if known.token is not None and normal(known.address) == address:
+            uid = os.getuid() if known.uid is None else known.uid
+            return Credential(known.token, f"context {name}", uid)
+    folders = (os.environ.get(DATA_DIR_VARIABLE), _home())
+    found_in = (credentials.in_folder(Path(folder), address) for folder in folders if folder)
+    return next(filter(None, found_in), None)
 
 
 def normal(address: str) -> str:
@@ -89,10 +104,14 @@ def _candidates(
     stored = config.load()
     if stored.current is not None:
         yield stored.context(stored.current).address, f"context {stored.current}"
-    home = Path.home() / ".holdfast"
+    home = _home()
     if not folder and (stored_address := _address_in(home)):
         yield stored_address, str(home / SERVER_FILE)
     yield DEFAULT_ADDRESS, "default"
+
+
+def _home() -> Path:
+    return Path.home() / ".holdfast"
 
 
 def _address_in(folder: Path) -> str | None:

@@ -25,6 +25,9 @@ class ServerContext(BaseModel):
 
     address: str
     token: str | None = Field(default=None, description="sent as a bearer token; null: none")
+    uid: int | None = Field(
+        default=None, description="user of the server that gets the token, if on this machine"
+    )
 
 
 class Config(BaseModel):

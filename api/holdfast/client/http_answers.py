@@ -15,7 +15,9 @@ from typing import Any, Generic, TypeVar
 import httpx
 from httpx_sse import ServerSentEvent
 
+from holdfast.client.address import ServerAddress
 from holdfast.client.calls import Call, Feed
+from holdfast.client.credentials import BearerToken
 from holdfast.client.retry import RetrySchedule
 from holdfast.errors import (
     ApiError,
@@ -58,16 +60,15 @@ def client_version() -> str:
     return importlib.metadata.version(DISTRIBUTION)
 
 
-def settings(address: str, timeout_s: float, token: str | None) -> dict[str, Any]:
+def settings(server: ServerAddress, timeout_s: float) -> dict[str, Any]:
     """The arguments of an httpx client."""
     headers = {
         "Accept": "application/json, application/problem+json",
         "User-Agent": f"holdfast/{client_version()}",
     }
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
     return {
-        "base_url": checked_address(address),
+        "base_url": checked_address(server.address),
+        "auth": BearerToken(server.address, server.find_credential),
         "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
         "headers": headers,
         "trust_env": False,  # no proxy between a user and a server on loopback

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from holdfast.cli.dashboard import dashboard_link
 from holdfast.cli.printing import output
 from holdfast.cli.submission.job_follower import JobFollower, Watcher
 from holdfast.client.synchronous.client import Client
@@ -83,10 +84,12 @@ def demo_server(console: Console) -> Iterator[tuple[Client, Path]]:
     console.print(f"Starting `holdfast serve` with a Ray cluster of {NODES} local nodes")
     with (
         temporary_server(NODES) as server,
-        Client(server.address, retry_s=READY_S) as client,
+        Client(server.address, data_dir=Path(server.data_dir), retry_s=READY_S) as client,
     ):
         client.ready()
         console.print(f"The server at {server.address} is ready after {_since(began)}")
+        link = dashboard_link(server.address, client.session_code().code)
+        console.print(f"Its dashboard: {link}", soft_wrap=True)
         yield client, Path(server.data_dir)
         console.print(f"Stopping the server (the demo took {_since(began)})")
 

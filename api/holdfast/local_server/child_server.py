@@ -27,7 +27,8 @@ STOP_TIMEOUT_S = 45.0
 LOOK_S = 0.1
 SERVER_LOG = "server.log"
 _OF_OTHER_SERVERS = (
-    *("HOLDFAST_HOST", "HOLDFAST_ALLOWED_HOST", "HOLDFAST_KEYS_DIR", "HOLDFAST_DATABASE_URL"),
+    *("HOLDFAST_HOST", "HOLDFAST_ALLOWED_HOST", "HOLDFAST_AUTH", "HOLDFAST_KEYS_DIR"),
+    "HOLDFAST_DATABASE_URL",
     *("HOLDFAST_RAY_", "HOLDFAST_SEND_OWN_CODE", "HOLDFAST_STORE_", "HOLDFAST_WEBHOOK_"),
 )
 """Beginnings of settings that would let the child use another cluster, database or store."""
@@ -47,7 +48,8 @@ class ServerEnded(HoldfastError):
 
 @contextlib.contextmanager
 def temporary_server(nodes: int) -> Iterator[ServerFile]:
-    """A server with a data directory of its own, which is removed afterwards."""
+    """A server with a data directory of its own, which is removed afterwards; its token is there,
+    in `server.json`."""
     data_dir = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
         with child_server(data_dir, nodes) as server:

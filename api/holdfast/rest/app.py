@@ -25,9 +25,11 @@ from holdfast.rest import (
     nodes,
     operations,
     ranks,
+    session,
     version,
 )
 from holdfast.rest.http import problems
+from holdfast.rest.http.authentication import Authentication
 from holdfast.rest.http.known_parameters import known_parameters
 from holdfast.rest.http.request_guard import RequestGuard
 from holdfast.rest.http.request_ids import RequestIds
@@ -51,6 +53,7 @@ EXTRA_SCHEMAS = (
     LiveReset,
 )
 """Schemas that no route's signature names."""
+TOKEN_DESCRIPTION = "In `server.json` of the server's data directory, unless HOLDFAST_AUTH is none."
 REFERENCE = "#/components/schemas/{model}"
 
 
@@ -79,6 +82,7 @@ def create_app(services: Services) -> FastAPI:
         nodes,
         feeds,
         live,
+        session,
     ):
         app.include_router(resource.router, dependencies=[Depends(known_parameters)])
     app.include_router(health_probes.router)
@@ -88,6 +92,7 @@ def create_app(services: Services) -> FastAPI:
     problems.install(app)
     app.state.registry = CollectorRegistry()
     app.add_middleware(prometheus.RequestMetrics, registry=app.state.registry)
+    app.add_middleware(Authentication, services=services)
     app.add_middleware(RequestGuard, services=services)
     _put_outermost(app, RequestIds)
     _add_extra_schemas(app)
@@ -105,7 +110,7 @@ def _put_outermost(app: FastAPI, middleware: Callable[[ASGIApp], ASGIApp]) -> No
 
 
 def _add_extra_schemas(app: FastAPI) -> None:
-    """Add the schemas that no route's signature names to the OpenAPI document."""
+    """Add to the OpenAPI document the schemas that no route's signature names, and the token."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -116,6 +121,9 @@ def _add_extra_schemas(app: FastAPI) -> None:
                 schema = TypeAdapter(model).json_schema(ref_template=REFERENCE)
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema
+            bearer = {"type": "http", "scheme": "bearer", "description": TOKEN_DESCRIPTION}
+            document["components"]["securitySchemes"] = {"token": bearer}
+            document["security"] = [{"token": []}]
         assert app.openapi_schema is not None
         return app.openapi_schema
 

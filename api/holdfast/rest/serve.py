@@ -13,6 +13,8 @@ import functools
 import importlib
 import ipaddress
 import os
+import re
+import secrets
 import signal
 import socket
 import ssl
@@ -28,6 +30,7 @@ import uvicorn
 
 from holdfast.rest import embedded
 from holdfast.rest.app import create_app
+from holdfast.rest.local_access import LocalAccess
 from holdfast.rest.monitoring import tracing
 from holdfast.rest.origins import Origin, proxy_origin
 from holdfast.rest.services import Probe, Services, services_over
@@ -47,6 +50,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import installation
 from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
 from holdfast_service.store.migrate import UnknownSchema
+from holdfast_workers.private_files import PrivateFileRefused, create_private, read_private
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -55,12 +59,16 @@ if TYPE_CHECKING:
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 STREAM_SHUTDOWN_S = 3
+_TOKEN = re.compile(r"[\w.~+/=-]{32,}", re.ASCII)
 _RAY_MODULE = "holdfast_service.cluster.ray_cluster"
 """Loads Ray."""
 
 Connect = Callable[[Callable[[], str]], "RayCluster"]
 """Connects to the Ray cluster at the address that its argument finds, and again whenever that
 connection is lost. Raises ClusterUnavailable."""
+
+OnReady = Callable[[ServerFile, str | None], None]
+"""Called with the server's file, and with a code that opens the dashboard if it needs one."""
 
 _log = structlog.get_logger()
 
@@ -106,17 +114,20 @@ def trusted_addresses(
     return own | {host for _, host, _ in proxies}, frozenset(proxies)
 
 
-async def serve(
-    settings: Settings, *, exposed: bool = False, on_ready: Callable[[ServerFile], None]
-) -> None:
+async def serve(settings: Settings, *, exposed: bool = False, on_ready: OnReady) -> None:
     """Serve until SIGTERM or SIGINT. Raises ServeError.
 
-    There is no authentication yet: a host that is not loopback is refused unless `exposed`.
+    There is no authentication for several users yet: a host that is not loopback is refused unless
+    `exposed`.
     """
     if not is_loopback(settings.host) and not exposed:
         raise ServeError(
-            f"{settings.host} can be reached from other machines and there is no authentication: "
+            f"{settings.host} can be reached from other machines, and a server has one user: "
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
+        )
+    if exposed and settings.auth == "local":
+        raise ServeError(
+            "--auth local contradicts --expose-without-authentication: leave one of them out"
         )
     trusted_addresses(settings, exposed)
     _refuse_wrong_certificate(settings)
@@ -288,16 +299,19 @@ async def _run(
     listener: socket.socket,
     stopping: asyncio.Event,
     exposed: bool,
-    on_ready: Callable[[ServerFile], None],
+    on_ready: OnReady,
 ) -> None:
     sender = tracing.provider()
     if sender is not None:
         store.on_incident_closed = tracing.incident_tracer(sender)
     reconciler = Reconciler(store, cluster, settings)
     names, origins = trusted_addresses(settings, exposed)
+    token = None if exposed or settings.auth == "none" else server_token(settings.token_file)
+    access = None if token is None else LocalAccess(token)
     services = replace(
         services_over(store, cluster, settings, reconciler.wake, reconciler.wake_for_nodes),
         probes=_probes(store, cluster, reconciler, settings),
+        access=access,
         stopping=stopping,
         allowed_hosts=names,
         allowed_origins=origins,
@@ -309,7 +323,8 @@ async def _run(
     operations = asyncio.create_task(services.operation_runner.run(), name="operations")
     reconciling.add_done_callback(lambda _task: stopping.set())
     try:
-        with _server_file(settings, listener, on_ready):
+        with _server_file(settings, listener, token) as server:
+            on_ready(server, None if access is None else access.issue_code())
             await _http(services, settings, listener, sender)
     finally:
         stopping.set()
@@ -509,8 +524,8 @@ def bound(settings: Settings) -> socket.socket:
 
 @contextlib.contextmanager
 def _server_file(
-    settings: Settings, listener: socket.socket, on_ready: Callable[[ServerFile], None]
-) -> Iterator[None]:
+    settings: Settings, listener: socket.socket, token: str | None
+) -> Iterator[ServerFile]:
     """Write `server.json` while the server runs; leaves another server's file alone at the end."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -519,16 +534,30 @@ def _server_file(
         address=f"{scheme}://{shown}:{port}",
         pid=os.getpid(),
         data_dir=str(settings.data_dir.resolve()),
+        token=token,
     )
     path: Path = settings.data_dir / SERVER_FILE
     local_cluster.write_private(path, server.model_dump_json())
-    on_ready(server)
     try:
-        yield
+        yield server
     finally:
         with contextlib.suppress(OSError, ValueError):
             if ServerFile.model_validate_json(path.read_text()).pid == server.pid:
                 path.unlink()
+
+
+def server_token(path: Path) -> str:
+    """The token of the data directory, made at the first start. Raises ServeError."""
+    try:
+        create_private(path, secrets.token_urlsafe(32))
+        token = read_private(path).decode().strip()
+    except PrivateFileRefused as error:
+        raise ServeError(str(error)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServeError(f"cannot read the token of this server: {error}") from error
+    if not _TOKEN.fullmatch(token):
+        raise ServeError(f"{path} holds no token: remove it, and a new one is made")
+    return token
 
 
 def _install_signal_handlers(stopping: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from holdfast.rest.local_access import LocalAccess
 from holdfast.rest.origins import Origin
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.job_model.supervisor_protocol import Cluster
@@ -61,6 +62,8 @@ class Services:
     """Host names that requests may use; None: any (the server was exposed on purpose)."""
     allowed_origins: frozenset[Origin] = frozenset()
     """Origins of web pages that may send requests, beside the server's own."""
+    access: LocalAccess | None = None
+    """Who may send requests; None: everybody."""
     max_body_bytes: int = 2**20
     max_code_bytes: int = 2**25
     metrics_of_jobs: bool = False

@@ -276,8 +276,10 @@ def test_login_stores_a_server_for_its_owner_only(
     assert shown["address"]["from"] == "context lab"
     assert token not in json.dumps(shown)
     with Client() as client, Client("http://127.0.0.1:1") as elsewhere:
-        assert client.server.token == token
-        assert elsewhere.server.token is None, "a token is sent to its own server only"
+        found = client.server.find_credential()
+        assert found is not None and (found.token, found.uid) == (token, os.getuid())
+        sent_elsewhere = elsewhere.server.find_credential()
+        assert sent_elsewhere is None, "a token is sent to its own server only"
     assert run(["login", server.address, "--token", "--name", "x"]) == ExitCode.USAGE
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
     assert run(["login", server.address, "--name", "read", "--token", "-"]) == 0

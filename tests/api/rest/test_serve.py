@@ -218,7 +218,7 @@ def test_a_killed_server_leaves_the_cluster_and_the_next_adopts_it(data_dir: Pat
     assert local_cluster.find(data_dir) == cluster
 
     second = started(data_dir)
-    with Client(address(second)) as client:
+    with Client(address(second), data_dir=data_dir) as client:
         assert client.ready().checks == {"database": "ok", "cluster": "ok", "reconciler": "ok"}
         eventually(lambda: client.cluster().capacity.gpus == len(GPUS), START_S)
         assert [node.gpus for node in client.nodes() if node.cpus] == [len(GPUS)]
@@ -250,6 +250,10 @@ def test_a_server_stopped_during_its_start_leaves_nothing(data_dir: Path) -> Non
     assert processes.of_cluster(cluster.cluster_id) == []
     assert not Path(cluster.temp_dir).exists()
     assert not Path(cluster.shm_root).exists()
+
+
+def _ignore(_server: ServerFile, _code: str | None) -> None:
+    pass
 
 
 class _ClosableCluster(FakeCluster):
@@ -285,7 +289,11 @@ async def test_a_server_with_a_certificate_serves_https_only_and_leaves_its_addr
     def ask(server: ServerFile) -> None:
         assert server.address.startswith("https://127.0.0.1:")
         try:
-            found = httpx.get(f"{server.address}/api/v1/jobs", verify=trusting, timeout=DEADLINE_S)
+            url, token = (
+                f"{server.address}/api/v1/jobs",
+                {"Authorization": f"Bearer {server.token}"},
+            )
+            found = httpx.get(url, headers=token, verify=trusting, timeout=DEADLINE_S)
             answers.append(found.status_code)
             with pytest.raises(httpx.TransportError):
                 httpx.get(server.address.replace("https", "http"), timeout=DEADLINE_S)
@@ -295,7 +303,8 @@ async def test_a_server_with_a_certificate_serves_https_only_and_leaves_its_addr
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def ready(server: ServerFile) -> None:
+    def ready(server: ServerFile, code: str | None) -> None:
+        assert code is not None and server.token is not None
         files.append(ServerFile.model_validate_json(file.read_text()))
         assert file.stat().st_mode & 0o777 == 0o600
         assert files == [server]
@@ -355,11 +364,11 @@ async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reaso
     )
     settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379", store_uri="/store")
     with pytest.raises(serve.ServeError, match=r"its raylet has died; .* Start the server again"):
-        await asyncio.wait_for(serve.serve(settings, on_ready=lambda _: None), DEADLINE_S)
+        await asyncio.wait_for(serve.serve(settings, on_ready=_ignore), DEADLINE_S)
 
 
 async def test_only_a_cluster_of_its_own_can_be_autoscaled(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", autoscale=True)
     with pytest.raises(serve.ServeError, match="give its --ray-address too"):
-        await serve.serve(settings, on_ready=lambda _: None)
+        await serve.serve(settings, on_ready=_ignore)
     assert not settings.data_dir.exists()

@@ -47,7 +47,7 @@ def served(bound):
         ray.init(address, log_to_driver=False)
         line = server.stdout.readline()
         assert line, (folder / "server.log").read_text()
-        with Client(json.loads(line)["address"]) as client:
+        with Client(json.loads(line)["address"], data_dir=folder / "server") as client:
             yield server, client
         ray.shutdown()
 """

@@ -87,7 +87,7 @@ def test_a_job_runs_on_nodes_that_do_not_see_the_servers_folder(
         serving(data_dir, cluster, bucket, s3_server) as address,
     ):
         cluster.add_node(cpus=1)  # meanwhile the server starts
-        with Client(address()) as client:
+        with Client(address(), data_dir=data_dir) as client:
             if can_hide():
                 with pytest.raises(InvalidSpec, match="does not exist on the node"):
                     client.submit({**JOB, "data": {"source": str(data_dir / "text.txt")}})

@@ -2,6 +2,7 @@
  * Unreachable (the server did not answer). */
 
 import { earlyAnswer } from "./early";
+import { refused, setRefused, withKey } from "./session";
 import { parsed, rfc3339 } from "./times";
 import type { Problem, ProblemFault } from "./types";
 
@@ -50,7 +51,7 @@ export function url(path: string, query: Query = {}): string {
 export async function request(address: string, options: RequestInit = {}): Promise<Response> {
   let response: Response;
   try {
-    response = await fetch(address, options);
+    response = await fetch(address, { ...options, headers: withKey(options.headers) });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new Unreachable();
@@ -60,8 +61,13 @@ export async function request(address: string, options: RequestInit = {}): Promi
 
 /** The response if it is a success; raises ApiError otherwise. */
 export async function checked(response: Response): Promise<Response> {
-  if (!response.ok) throw await problem(response);
-  return response;
+  if (response.ok) {
+    setRefused(null);
+    return response;
+  }
+  const error = await problem(response);
+  if (error.status === 401) setRefused(refused() ?? error.message); // the first reason, of a code perhaps, says most
+  throw error;
 }
 
 export async function get<T>(path: string, query?: Query, signal?: AbortSignal): Promise<T> {
@@ -102,6 +108,8 @@ export interface SendOptions {
   body?: Body;
   /** A request with the same key and body takes effect once, however often it is sent. */
   key?: string;
+  /** Opens a session. */
+  code?: string;
   signal?: AbortSignal;
 }
 
@@ -109,9 +117,10 @@ export interface SendOptions {
 export async function send<T>(
   method: "POST" | "PUT" | "DELETE",
   path: string,
-  { query, body, key, signal }: SendOptions = {},
+  { query, body, key, code, signal }: SendOptions = {},
 ): Promise<T> {
   const headers: Record<string, string> = { Accept: "application/json" };
+  if (code) headers["Holdfast-Code"] = code;
   if (body) headers["Content-Type"] = body.type;
   if (key) headers["Idempotency-Key"] = key;
   const options: RequestInit = { method, headers };

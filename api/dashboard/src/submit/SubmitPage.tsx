@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "react";
 import { useLocation } from "wouter";
-import { ApiError, BASE, idempotencyKey, send } from "../api/client";
+import { ApiError, idempotencyKey, request, send, url } from "../api/client";
 import type { JobView, ProblemFault } from "../api/types";
 import { useJob, useResource } from "../data";
 import { plural } from "../format";
@@ -28,7 +28,7 @@ export default function SubmitPage() {
   const from = params.get("from");
   const step = params.get("step");
   const [text, setText] = useState(() => (from ? "" : (sessionStorage.getItem(DRAFT) ?? TEMPLATES[0]?.text ?? "")));
-  const schema = useResource("openapi", async (signal) => (await fetch(`${BASE}/openapi.json`, { signal })).json() as Promise<Document>);
+  const schema = useResource("openapi", async (signal) => (await request(url("/openapi.json"), { signal })).json() as Promise<Document>);
   const origin = useJob(from);
   const input = useRef<HTMLTextAreaElement>(null);
 

@@ -7,12 +7,13 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from pydantic import ValidationError
 
 from holdfast.cli.common import NotUnderstood
+from holdfast.cli.dashboard import dashboard_link
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.schemas import ServerFile
@@ -26,6 +27,10 @@ def serve(
     *,
     host: Annotated[str | None, Parameter(help="Default 127.0.0.1.")] = None,
     port: Annotated[int | None, Parameter(help="Default 8642; 0: any free one.")] = None,
+    auth: Annotated[
+        Literal["local", "none"] | None,
+        Parameter(help="Who may use it: who has the token in the data directory, or everybody."),
+    ] = None,
     data_dir: Annotated[Path | None, Parameter(help="Default ~/.holdfast.")] = None,
     database_url: Annotated[
         str | None, Parameter(help="Default: SQLite in the data directory.")
@@ -88,6 +93,7 @@ def serve(
     settings = settings_of(
         host=host,
         port=port,
+        auth=auth,
         data_dir=data_dir,
         database_url=database_url,
         ray_address=ray_address,
@@ -114,14 +120,16 @@ def serve(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     log_setup.configure(timestamps=True, json_fields=None if sys.stderr.isatty() else {})
 
-    def ready(started: ServerFile) -> None:
-        if json:
-            output.print_json(started)
-        else:
-            output.stderr().print(
-                f"Holdfast serves at {started.address} (data in {started.data_dir}); "
-                "Ctrl-C stops it"
-            )
+    def ready(started: ServerFile, code: str | None) -> None:
+        if json:  # without the token: programs log what they read here
+            output.print_json(started.model_copy(update={"token": None}))
+            return
+        output.stderr().print(
+            f"Holdfast serves at {started.address} (data in {started.data_dir}); Ctrl-C stops it"
+        )
+        if code is not None:
+            link = dashboard_link(started.address, code)
+            output.stderr().print(f"Dashboard, for one browser: {link}", soft_wrap=True)
 
     try:
         asyncio.run(server.serve(settings, exposed=expose_without_authentication, on_ready=ready))

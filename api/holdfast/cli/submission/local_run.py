@@ -17,6 +17,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
+from holdfast.cli.dashboard import dashboard_link
 from holdfast.cli.printing import output
 from holdfast.cli.submission import interruption
 from holdfast.cli.submission.rank_output import RankOutput
@@ -70,10 +71,10 @@ def local_server(nodes: int, name: str, data_dir: Path | None) -> Iterator[Local
         with (
             shown,
             child_server(folder, nodes, shown.look) as server,
-            Client(server.address, retry_s=RETRY_S) as client,
+            Client(server.address, data_dir=folder, retry_s=RETRY_S) as client,
         ):
             _await_nodes(client, nodes)
-            shown.end(server.address)
+            shown.end(dashboard_link(server.address, client.session_code().code))
             try:
                 yield LocalServer(client, folder)
             finally:
@@ -122,10 +123,11 @@ class _StartDisplay:
             self._console.print(found)
         self._last = found
 
-    def end(self, address: str) -> None:
+    def end(self, link: str) -> None:
         self._stop()
         took = output.seconds(time.monotonic() - self._began)
-        self._console.print(f"the server of this run, {address}, is ready after {took}")
+        self._console.print(f"the server of this run is ready after {took}; its dashboard:")
+        self._console.print(link, soft_wrap=True)
 
     def _stop(self) -> None:
         if self._live is not None:

@@ -32,7 +32,7 @@ from holdfast.client.calls import (
 )
 from holdfast.errors import WaitTimeout
 from holdfast.formats import code_archive, requirements_file
-from holdfast.schemas import Readiness, Version
+from holdfast.schemas import Readiness, SessionCode, Version
 from holdfast_service.job_model.times import rfc3339
 from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.checkpoints import CheckpointView
@@ -78,7 +78,7 @@ class AsyncRequestMethods:
         retry_s: float = 10.0,
     ) -> None:
         server = addresses.find(address, context=context, data_dir=data_dir, token=token)
-        self._transport = AsyncTransport(server.address, timeout_s, retry_s, server.token)
+        self._transport = AsyncTransport(server, timeout_s, retry_s)
         self.server = server
 
     @property
@@ -515,6 +515,10 @@ class AsyncRequestMethods:
     async def version(self) -> Version:
         """The version and the build of the server."""
         return await self._get("/version", Version)
+
+    async def session_code(self) -> SessionCode:
+        """A code that lets one browser in: for `/#code=` of the dashboard's address."""
+        return await self._send("POST", "/api/v1/session/codes", SessionCode)
 
     async def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not ready."""

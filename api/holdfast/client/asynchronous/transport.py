@@ -11,6 +11,7 @@ import httpx
 from httpx_sse import EventSource
 
 from holdfast.client import http_answers
+from holdfast.client.address import ServerAddress
 from holdfast.client.async_waiting import off_loop, sleep
 from holdfast.client.calls import Call, Feed, Pages
 from holdfast.client.retry import RetrySchedule
@@ -21,10 +22,10 @@ T = TypeVar("T")
 class AsyncTransport:
     """Sends requests over one connection."""
 
-    def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
-        self.address = address
+    def __init__(self, server: ServerAddress, timeout_s: float, retry_s: float) -> None:
+        self.address = server.address
         self._retry_s = retry_s
-        self._http = httpx.AsyncClient(**http_answers.settings(address, timeout_s, token))
+        self._http = httpx.AsyncClient(**http_answers.settings(server, timeout_s))
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -33,7 +33,7 @@ from holdfast.client.synchronous.transport import Transport
 from holdfast.client.waiting import off_loop, sleep
 from holdfast.errors import WaitTimeout
 from holdfast.formats import code_archive, requirements_file
-from holdfast.schemas import Readiness, Version
+from holdfast.schemas import Readiness, SessionCode, Version
 from holdfast_service.job_model.times import rfc3339
 from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.checkpoints import CheckpointView
@@ -79,7 +79,7 @@ class RequestMethods:
         retry_s: float = 10.0,
     ) -> None:
         server = addresses.find(address, context=context, data_dir=data_dir, token=token)
-        self._transport = Transport(server.address, timeout_s, retry_s, server.token)
+        self._transport = Transport(server, timeout_s, retry_s)
         self.server = server
 
     @property
@@ -511,6 +511,10 @@ class RequestMethods:
     def version(self) -> Version:
         """The version and the build of the server."""
         return self._get("/version", Version)
+
+    def session_code(self) -> SessionCode:
+        """A code that lets one browser in: for `/#code=` of the dashboard's address."""
+        return self._send("POST", "/api/v1/session/codes", SessionCode)
 
     def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not ready."""

@@ -12,6 +12,7 @@ import httpx
 from httpx_sse import EventSource
 
 from holdfast.client import http_answers
+from holdfast.client.address import ServerAddress
 from holdfast.client.calls import Call, Feed, Pages
 from holdfast.client.retry import RetrySchedule
 from holdfast.client.waiting import off_loop, sleep
@@ -22,10 +23,10 @@ T = TypeVar("T")
 class Transport:
     """Sends requests over one connection."""
 
-    def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
-        self.address = address
+    def __init__(self, server: ServerAddress, timeout_s: float, retry_s: float) -> None:
+        self.address = server.address
         self._retry_s = retry_s
-        self._http = httpx.Client(**http_answers.settings(address, timeout_s, token))
+        self._http = httpx.Client(**http_answers.settings(server, timeout_s))
 
     def close(self) -> None:
         self._http.close()

@@ -23,6 +23,7 @@ _log = structlog.get_logger()
 
 CODE_OF_STATUS = {
     400: "bad_request",
+    401: "unauthorized",
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
@@ -37,6 +38,7 @@ CODE_OF_STATUS = {
 }
 STATUS_DESCRIPTIONS = {
     400: "The request is malformed.",
+    401: "The server does not know the sender.",
     403: "The server does not allow this operation.",
     404: "The resource does not exist.",
     406: "The response has another media type.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter
 
@@ -13,14 +14,20 @@ from holdfast.schemas import Health, Readiness
 router = APIRouter(tags=["health"])
 
 OK = "ok"
+OPEN: dict[str, Any] = {"security": []}  # for probes of service managers, which have no token
 
 
-@router.get("/healthz", summary="The process is alive")
+@router.get("/healthz", summary="The process is alive", openapi_extra=OPEN)
 async def healthz() -> Health:
     return Health(status=OK)
 
 
-@router.get("/readyz", summary="Database, cluster and reconciler answer", responses=documented(503))
+@router.get(
+    "/readyz",
+    summary="Database, cluster and reconciler answer",
+    responses=documented(503),
+    openapi_extra=OPEN,
+)
 async def readyz(services: ServicesDep) -> Readiness:
     checks = await run_probes(services)
     if services.stopping.is_set():
