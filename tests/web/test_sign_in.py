@@ -34,7 +34,7 @@ def notice(page: Any) -> Any:
     return page.get_by_role("alert").filter(has_text="This browser is not signed in")
 
 
-@pytest.mark.story("sign-in page")
+@pytest.mark.story("sign in page")
 def test_a_link_lets_one_browser_in(
     open_page: Callable[..., Any], locked: LiveServer, access: LocalAccess
 ) -> None:

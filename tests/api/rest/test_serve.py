@@ -81,7 +81,7 @@ def test_a_host_reachable_by_others_is_refused(
         assert not is_loopback(host)
     arguments = ["serve", "--host", "0.0.0.0", "--data-dir", str(tmp_path)]
     assert run(arguments) == ExitCode.SERVER
-    assert "no authentication" in capsys.readouterr().err
+    assert "a server has one user" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
