@@ -292,7 +292,8 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()
-    authentication.principal_of = timed(authentication.principal_of, data_dir / "checks")
+    checks = timed(authentication.principal_of, data_dir / "checks")
+    authentication.principal_of = checks  # type: ignore[assignment]
     services = replace(
         services_over(store, cluster, settings, reconciler.wake),
         stopping=stopping,

@@ -136,7 +136,8 @@ def authorization(client: Client) -> str | None:
     http = client._transport._http
     assert http.auth is not None
     request = next(http.auth.sync_auth_flow(http.build_request("GET", "/version")))
-    return request.headers.get("authorization")
+    found: str | None = request.headers.get("authorization")
+    return found
 
 
 def test_a_token_is_sent_as_a_bearer_token(server: LiveServer, client: Client) -> None:
