@@ -16,8 +16,8 @@ from typing import IO
 from holdfast_service.errors import ContentGone, StorageUnavailable
 from holdfast_service.views.operations import ContentView
 from holdfast_workers.checkpoint import export, manifest
-from holdfast_workers.checkpoint.local_files import sync_folder
 from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.private_files import sync_folder
 
 _SUFFIX = ".safetensors"
 

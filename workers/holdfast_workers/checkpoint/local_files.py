@@ -25,6 +25,7 @@ from holdfast_workers.checkpoint.storage import (
     StorageDenied,
     TransientStorageError,
 )
+from holdfast_workers.private_files import sync_folder
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
@@ -199,12 +200,3 @@ def _make_folder(folder: Path) -> None:
 def _sync(stream: IO[bytes]) -> None:
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in the folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
