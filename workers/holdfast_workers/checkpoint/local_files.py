@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -28,6 +29,7 @@ from holdfast_workers.checkpoint.storage import (
 from holdfast_workers.private_files import sync_folder
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_MOST_READ_WHOLE = 1 << 30
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -70,12 +72,16 @@ class LocalStorage:
     def read(self, name: str) -> bytes:
         path = self._root / name
         with _translated(path):
+            size = _size_of_file(path)
+            if size > _MOST_READ_WHOLE:
+                raise StorageDenied(str(path), f"it has {size} bytes, too many to be read at once")
             return path.read_bytes()
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[ObjectReader]:
         path = self._root / name
         with _translated(path):
+            _size_of_file(path)
             stream = path.open("rb", buffering=0)
         with stream:
             yield _Reader(stream, path)
@@ -150,6 +156,14 @@ class _Reader:
                     break
                 filled += count
         return filled
+
+
+def _size_of_file(path: Path) -> int:
+    """Raises StorageDenied for anything but a file: a pipe that nobody writes would block."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageDenied(str(path), "it is no regular file")
+    return status.st_size
 
 
 @contextlib.contextmanager
