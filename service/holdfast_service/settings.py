@@ -19,7 +19,7 @@ from pydantic_settings import (
 )
 
 from holdfast_service.policy.quarantine import QuarantineRules
-from holdfast_service.secret_files import refusal
+from holdfast_workers.private_files import PrivateFileRefused, read_private
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -442,11 +442,10 @@ def _refuse_wrong_files(folder: Path, settings: type[BaseSettings]) -> None:
                 "setting of the server goes into the environment"
             )
         try:
-            with path.open("rb") as file:
-                refused = refusal(file.fileno(), path)
+            read_private(path)
+        except PrivateFileRefused as error:
+            raise FileRefused(f"the setting {error}") from error
         except OSError as error:
             raise FileRefused(
                 f"cannot read the setting {path}: {error.strerror}; let this user read it"
             ) from error
-        if refused is not None:
-            raise FileRefused(f"the setting {path} is refused: {refused}")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from holdfast.errors import InvalidConfig
+from holdfast_workers.private_files import write_private
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 OTHERS_MASK = 0o077
@@ -91,14 +91,7 @@ def store(config: Config) -> None:
     target = path()
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # 0600
-        partial = Path(name)
-        try:
-            with os.fdopen(number, "w") as file:
-                file.write(json.dumps(config.model_dump(exclude_none=True), indent=2) + "\n")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_private(target, json.dumps(config.model_dump(exclude_none=True), indent=2) + "\n")
     except OSError as error:
         raise InvalidConfig(f"{target}: {error.strerror}") from error
 

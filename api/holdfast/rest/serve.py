@@ -45,12 +45,16 @@ from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnava
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.remote_tier import server_store
-from holdfast_service.secret_files import refusal
 from holdfast_service.settings import Settings
 from holdfast_service.store import installation
 from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
 from holdfast_service.store.migrate import UnknownSchema
-from holdfast_workers.private_files import PrivateFileRefused, create_private, read_private
+from holdfast_workers.private_files import (
+    PrivateFileRefused,
+    create_private,
+    read_private,
+    write_private,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -192,15 +196,14 @@ def _refuse_wrong_certificate(settings: Settings) -> None:
     try:
         # With a password, an encrypted key is an error instead of a question on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-        with key.open("rb") as file:
-            refused = refusal(file.fileno(), key)
+        read_private(key)
+    except PrivateFileRefused as error:
+        raise ServeError(f"HOLDFAST_HTTPS_KEY_FILE: {error}") from error
     except OSError as error:
         raise ServeError(
             f"cannot serve https with {certificate} and {key} ({error}): {names} must be a "
             "certificate and its own key, not encrypted, in PEM, readable by this user"
         ) from error
-    if refused is not None:
-        raise ServeError(f"HOLDFAST_HTTPS_KEY_FILE: {key} is refused: {refused}")
 
 
 def _refuse_wrong_store(settings: Settings) -> None:
@@ -537,7 +540,7 @@ def _server_file(
         token=token,
     )
     path: Path = settings.data_dir / SERVER_FILE
-    local_cluster.write_private(path, server.model_dump_json())
+    write_private(path, server.model_dump_json())
     try:
         yield server
     finally:

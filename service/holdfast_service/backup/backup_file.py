@@ -26,6 +26,8 @@ from typing import IO, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from holdfast_workers.private_files import sync_folder
+
 FORMAT = 1
 MANIFEST = "manifest.json"
 _LARGEST_MANIFEST = 64 << 20
@@ -157,11 +159,7 @@ class BackupWriter:
         os.fsync(self._file.fileno())
         self._refuse_to_replace()
         self._fresh.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._path.parent)
         return self._path.stat().st_size
 
     def _refuse_to_replace(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from holdfast_service.backup.backup_file import BackupError
 from holdfast_service.settings import JOB_KEY, SECRETS, Settings
+from holdfast_workers.private_files import PrivateFileRefused, read_private
 
 _SECRET_FILE = re.compile(rf"{SECRETS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}\.json")
 _FOLDER = "keys/"
@@ -22,6 +23,14 @@ def present_keys(settings: Settings) -> Iterator[tuple[str, Path]]:
             name = f"{SECRETS}/{path.name}"
             if _SECRET_FILE.fullmatch(name) and path.is_file():
                 yield _FOLDER + name, path
+
+
+def read_key(path: Path) -> bytes:
+    """Raises BackupError for a file that others could have read or written."""
+    try:
+        return read_private(path)
+    except PrivateFileRefused as error:
+        raise BackupError(str(error)) from error
 
 
 def is_job_key(member: str) -> bool:

@@ -19,7 +19,7 @@ from holdfast_service.backup.backup_file import (
     Contents,
     TableContents,
 )
-from holdfast_service.backup.keys import is_job_key, present_keys
+from holdfast_service.backup.keys import is_job_key, present_keys, read_key
 from holdfast_service.backup.table_rows import (
     columns_of,
     lines_of,
@@ -140,7 +140,7 @@ def _add_keys(
 ) -> tuple[Contents, ...]:
     added = []
     for name, path in present_keys(settings):
-        content = path.read_bytes()
+        content = read_key(path)
         if is_job_key(name) and fingerprint not in (None, fingerprint_of(content)):
             raise BackupError(
                 f"{path} is not the key of this database: give the server's HOLDFAST_KEYS_DIR and "

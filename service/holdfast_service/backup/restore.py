@@ -23,16 +23,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_service.backup.backup_file import BackupError, BackupManifest, BackupReader
-from holdfast_service.backup.keys import is_job_key, place_of
+from holdfast_service.backup.keys import is_job_key, place_of, read_key
 from holdfast_service.backup.make import Progress, refusals, saved_settings, sqlite_file
 from holdfast_service.backup.table_rows import columns_of, insert, present_tables
 from holdfast_service.job_model.lifecycle import TERMINAL
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store, is_refused
-from holdfast_service.store.installation import create_private_file, fingerprint_of
+from holdfast_service.store.installation import fingerprint_of
 from holdfast_service.store.migrate import newest_revision, require_known, upgrade
 from holdfast_service.store.models import Base, Intent, JobRecord
 from holdfast_service.store.transaction import Effect
+from holdfast_workers.private_files import create_private
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ async def _restore(
         # Keys first: a server that starts before the commit finds an empty database, and makes no
         # key that would be in the way.
         for path, content in keys.items():
-            create_private_file(path, content)
+            create_private(path, content)
         await connection.run_sync(upgrade, plan.manifest.revision)
         await _insert(connection, backup, progress)
         await connection.run_sync(upgrade)
@@ -154,13 +155,13 @@ def _missing_keys(backup: BackupReader, settings: Settings) -> dict[Path, bytes]
         path, content = place_of(contents.name, settings), backup.read(contents)
         if not path.exists():
             found[path] = content
-        elif path.read_bytes() != content:
+        elif read_key(path) != content:
             raise BackupError(
                 f"{path} is another key than the backup's: move it away, or choose an empty "
                 "--data-dir (or HOLDFAST_KEYS_DIR)"
             )
     fingerprint, key = backup.manifest.key_fingerprint, settings.job_key_file
-    if key.exists() and fingerprint not in (None, fingerprint_of(key.read_bytes())):
+    if key.exists() and fingerprint not in (None, fingerprint_of(read_key(key))):
         raise BackupError(
             f"{key} is not the key of the installation that was backed up: move it away, and copy "
             "the right one there"

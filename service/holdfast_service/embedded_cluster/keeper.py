@@ -37,7 +37,6 @@ from holdfast_service.embedded_cluster.local_cluster import (
     LocalNode,
     RayHealthCheck,
     folder,
-    write_private,
 )
 from holdfast_service.embedded_cluster.node_shares import (
     NodeShare,
@@ -53,6 +52,7 @@ from holdfast_service.embedded_cluster.ray_settings import (
 )
 from holdfast_workers import log_setup
 from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
+from holdfast_workers.private_files import write_private
 
 LOOPBACK = "127.0.0.1"
 TICK_S = 1.0

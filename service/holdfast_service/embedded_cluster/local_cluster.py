@@ -32,6 +32,7 @@ from holdfast_service.embedded_cluster import processes
 from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, token_variables
 from holdfast_service.extras import Extra, install_command
 from holdfast_workers.ipc import environment
+from holdfast_workers.private_files import write_private
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
@@ -166,15 +167,6 @@ class ClusterFolder:
 
 def folder(data_dir: Path) -> ClusterFolder:
     return ClusterFolder(data_dir.resolve() / "cluster")
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically; at every moment only its owner can read it."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    fresh.replace(path)
 
 
 def ray_environment(token_path: Path) -> dict[str, str]:

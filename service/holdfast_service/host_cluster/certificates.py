@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from holdfast_service.embedded_cluster.local_cluster import write_private
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_workers.memory.peer_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from holdfast_workers.private_files import write_private
 
 DAYS = 3650
 """By default a certificate is valid as long as its authority."""

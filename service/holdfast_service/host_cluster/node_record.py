@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from holdfast_service.embedded_cluster.local_cluster import write_private
 from holdfast_service.host_cluster.certificates import CertificateFiles
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.ray_command import NodePlaces
+from holdfast_workers.private_files import write_private
 
 
 @dataclass(frozen=True)

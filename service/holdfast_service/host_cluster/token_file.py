@@ -5,25 +5,22 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from holdfast_service.embedded_cluster.local_cluster import write_private
 from holdfast_service.host_cluster.errors import HostClusterError
-from holdfast_service.secret_files import refusal
+from holdfast_workers.private_files import PrivateFileRefused, read_private, write_private
 
 
 def read_token(path: Path) -> str:
     """The token. Raises HostClusterError, also if other users can read the file
-    (`secret_files`)."""
+    (`private_files`)."""
     try:
-        with path.open() as file:
-            refused = refusal(file.fileno(), path)
-            token = file.read().strip()
+        token = read_private(path).decode().strip()
+    except PrivateFileRefused as error:
+        raise HostClusterError(f"the token file {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise HostClusterError(
             f"cannot read the token file {path}: {error}; copy the file that `holdfast cluster up` "
             "named on the head"
         ) from error
-    if refused is not None:
-        raise HostClusterError(f"the token file {path} is refused: {refused}")
     if not token or len(token.split()) != 1:
         raise HostClusterError(
             f"the token file {path} has no token in it: copy the file from the head again"

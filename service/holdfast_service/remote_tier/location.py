@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast_service.secret_files import refusal
-from holdfast_service.settings import Settings
+from holdfast_service.settings import SECRETS, Settings
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.s3_endpoint import is_same_endpoint
 from holdfast_workers.checkpoint.storage import (
@@ -32,6 +31,7 @@ from holdfast_workers.checkpoint.storage import (
     joined,
     local_folder,
 )
+from holdfast_workers.private_files import PrivateFileRefused, read_private
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import RemoteTierSpec, SpecFault
 
@@ -63,26 +63,31 @@ def read_secret(folder: Path, name: str) -> NamedSecret:
             f"{name!r} is not a valid name of a secret: use letters, digits and ._-"
         )
     path = folder / f"{name}.json"
+    shown = f"{SECRETS}/{path.name}"
+    """What users may know of the path."""
     try:
-        with path.open("rb") as file:
-            refused = refusal(file.fileno(), path)
-            content = file.read()
+        content = read_private(path)
+    except PrivateFileRefused as error:
+        raise SecretUnusable(
+            f"the server's file {shown} is refused: {error.why}; the operator must make it "
+            "readable for the server's user alone (chmod 600)"
+        ) from error
     except OSError as error:
         raise SecretUnusable(
-            f"the server has no secret {name!r} ({path}: {error.strerror}): create that file, "
-            f'mode 0600, with {{"access_key_id": "...", "secret_access_key": "...", '
-            '"bucket": "...", "endpoint": "..."}; without endpoint it is for AWS'
+            f"the server has no secret {name!r} ({shown}: {error.strerror}): the operator must "
+            'create that file beside its keys, mode 0600, with {"access_key_id": "...", '
+            '"secret_access_key": "...", "bucket": "...", "endpoint": "..."}; without endpoint it '
+            "is for AWS"
         ) from error
-    if refused is not None:
-        raise SecretUnusable(f"{path} is refused: {refused}")
     try:
         secret = json.loads(content)
     except ValueError:
         secret = None  # the error is dropped, as it may quote the secret
     if not isinstance(secret, dict) or not _REQUIRED_KEYS <= secret.keys() <= _ALLOWED_KEYS:
         raise SecretUnusable(
-            f"{path} must be a JSON object with access_key_id, secret_access_key, the bucket that "
-            "they are for, and optionally session_token and endpoint (without it: AWS)"
+            f"the server's file {shown} must be a JSON object with access_key_id, "
+            "secret_access_key, the bucket that they are for, and optionally session_token and "
+            "endpoint (without it: AWS)"
         )
     return NamedSecret(
         {key: str(secret[key]) for key in _CREDENTIALS if key in secret},

@@ -32,6 +32,7 @@ from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.remote_tier.location import SecretUnusable
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.services.data_paths import DataPaths
+from holdfast_service.services.named_folder import names_within
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
@@ -70,6 +71,8 @@ class InitSources:
         self._store = store
         self._data_paths = data_paths
         self._storage_calls = StorageCalls(settings)
+        # Folders of users may hang: jobs that start from other jobs do not wait behind them.
+        self._folder_calls = StorageCalls(settings)
         self._check_paths = settings.check_data_paths
 
     async def resolve(self, spec: JobSpec, job_id: str | None) -> dict[str, Any] | None:
@@ -88,7 +91,7 @@ class InitSources:
             if isinstance(named, FolderReference):
                 return await self._of_folder(spec, named, job_id)
             source, uri = await self._of_job(named)
-            return await self._check_and_hold(spec, uri, job_id, source)
+            return await self._check_and_hold(spec, uri, job_id, source, self._storage_calls)
         except BadCheckpoint as error:
             raise _invalid(str(error)) from error
         except StorageUnavailable as error:
@@ -128,9 +131,10 @@ class InitSources:
         storage = self._storage_calls.storage_at(named.uri, spec.model_dump(mode="json"))
         dcp = named.dcp
         if not dcp and named.uri.startswith("/"):
-            dcp = await self._storage_calls.run(_is_torch_checkpoint, storage)
+            dcp = await self._folder_calls.run(_is_torch_checkpoint, storage)
         if not dcp:
-            return await self._check_and_hold(spec, named.uri.rstrip("/"), job_id, None)
+            uri = named.uri.rstrip("/")
+            return await self._check_and_hold(spec, uri, job_id, None, self._folder_calls)
         return await self._of_torch_folder(spec, named.uri)
 
     async def _of_torch_folder(self, spec: JobSpec, folder: str) -> dict[str, Any]:
@@ -156,7 +160,7 @@ class InitSources:
                 raise _invalid(f"{metadata} {why}: give a folder that every node can read")
             return
         try:
-            if not await self._storage_calls.run(metadata.is_file):
+            if not await self._folder_calls.run(metadata.is_file):
                 raise _invalid(
                     f"{folder} has no {_DCP_METADATA}: it is not a torch.distributed checkpoint"
                 )
@@ -164,11 +168,16 @@ class InitSources:
             raise _invalid(f"cannot read {metadata}: {error.strerror}") from error
 
     async def _check_and_hold(
-        self, spec: JobSpec, uri: str, job_id: str | None, source: str | None
+        self,
+        spec: JobSpec,
+        uri: str,
+        job_id: str | None,
+        source: str | None,
+        calls: StorageCalls,
     ) -> dict[str, Any]:
         """Check the checkpoint by its manifest, and hold it for the job."""
-        storage = self._storage_calls.storage_at(uri, spec.model_dump(mode="json"))
-        manifest = await self._storage_calls.run(_manifest, storage)
+        storage = calls.storage_at(uri, spec.model_dump(mode="json"))
+        manifest = await calls.run(_manifest, storage)
         if manifest is None:
             raise _invalid(f"{uri} is not a complete checkpoint: it has no manifest")
         saved = _saved_state(manifest)
@@ -177,9 +186,7 @@ class InitSources:
         if why:
             raise _invalid(f"cannot start from {part} of {uri}: {'; '.join(why)}")
         try:
-            held = job_id is not None and await self._storage_calls.run(
-                _mark_as_needed, storage, job_id
-            )
+            held = job_id is not None and await calls.run(_mark_as_needed, storage, job_id)
         except marks.BeingRemoved as error:
             raise _invalid(str(error)) from error
         step = manifest.step if part is InitPart.EVERYTHING else 0
@@ -253,10 +260,11 @@ async def _find_job(session: AsyncSession, named: str) -> JobRecord | None:
 
 def _is_torch_checkpoint(storage: Storage) -> bool:
     """Whether it was saved by torch.distributed alone, which writes no manifest. An unfinished or
-    half removed checkpoint of Holdfast has none either: a job cannot start from it."""
-    if _manifest(storage) is not None or FOLDER_NAME.fullmatch(storage.uri.rpartition("/")[2]):
+    half removed checkpoint of Holdfast has none either: a job cannot start from it. Raises
+    StorageDenied for a folder that is too large: every further step looks through it."""
+    manifest, names = _manifest(storage), names_within(Path(storage.uri))
+    if manifest is not None or FOLDER_NAME.fullmatch(storage.uri.rpartition("/")[2]):
         return False
-    names = storage.objects()
     return _DCP_METADATA in names and not marks.has_own_marks(names)
 
 

@@ -10,10 +10,8 @@ not take over each other's jobs.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
-import os
 import secrets
 from pathlib import Path
 from uuid import uuid4
@@ -22,8 +20,8 @@ from sqlalchemy import Dialect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.secret_files import refusal
 from holdfast_service.store.models import Installation
+from holdfast_workers.private_files import PrivateFileRefused, create_private, read_private
 
 ID_DIGITS = 12
 KEY_BYTES = 32
@@ -64,40 +62,17 @@ def fingerprint_of(key: bytes) -> str:
 
 def load_or_create_key(path: Path) -> bytes:
     """The key in `path`, created if missing, and made readable by its owner only where that is
-    possible. Raises WrongKey, also if others can read it (`secret_files`)."""
-    create_private_file(path, secrets.token_bytes(KEY_BYTES))
+    possible. Raises WrongKey, also if others can read it (`private_files`)."""
+    create_private(path, secrets.token_bytes(KEY_BYTES))
     try:
         path.chmod(0o600)
     except OSError as error:
         if error.errno not in _NOT_OURS:
             raise
-    with path.open("rb") as file:
-        refused = refusal(file.fileno(), path)
-        key = file.read()
-    if refused is not None:
-        raise WrongKey(f"{path} is refused: {refused}")
+    try:
+        key = read_private(path)
+    except PrivateFileRefused as error:
+        raise WrongKey(str(error)) from error
     if len(key) != KEY_BYTES:
         raise WrongKey(f"{path} does not hold a key of {KEY_BYTES} bytes: remove it")
     return key
-
-
-def create_private_file(path: Path, content: bytes) -> None:
-    """Create the file, unless it exists, readable by its owner only.
-
-    The creation is atomic: the file is complete and on disk when it gets its name, even if several
-    processes create it at the same time or one dies meanwhile.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.exists():
-        return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was faster: its file counts
-            path.hardlink_to(fresh)
-    finally:
-        fresh.unlink()

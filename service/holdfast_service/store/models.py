@@ -202,7 +202,8 @@ class Event(Base):
 
 
 class Intent(Base):
-    """An intended effect on the cluster: written before the call and marked done after it."""
+    """An intended effect outside of the database: written before the call and marked done after
+    it."""
 
     __tablename__ = "intents"
 

@@ -31,13 +31,14 @@ from holdfast_service.store.models import AttemptMember, Event, Intent, JobRecor
 
 
 class Effect(StrEnum):
-    """An effect on the cluster on behalf of a job; the values name its intents."""
+    """An effect outside of the database on behalf of a job; the values name its intents."""
 
     START = "start"
     CANCEL = "cancel"
     CANCEL_NOW = "cancel.now"  # without a last checkpoint
     PAUSE = "pause"
     RELEASE = "release"
+    REMOVE_CHECKPOINTS = "remove.checkpoints"  # and then the job; see services/job_removal.py
     RESTORED = "restored"  # set by `holdfast restore` until the cluster was asked about the job
 
 

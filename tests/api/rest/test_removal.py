@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ def ended(server: LiveServer, client: Client) -> str:
     return job.id
 
 
+@pytest.fixture
+def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Files of checkpoints are removed once this is set."""
+    proceed, delete = threading.Event(), LocalStorage.delete
+
+    def slow(self: LocalStorage, name: str) -> None:
+        assert proceed.wait(60)
+        delete(self, name)
+
+    monkeypatch.setattr(LocalStorage, "delete", slow)
+    return proceed
+
+
 def rows_of(server: LiveServer, job_id: str) -> dict[str, int]:
     """Table -> number of rows of the job, of tables with any."""
     found: dict[str, int] = {}
@@ -52,6 +66,16 @@ def rows_of(server: LiveServer, job_id: str) -> dict[str, int]:
                 (count,) = database.execute(of_job, (job_id,)).fetchone()
                 found |= {table: count} if count else {}
     return found
+
+
+async def completed(server: LiveServer, now: float) -> list[str]:
+    """The jobs whose removal another server completes."""
+    store = await Store.open(server.settings)
+    try:
+        checkpoints = CheckpointService(store, server.settings)
+        return await JobRemoval(store, checkpoints, server.settings).complete_begun(now)
+    finally:
+        await store.close()
 
 
 def folder(server: LiveServer, job_id: str, step: int) -> Path:
@@ -102,13 +126,15 @@ def test_checkpoints_go_if_asked_but_none_if_one_is_pinned(
 
 
 @pytest.mark.seconds
+@pytest.mark.parametrize("by_server", [False, True])
 @pytest.mark.parametrize("claimed", [False, True])
-def test_an_interrupted_removal_is_completed_by_repeating_it(
+def test_an_interrupted_removal_is_completed_by_a_server_or_by_repeating_it(
     server: LiveServer,
     client: Client,
     ended: str,
     monkeypatch: pytest.MonkeyPatch,
     claimed: bool,
+    by_server: bool,
 ) -> None:
     """The server dies at the second checkpoint, before or after its row says that it is removed."""
     method = "_remove_claimed" if claimed else "_claim"
@@ -127,21 +153,18 @@ def test_an_interrupted_removal_is_completed_by_repeating_it(
     assert client.get(ended).state == "SUCCEEDED", "the job is still there, with one checkpoint"
     left = [step for step in (2, 4) if folder(server, ended, step).exists()]
     assert len(left) == 1
-    assert len(client.remove(ended, with_checkpoints=True).removed_checkpoints) == 1
+    if by_server:
+        assert asyncio.run(completed(server, time.time() + 3600)) == [ended]
+        assert len(client.remove(ended, with_checkpoints=True).removed_checkpoints) == 1
+    else:
+        assert len(client.remove(ended).removed_checkpoints) == 1
     assert not folder(server, ended, left[0]).exists()
     assert rows_of(server, ended) == {}
 
 
 def test_a_job_waits_for_checkpoints_that_are_being_removed(
-    server: LiveServer, client: Client, ended: str, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, client: Client, ended: str, held_back: threading.Event
 ) -> None:
-    proceed, delete = threading.Event(), LocalStorage.delete
-
-    def slow(self: LocalStorage, name: str) -> None:
-        assert proceed.wait(60)
-        delete(self, name)
-
-    monkeypatch.setattr(LocalStorage, "delete", slow)
     removed: list[RemovedJobView] = []
 
     def remove() -> None:
@@ -154,11 +177,52 @@ def test_a_job_waits_for_checkpoints_that_are_being_removed(
         eventually(lambda: any(item.deleted_at for item in client.checkpoints(ended).items))
         second.start()
     finally:
-        proceed.set()
+        held_back.set()
     for call in (first, second):
         call.join(DEADLINE_S)
     assert len(removed) == 2
     assert not any(folder(server, ended, step).exists() for step in (2, 4))
+
+
+@pytest.mark.seconds
+def test_a_change_during_a_removal_comes_too_late_to_refuse_it(
+    server: LiveServer, http: httpx.Client, ended: str, held_back: threading.Event
+) -> None:
+    at = f"/api/v1/jobs/{ended}"
+    read_as = {"If-Match": http.get(at).headers["ETag"]}
+    answers: list[httpx.Response] = []
+
+    def remove() -> None:
+        with httpx.Client(base_url=server.address, timeout=60) as own:
+            answers.append(own.delete(f"{at}?checkpoints=remove", headers=read_as))
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    try:
+        removed = f"{at}/checkpoints"
+        eventually(lambda: any(each["deleted_at"] for each in http.get(removed).json()["items"]))
+        labelled = http.patch(at, json={"labels": {"kept": "no"}})
+        assert labelled.status_code == 200, labelled.text
+    finally:
+        held_back.set()
+    removing.join(DEADLINE_S)
+    assert [answer.status_code for answer in answers] == [200], answers[0].text
+    assert http.get(at).status_code == 404
+
+
+@pytest.mark.seconds
+def test_a_refused_removal_is_forgotten(client: Client, http: httpx.Client, ended: str) -> None:
+    """The next one is decided anew: by the job as it is then."""
+    at = f"/api/v1/jobs/{ended}"
+    read_as = {"If-Match": http.get(at).headers["ETag"]}
+    client.pin_checkpoint(ended, 4)
+    assert http.delete(f"{at}?checkpoints=remove", headers=read_as).status_code == 409
+    client.unpin_checkpoint(ended, 4)
+    http.patch(at, json={"labels": {"owner": "bo"}})
+    for checkpoints in ("remove", "keep"):
+        refused = http.delete(f"{at}?checkpoints={checkpoints}", headers=read_as)
+        assert (refused.status_code, refused.json()["code"]) == (412, "job_changed")
+    assert len(http.delete(at).json()["kept_checkpoints"]) == 2
 
 
 @pytest.mark.seconds

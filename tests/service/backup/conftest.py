@@ -21,6 +21,7 @@ from holdfast_service.store.models import (
     RankStates,
     RemovedJob,
 )
+from holdfast_workers.private_files import create_private
 
 Databases = Callable[[str, str], Awaitable[Settings]]
 JOB = "01900000-0000-7000-8000-000000000001"
@@ -63,8 +64,7 @@ def filled(empty: Databases, tmp_path: Path) -> Databases:
 async def fill(settings: Settings) -> None:
     store = await Store.open(settings)
     key = load_or_create_key(settings.data_dir / JOB_KEY)
-    settings.secrets_dir.mkdir()
-    (settings.data_dir / SECRET).write_text('{"bucket": "b"}')
+    create_private(settings.data_dir / SECRET, '{"bucket": "b"}')
     async with store.write() as session:
         await check_key(session, key, settings.job_key_file)
         session.add(CodePackage(id="sha256:ff", content=bytes(range(256)) * 9, used_at=1e308))

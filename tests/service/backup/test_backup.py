@@ -29,6 +29,7 @@ from holdfast_service.settings import JOB_KEY, Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.migrate import newest_revision
 from holdfast_service.store.models import Event, Installation, JobRecord, LeaseOwner, RemovedJob
+from holdfast_workers.private_files import write_private
 
 KINDS = ("sqlite", "postgresql")
 _DYING = """
@@ -218,7 +219,7 @@ async def test_what_cannot_be_restored_is_refused_and_says_what_to_do(
         await restore(source, path, check=False)
     target = await empty("sqlite", "after")
     target.data_dir.mkdir()
-    (target.data_dir / JOB_KEY).write_bytes(b"x" * 32)
+    write_private(target.data_dir / JOB_KEY, b"x" * 32)
     with pytest.raises(BackupError, match="another key than the backup's"):
         await restore(target, path, check=False)
     assert not (target.data_dir / "holdfast.db").exists()
@@ -234,7 +235,7 @@ async def test_what_cannot_be_restored_is_refused_and_says_what_to_do(
     plan = await restore(target, tmp_path / "keyless", check=True)
     assert any("copy the installation's to" in advice for advice in plan.advice)
     assert list(target.data_dir.iterdir()) == []
-    (target.data_dir / JOB_KEY).write_bytes((source.data_dir / JOB_KEY).read_bytes())
+    write_private(target.data_dir / JOB_KEY, (source.data_dir / JOB_KEY).read_bytes())
     await restore(target, path, check=False)
 
 
@@ -247,13 +248,16 @@ async def test_what_cannot_be_backed_up_is_refused_and_leaves_no_file(
         await backed_up(await empty("sqlite", "nothing"), path)
     key = source.data_dir / JOB_KEY
     saved = key.read_bytes()
-    key.write_bytes(b"x" * 32)
+    key.chmod(0o640)
+    with pytest.raises(BackupError, match=r"key is refused: other users .* chmod 600"):
+        await backed_up(source, path)
+    write_private(key, b"x" * 32)
     with pytest.raises(BackupError, match="is not the key of this database"):
         await backed_up(source, path)
     key.unlink()
     with pytest.raises(BackupError, match="there is no key"):
         await backed_up(source, path)
-    key.write_bytes(saved)
+    write_private(key, saved)
     with contextlib.closing(sqlite3.connect(source.data_dir / "holdfast.db")) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
         database.commit()

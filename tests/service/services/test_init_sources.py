@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tests.support.waiting import DEADLINE_S
 from holdfast_service.errors import IdempotencyConflict, InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.services import init_sources, named_folder
 from holdfast_service.services import jobs as job_service
 from holdfast_service.services.init_sources import InitSources
 from holdfast_service.services.jobs import JobService
@@ -123,6 +126,49 @@ async def test_a_missing_source_is_a_fault(
     assert "own digest" in await _fault(jobs, "a/6")
     manifest.unlink()
     assert "no manifest" in await _fault(jobs, "a/6")
+
+
+async def test_a_folder_with_more_than_a_checkpoint_is_refused_before_it_is_looked_through(
+    jobs: JobService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named_folder, "MOST_ENTRIES", 20)
+    folder = tmp_path / "home"
+    for number in range(15):
+        (folder / f"folder{number}" / "inner").mkdir(parents=True)
+    for marker in ("", ".metadata"):
+        if marker:
+            (folder / marker).write_text("{}")
+        assert "name the folder of one checkpoint" in await _fault(jobs, str(folder))
+    monkeypatch.setattr(named_folder, "MOST_ENTRIES", 1000)
+    monkeypatch.setattr(named_folder, "LOOK_S", 0.0)
+    assert "name the folder of one checkpoint" in await _fault(jobs, str(folder))
+
+
+async def test_folders_that_hang_do_not_keep_jobs_from_starting_from_other_jobs(
+    jobs: JobService, source: JobView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed = threading.Event()
+
+    def hangs(folder: Path) -> set[str]:
+        assert proceed.wait(DEADLINE_S)
+        return set()
+
+    monkeypatch.setattr(init_sources, "names_within", hangs)
+    async with asyncio.TaskGroup() as looking:
+        waiting = [
+            looking.create_task(_fault(jobs, str(tmp_path / f"{number}"))) for number in range(20)
+        ]
+        job, _ = await jobs.submit(_spec("a/3"))
+        proceed.set()
+    assert job.origin is not None and job.origin.step == 3
+    assert all("not a complete checkpoint" in task.result() for task in waiting)
+
+
+async def test_a_pipe_in_place_of_a_manifest_is_refused_at_once(
+    jobs: JobService, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / MANIFEST)
+    assert "no regular file" in await _fault(jobs, str(tmp_path))
 
 
 async def test_a_source_that_does_not_fit_is_a_fault(jobs: JobService, source: JobView) -> None:

@@ -64,6 +64,8 @@ class Written:
         for path in data_dir.rglob("*"):
             if path.suffix in _TEXTS and "checkpoints" not in path.parts:
                 path.write_text(path.read_text().replace(DATA_DIR, str(data_dir)))
+            if path.suffix == ".key":
+                path.chmod(0o600)  # which a repository does not keep
         restored = sqlite3.connect(data_dir / DATABASE)
         restored.executescript(self.dump.replace(DATA_DIR, str(data_dir)))
         restored.close()

@@ -17,8 +17,17 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from holdfast_workers.checkpoint.load import load_state
-from holdfast_workers.checkpoint.manifest import CheckpointError, Manifest, OnRead, SavedTensor
-from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.checkpoint.manifest import (
+    MANIFEST,
+    BadCheckpoint,
+    CheckpointError,
+    Manifest,
+    OnRead,
+    SavedTensor,
+    read_manifest,
+)
+from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes, check_tiling
+from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
 from holdfast_workers.spec import ModelSpec
 from holdfast_workers.state.layout import (
@@ -63,18 +72,30 @@ class ExportPlan:
         return self.layout.payload_bytes
 
 
+def read_plan(checkpoint: Storage, *, hugging_face: bool = False) -> tuple[Manifest, ExportPlan]:
+    """The checkpoint's manifest and :func:`plan_export` of it. Raises ObjectMissing, StorageError,
+    and BadCheckpoint if its files have not the size that the manifest says: its word alone must
+    not fill a disk."""
+    manifest = read_manifest(checkpoint)
+    plan = plan_export(manifest, hugging_face=hugging_face)
+    check_sizes(manifest, checkpoint.objects())
+    return manifest, plan
+
+
 def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan:
     """Plan a file of the checkpoint's model weights under the model's own names. With several
     modules, the name of each precedes its own.
 
     `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata; only
-    for the built-in Llama. Raises NotExportable.
+    for the built-in Llama. Raises NotExportable, BadCheckpoint or IncompleteCheckpoint if the
+    manifest promises more than it can hold: the plan's size is at most that of the files.
     """
     if manifest.byteorder != "little":
         raise NotExportable("it was written on a big-endian host, safetensors is little-endian")
     parameters = model_parameters(manifest)
     if not parameters:
         raise NotExportable("it holds no weights of a model")
+    _check(manifest)
     metadata = {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
     prefix = module_prefix(parameters)
     names = {name: name.removeprefix(prefix) for name in parameters}
@@ -137,6 +158,18 @@ def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
 
 def _model_tensors(manifest: Manifest) -> Iterator[SavedTensor]:
     return (tensor for tensor in model_weights(manifest.tensors) if not tensor.per_rank)
+
+
+def _check(manifest: Manifest) -> None:
+    """Raises BadCheckpoint, IncompleteCheckpoint."""
+    tensors = list(_model_tensors(manifest))
+    for part in tensors:
+        expected = part.box.volume * _element(part)[1]
+        if part.nbytes != expected:
+            reason = f"{part.name} at {part.offsets} has {part.nbytes} bytes, not {expected}"
+            raise BadCheckpoint(joined(manifest.uri, MANIFEST), reason)
+    check_bytes(manifest, tensors)
+    check_tiling(manifest.uri, tensors)
 
 
 def _whole(tensor: SavedTensor, offset: int) -> TensorEntry:

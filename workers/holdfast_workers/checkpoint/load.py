@@ -34,6 +34,7 @@ from holdfast_workers.checkpoint.manifest import (
     complete_manifest,
     listed,
 )
+from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes
 from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.state.layout import StateLayout, TensorEntry, model_weights, module_of
 from holdfast_workers.state.object_room import rooms, with_rooms
@@ -97,7 +98,7 @@ def _load(
     on_read: OnRead = lambda _: None,
 ) -> list[str]:
     parts = _parts_for(rank, mesh, manifest)
-    _require_room(layout, parts)
+    _require_room(checkpoint, manifest, layout, parts)
     missing = []
     wanted: dict[str, list[_Transfer]] = defaultdict(list)
     for entry in layout.tensors:
@@ -140,9 +141,18 @@ class OtherRoom(CheckpointError):
         self.rooms = rooms
 
 
-def _require_room(layout: StateLayout, parts: dict[str, list[SavedTensor]]) -> None:
-    found = {name: parts[name][0].nbytes for name in rooms(layout) if name in parts}
+def _require_room(
+    checkpoint: Storage,
+    manifest: Manifest,
+    layout: StateLayout,
+    parts: dict[str, list[SavedTensor]],
+) -> None:
+    objects = {name: parts[name][0] for name in rooms(layout) if name in parts}
+    found = {name: saved.nbytes for name, saved in objects.items()}
     if with_rooms(layout, found) != layout:
+        # Memory of that size is allocated next: the files must have the bytes for it.
+        check_bytes(manifest, objects.values())
+        check_sizes(manifest, checkpoint.objects())
         raise OtherRoom(found)
 
 
@@ -162,7 +172,8 @@ class _Transfer:
             stream.readinto(self._target.reshape(-1).view(np.uint8).data)
             return
         for slab in self._slabs():
-            raw = memoryview(bytearray(slab.volume * self._item_bytes))
+            # Pages without bytes take no memory: the file may be shorter than its manifest says.
+            raw = memoryview(np.empty(slab.volume * self._item_bytes, np.uint8))
             stream.readinto(raw)
             common = slab.intersect(self._common)
             if common is not None:

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -25,8 +26,10 @@ from holdfast_workers.checkpoint.storage import (
     StorageDenied,
     TransientStorageError,
 )
+from holdfast_workers.private_files import sync_folder
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_MOST_READ_WHOLE = 1 << 30
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -69,12 +72,16 @@ class LocalStorage:
     def read(self, name: str) -> bytes:
         path = self._root / name
         with _translated(path):
+            size = _size_of_file(path)
+            if size > _MOST_READ_WHOLE:
+                raise StorageDenied(str(path), f"it has {size} bytes, too many to be read at once")
             return path.read_bytes()
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[ObjectReader]:
         path = self._root / name
         with _translated(path):
+            _size_of_file(path)
             stream = path.open("rb", buffering=0)
         with stream:
             yield _Reader(stream, path)
@@ -151,6 +158,14 @@ class _Reader:
         return filled
 
 
+def _size_of_file(path: Path) -> int:
+    """Raises StorageDenied for anything but a file: a pipe that nobody writes would block."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageDenied(str(path), "it is no regular file")
+    return status.st_size
+
+
 @contextlib.contextmanager
 def _translated(path: Path) -> Iterator[None]:
     """Raise the operating system's errors as storage errors."""
@@ -199,12 +214,3 @@ def _make_folder(folder: Path) -> None:
 def _sync(stream: IO[bytes]) -> None:
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in the folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -157,7 +157,8 @@ def read_manifest(checkpoint: Storage) -> Manifest:
 
 def parse_manifest(uri: str, document: dict[str, Any]) -> Manifest:
     """The manifest that `document` describes. Raises BadCheckpoint if a part of it lies outside the
-    checkpoint's folder or outside its file, KeyError or TypeError if a field is missing."""
+    checkpoint's folder or outside its file, or is no box; KeyError or TypeError if a field is
+    missing."""
     files = tuple(SavedFile(**file) for file in document["files"])
     tensors = tuple(
         SavedTensor(
@@ -176,7 +177,9 @@ def parse_manifest(uri: str, document: dict[str, Any]) -> Manifest:
         if _FILE_NAME.fullmatch(file.name) is None or file.name in (".", ".."):
             raise BadCheckpoint(joined(uri, MANIFEST), f"it names a file {file.name!r}")
     for tensor in tensors:
-        if not 0 <= tensor.data_offset <= sizes[tensor.file] - tensor.nbytes:
+        if not _is_box(tensor):
+            raise BadCheckpoint(joined(uri, MANIFEST), f"{tensor.name} has no shape and place")
+        if not 0 <= tensor.data_offset <= sizes[tensor.file] - tensor.nbytes or tensor.nbytes < 0:
             raise BadCheckpoint(joined(uri, MANIFEST), f"{tensor.name} lies outside {tensor.file}")
     return Manifest(
         uri=uri,
@@ -189,6 +192,12 @@ def parse_manifest(uri: str, document: dict[str, Any]) -> Manifest:
         extra=document["extra"],
         digest=document["digest"],
     )
+
+
+def _is_box(tensor: SavedTensor) -> bool:
+    lengths = (tensor.global_shape, tensor.offsets, tensor.shape)
+    same_dims = len({len(each) for each in lengths}) == 1
+    return same_dims and all(isinstance(n, int) and n >= 0 for each in lengths for n in each)
 
 
 def complete_manifest(checkpoint: Storage) -> Manifest:

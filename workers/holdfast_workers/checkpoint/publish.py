@@ -11,10 +11,8 @@ import contextlib
 import json
 import math
 import sys
-from collections import defaultdict
 from typing import Any
 
-from holdfast_workers.checkpoint.boxes import tiling_fault
 from holdfast_workers.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -24,13 +22,12 @@ from holdfast_workers.checkpoint.manifest import (
     CheckpointExists,
     IncompleteCheckpoint,
     Manifest,
-    SavedFile,
-    SavedTensor,
     checkpoint_folder,
     content_digest,
     parse_manifest,
     read_manifest,
 )
+from holdfast_workers.checkpoint.manifest_checks import check_sizes, check_tiling
 from holdfast_workers.checkpoint.stock import write_stock_metadata
 from holdfast_workers.checkpoint.storage import ObjectExists, Storage, joined
 
@@ -60,10 +57,9 @@ def finalize(
         "extra": extra,
     }
     manifest = parse_manifest(checkpoint.uri, {**content, "digest": content_digest(content)})
-    _check_tiling(manifest)
+    check_tiling(manifest.uri, (each for each in manifest.tensors if not each.per_rank))
     sizes = checkpoint.objects()
-    for file in manifest.files:
-        _check_size(checkpoint, file, sizes.get(file.name))
+    check_sizes(manifest, sizes)
     if MANIFEST in sizes:
         return _same_as_published(checkpoint, manifest)
     write_stock_metadata(checkpoint, manifest)
@@ -91,28 +87,6 @@ def _common_step(uri: str, records: list[dict[str, Any]], mesh: dict[str, int]) 
     return step, attempt
 
 
-def _check_tiling(manifest: Manifest) -> None:
-    boxes: dict[str, list[SavedTensor]] = defaultdict(list)
-    for tensor in manifest.tensors:
-        if not tensor.per_rank:
-            boxes[tensor.name].append(tensor)
-    for name, parts in boxes.items():
-        kinds = {(part.dtype, part.global_shape) for part in parts}
-        if len(kinds) != 1:
-            raise IncompleteCheckpoint(f"{name}: ranks differ in dtype or shape: {sorted(kinds)}")
-        fault = tiling_fault((part.box for part in parts), parts[0].global_shape)
-        if fault is not None:
-            raise IncompleteCheckpoint(f"{manifest.uri}: {name}: {fault}")
-
-
-def _check_size(checkpoint: Storage, file: SavedFile, size: int | None) -> None:
-    uri = joined(checkpoint.uri, file.name)
-    if size is None:
-        raise BadCheckpoint(uri, "missing")
-    if size != file.nbytes:
-        raise BadCheckpoint(uri, f"{size} bytes, the manifest says {file.nbytes}")
-
-
 def _require_untouched(checkpoint: Storage, manifest: Manifest) -> None:
     """Take the manifest back if a removal began before it was written and so did not see it. Each
     side writes its intent before it looks for the other side's."""
@@ -120,8 +94,7 @@ def _require_untouched(checkpoint: Storage, manifest: Manifest) -> None:
     try:
         if REMOVING in sizes:
             raise BadCheckpoint(joined(checkpoint.uri, REMOVING), "it is being removed")
-        for file in manifest.files:
-            _check_size(checkpoint, file, sizes.get(file.name))
+        check_sizes(manifest, sizes)
     except BadCheckpoint:
         checkpoint.delete(MANIFEST)
         raise

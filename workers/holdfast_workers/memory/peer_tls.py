@@ -17,7 +17,6 @@ import contextlib
 import math
 import socket
 import ssl
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 import structlog
 
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.private_files import PrivateFileRefused, read_private
 
 TLS_VARIABLE = "HOLDFAST_TLS_DIR"
 """Environment variable of a node: its folder with certificates; not set: no TLS."""
@@ -151,15 +151,13 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
 def _load(folder: Path) -> _Contexts:
     stamp = _stamp(folder)
     try:
-        mode = stat.S_IMODE((folder / KEY_FILE).stat().st_mode)
-        if mode & 0o007:
-            raise TlsUnusable(
-                f"other users can read {folder / KEY_FILE}: take their access away (chmod o= FILE)"
-            )
+        read_private(folder / KEY_FILE)
         client = _context(ssl.PROTOCOL_TLS_CLIENT, folder)
         server = _context(ssl.PROTOCOL_TLS_SERVER, folder)
         server.num_tickets = 0  # no session is resumed: each connection shows certificates
         expires_at = _rehearse(client, server)
+    except PrivateFileRefused as error:
+        raise TlsUnusable(str(error)) from error
     except ssl.SSLCertVerificationError as error:
         raise TlsUnusable(
             f"{folder / CERTIFICATE_FILE} is unusable with {folder / AUTHORITY_FILE}: "
