@@ -396,7 +396,7 @@ def test_half_replaced_files_are_not_used_yet(
     folder = tmp_path / "rotated"
     there = node("a", tls=PeerTls(certified(folder, ours)))
     connected(there, tls).close()
-    certificate, key = issue(ours, datetime.now(UTC))
+    certificate, key = issue(ours, datetime.now(UTC), ours.end)
     with structlog.testing.capture_logs() as logs:
         put(folder / KEY_FILE, key)
         for _ in range(3):
@@ -476,7 +476,8 @@ def open_key(folder: Path) -> None:
 
 
 def key_of_another(folder: Path) -> None:
-    put(folder / KEY_FILE, issue(new_authority(), datetime.now(UTC))[1])
+    other = new_authority()
+    put(folder / KEY_FILE, issue(other, datetime.now(UTC), other.end)[1])
 
 
 def encrypted_key(folder: Path) -> None:
