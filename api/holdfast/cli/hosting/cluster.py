@@ -122,7 +122,11 @@ def up(
         Path | None, Parameter(help="File with its password, mode 0600.")
     ] = None,
     tls: Annotated[
-        bool, Parameter(negative="", help="TLS between nodes; makes the certificates, once.")
+        bool,
+        Parameter(
+            negative="",
+            help="TLS of Holdfast's own connections, not of Ray's; makes the certificates, once.",
+        ),
     ] = False,
     machine: MachineOptions = MACHINE,
     data_dir: DataDir = None,
@@ -146,6 +150,7 @@ def up(
             _options(machine, None, gcs_port), redis=redis_address, redis_password=password
         )
         nodes.refuse_unusable_certificates(options.tls_dir)
+        _warn(nodes.rays_calls_in_the_clear(options.tls_dir, os.environ))
         nodes.refuse_used_ports(options)
         if token_file is None:
             token = tokens.read_or_make_token(files.token)
@@ -186,11 +191,11 @@ def join(
         token = tokens.read_token(token_file)
         options = _options(machine, endpoint, endpoint.port)
         nodes.refuse_unusable_certificates(options.tls_dir)
+        _warn(nodes.rays_calls_in_the_clear(options.tls_dir, os.environ))
         answer = ask_head(endpoint, token_file, deadlines.answer_s)
         nodes.refuse_other_versions(answer, endpoint)
         nodes.refuse_other_tls(answer, endpoint, options.tls_dir)
-        if warning := nodes.other_build(answer, endpoint):
-            output.stderr().print(f"warning (cluster): {warning}", markup=False)
+        _warn(nodes.other_build(answer, endpoint))
         nodes.refuse_used_ports(options)
         starter = nodes.Starter(files, options, deadlines, block=machine.block)
         with tokens.keeping_token(files.token, token):
@@ -352,6 +357,11 @@ def _end(data_dir: Path | None, *, head: bool) -> ExitCode:
             "`holdfast cluster leave` on each"
         )
     return ExitCode.OK
+
+
+def _warn(warning: str) -> None:
+    if warning:
+        output.stderr().print(f"warning (cluster): {warning}", markup=False)
 
 
 def _hold(starter: Any) -> ExitCode:
