@@ -48,7 +48,7 @@ class TlsUnusable(WorkersError):
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
-class _Context(ssl.SSLContext):
+class _PeerContext(ssl.SSLContext):
     """Keeps what `ssl` tells of no connection: the certificate that this side shows, in DER."""
 
     shown: bytes | None = None
@@ -58,8 +58,8 @@ class _Context(ssl.SSLContext):
 class _Contexts:
     stamp: Stamp
     """What the files looked like when these were made."""
-    client: _Context
-    server: _Context
+    client: _PeerContext
+    server: _PeerContext
     expires_at: float
 
 
@@ -120,7 +120,7 @@ def session_of(sock: socket.socket) -> str:
     TLS. Raises OSError unless the handshake is done."""
     if not isinstance(sock, ssl.SSLSocket):
         return ""
-    assert isinstance(sock.context, _Context)
+    assert isinstance(sock.context, _PeerContext)
     certificates = [sock.context.shown, sock.getpeercert(binary_form=True)]
     if sock.server_side:
         certificates.reverse()  # the client's first
@@ -209,8 +209,8 @@ def _load(folder: Path) -> _Contexts:
     return _Contexts(stamp, client, server, expires_at)
 
 
-def _context(protocol: int, folder: Path) -> _Context:
-    context = _Context(protocol)
+def _context(protocol: int, folder: Path) -> _PeerContext:
+    context = _PeerContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -220,7 +220,7 @@ def _context(protocol: int, folder: Path) -> _Context:
     return context
 
 
-def _rehearse(client: _Context, server: _Context) -> float:
+def _rehearse(client: _PeerContext, server: _PeerContext) -> float:
     """A handshake of the node with itself, in memory: when its certificate expires, or that of its
     authority. Records the certificates that were shown. Raises ssl.SSLError."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
