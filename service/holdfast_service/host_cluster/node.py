@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -155,6 +155,19 @@ def refuse_other_tls(answer: HeadAnswer, head: Endpoint, tls_dir: Path | None) -
             f"the head at {head} does not use TLS between nodes: leave out --tls-dir "
             f"({TLS_VARIABLE}), or start all machines anew with TLS, the head first"
         )
+
+
+def rays_calls_in_the_clear(tls_dir: Path | None, machine: Mapping[str, str]) -> str:
+    """A warning if the node uses TLS, but Ray's processes, which have settings of their own and
+    compare names in certificates, do not; "" otherwise."""
+    if tls_dir is None or machine.get("RAY_USE_TLS", "").lower() in ("1", "true"):
+        return ""
+    return (
+        "TLS is on for Holdfast's own connections (states of ranks, lifelines), but not for Ray's: "
+        "calls between its processes, with code and keys of jobs and the cluster's token in them, "
+        "can be listened to. Let nobody else reach this network, or set RAY_USE_TLS and RAY_TLS_* "
+        "on all machines and start them anew: see TLS in docs/deploy.md"
+    )
 
 
 def refuse_unusable_certificates(tls_dir: Path | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast_service.host_cluster.errors import HostClusterError
@@ -37,6 +39,14 @@ def read_or_make_token(path: Path) -> str:
     return token
 
 
-def keep_token(path: Path, token: str) -> None:
-    """Keep a copy for the node's processes: the file that the user named may go."""
+@contextlib.contextmanager
+def keeping_token(path: Path, token: str) -> Iterator[None]:
+    """Keep a copy for the node's processes: the file that the user named may go. If the block,
+    which starts the node, fails, the former token is kept instead."""
+    former = path.read_text() if path.exists() else token
     write_private(path, token)
+    try:
+        yield
+    except BaseException:
+        write_private(path, former)
+        raise

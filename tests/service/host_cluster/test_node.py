@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from tests.support.waiting import DEADLINE_S, eventually
 
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
 from holdfast_service.host_cluster import node as nodes
 from holdfast_service.host_cluster.endpoint import Endpoint
@@ -171,6 +173,34 @@ def test_head_and_machine_both_use_tls_or_neither(
     answer = HeadAnswer(version("ray"), platform.python_version(), (head,))
     with pytest.raises(HostClusterError, match=why) if why else nullcontext():
         nodes.refuse_other_tls(answer, Endpoint("h", 1), tls_dir)
+
+
+@pytest.mark.parametrize(
+    ("options", "rays", "warned"),
+    [(["--tls"], None, True), (["--tls"], "0", True), (["--tls"], "1", False), ([], None, False)],
+)
+def test_a_start_with_tls_says_first_that_rays_calls_have_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    rays: str | None,
+    warned: bool,
+) -> None:
+    def start(starter: nodes.Starter) -> HeadAnswer:
+        said.append(capsys.readouterr().err)
+        return HeadAnswer("", "", ())
+
+    said: list[str] = []
+    monkeypatch.setattr(nodes, "refuse_used_ports", lambda options: None)
+    monkeypatch.setattr(nodes.Starter, "start", start)
+    if rays is not None:
+        monkeypatch.setenv("RAY_USE_TLS", rays)
+    up = ["cluster", "up", "--node-address", "127.0.0.77", "--data-dir", str(tmp_path)]
+    assert run([*up, *options]) == ExitCode.OK
+    (before,) = (" ".join(each.split()) for each in said)
+    assert ("but not for Ray's: calls between its processes" in before) == warned
+    assert ("set RAY_USE_TLS and RAY_TLS_* on all machines" in before) == warned
 
 
 def test_unusable_certificates_are_refused_before_ray_starts(tmp_path: Path) -> None:

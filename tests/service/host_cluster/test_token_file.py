@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+from holdfast_service.host_cluster import node as nodes
 from holdfast_service.host_cluster.errors import HostClusterError
-from holdfast_service.host_cluster.token_file import keep_token, read_or_make_token, read_token
+from holdfast_service.host_cluster.head_probe import HeadAnswer
+from holdfast_service.host_cluster.node import Starter
+from holdfast_service.host_cluster.node_record import node_files
+from holdfast_service.host_cluster.token_file import read_or_make_token, read_token
 
 
 def test_a_token_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
@@ -23,7 +29,7 @@ def test_a_token_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
 def test_a_token_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "token"
-    keep_token(path, "a-token")
+    path.write_text("a-token")
     path.chmod(mode)
     with pytest.raises(HostClusterError, match=f"chmod 600 {path}"):
         read_token(path)
@@ -32,7 +38,8 @@ def test_a_token_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> 
 @pytest.mark.parametrize("text", ["", "\n", "two words", "two\nlines"])
 def test_a_file_without_one_token_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
-    keep_token(path, text)
+    path.touch(0o600)
+    path.write_text(text)
     with pytest.raises(HostClusterError, match="copy the file from the head again"):
         read_token(path)
 
@@ -40,3 +47,29 @@ def test_a_file_without_one_token_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HostClusterError, match="cannot read the token file"):
         read_token(tmp_path / "token")
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_token_takes_the_place_of_another_only_if_the_node_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    files = node_files(tmp_path)
+    files.make()
+    read_or_make_token(files.token)
+    former, given = read_token(files.token), tmp_path / "given"
+    read_or_make_token(given)
+    in_use = []
+
+    def start(starter: Starter) -> HeadAnswer:
+        in_use.append(read_token(Path(starter.node.token)))
+        if not starts:
+            raise HostClusterError("Ray does not start")
+        return HeadAnswer("", "", ())
+
+    monkeypatch.setattr(nodes, "refuse_used_ports", lambda options: None)
+    monkeypatch.setattr(Starter, "start", start)
+    up = ["cluster", "up", "--node-address", "127.0.0.77", "--data-dir", str(tmp_path)]
+    status = run([*up, "--token-file", str(given)])
+    assert status == (ExitCode.OK if starts else ExitCode.SERVER)
+    assert in_use == [read_token(given)]
+    assert read_token(files.token) == (read_token(given) if starts else former)

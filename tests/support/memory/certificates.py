@@ -36,7 +36,8 @@ def certified(
     """Fill the folder of a node: with a certificate that `signer` issued at this time, by default
     now, and the authority that it trusts, by default the signer."""
     folder.mkdir(exist_ok=True)
-    certificate, key = issue(signer, at or datetime.now(UTC), 365)
+    now = at or datetime.now(UTC)
+    certificate, key = issue(signer, now, now + timedelta(365))
     put(folder / KEY_FILE, key)
     put(folder / CERTIFICATE_FILE, certificate)
     put(folder / AUTHORITY_FILE, pem_of((trusted or signer).certificate))

@@ -36,7 +36,7 @@ from holdfast_workers.memory.peer_tls import (
 )
 from holdfast_workers.memory.wire import Role, Timeouts, WireError
 from holdfast_workers.protocol.lease import Grant
-from holdfast_workers.protocol.messages import Origin, Place
+from holdfast_workers.protocol.messages import Origin, Partner, Place
 
 TIMEOUT_S = 1.0
 Nodes = Callable[..., Node]
@@ -96,6 +96,54 @@ def byte_by_byte(port: int) -> Iterator[int]:
                         sink.sendall(piece[at : at + 1])
             for end in (source, sink):
                 wire.shut(end)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def relay(port: int, tls: PeerTls) -> Iterator[int]:
+    """A port of a third party that ends TLS on both sides with certificates of its own, forwards
+    one connection, and writes 999 over the step of every state that is pushed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            near, _ = listener.accept()
+            far = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
+            near.sendall(far.recv(wire.OPENING_BYTES))
+            with tls.server(near) as to_client, tls.client(far) as to_server:
+                for side in (to_server, to_client):
+                    side.do_handshake()
+                back = threading.Thread(target=forward, args=(to_server, to_client))
+                back.start()
+                with contextlib.suppress(OSError, WireError):
+                    claim = wire.receive_header(to_client)
+                    wire.send_header(to_server, claim)
+                    while claim["role"] == Role.PUSH:
+                        change(to_client, to_server)
+                    forward(to_client, to_server)
+                for side in (to_server, to_client):
+                    wire.shut(side)
+                back.join()
+
+        def forward(source: socket.socket, sink: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while piece := source.recv(wire.RECORD_BYTES):
+                    sink.sendall(piece)
+            for side in (source, sink):
+                wire.shut(side)
+
+        def change(source: socket.socket, sink: socket.socket) -> None:
+            header = wire.receive_header(source)
+            if "step" in header:
+                header["step"] = 999
+            wire.send_header(sink, header)
+            payload = bytearray(int(header.get("nbytes", 0)))
+            wire.receive_into(source, memoryview(payload))
+            sink.sendall(payload)
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -228,6 +276,68 @@ def test_a_server_refuses_a_client_of_another_authority(
         assert said in lost[0]
 
 
+@pytest.mark.parametrize(
+    ("own", "finished"),
+    [(True, True), (False, True), (True, False)],
+    ids=["certificate-of-its-own", "stolen-pair", "told-by-certificates-alone"],
+)
+def test_a_relay_changes_no_state(
+    node: Nodes,
+    tls: PeerTls,
+    tmp_path: Path,
+    ours: CertificateAuthority,
+    monkeypatch: pytest.MonkeyPatch,
+    own: bool,
+    finished: bool,
+) -> None:
+    if not finished:
+        monkeypatch.setattr(ssl.SSLSocket, "get_channel_binding", lambda *_: b"same")
+    here, there = node("a", tls=tls), node("b", tls=tls)
+    write(here.worker(0), attempt=1, step=5)
+    third = PeerTls(certified(tmp_path / "third", ours)) if own else tls
+    with (
+        structlog.testing.capture_logs() as logs,
+        relay(there.server.port, third) as port,
+    ):
+        here.replicator.set_partners(0, (Partner("b", "127.0.0.1", port),))
+        here.replicator.offer(0, 1, 5)
+        eventually(lambda: here.lost or here.replicated)
+        here.replicator.close()
+    assert there.store.held() == []
+    assert "intercepted: a third party ends TLS between the two nodes" in here.lost[0][2]
+    (logged,) = (line for line in logs if line["event"] == "cannot accept a connection")
+    assert "a third party ends TLS between the two nodes" in logged["problem"]
+
+
+@pytest.mark.seconds
+def test_a_lifeline_through_a_relay_grants_nothing(
+    shm: Path, tls: PeerTls, tmp_path: Path, ours: CertificateAuthority
+) -> None:
+    granted: list[Grant] = []
+    there = Node.start(shm, "a", MESH, tls)
+    there.server._heartbeats._on_grant = granted.append
+    broken: list[str] = []
+    with (
+        relay(there.server.port, PeerTls(certified(tmp_path / "third", ours))) as port,
+        contextlib.closing(
+            Lifelines(SECRET, lambda *_: None, 600.0, lambda _, why: broken.append(why), tls)
+        ) as lifelines,
+    ):
+        lifelines.watch("there", "127.0.0.1", port)
+        lifelines.grant(Grant(epoch=3, attempt=2, silence_s=1.0, lease_s=1.0), 60.0)
+        eventually(lambda: broken or granted)
+    there.close()
+    assert granted == []
+    assert "intercepted: a third party ends TLS between the two nodes" in broken[0]
+
+
+def test_a_peer_of_another_version_is_named() -> None:
+    for opening in (b"HFTLS13\n", b"HFDATA9\n"):
+        for expected in (True, False):
+            with pytest.raises(WireError, match="the peer's Holdfast is of another version"):
+                wire.check_opening(opening, tls=expected)
+
+
 def test_a_client_without_a_certificate_receives_nothing(
     node: Nodes, tls: PeerTls, tmp_path: Path
 ) -> None:
@@ -286,7 +396,7 @@ def test_half_replaced_files_are_not_used_yet(
     folder = tmp_path / "rotated"
     there = node("a", tls=PeerTls(certified(folder, ours)))
     connected(there, tls).close()
-    certificate, key = issue(ours, datetime.now(UTC))
+    certificate, key = issue(ours, datetime.now(UTC), ours.end)
     with structlog.testing.capture_logs() as logs:
         put(folder / KEY_FILE, key)
         for _ in range(3):
@@ -366,7 +476,8 @@ def open_key(folder: Path) -> None:
 
 
 def key_of_another(folder: Path) -> None:
-    put(folder / KEY_FILE, issue(new_authority(), datetime.now(UTC))[1])
+    other = new_authority()
+    put(folder / KEY_FILE, issue(other, datetime.now(UTC), other.end)[1])
 
 
 def encrypted_key(folder: Path) -> None:

@@ -63,7 +63,7 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
         with socket.create_connection(("127.0.0.1", there.server.port), DEADLINE_S) as sock:
             greeting = bytearray(wire.GREETING_BYTES)
             wire.receive_into(sock, memoryview(greeting))
-            answers.append(wire.answer_greeting(SECRET, bytes(greeting), Role.FETCH)[0])
+            answers.append(wire.answer_greeting(SECRET, bytes(greeting), Role.FETCH, "")[0])
             sock.sendall(answers[0])
             if len(answers) == 2:
                 with pytest.raises(WireRefused):
@@ -72,6 +72,7 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
                 assert "proof" in wire.receive_header(sock)
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -79,6 +80,7 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
         struct.pack(">II", wire.HEADER_LIMIT + 1, 0) + b"x" * 100,
         struct.pack(">II", 5, 0) + b"\xff\xfe\xfd\xfc\xfb",
         struct.pack(">II", 6, zlib.crc32(b"[1, 2]", 6)) + b"[1, 2]",
+        *(wire.encode_header({"role": role, "proof": "\ud800"}) for role in ("push", "\ud800")),
         b"",
     ],
 )

@@ -171,7 +171,7 @@ class DataServer:
             if self._tls is not None:
                 sock = self._secured(sock, self._tls)
             wire.tune(sock)
-            role = wire.admit(sock, self._secret, self._timeouts)
+            role = self._admit(sock)
             if not self._count(sock):
                 return
             sock.settimeout(self._timeouts.stall_s)
@@ -209,6 +209,13 @@ class DataServer:
                 raise WireError("the data server closes")
             self._handshakes[sock] = self._handshakes.pop(accepted)
         return sock
+
+    def _admit(self, sock: socket.socket) -> Role:
+        try:
+            return wire.admit(sock, self._secret, self._timeouts)
+        except wire.Intercepted as error:
+            _log.warning("cannot accept a connection", problem=str(error))
+            raise
 
     def _count(self, sock: socket.socket) -> bool:
         """Count the connection, whose client is authenticated; False if there are too many."""

@@ -27,7 +27,7 @@ from enum import Enum, auto
 import structlog
 
 from holdfast_workers.memory import wire
-from holdfast_workers.memory.peer_tls import PeerTls, explain
+from holdfast_workers.memory.peer_tls import PeerTls, explain, session_of
 from holdfast_workers.memory.wire import NOT_READY, RECORD_BYTES, Role, WireError
 from holdfast_workers.protocol.lease import BEAT_BYTES, Grant, clock_s
 
@@ -60,6 +60,7 @@ class _Lifeline:
     phase: _Phase = _Phase.CONNECTING
     received: bytearray = field(default_factory=bytearray)
     nonce: bytes = b""
+    session: str = ""
     beat: bytes = b""
     """The newest beat received."""
     failures: int = 0
@@ -291,7 +292,10 @@ class Lifelines:
         if line.phase is _Phase.CONNECTED and len(line.received) >= wire.GREETING_BYTES:
             greeting = bytes(line.received[: wire.GREETING_BYTES])
             del line.received[: wire.GREETING_BYTES]
-            answer, line.nonce = wire.answer_greeting(self._secret, greeting, Role.LIFELINE)
+            line.session = session_of(sock)
+            answer, line.nonce = wire.answer_greeting(
+                self._secret, greeting, Role.LIFELINE, line.session
+            )
             sock.sendall(answer)  # a few hundred bytes into an empty buffer
             line.phase = _Phase.ANSWERED
         if line.phase is _Phase.ANSWERED and len(line.received) >= wire.PREFIX_BYTES:
@@ -299,7 +303,7 @@ class Lifelines:
             end = wire.PREFIX_BYTES + wire.header_length(prefix)
             if len(line.received) >= end:
                 welcome = wire.decode_header(prefix, bytes(line.received[wire.PREFIX_BYTES : end]))
-                wire.check_welcome(self._secret, line.nonce, Role.LIFELINE, welcome)
+                wire.check_welcome(self._secret, line.nonce, Role.LIFELINE, line.session, welcome)
                 del line.received[:end]
                 line.phase = _Phase.LIVE
         if line.phase is _Phase.LIVE and len(line.received) >= BEAT_BYTES:

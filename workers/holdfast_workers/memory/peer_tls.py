@@ -4,7 +4,9 @@ A node that uses TLS has a folder, named by `HOLDFAST_TLS_DIR`, with the files o
 secret of Kubernetes: `ca.crt`, the authorities that a peer's certificate must come from; `tls.crt`
 and `tls.key`, the node's own certificate and its key. Both sides show their certificate. It proves
 that a machine belongs to the installation, not which one it is: names are not compared, because
-nodes come and go by address, and the job's secret is proved inside the connection.
+nodes come and go by address, and the job's secret is proved inside the connection. That proof names
+the session (`session_of`): a third party with a certificate of its own, or even a copy of a node's
+pair, has one session with each node, and cannot pass a proof of one on as a proof of the other.
 
 TLS 1.3 only. Files that change are used from the next connection on; connections that stand keep
 theirs. If the new files cannot be used, perhaps because only some are replaced yet, the former ones
@@ -14,6 +16,8 @@ stay in use and the problem is logged once.
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import math
 import socket
 import ssl
@@ -44,12 +48,18 @@ class TlsUnusable(WorkersError):
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
+class _PeerContext(ssl.SSLContext):
+    """Keeps what `ssl` tells of no connection: the certificate that this side shows, in DER."""
+
+    shown: bytes | None = None
+
+
 @dataclass(frozen=True)
 class _Contexts:
     stamp: Stamp
     """What the files looked like when these were made."""
-    client: ssl.SSLContext
-    server: ssl.SSLContext
+    client: _PeerContext
+    server: _PeerContext
     expires_at: float
 
 
@@ -102,6 +112,27 @@ class PeerTls:
 def peer_tls(folder: str) -> PeerTls | None:
     """The TLS of a node with this setting; None for ""."""
     return PeerTls(Path(folder)) if folder else None
+
+
+def session_of(sock: socket.socket) -> str:
+    """What both ends of a connection see of its session of TLS, and no other session has: the
+    hashes of both certificates, and the end of the handshake that agreed on its keys. "" without
+    TLS. Raises OSError unless the handshake is done."""
+    if not isinstance(sock, ssl.SSLSocket):
+        return ""
+    assert isinstance(sock.context, _PeerContext)
+    certificates = [sock.context.shown, sock.getpeercert(binary_form=True)]
+    if sock.server_side:
+        certificates.reverse()  # the client's first
+    # `ssl` names it as TLS 1.2 did. In TLS 1.3 it is the client's Finished: a MAC over everything
+    # before it, both key shares included. No session is resumed, so each has its own.
+    finished = sock.get_channel_binding("tls-unique")
+    seen = hashlib.sha256()
+    for part in (*certificates, finished):
+        if not part:
+            raise OSError(errno.EPROTO, "TLS: the handshake is not done")
+        seen.update(hashlib.sha256(part).digest())
+    return seen.hexdigest()
 
 
 def explain(error: ssl.SSLError) -> str:
@@ -176,8 +207,8 @@ def _load(folder: Path) -> _Contexts:
     return _Contexts(stamp, client, server, expires_at)
 
 
-def _context(protocol: int, folder: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _context(protocol: int, folder: Path) -> _PeerContext:
+    context = _PeerContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -187,9 +218,9 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
     return context
 
 
-def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> float:
+def _rehearse(client: _PeerContext, server: _PeerContext) -> float:
     """A handshake of the node with itself, in memory: when its certificate expires, or that of its
-    authority. Raises ssl.SSLError."""
+    authority. Records the certificates that were shown. Raises ssl.SSLError."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         client.wrap_bio(to_client, to_server),
@@ -199,6 +230,7 @@ def _rehearse(client: ssl.SSLContext, server: ssl.SSLContext) -> float:
         for side in sides:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
+    server.shown, client.shown = (side.getpeercert(binary_form=True) for side in sides)
     shown = sides[0].getpeercert()
     assert shown is not None  # both sides are connected
     issuers = [each for each in client.get_ca_certs() if each["subject"] == shown["issuer"]]

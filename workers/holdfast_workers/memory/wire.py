@@ -4,8 +4,10 @@ Handshake: the server sends a nonce. The client proves that it knows the job's s
 over that nonce and the role it requests, and sends a nonce of its own, for which the server gives
 the same proof. So neither side accepts state from, or sends state to, a peer without the secret.
 With TLS (`memory/peer_tls.py`), the server first announces it by an opening of its own, and all of
-this runs inside. Each side knows from its settings whether it uses TLS, and gives up if the opening
-is the other one: an opening that changed on its way can prevent a connection, not weaken it.
+this runs inside; both proofs then name the session of TLS, so that a third party that ends TLS on
+the way is refused. Each side knows from its settings whether it uses TLS, and gives up if the
+opening is the other one: an opening that changed on its way can prevent a connection, not weaken
+it.
 
 After the handshake, headers are JSON of bounded size, preceded by their length and checksum, and
 payloads are raw bytes. A bit that changes in transit is detected in headers too: a wrong step
@@ -35,13 +37,20 @@ from typing import Any
 import xxhash
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.memory.peer_tls import TLS_VARIABLE, PeerTls, TlsUnusable, explain
+from holdfast_workers.memory.peer_tls import (
+    TLS_VARIABLE,
+    PeerTls,
+    TlsUnusable,
+    explain,
+    session_of,
+)
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import StateLayout
 
 GREETING = b"HFDATA1\n"
-TLS_OPENING = b"HFTLS13\n"
+TLS_OPENING = b"HFTLS-2\n"  # HFTLS13: with proofs that did not name the session
 OPENING_BYTES = len(TLS_OPENING)
+_OF_ANY_VERSION = (b"HFDATA", b"HFTLS")
 NONCE_BYTES = 32
 GREETING_BYTES = len(GREETING) + NONCE_BYTES
 HEADER_LIMIT = 16 * 1024
@@ -77,6 +86,10 @@ class WireError(WorkersError):
     """The peer violated the protocol or closed the connection."""
 
 
+class Intercepted(WireError):
+    """A client that knows the secret has its session of TLS with a third party."""
+
+
 class WireRefused(WireError):
     """The peer refused a request. `code` is a value of `RefusalCode`."""
 
@@ -89,6 +102,7 @@ class RefusalCode(StrEnum):
     """Why a server refuses a request."""
 
     UNAUTHORISED = "unauthorised"
+    INTERCEPTED = "intercepted"  # the client's session of TLS is not with this server
     MALFORMED = "malformed"
     FENCED = "fenced"  # the push belongs to an attempt below the fence
     NO_LAYOUT = "no_layout"
@@ -142,9 +156,10 @@ def connect(
         check_opening(opening, tls=False)
         nonce = bytearray(NONCE_BYTES)
         receive_into(sock, memoryview(nonce), deadline=until)
-        answer, client_nonce = answer_greeting(secret, opening + bytes(nonce), role)
+        session = session_of(sock)
+        answer, client_nonce = answer_greeting(secret, opening + bytes(nonce), role, session)
         sock.sendall(answer)
-        check_welcome(secret, client_nonce, role, receive_header(sock, until))
+        check_welcome(secret, client_nonce, role, session, receive_header(sock, until))
         sock.settimeout(timeouts.stall_s)
     except ssl.SSLError as error:
         sock.close()
@@ -168,6 +183,11 @@ def check_opening(opening: bytes, *, tls: bool) -> None:
         raise WireError(
             f"the peer uses TLS, but this node does not: set {TLS_VARIABLE} on this node and start "
             "it again, or on none"
+        )
+    if opening.startswith(_OF_ANY_VERSION):
+        raise WireError(
+            f"the peer's Holdfast is of another version (its greeting begins with {opening!r}): "
+            "install the same version on both nodes"
         )
     raise WireError(f"the peer is not a data server: its greeting begins with {opening!r}")
 
@@ -195,18 +215,24 @@ def announce_tls(sock: socket.socket, tls: PeerTls) -> ssl.SSLSocket:
         raise
 
 
-def answer_greeting(secret: bytes, greeting: bytes, role: Role) -> tuple[bytes, bytes]:
-    """The client's answer to a greeting: the bytes to send, and the client's nonce in them."""
-    client_nonce = secrets.token_hex(NONCE_BYTES).encode()
-    proof = _proof(secret, "client", greeting[len(GREETING) :], role)
-    return encode_header(
-        {"role": role, "nonce": client_nonce.decode(), "proof": proof}
-    ), client_nonce
+def answer_greeting(
+    secret: bytes, greeting: bytes, role: Role, session: str
+) -> tuple[bytes, bytes]:
+    """The client's answer to a greeting: the bytes to send, and the client's nonce in them.
+    `session`: of TLS (`session_of`)."""
+    client_nonce = secrets.token_hex(NONCE_BYTES)
+    proof = _proof(secret, "client", greeting[len(GREETING) :], role, session)
+    claim = {"role": role, "nonce": client_nonce, "proof": proof}
+    if session:
+        claim["session"] = session
+    return encode_header(claim), client_nonce.encode()
 
 
-def check_welcome(secret: bytes, client_nonce: bytes, role: Role, welcome: dict[str, Any]) -> None:
-    """Raise WireError unless the server has proved that it knows the secret."""
-    expected = _proof(secret, "server", client_nonce, role)
+def check_welcome(
+    secret: bytes, client_nonce: bytes, role: Role, session: str, welcome: dict[str, Any]
+) -> None:
+    """Raise WireError unless the server has proved that it knows the secret, in this session."""
+    expected = _proof(secret, "server", client_nonce, role, session)
     if not _same(welcome.get("proof"), expected):
         raise WireError("the data server does not know the job's secret")
 
@@ -220,13 +246,17 @@ def admit(sock: socket.socket, secret: bytes, timeouts: Timeouts) -> Role:
     nonce = secrets.token_bytes(NONCE_BYTES)
     sock.sendall(GREETING + nonce)
     claim = receive_header(sock, time.monotonic() + timeouts.handshake_s)
-    role = claim.get("role")
-    expected = _proof(secret, "client", nonce, str(role))
+    role, session = claim.get("role"), session_of(sock)
+    claimed = text_field(claim, "session") if session else ""
+    expected = _proof(secret, "client", nonce, str(role), claimed)
     if role not in list(Role) or not _same(claim.get("proof"), expected):
         send_refusal(sock, RefusalCode.UNAUTHORISED, "wrong secret or unknown role")
         raise WireError("a client did not know the job's secret")
+    if not _same(claimed, session):
+        send_refusal(sock, RefusalCode.INTERCEPTED, _THIRD_PARTY)
+        raise Intercepted(_THIRD_PARTY)
     client_nonce = text_field(claim, "nonce").encode()
-    send_header(sock, {"proof": _proof(secret, "server", client_nonce, role)})
+    send_header(sock, {"proof": _proof(secret, "server", client_nonce, role, session)})
     return Role(role)
 
 
@@ -400,8 +430,19 @@ def _checksum(raw: bytes) -> int:
 
 
 def _same(claimed: object, expected: str) -> bool:
-    return hmac.compare_digest(str(claimed).encode(), expected.encode())
+    return hmac.compare_digest(_encoded(str(claimed)), expected.encode())
 
 
-def _proof(secret: bytes, side: str, nonce: bytes, role: str) -> str:
-    return hmac.new(secret, side.encode() + nonce + role.encode(), hashlib.sha256).hexdigest()
+def _proof(secret: bytes, side: str, nonce: bytes, role: str, session: str) -> str:
+    said = side.encode() + nonce + _encoded(role + session)
+    return hmac.new(secret, said, hashlib.sha256).hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")  # JSON can hold what UTF-8 cannot
+
+
+_THIRD_PARTY = (
+    "a third party ends TLS between the two nodes, with a certificate of their authority: find it "
+    "on the path between them, then replace the authority and all certificates"
+)

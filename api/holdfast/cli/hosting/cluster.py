@@ -122,7 +122,11 @@ def up(
         Path | None, Parameter(help="File with its password, mode 0600.")
     ] = None,
     tls: Annotated[
-        bool, Parameter(negative="", help="TLS between nodes; makes the certificates, once.")
+        bool,
+        Parameter(
+            negative="",
+            help="TLS of Holdfast's own connections, not of Ray's; makes the certificates, once.",
+        ),
     ] = False,
     machine: MachineOptions = MACHINE,
     data_dir: DataDir = None,
@@ -146,12 +150,15 @@ def up(
             _options(machine, None, gcs_port), redis=redis_address, redis_password=password
         )
         nodes.refuse_unusable_certificates(options.tls_dir)
+        _warn(nodes.rays_calls_in_the_clear(options.tls_dir, os.environ))
         nodes.refuse_used_ports(options)
-        if token_file is not None:
-            tokens.keep_token(files.token, tokens.read_token(token_file))
-        tokens.read_or_make_token(files.token)
+        if token_file is None:
+            token = tokens.read_or_make_token(files.token)
+        else:
+            token = tokens.read_token(token_file)
         starter = nodes.Starter(files, options, nodes.Deadlines(), block=machine.block)
-        starter.start()
+        with tokens.keeping_token(files.token, token):
+            starter.start()
     _print_up(starter.node, options.tls_dir, json)
     return _hold(starter) if machine.block else ExitCode.OK
 
@@ -184,15 +191,15 @@ def join(
         token = tokens.read_token(token_file)
         options = _options(machine, endpoint, endpoint.port)
         nodes.refuse_unusable_certificates(options.tls_dir)
+        _warn(nodes.rays_calls_in_the_clear(options.tls_dir, os.environ))
         answer = ask_head(endpoint, token_file, deadlines.answer_s)
         nodes.refuse_other_versions(answer, endpoint)
         nodes.refuse_other_tls(answer, endpoint, options.tls_dir)
-        if warning := nodes.other_build(answer, endpoint):
-            output.stderr().print(f"warning (cluster): {warning}", markup=False)
+        _warn(nodes.other_build(answer, endpoint))
         nodes.refuse_used_ports(options)
-        tokens.keep_token(files.token, token)
         starter = nodes.Starter(files, options, deadlines, block=machine.block)
-        answer = starter.start()
+        with tokens.keeping_token(files.token, token):
+            answer = starter.start()
     _print_joined(starter.node, answer, json)
     return _hold(starter) if machine.block else ExitCode.OK
 
@@ -200,7 +207,9 @@ def join(
 @_reporting
 def certificate(
     *,
-    days: Annotated[int, Parameter(help="How long it is valid, 1 to 3650.")] = 3650,
+    days: Annotated[
+        int | None, Parameter(help="How long it is valid; default: as long as its authority.")
+    ] = None,
     data_dir: DataDir = None,
 ) -> ExitCode:
     """Make a new certificate of the authority that `up --tls` made; copy it to all machines."""
@@ -208,14 +217,15 @@ def certificate(
     from holdfast_service.host_cluster.errors import HostClusterError
     from holdfast_service.host_cluster.node_record import node_files
 
-    if not 1 <= days <= DAYS:
+    if days is not None and not 1 <= days <= DAYS:
         raise HostClusterError(f"--days {days} is not within 1 and {DAYS}")
     files = node_files(_folder(data_dir))
     with files.changing():
-        files.certificates.renew(datetime.now(UTC), days)
+        end = files.certificates.renew(datetime.now(UTC), days)
     output.progress(
-        f"made a new certificate in {files.certificates.folder}: copy tls.key, then tls.crt, into "
-        "the folder of every other machine; new connections use them at once"
+        f"made a new certificate in {files.certificates.folder}, valid until {end:%Y-%m-%d %H:%M} "
+        "UTC: copy tls.key, then tls.crt, into the folder of every other machine; new connections "
+        "use them at once"
     )
     return ExitCode.OK
 
@@ -347,6 +357,11 @@ def _end(data_dir: Path | None, *, head: bool) -> ExitCode:
             "`holdfast cluster leave` on each"
         )
     return ExitCode.OK
+
+
+def _warn(warning: str) -> None:
+    if warning:
+        output.stderr().print(f"warning (cluster): {warning}", markup=False)
 
 
 def _hold(starter: Any) -> ExitCode:
