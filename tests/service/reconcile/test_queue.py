@@ -18,6 +18,7 @@ from tests.support.service.job_drives import (
     until,
     until_waits,
 )
+from tests.support.service.node_rows import change_node, too_small
 from tests.support.service.stores import SQLITE
 
 from holdfast_service.crash_points import CrashPoint
@@ -27,8 +28,6 @@ from holdfast_service.services.jobs import JobService
 from holdfast_service.services.nodes import NodeService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import NodeRow
-from holdfast_workers.protocol.findings import ROOM
 
 pytestmark = pytest.mark.parametrize("settings", [SQLITE], indirect=True)
 WHOLE_NODE = {"workers_per_node": 1, "standby_nodes": 0, "cpus_per_worker": 1}
@@ -54,19 +53,6 @@ def passed() -> Iterator[list[float]]:
     ahead, real = [0.0], time.time
     with patch("time.time", lambda: real() + ahead[0]):
         yield ahead
-
-
-async def decide_about(store: Store, node: str, **changed: Any) -> None:
-    """Change a node's row, once it has been seen."""
-
-    async def is_changed() -> bool:
-        async with store.write() as session:
-            row = await session.get(NodeRow, node)
-            for name, value in changed.items():
-                setattr(row, name, value)
-            return row is not None
-
-    await until(is_changed, what=f"a sighting of {node}")
 
 
 async def running(jobs: JobService, cluster: FakeCluster, node: str, **spec: Any) -> str:
@@ -102,15 +88,10 @@ async def test_an_overdue_job_that_needs_a_node_in_quarantine_is_not_passed(
 ) -> None:
     async with reconciling(store, cluster, at_once):
         await running(jobs, cluster, "node0", **SMALL)
-        await decide_about(store, "node2", state=NodeStanding.QUARANTINED, reason="two hangs")
+        await change_node(store, "node2", state=NodeStanding.QUARANTINED, reason="two hangs")
         large = await queued(jobs, **ALL)
         small, _ = await jobs.submit({**JOB, **SMALL, "name": "small"})
         assert await until_decided(jobs, cluster, small.id) == large
-
-
-async def too_small(store: Store, node: str, tasks: int) -> None:
-    finding = {"probe": ROOM, "kind": "tasks", "what": f"{tasks} tasks", "there": tasks}
-    await decide_about(store, node, findings=[{**finding, "at": time.time()}])
 
 
 async def test_a_node_that_is_too_small_for_one_job_is_still_kept_for_the_job_before_it(
