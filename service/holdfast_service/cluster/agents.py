@@ -52,7 +52,8 @@ _log = structlog.get_logger()
 Expected = TypeVar("Expected")
 
 PLACEMENT_TIMEOUT_S = 3.0
-"""How long placement avoids nodes in quarantine; after that, these nodes are used too."""
+"""How long placement avoids nodes in quarantine, and then those that are reserved for other jobs;
+after that, these nodes are used too."""
 
 SEAT_RELEASE_S = 5.0
 SEAT_PASS_S = 0.25
@@ -259,16 +260,19 @@ class RayAgents:
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
-            kept_free = {*self._node_ids_with(NodeStanding.QUARANTINED), *self._reserved}
-            with occupied(sorted(kept_free)) as any_occupied:
-                group = placement_group(
-                    [self._bundle()] * len(self.seats),
-                    strategy="STRICT_SPREAD",
-                    name=name,
-                    lifetime="detached",
-                    bundle_label_selector=self._label_selectors(),
-                )
-                if any_occupied:
+            quarantined = set(self._node_ids_with(NodeStanding.QUARANTINED)) - {*self._reserved}
+            with occupied(self._reserved) as any_reserved:
+                with occupied(sorted(quarantined)) as any_quarantined:
+                    group = placement_group(
+                        [self._bundle()] * len(self.seats),
+                        strategy="STRICT_SPREAD",
+                        name=name,
+                        lifetime="detached",
+                        bundle_label_selector=self._label_selectors(),
+                    )
+                    if any_quarantined:
+                        group.wait(PLACEMENT_TIMEOUT_S)
+                if any_reserved:
                     group.wait(PLACEMENT_TIMEOUT_S)
                 return group
 

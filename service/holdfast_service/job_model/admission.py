@@ -1,15 +1,16 @@
 """Decides which queued job may start, from the cluster's capacity and other jobs' demand. Pure.
 
-Jobs start in the order of their priority, then of submission. A job that does not fit lets later
-ones pass, for a while: then it is overdue, and nodes are reserved for the first overdue job in the
-queue, so that it starts once the jobs on them have ended. Where jobs that have just started will be
-placed is an estimate.
+Jobs are served in one pass over the queue, in the order of their priority, then of submission. A
+job that does not fit lets later ones pass, for a while: then it is overdue, and nodes are reserved
+for the first overdue job that the cluster is large enough for, so that it starts once the jobs on
+them have ended. No other job takes these; any other node is free for the next job that fits. Where
+jobs that have just started will be placed is an estimate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Any
 
@@ -25,10 +26,13 @@ from holdfast_service.job_model.node_labels import (
 from holdfast_service.job_model.resources_spec import node_amounts
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.placement.mesh_axes import MESH_AXES
-from holdfast_service.policy.quarantine import Avoided, cordoned_only, node_name
+from holdfast_service.policy.quarantine import Avoided, NodeStanding, cordoned_only, node_name
 
 MAX_NODES_LISTED = 4
 CPU, GPU = "CPU", "GPU"
+KEEP_PLACE = frozenset({"nodes", "cluster"})
+"""What a queued job waits for that goes before those after it: it was tried and lacks nodes, or the
+last look at the cluster has failed. A job that cannot be driven at all must not block the queue."""
 
 
 @dataclass
@@ -125,18 +129,20 @@ def ranks_per_node(spec: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Claim:
-    """The demand of another job: one that has started, or one before it in the queue."""
+    """The demand of a job that has started or is in the queue."""
 
     job: str
     demand: NodeDemand
     name: str = ""
     is_overdue: bool = False
-    """It has waited so long that nodes are reserved for it."""
+    """It has been in the queue so long that nodes are reserved for it."""
+    unusable: Mapping[str, Avoided] = field(default_factory=dict)
+    """The nodes that this job cannot use while others can, by name or id."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Nodes that are kept for a job in the queue. An empty `job`: for the asking job itself."""
+    """Nodes that are kept for a job in the queue."""
 
     job: str
     name: str
@@ -151,7 +157,7 @@ class Admission:
     why: str = ""
     """Why it may not start; or why it starts on nodes that are in quarantine."""
     reserved_nodes: tuple[str, ...] = ()
-    """Ids of the nodes that it must not take when it starts: they are kept for a job before it."""
+    """Ids of the nodes that it must not take when it starts: they are kept for jobs before it."""
     reservation: Reservation | None = None
     """The nodes that are kept while it waits."""
 
@@ -160,136 +166,176 @@ def admit(
     capacity: Capacity,
     aside: Mapping[str, Avoided],
     held: Collection[Claim],
-    before: Collection[Claim],
-    wanted: NodeDemand,
-    *,
-    is_overdue: bool = False,
+    before: Iterable[Claim],
+    asking: Claim,
 ) -> Admission:
-    """Admit the job if it fits. Nodes in quarantine are used only where the others are too few;
-    cordoned nodes are never used.
+    """Admit the asking job if it fits.
 
-    `aside`: all nodes that are set aside. `is_overdue`: of the asking job, see `Claim`. See
-    `reason_to_wait` for the other parameters.
+    `aside`: the nodes that are set aside, by name; those in quarantine are used only where the
+    others are too few, and cordoned ones never. `held`: claims of started jobs. `before`: of the
+    jobs before it in the queue, in their order, which go first where they fit.
     """
+    if capacity.unlimited:
+        return Admission(True)
+    queue = QueuePass(capacity, aside, held)
+    for claim in before:
+        queue.serve(claim)
+    kept, fitting = {*queue.reserved, *queue.given}, queue.fitting(asking)
+    nodes = queue.serve(asking)
+    if not nodes:
+        return Admission(False, queue.why(asking, fitting), reservation=queue.reservation)
+    reserved = tuple(sorted(kept.difference(nodes)))
+    well = [node for node in fitting if not queue.is_quarantined(node)]
+    if len(well) >= len(nodes):
+        return Admission(True, reserved_nodes=reserved)
+    why = queue.why(asking, well, without_quarantined=True)
+    return Admission(True, f"nodes in quarantine are used, because {why}", reserved)
 
-    def admitted_to(nodes: Capacity) -> Admission:
-        return _admit(nodes, held, before, wanted, is_overdue=is_overdue)
 
-    first = admitted_to(usable(capacity, aside))
-    cordoned = cordoned_only(aside)
-    if first.may_start or len(cordoned) == len(aside):
-        return first
-    second = admitted_to(usable(capacity, cordoned))
-    if not second.may_start:
-        return second
-    return replace(second, why=f"nodes in quarantine are used, because {first.why}")
-
-
-def reason_to_wait(
-    capacity: Capacity, held: Iterable[Claim], before: Iterable[Claim], wanted: NodeDemand
-) -> str | None:
-    """Why a job with the demand `wanted` cannot start now; None: it can.
-
-    `held`: of started jobs. `before`: of the jobs before it in the queue, in their order, which go
-    first where they fit.
-    """
-    admission = _admit(capacity, held, before, wanted)
-    return None if admission.may_start else admission.why
+def jobs_that_lack_nodes(
+    capacity: Capacity, aside: Mapping[str, Avoided], claims: Iterable[Claim]
+) -> frozenset[str]:
+    """Those of the jobs that have too few nodes to train, although the cluster has enough."""
+    queue = QueuePass(capacity, aside, ())
+    return frozenset(
+        claim.job
+        for claim in claims
+        if len(capacity.placed.get(claim.job, ())) < claim.demand.to_start
+        and len(queue.large_enough(claim)) >= claim.demand.to_start
+    )
 
 
 class QueuePass:
     """The free resources of the nodes, while the jobs of the queue are served in their order."""
 
-    def __init__(self, capacity: Capacity, held: Iterable[Claim]) -> None:
-        self.capacity = capacity
-        self.free, self.lacking = _free_resources(capacity, held)
-        """`lacking`: for each started job without enough nodes: its demand, and how many."""
-        self.kept: list[str] = []
-        """The nodes that are reserved."""
+    def __init__(
+        self, capacity: Capacity, aside: Mapping[str, Avoided], held: Iterable[Claim]
+    ) -> None:
+        """`aside`, `held`: see `admit`."""
+        self._nodes = {node.node_id: node for node in capacity.nodes}
+        self._names = {node.node_id: node_name(node.node_id, node.host) for node in capacity.nodes}
+        self._aside, self._cordoned = aside, cordoned_only(aside)
+        self._whole, self._free = _for_jobs(capacity), _for_jobs(capacity)
+        self.reserved: tuple[str, ...] = ()
+        """The nodes that are kept for a job that does not fit."""
+        self.given: set[str] = set()
+        """The nodes of the jobs that fit."""
         self.reservation: Reservation | None = None
+        self.lacking = self._place(held, capacity.placed)
+        """For each started job without enough nodes: its demand, and how many."""
 
-    def fitting(self, demand: NodeDemand) -> list[str]:
-        """The nodes that have room for a bundle, those with most free first."""
-        return _fitting(self.free, demand)
+    def serve(self, claim: Claim) -> list[str]:
+        """Give the job its nodes; []: it does not fit, and nodes may be reserved for it."""
+        needed, fitting = claim.demand.to_start, self.fitting(claim)
+        if len(fitting) >= needed:
+            self.take(fitting[:needed], claim.demand)
+            self.given.update(fitting[:needed])
+            return fitting[:needed]
+        if claim.is_overdue and self.reservation is None:
+            self._reserve(claim, fitting)
+        return []
+
+    def fitting(self, claim: Claim) -> list[str]:
+        """The nodes that have room for a bundle of the job, the best first."""
+        others = self.reservation is not None and self.reservation.job != claim.job
+        kept = self.reserved if others else ()
+        return [node for node in self._with_room(self._free, claim) if node not in kept]
+
+    def large_enough(self, claim: Claim) -> list[str]:
+        """The nodes that would have room for a bundle of the job if no job were there."""
+        return self._with_room(self._whole, claim)
 
     def take(self, nodes: Iterable[str], demand: NodeDemand) -> None:
-        """Nodes that are reserved are left alone."""
-        _take(self.free, [node for node in nodes if node in self.free], demand)
+        for node in nodes:
+            left = self._free[node].amounts
+            for name, amount in demand.amounts.items():
+                left[name] = left.get(name, 0.0) - amount
 
-    def serve(self, claim: Claim) -> bool:
-        """Give the job its nodes; False: it does not fit, and nodes may be reserved for it."""
-        demand, fitting = claim.demand, self.fitting(claim.demand)
-        if len(fitting) >= demand.to_start:
-            self.take(fitting[: demand.to_start], demand)
-            return True
-        if claim.is_overdue and not self.kept:
-            self.kept = nodes_to_reserve(self.capacity, self.free, demand)
-            if self.kept:
-                self.reservation = Reservation(claim.job, claim.name or claim.job, len(self.kept))
-            self.free = {node: left for node, left in self.free.items() if node not in self.kept}
-        return False
+    def is_quarantined(self, node: str) -> bool:
+        found = self._aside.get(self._names[node])
+        return found is not None and found.standing is NodeStanding.QUARANTINED
+
+    def why(
+        self, claim: Claim, fitting: Sequence[str], *, without_quarantined: bool = False
+    ) -> str:
+        """Why the nodes that fit are too few."""
+        demand = claim.demand
+        aside = {**(self._aside if without_quarantined else self._cordoned), **claim.unusable}
+        nodes = [node for node_id, node in self._nodes.items() if not self._is_in(aside, node_id)]
+        reason = _why_impossible(nodes, demand) or (
+            f"{demand.to_start} nodes with {demand.bundle_text} free are needed, {len(fitting)} of "
+            f"{len(nodes)} nodes have them"
+        )
+        kept = self.reservation
+        if kept is not None:
+            it = "it" if kept.job == claim.job else kept.name
+            reason += f"; {kept.nodes} are reserved for {it}"
+        return reason + _set_aside_note(
+            f"{name} ({aside[name].reason})"
+            for name in sorted(aside.keys() & set(self._names.values()))
+        )
+
+    def _reserve(self, claim: Claim, ready: Sequence[str]) -> None:
+        """Keep nodes for the job until all of them have room for it: of those that are large
+        enough, the ones that have room now, then those with most free. None if too few are large
+        enough, which no waiting changes.
+
+        Later jobs get none of them, so the room on the freest node only grows until it is enough,
+        and then on the next: the job starts after the jobs on these nodes have ended.
+        """
+        needed, large_enough = claim.demand.to_start, set(self.large_enough(claim))
+        if len(large_enough) < needed:
+            return
+        others = sorted(large_enough - set(ready), key=self._best_first)
+        self.reserved = tuple(sorted([*ready, *others][:needed]))
+        self.reservation = Reservation(claim.job, claim.name or claim.job, needed)
+
+    def _place(
+        self, held: Iterable[Claim], placed: Mapping[str, Sequence[str]]
+    ) -> list[tuple[NodeDemand, int]]:
+        """Take the nodes of started jobs; returns what `lacking` says.
+
+        Jobs that have started but are not placed yet take the best nodes, as their placement does.
+        An elastic job that is placed asks for no further nodes while another job waits."""
+        unplaced: list[tuple[Claim, int, set[str]]] = []
+        for claim in held:
+            own = placed.get(claim.job, ())
+            self.take([node for node in own if node in self._free], claim.demand)
+            missing = (claim.demand.to_start if own else claim.demand.nodes) - len(own)
+            if missing > 0:
+                unplaced.append((claim, missing, set(own)))
+        lacking = []
+        for claim, missing, had in unplaced:
+            others = [node for node in self.fitting(claim) if node not in had][:missing]
+            self.take(others, claim.demand)
+            if (lack := claim.demand.to_start - len(had) - len(others)) > 0:
+                lacking.append((claim.demand, lack))
+        return lacking
+
+    def _with_room(self, nodes: Resources, claim: Claim) -> list[str]:
+        amounts, aside = claim.demand.amounts, {**self._cordoned, **claim.unusable}
+        found = [
+            node
+            for node, there in nodes.items()
+            if has_amounts(there.amounts, amounts)
+            and all(rule.allows(there.labels) for rule in claim.demand.labels)
+            and not self._is_in(aside, node)
+        ]
+        return sorted(found, key=self._best_first)
+
+    def _is_in(self, aside: Mapping[str, Avoided], node: str) -> bool:
+        return node in aside or self._names[node] in aside
+
+    def _best_first(self, node: str) -> tuple[bool, float, float, str]:
+        """Those in quarantine last, and those with most free first."""
+        left = self._free[node].amounts
+        return self.is_quarantined(node), -left[CPU], -left[GPU], node
 
 
-def nodes_to_reserve(
-    capacity: Capacity, free: Mapping[str, FreeNode], demand: NodeDemand
-) -> list[str]:
-    """The nodes that are kept for a job until all of them have room for it: of those that are large
-    enough, the ones with most free. Empty if too few are large enough, which no waiting changes.
-
-    Later jobs get none of them, so the room on the freest node only grows until it is enough, and
-    then on the next: the job starts after the jobs on these nodes have ended.
-    """
-    large_enough = set(_fitting(_without_other_programs(capacity), demand))
-    if len(large_enough) < demand.to_start:
-        return []
-    ready = [node for node in _fitting(free, demand) if node in large_enough]
-    others = sorted(large_enough - set(ready), key=lambda node: _freest_first(free, node))
-    return [*ready, *others][: demand.to_start]
-
-
-def usable(capacity: Capacity, aside: Mapping[str, Avoided]) -> Capacity:
-    """The capacity without the nodes in `aside`."""
-    names = [node_name(node.node_id, node.host) for node in capacity.nodes]
-    pairs = zip(names, capacity.nodes, strict=True)
-    left = tuple(node for name, node in pairs if name not in aside)
-    removed = (f"{name} ({aside[name].reason})" for name in sorted(aside.keys() & set(names)))
-    return replace(capacity, nodes=left, set_aside=tuple(removed))
-
-
-def _admit(
-    capacity: Capacity,
-    held: Iterable[Claim],
-    before: Iterable[Claim],
-    wanted: NodeDemand,
-    *,
-    is_overdue: bool = False,
-) -> Admission:
-    if capacity.unlimited:
-        return Admission(True)
-    queue = QueuePass(capacity, held)
-    for claim in before:
-        queue.serve(claim)
-    reservation = queue.reservation
-    fitting = queue.fitting(wanted)
-    if len(fitting) >= wanted.to_start:
-        return Admission(True, reserved_nodes=tuple(sorted(queue.kept)))
-    if is_overdue and reservation is None:
-        own = nodes_to_reserve(capacity, queue.free, wanted)
-        reservation = Reservation("", "", len(own)) if own else None
-    note = ""
-    if reservation is not None:
-        note = f"; {reservation.nodes} are reserved for {reservation.name or 'it'}"
-    reason = _why_impossible(capacity, wanted) or (
-        f"{wanted.to_start} nodes with {wanted.bundle_text} free are needed, {len(fitting)} of "
-        f"{len(capacity.nodes)} nodes have them"
-    )
-    return Admission(False, reason + note + _set_aside_note(capacity), reservation=reservation)
-
-
-def _why_impossible(capacity: Capacity, wanted: NodeDemand) -> str:
+def _why_impossible(nodes: Iterable[NodeCapacity], wanted: NodeDemand) -> str:
     """Why the job cannot start on these nodes even if all were free, by what it asks for beside
     CPUs and GPUs; "" if it can."""
-    nodes = [node for node in capacity.nodes if node.cpus or node.gpus]  # not the head
+    nodes = [node for node in nodes if node.cpus or node.gpus]  # not the head
     why = why_unlabelled(wanted.labels, [node.labels for node in nodes], wanted.to_start)
     labelled = [n.custom for n in nodes if all(rule.allows(n.labels) for rule in wanted.labels)]
     why = why or why_too_little(dict(wanted.custom), labelled, wanted.to_start)
@@ -318,43 +364,17 @@ def _least_nodes(nodes: Mapping[str, Any] | None, per_node: int) -> int:
     return max(scheduled, default=int(nodes["min"]))
 
 
-def _set_aside_note(capacity: Capacity) -> str:
+def _set_aside_note(found: Iterable[str]) -> str:
     """`; 1 more are set aside: node1 (cordoned: new cables)`."""
-    aside = capacity.set_aside
+    aside = list(found)
     if not aside:
         return ""
     rest = [f"{len(aside) - MAX_NODES_LISTED} others"] if len(aside) > MAX_NODES_LISTED else []
     return f"; {len(aside)} more are set aside: {', '.join([*aside[:MAX_NODES_LISTED], *rest])}"
 
 
-def _free_resources(
-    capacity: Capacity, held: Iterable[Claim]
-) -> tuple[Resources, list[tuple[NodeDemand, int]]]:
-    """The free resources of each node, and the demand of started jobs for which too few have room,
-    with the number of nodes that they lack to start.
-
-    Jobs that have started but are not placed yet take those of the nodes with most free, as a
-    spread placement does. An elastic job that is placed asks for no further nodes while another
-    job waits."""
-    free = _without_other_programs(capacity)
-    unplaced: list[tuple[NodeDemand, int, set[str]]] = []
-    for claim in held:
-        placed = capacity.placed.get(claim.job, ())
-        _take(free, [node for node in placed if node in free], claim.demand)
-        missing = (claim.demand.to_start if placed else claim.demand.nodes) - len(placed)
-        if missing > 0:
-            unplaced.append((claim.demand, missing, set(placed)))
-    lacking = []
-    for demand, missing, own in unplaced:
-        others = [node for node in _fitting(free, demand) if node not in own][:missing]
-        _take(free, others, demand)
-        if (lack := demand.to_start - len(own) - len(others)) > 0:
-            lacking.append((demand, lack))
-    return free, lacking
-
-
-def _without_other_programs(capacity: Capacity) -> Resources:
-    """What the jobs may use of each node."""
+def _for_jobs(capacity: Capacity) -> Resources:
+    """What the jobs may use of each node: all that other programs do not."""
     return {node.node_id: FreeNode(_left_for_jobs(node), node.labels) for node in capacity.nodes}
 
 
@@ -362,26 +382,3 @@ def _left_for_jobs(node: NodeCapacity) -> dict[str, float]:
     foreign = node.foreign_custom
     custom = {name: amount - foreign.get(name, 0.0) for name, amount in node.custom.items()}
     return {CPU: node.cpus - node.foreign_cpus, GPU: node.gpus - node.foreign_gpus, **custom}
-
-
-def _take(free: Resources, nodes: Iterable[str], demand: NodeDemand) -> None:
-    for node in nodes:
-        left = free[node].amounts
-        for name, amount in demand.amounts.items():
-            left[name] = left.get(name, 0.0) - amount
-
-
-def _fitting(free: Mapping[str, FreeNode], demand: NodeDemand) -> list[str]:
-    """The nodes that have room for a bundle, those with most free first."""
-    amounts = demand.amounts
-    fitting = [
-        name
-        for name, node in free.items()
-        if has_amounts(node.amounts, amounts)
-        and all(rule.allows(node.labels) for rule in demand.labels)
-    ]
-    return sorted(fitting, key=lambda node: _freest_first(free, node))
-
-
-def _freest_first(free: Mapping[str, FreeNode], node: str) -> tuple[float, float, str]:
-    return -free[node].amounts[CPU], -free[node].amounts[GPU], node

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast_service.job_model.admission import Claim, NodeDemand, QueuePass, usable
+from holdfast_service.job_model.admission import Claim, NodeDemand, QueuePass
 from holdfast_service.job_model.node_labels import has_amounts, selector_of
 from holdfast_service.job_model.supervisor_protocol import Capacity, GrowthRequest, NodeCapacity
-from holdfast_service.policy.quarantine import Avoided, cordoned_only, node_name
+from holdfast_service.policy.quarantine import Avoided
 
 SETTING = "HOLDFAST_AUTOSCALE_"
 """Begins the name of a bound's setting, which ends with its resource."""
@@ -62,14 +62,6 @@ class GrowthBounds:
 
 
 @dataclass(frozen=True)
-class QueuedClaim(Claim):
-    """A job of the queue that waits for nodes."""
-
-    unsuitable: frozenset[str] = frozenset()
-    """Names of nodes that are too small for it, or lack its software."""
-
-
-@dataclass(frozen=True)
 class GrowthPlan:
     """What the cluster is asked for."""
 
@@ -99,31 +91,25 @@ def plan_growth(
     capacity: Capacity,
     aside: Mapping[str, Avoided],
     held: Collection[Claim],
-    queue: Sequence[QueuedClaim],
+    queue: Sequence[Claim],
     growing: Iterable[Claim],
     bounds: GrowthBounds,
 ) -> GrowthPlan:
     """What to ask for now; it replaces all that was asked for before.
 
-    `held`: claims of started jobs. `queue`: of queued jobs, in their order. `growing`: of those
-    elastic jobs that train, with as many nodes as each may have.
+    `aside`: the nodes that are set aside, by name. `held`: claims of started jobs. `queue`: of
+    queued jobs, in their order. `growing`: of those elastic jobs that train, with as many nodes as
+    each may have.
     """
-    usable_nodes = usable(capacity, cordoned_only(aside))
-    left, lacking, kept_for = _after_those_that_start(usable_nodes, held, queue)
+    left = QueuePass(capacity, aside, held)
+    lacking = [claim for claim in queue if not left.serve(claim)]
     size = _size(capacity)
     for demand, missing in left.lacking:  # Ray's placement of these jobs asks for them
         size = size.plus(missing, demand)
     requests: dict[str, GrowthRequest] = {}
     refused: dict[str, str] = {}
-    names = {node.node_id: node_name(node.node_id, node.host) for node in capacity.nodes}
     for claim in lacking:
-        demand = claim.demand
-        others = set() if claim.job == kept_for else set(left.kept)
-        fitting = [
-            node
-            for node in left.fitting(demand)
-            if names[node] not in claim.unsuitable and node not in others
-        ]
+        demand, fitting = claim.demand, left.fitting(claim)
         new = demand.to_start - len(fitting)
         if why := bounds.why_not(size, size.plus(new, demand)):
             refused[claim.job] = why
@@ -137,7 +123,7 @@ def plan_growth(
         placed = capacity.placed.get(job.job, ())
         if not placed or len(placed) >= job.demand.nodes:
             continue
-        free = [node for node in left.fitting(job.demand) if node not in placed]
+        free = [node for node in left.fitting(job) if node not in placed]
         if free:
             left.take(free[:1], job.demand)
         elif requests or bounds.why_not(size, size.plus(1, job.demand)):
@@ -146,28 +132,6 @@ def plan_growth(
             size = size.plus(1, job.demand)
     may_start = frozenset(claim.job for claim in queue) - {claim.job for claim in lacking}
     return GrowthPlan(requests, refused, may_start, frozenset(held_back), size, bounds)
-
-
-def _after_those_that_start(
-    capacity: Capacity, held: Collection[Claim], queue: Sequence[QueuedClaim]
-) -> tuple[QueuePass, list[QueuedClaim], str]:
-    """What the jobs that may start now leave; the other jobs of the queue; and the one of them for
-    which nodes are reserved, `kept` of the first result, or ""."""
-    walk, left = QueuePass(capacity, held), QueuePass(capacity, held)
-    names = {node.node_id: node_name(node.node_id, node.host) for node in capacity.nodes}
-    lacking: list[QueuedClaim] = []
-    for claim in queue:
-        demand = claim.demand
-        fitting = walk.fitting(demand)
-        suitable = [node for node in fitting if names[node] not in claim.unsuitable]
-        if len(suitable) >= demand.to_start:
-            for each in (walk, left):
-                each.take(suitable[: demand.to_start], demand)
-        else:
-            walk.serve(claim)
-            lacking.append(claim)
-    left.kept = walk.kept
-    return left, lacking, walk.reservation.job if walk.reservation else ""
 
 
 def _request(job: str, demand: NodeDemand, new: int, off: Iterable[str]) -> GrowthRequest:

@@ -164,7 +164,6 @@ class Capacity:
     nodes: tuple[NodeCapacity, ...]
     can_grow: bool
     unlimited: bool = False  # room for every job, whatever the nodes: of a simulated cluster
-    set_aside: tuple[str, ...] = ()  # further nodes that must not be used, and why
     placed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The nodes on which each job has its place already, by job id."""
 

@@ -181,7 +181,7 @@ _UNSENT = select(func.count()).select_from(Outbox)
 
 async def _waits(session: AsyncSession, now: float) -> dict[str, QueueWait]:
     resource = JobRecord.waiting["resource"].as_string()
-    since = func.min(JobRecord.waiting["since"].as_float())
+    since = func.min(JobRecord.queued_at)
     queued = (JobRecord.state == State.QUEUED, JobRecord.waiting.is_not(None))
     found = await session.execute(
         select(resource, func.count(), since).where(*queued).group_by(resource)

@@ -1,27 +1,38 @@
-"""Reads the node demand of other jobs, in the transaction that decides whether a job may start."""
+"""Reads the node demand of all jobs, for the decisions about who gets nodes.
+
+What counts is in the store, so that every server, also one that has just started, decides alike.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.admission import Claim, NodeDemand, reason_to_wait
-from holdfast_service.job_model.cluster_growth import QueuedClaim
+from holdfast_service.job_model.admission import KEEP_PLACE, Claim, NodeDemand
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.node_needs import needs_of
-from holdfast_service.job_model.supervisor_protocol import Capacity
+from holdfast_service.policy.quarantine import Avoided, NodeStanding
+from holdfast_service.settings import Settings
 from holdfast_service.store import nodes
 from holdfast_service.store.models import QUEUE_ORDER, Intent, JobRecord
+from holdfast_service.store.nodes import Shortcomings
 from holdfast_service.store.transaction import Effect, JobTransaction
+from holdfast_workers.protocol.node_needs import NodeNeeds
 
 _QUERY_CHUNK = 500
-_QUEUE_HEAD = 20
+_GROWTH_HEAD = 20
+"""Jobs of the queue that an autoscaled cluster is asked for."""
 _TRAINS = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.RESIZING})
+_UNSETTLED = frozenset({State.STARTING, State.RECOVERING})
+"""States in which a job may have fewer nodes than it needs."""
+_KEPT = Avoided(NodeStanding.CORDONED, "reserved for a job before it")
 
 
 @dataclass(frozen=True)
@@ -29,139 +40,143 @@ class LiveDemand:
     """The demand of all jobs; see `plan_growth`."""
 
     held: tuple[Claim, ...]
-    queue: tuple[QueuedClaim, ...]
+    queue: tuple[Claim, ...]
     """The first ones."""
     growing: tuple[Claim, ...]
+    unsettled: tuple[Claim, ...]
+    """Of those that may lack nodes: in the queue, or started."""
 
 
 class CompetingDemand:
     """Caches the demand of jobs that hold or await nodes: a spec never changes."""
 
-    def __init__(self, reserve_after_s: float) -> None:
-        """Nodes are reserved for a job that has waited for them for this long."""
-        self._reserve_after_s = reserve_after_s
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._known: dict[str, NodeDemand | None] = {}
+        self._needs: dict[str, NodeNeeds] = {}
 
     async def of_other_jobs(self, tx: JobTransaction) -> tuple[list[Claim], list[Claim]]:
         """The claims of other jobs on the cluster, and of those before this one in the queue."""
         own_place = (-tx.job.priority, tx.job.id)
         held: list[Claim] = []
         before: list[Claim] = []
-        for row, demand in await self._live_jobs(tx.session):
+        for row, claim in await self._live_jobs(tx.session, tx.now):
             if row.id == tx.job.id:
                 continue
             if row.state != State.QUEUED:
-                held.append(Claim(row.id, demand, row.name))
-            # Only a queued job that was tried and waits for nodes keeps its place: a job that
-            # cannot be driven at all must not block the queue.
-            elif (-row.priority, row.id) < own_place and _waits_for_nodes(row.waiting):
-                overdue = self.is_overdue(row.waiting, tx.now)
-                before.append(Claim(row.id, demand, row.name, overdue))
+                held.append(claim)
+            elif (-row.priority, row.id) < own_place and _keeps_place(row.waiting):
+                before.append(claim)
         return held, before
 
-    async def of_all_jobs(
-        self, session: AsyncSession, now: float, rooms_since: float
-    ) -> LiveDemand:
-        """`rooms_since`: nodes that were too small for a job after this time are not suitable."""
+    async def of_all_jobs(self, session: AsyncSession, now: float) -> LiveDemand:
         held: list[Claim] = []
-        queue: list[QueuedClaim] = []
+        queue: list[Claim] = []
         growing: list[Claim] = []
-        for row, demand in await self._live_jobs(session):
+        unsettled: list[Claim] = []
+        for row, claim in await self._live_jobs(session, now):
             if row.state != State.QUEUED:
-                held.append(Claim(row.id, demand, row.name))
-                if demand.least and row.state in _TRAINS:
-                    most = demand.nodes if row.wanted_nodes is None else row.wanted_nodes
-                    allowed = min(demand.nodes, most + demand.standbys)
-                    growing.append(Claim(row.id, replace(demand, nodes=allowed), row.name))
-            elif _waits_for_growth(row.waiting) and len(queue) < _QUEUE_HEAD:
-                overdue = self.is_overdue(row.waiting, now)
-                unsuitable = await _unsuitable(session, row.id, rooms_since)
-                queue.append(QueuedClaim(row.id, demand, row.name, overdue, unsuitable))
-        return LiveDemand(tuple(held), tuple(queue), tuple(growing))
+                held.append(claim)
+                if claim.demand.least and row.state in _TRAINS:
+                    growing.append(_growing(claim, row.wanted_nodes))
+            elif _waits_for_growth(row.waiting) and len(queue) < _GROWTH_HEAD:
+                queue.append(claim)
+            in_queue = row.state == State.QUEUED and _keeps_place(row.waiting)
+            if in_queue or row.state in _UNSETTLED:
+                unsettled.append(claim)
+        return LiveDemand(tuple(held), tuple(queue), tuple(growing), tuple(unsettled))
 
-    async def _live_jobs(self, session: AsyncSession) -> list[tuple[Any, NodeDemand]]:
-        """The jobs that hold or await nodes, in the order of the queue; without those whose spec
-        cannot be read."""
+    def is_overdue(self, queued_at: float, now: float) -> bool:
+        """Whether a queued job has waited so long that nodes are reserved for it."""
+        return now - queued_at > self._settings.reserve_after_s
+
+    async def shortcomings(self, session: AsyncSession, now: float) -> Shortcomings:
+        """Of the nodes, as far as they count now."""
+        return await nodes.shortcomings(session, now - self._settings.node_room_fresh_s)
+
+    async def _live_jobs(self, session: AsyncSession, now: float) -> list[tuple[Any, Claim]]:
+        """The jobs that hold or await nodes, in the order of the queue, with their claims; without
+        those whose spec cannot be read."""
         columns = (JobRecord.id, JobRecord.name, JobRecord.state, JobRecord.waiting)
-        rows = await session.execute(
-            select(*columns, JobRecord.priority, JobRecord.wanted_nodes)
+        orders = (JobRecord.priority, JobRecord.wanted_nodes)
+        found = await session.execute(
+            select(*columns, *orders, JobRecord.queued_at, JobRecord.kept_off)
             .where(JobRecord.cleaned.is_(False), ~_released())
             .order_by(*QUEUE_ORDER)
         )
-        jobs = [row for row in rows if row.state != State.PAUSED]
-        await self._read(session, {row.id for row in jobs})
-        demands = ((row, self._known.get(row.id)) for row in jobs)
-        return [(row, demand) for row, demand in demands if demand is not None]
-
-    def is_overdue(self, waiting: dict[str, Any] | None, now: float) -> bool:
-        """Whether a queued job has waited so long for nodes that nodes are reserved for it."""
-        if waiting is None or not _waits_for_nodes(waiting):
-            return False
-        return bool(now - waiting["since"] > self._reserve_after_s)
-
-    async def _read(self, session: AsyncSession, wanted: set[str]) -> None:
-        known = {job: demand for job, demand in self._known.items() if job in wanted}
-        missing = sorted(wanted - known.keys())
-        for start in range(0, len(missing), _QUERY_CHUNK):
-            chunk = missing[start : start + _QUERY_CHUNK]
-            for job, spec in await session.execute(
-                select(JobRecord.id, JobRecord.spec).where(JobRecord.id.in_(chunk))
-            ):
-                known[job] = NodeDemand.from_stored_spec(spec)
-        self._known = known
-
-
-async def jobs_that_lack_nodes(session: AsyncSession, capacity: Capacity) -> frozenset[str]:
-    """The first jobs that lack nodes, of those for which the cluster is large enough: queued jobs
-    that wait for nodes, and started jobs that are not placed yet or have lost nodes."""
-    queued = await session.execute(
-        select(JobRecord.id, JobRecord.waiting, JobRecord.spec)
-        .where(JobRecord.state == State.QUEUED, JobRecord.cleaned.is_(False))
-        .order_by(*QUEUE_ORDER)
-        .limit(_QUEUE_HEAD)
-    )
-    wanted = {job: spec for job, waiting, spec in queued if _waits_for_nodes(waiting)}
-    started = await session.execute(
-        select(JobRecord.id, JobRecord.state)
-        .where(JobRecord.state.in_((State.STARTING, State.RECOVERING)))
-        .order_by(JobRecord.id)
-    )
-    unsettled = [
-        job for job, state in started if state == State.RECOVERING or job not in capacity.placed
-    ]
-    specs = await session.execute(
-        select(JobRecord.id, JobRecord.spec).where(JobRecord.id.in_(unsettled[:_QUEUE_HEAD]))
-    )
-    wanted |= {row.id: row.spec for row in specs}
-    demands = {job: NodeDemand.from_stored_spec(spec) for job, spec in wanted.items()}
-    return frozenset(
-        job
-        for job, demand in demands.items()
-        if demand is not None
-        and len(capacity.placed.get(job, ())) < demand.to_start
-        and reason_to_wait(capacity, (), (), demand) is None
-    )
-
-
-async def _unsuitable(session: AsyncSession, job: str, since: float) -> frozenset[str]:
-    """Names of the nodes that do not suit a job; none if its spec is not valid any more."""
-    spec = await session.scalar(select(JobRecord.spec).where(JobRecord.id == job))
-    try:
-        return frozenset(
-            await nodes.unsuitable(session, lambda: needs_of(JobSpec.model_validate(spec)), since)
+        rows = [row for row in found if row.state != State.PAUSED]
+        demands = await self._read_demands(session, {row.id for row in rows})
+        unsuitable = await self._unsuitable(
+            session, {row.id for row in rows if row.state in _UNSETTLED | {State.QUEUED}}, now
         )
+        claims: list[tuple[Any, Claim]] = []
+        for row in rows:
+            if (demand := demands[row.id]) is not None:
+                kept_off = row.kept_off if row.state == State.STARTING else None
+                unusable = {**unsuitable.get(row.id, {}), **dict.fromkeys(kept_off or (), _KEPT)}
+                overdue = row.state == State.QUEUED and self.is_overdue(row.queued_at, now)
+                claims.append((row, Claim(row.id, demand, row.name, overdue, unusable)))
+        return claims
+
+    async def _read_demands(
+        self, session: AsyncSession, jobs: set[str]
+    ) -> dict[str, NodeDemand | None]:
+        known = {job: demand for job, demand in self._known.items() if job in jobs}
+        for job, spec in await _specs(session, jobs - known.keys()):
+            known[job] = NodeDemand.from_stored_spec(spec)
+        self._known = known
+        return known
+
+    async def _unsuitable(
+        self, session: AsyncSession, jobs: set[str], now: float
+    ) -> dict[str, Mapping[str, Avoided]]:
+        """By job: the nodes that do not suit it."""
+        short = await self.shortcomings(session, now)
+        if not short.small:
+            return dict.fromkeys(jobs, short.lacking)
+        known = {job: needs for job, needs in self._needs.items() if job in jobs}
+        for job, spec in await _specs(session, jobs - known.keys()):
+            known[job] = _needs(spec)
+        self._needs = known
+        return {job: short.of(partial(known.__getitem__, job)) for job in jobs}
+
+
+async def _specs(session: AsyncSession, jobs: set[str]) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    wanted = sorted(jobs)
+    for start in range(0, len(wanted), _QUERY_CHUNK):
+        chunk = wanted[start : start + _QUERY_CHUNK]
+        rows = await session.execute(
+            select(JobRecord.id, JobRecord.spec).where(JobRecord.id.in_(chunk))
+        )
+        found += [(job, spec) for job, spec in rows]
+    return found
+
+
+def _needs(spec: dict[str, Any]) -> NodeNeeds:
+    """Nothing is known of a spec that is not valid any more."""
+    try:
+        return needs_of(JobSpec.model_validate(spec))
     except ValidationError:
-        return frozenset()
+        return NodeNeeds()
 
 
-def _waits_for_nodes(waiting: dict[str, Any] | None) -> bool:
-    return waiting is not None and waiting["resource"] == "nodes"
+def _growing(claim: Claim, wanted_nodes: int | None) -> Claim:
+    """With as many nodes as the job may have."""
+    demand = claim.demand
+    most = demand.nodes if wanted_nodes is None else wanted_nodes
+    allowed = min(demand.nodes, most + demand.standbys)
+    return replace(claim, demand=replace(demand, nodes=allowed))
+
+
+def _keeps_place(waiting: dict[str, Any] | None) -> bool:
+    return waiting is not None and waiting["resource"] in KEEP_PLACE
 
 
 def _waits_for_growth(waiting: dict[str, Any] | None) -> bool:
     """Whether nodes would help a queued job. A node installs its packages before it is admitted; a
     cluster without nodes counts as out of reach until then."""
-    return waiting is not None and waiting["resource"] in ("nodes", "packages", "cluster")
+    return _keeps_place(waiting) or (waiting is not None and waiting["resource"] == "packages")
 
 
 def _released() -> ColumnElement[bool]:

@@ -134,7 +134,6 @@ class JobDriver:
         self._ended_since: float | None = None
         """Monotonic time of the first ENDED report; rows may follow it."""
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
-        self._reserved: tuple[str, ...] = ()
         self._packages: PackageInstallation | None = None
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
@@ -269,13 +268,9 @@ class JobDriver:
             before: list[Claim] = []
             if not capacity.unlimited:
                 held, before = await self._competing_demand.of_other_jobs(tx)
-            spec = tx.job.spec
-            wanted = NodeDemand.from_stored_spec(spec) or NodeDemand.from_spec(
-                JobSpec.model_validate(spec)
-            )
-            avoided_nodes = await self._avoided_by(tx)
-            overdue = self._competing_demand.is_overdue(tx.job.waiting, tx.now)
-            admission = admit(capacity, avoided_nodes, held, before, wanted, is_overdue=overdue)
+            aside = await nodes.avoided(tx.session, tx.now)
+            unsuitable = await self._unsuitable(tx)
+            admission = admit(capacity, aside, held, before, self._claim(tx, unsuitable))
             if not admission.may_start:
                 growth = self._growth()
                 tx.wait_for(
@@ -286,13 +281,21 @@ class JobDriver:
                 )
                 return NextStep(self._settings.queue_retry_s, keep_lease=False)
             intent = await tx.record_intent(Effect.START, intents)
+            tx.job.kept_off = list(admission.reserved_nodes)
             tx.transition(State.STARTING, reason=admission.why or None)
-        self._admitted = time.monotonic(), avoided_nodes
-        self._reserved = admission.reserved_nodes
+        self._admitted = time.monotonic(), {**aside, **unsuitable}
         await self._crash_hook(CrashPoint.START_INTENDED)
         if tx.job.desired == Desired.RUNNING:
             self._cached = tx.job, {**intents, Effect.START: intent}
         return NextStep(0.0)
+
+    def _claim(self, tx: JobTransaction, unusable: Mapping[str, Avoided]) -> Claim:
+        job = tx.job
+        demand = NodeDemand.from_stored_spec(job.spec)
+        if demand is None:
+            demand = NodeDemand.from_spec(JobSpec.model_validate(job.spec))
+        overdue = self._competing_demand.is_overdue(job.queued_at, tx.now)
+        return Claim(job.id, demand, job.name, overdue, unusable)
 
     async def _start(self, job: JobRecord, intents: Mapping[str, Intent]) -> Intent:
         """STARTING: create the supervisor, or adopt it if an earlier process created it."""
@@ -317,7 +320,7 @@ class JobDriver:
                 skipped=tuple((window[0], window[1]) for window in job.guards.get("ledger", ())),
                 avoid=avoided_nodes,
                 nodes=job.wanted_nodes,
-                reserved=self._reserved,
+                reserved=tuple(job.kept_off or ()),
                 package=package,
                 remote_root=remote_uri(named, folder),
                 former=former,
@@ -344,11 +347,11 @@ class JobDriver:
 
     async def _avoided_by(self, tx: JobTransaction) -> dict[str, Avoided]:
         """The nodes that this job avoids: those set aside, and those that do not suit it."""
-        since = tx.now - self._settings.node_room_fresh_s
-        unsuitable = await nodes.unsuitable(
-            tx.session, lambda: needs_of(JobSpec.model_validate(tx.job.spec)), since
-        )
-        return {**await nodes.avoided(tx.session, tx.now), **unsuitable}
+        return {**await nodes.avoided(tx.session, tx.now), **await self._unsuitable(tx)}
+
+    async def _unsuitable(self, tx: JobTransaction) -> dict[str, Avoided]:
+        found = await self._competing_demand.shortcomings(tx.session, tx.now)
+        return found.of(lambda: needs_of(JobSpec.model_validate(tx.job.spec)))
 
     # ---- running
 
@@ -551,7 +554,9 @@ class JobDriver:
     async def _without_cluster(self, error: ClusterUnavailable) -> NextStep:
         async with self._transaction() as tx:
             tx.wait_for("cluster", f"the cluster cannot be reached: {error}")
-        return NextStep(self._settings.cluster_retry_s)
+        # Another server may reach it, and the job keeps its place in the queue meanwhile.
+        keeps_lease = tx.state is not State.QUEUED
+        return NextStep(self._settings.cluster_retry_s, keep_lease=keeps_lease)
 
     async def _without_supervisor(
         self, job: JobRecord, intents: dict[str, Intent], error: SupervisorUnavailable

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from uuid import uuid4
 
 import structlog
@@ -18,10 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast_service import crash_points
 from holdfast_service.crash_points import CrashHook
+from holdfast_service.job_model.admission import jobs_that_lack_nodes
 from holdfast_service.job_model.cluster_growth import GrowthBounds, plan_growth
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.policy.quarantine import Avoided
-from holdfast_service.reconcile.cluster_demand import CompetingDemand, jobs_that_lack_nodes
+from holdfast_service.reconcile.cluster_demand import CompetingDemand, LiveDemand
 from holdfast_service.reconcile.job_driver import JobDriver, NextStep
 from holdfast_service.reconcile.news_watch import NewsWatch
 from holdfast_service.reconcile.poll_rate import PollRate
@@ -77,7 +78,7 @@ class Reconciler:
         self._reaper = Reaper(store, cluster, settings.release_unknown_jobs)
         self._init_sources = InitSources(store, settings)
         self._restored = RestoredJobs(cluster, settings)
-        self._competing_demand = CompetingDemand(settings.reserve_after_s)
+        self._competing_demand = CompetingDemand(settings)
         self._poll_rate = PollRate(settings.polls_per_s)
         self._urgent_poll_rate = PollRate(settings.polls_per_s)
         self._news_rate = PollRate(settings.polls_per_s)
@@ -194,34 +195,31 @@ class Reconciler:
     async def _refresh_nodes(self) -> None:
         """Record the present nodes and read the avoided nodes, for the drives' supervisors."""
         self._nodes_wake.clear()
+        async with self._store.read() as session:
+            self._avoided = aside = await nodes.avoided(session, time.time())
         users, self._jobs_on_changed_nodes = self._jobs_on_changed_nodes, set()
-        if users:
-            await self._read_avoided()
-            for job_id in users:
-                self.wake(job_id)
-        capacity = None
+        for job_id in users:
+            self.wake(job_id)
         with contextlib.suppress(ClusterUnavailable):  # the drives report it
             capacity = await self._cluster.capacity()
+            now = time.time()
             async with self._store.write() as session:
-                await nodes.record_seen(session, capacity.nodes, time.time())
+                await nodes.record_seen(session, capacity.nodes, now)
             async with self._store.read() as session:
-                self._lacking_nodes = await jobs_that_lack_nodes(session, capacity)
-        await self._read_avoided()
-        if capacity is not None and capacity.can_grow:
-            with contextlib.suppress(ClusterUnavailable):
-                await self._grow(capacity)
+                demand = await self._competing_demand.of_all_jobs(session, now)
+            self._lacking_nodes = jobs_that_lack_nodes(capacity, aside, demand.unsettled)
+            if capacity.can_grow:
+                await self._grow(capacity, aside, demand)
 
-    async def _grow(self, capacity: Capacity) -> None:
+    async def _grow(
+        self, capacity: Capacity, aside: Mapping[str, Avoided], demand: LiveDemand
+    ) -> None:
         """Ask for the nodes that the queue lacks now. Every server does so, with the same names.
         Raises ClusterUnavailable."""
-        settings, now = self._settings, time.time()
-        async with self._store.read() as session:
-            demand = await self._competing_demand.of_all_jobs(
-                session, now, now - settings.node_room_fresh_s
-            )
+        settings = self._settings
         plan = plan_growth(
             capacity,
-            self._avoided or {},
+            aside,
             demand.held,
             demand.queue,
             demand.growing,
@@ -235,10 +233,6 @@ class Reconciler:
     def _is_held_back(self, job: str) -> bool:
         """Whether an elastic job must not take more nodes."""
         return bool(self._lacking_nodes - {job}) or job in self._store.growth.held_back
-
-    async def _read_avoided(self) -> None:
-        async with self._store.read() as session:
-            self._avoided = await nodes.avoided(session, time.time())
 
     async def _drive(self, lease: JobLease, wake: _WakeUp) -> None:
         """Drive a job until it needs nothing for long, is finished, or its lease is lost."""
@@ -260,7 +254,8 @@ class Reconciler:
         try:
             due_in_s = await self._advance_until_idle(driver, lease, wake)
             await leases.release(self._store, lease, due_in_s)
-            asyncio.get_running_loop().call_later(due_in_s, self._claim_wake.set)
+            if due_in_s < self._settings.claim_interval_s:  # else another server may be faster
+                asyncio.get_running_loop().call_later(due_in_s, self._claim_wake.set)
         except LeaseLost:
             log.warning("lease.lost", job=lease.job_id)
         except SQLAlchemyError as error:

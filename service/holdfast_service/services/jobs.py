@@ -331,6 +331,7 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
         desired=Desired.RUNNING,
         state=State.QUEUED,
         created_at=now,
+        queued_at=now,
         idempotency_key=key,
         request_digest=digest,
         steps=(spec.program.steps or 0) if spec.brings_program else spec.train.steps,

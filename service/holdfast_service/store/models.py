@@ -57,6 +57,9 @@ class JobRecord(Base):
     desired: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(16), index=True)
     waiting: Mapped[Json | None]  # {resource, reason, since, until, reserved}
+    queued_at: Mapped[float] = mapped_column(default=0.0)  # when it came into the queue last
+    # Ids of the nodes that were kept for jobs before it when it was admitted.
+    kept_off: Mapped[list[Any] | None]
     outcome_code: Mapped[str | None] = mapped_column(String(64))
     outcome_message: Mapped[str | None] = mapped_column(Text)
     outcome_traceback: Mapped[str | None] = mapped_column(Text)

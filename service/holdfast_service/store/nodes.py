@@ -6,7 +6,8 @@ event behind the decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select, tuple_
@@ -66,12 +67,32 @@ async def avoided(session: AsyncSession, now: float) -> dict[str, Avoided]:
     }
 
 
-async def unsuitable(
-    session: AsyncSession, needs: Callable[[], NodeNeeds], since: float
-) -> dict[str, Avoided]:
-    """The nodes that had too little room for a job with these needs when a job measured it after
-    `since`, and those on which no agent could run for lack of software. `needs()` is called only if
-    a node was too small for any job."""
+@dataclass(frozen=True)
+class Shortcomings:
+    """What makes nodes unsuitable: for every job, or for those with larger needs."""
+
+    lacking: Mapping[str, Avoided]
+    """By name: nodes on which no agent could run for lack of software."""
+    small: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    """(name, finding): nodes that had too little room for some job."""
+
+    def of(self, needs: Callable[[], NodeNeeds]) -> dict[str, Avoided]:
+        """The nodes that do not suit a job with these needs. `needs()` is called only if a node was
+        too small for any job."""
+        if not self.small:
+            return dict(self.lacking)
+        wanted = needs()
+        least = {"shm": wanted.shm_bytes, "memory": wanted.ram_bytes, "tasks": wanted.tasks}
+        small = {
+            name: Avoided(NodeStanding.CORDONED, f"too small: {finding['what']}")
+            for name, finding in self.small
+            if finding["there"] < least.get(finding["kind"], 0)
+        }
+        return {**small, **self.lacking}
+
+
+async def shortcomings(session: AsyncSession, since: float) -> Shortcomings:
+    """As jobs have measured them after `since`."""
     columns = select(NodeRow.id, NodeRow.findings)
     reported = [
         (name, finding)
@@ -84,17 +105,7 @@ async def unsuitable(
         for name, finding in reported
         if finding["probe"] == SOFTWARE
     }
-    reported = [(name, finding) for name, finding in reported if name not in lacking]
-    if not reported:
-        return lacking
-    wanted = needs()
-    least = {"shm": wanted.shm_bytes, "memory": wanted.ram_bytes, "tasks": wanted.tasks}
-    small = {
-        name: Avoided(NodeStanding.CORDONED, f"too small: {finding['what']}")
-        for name, finding in reported
-        if finding["there"] < least.get(finding["kind"], 0)
-    }
-    return {**small, **lacking}
+    return Shortcomings(lacking, [found for found in reported if found[0] not in lacking])
 
 
 async def record_seen(session: AsyncSession, seen: Iterable[NodeCapacity], now: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
@@ -114,6 +114,8 @@ class JobTransaction:
         require(old, new)
         self.job.state = new
         when = self.now if at is None else at
+        if new is State.QUEUED:
+            self.job.queued_at = when
         if new is State.STARTING and self.job.started_at is None:
             self.job.started_at = when
         if new in TERMINAL:
@@ -176,16 +178,11 @@ class JobTransaction:
             "reason": text(reason),
             "since": known["since"] if known and same else self.now,
             "until": until,
-            "reserved": None if reserved is None else self._reservation(reserved),
+            "reserved": None if reserved is None else asdict(reserved),
             "asked": None if asked is None else self._asked(asked),
         }
         if not same:
             self.emit(event(resource=resource, reason=reason, until=until))
-
-    def _reservation(self, reserved: Reservation) -> dict[str, Any]:
-        if not reserved.job:
-            reserved = replace(reserved, job=self.job.id, name=self.job.name)
-        return asdict(reserved)
 
     def _asked(self, request: GrowthRequest) -> dict[str, Any]:
         known = (self.job.waiting or {}).get("asked")

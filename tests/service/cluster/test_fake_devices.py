@@ -20,7 +20,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 from holdfast_service.cluster.ray_cluster import RayCluster
-from holdfast_service.job_model.admission import Claim, NodeDemand, reason_to_wait
+from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.supervisor_protocol import Cursors, JobLaunch, SupervisorReport
 from holdfast_workers.protocol import codec
@@ -44,7 +44,7 @@ spec = parse({
     "checkpoint": {"memory": {"every_steps": 0}, "remote": {"every_steps": 0}},
 }, ours._capacity())
 demand = NodeDemand.from_spec(spec)
-assert reason_to_wait(ours._capacity(), (), (), demand) is None
+assert admit(ours._capacity(), {}, (), (), Claim("c", demand)).may_start
 jobs = ("a", "b")
 for job in jobs:
     (folder / "jobs" / job).mkdir(parents=True)
@@ -70,7 +70,7 @@ assert sorted(devices) == sorted(names.split(",")), shown
 assert threads == {("2", ""), ("", "2 threads")}, threads
 placed = ours._capacity()
 held = [Claim(job, demand) for job in placed.placed]
-assert "0 of 2 nodes have them" in (reason_to_wait(placed, held, (), demand) or "")
+assert "0 of 2 nodes have them" in admit(placed, {}, held, (), Claim("c", demand)).why
 for job in jobs:
     while not ours._release(job):
         time.sleep(0.1)

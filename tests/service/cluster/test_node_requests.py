@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.ray_cluster import RayCluster
-from holdfast_service.job_model.admission import NodeDemand, reason_to_wait
+from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.node_labels import rules_of, selector_of
 
@@ -57,8 +57,8 @@ for resources, allowed in [
     ({"gpus_per_worker": 1, "accelerator_type": "A100"}, set()),
 ]:
     spec = parse({"name": "x", "resources": resources}, None)
-    reason = reason_to_wait(capacity, (), (), NodeDemand.from_spec(spec))
-    assert (reason is None) == bool(allowed), (resources, reason)
+    found = admit(capacity, {}, (), (), Claim("c", NodeDemand.from_spec(spec)))
+    assert found.may_start == bool(allowed), (resources, found)
     place, group = places(spec, within_s=60.0 if allowed else 1.0)
     remove_placement_group(group)
     assert place in allowed if allowed else place is None, (resources, place)

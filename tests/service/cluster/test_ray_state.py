@@ -18,8 +18,12 @@ from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from ray.util.placement_group import placement_group, placement_group_table
-from holdfast_service.cluster.occupied import occupied
+from holdfast_service.cluster.agents import RayAgents
+from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import draining_nodes, free_cpus, is_latest_process_of_actor
+from holdfast_service.job_model.job_spec import parse
+from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
+from holdfast_workers.protocol.processes import StorageOptions
 
 small = {"object_store_memory": 80 << 20}
 cluster = Cluster(
@@ -51,6 +55,17 @@ for aside, left in ((first, second), (second, first)):
 wait(all_free)
 both = placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
 assert both.wait(60) and places(both) == {first, second}, "afterwards all is free again"
+
+ray.util.remove_placement_group(both)
+wait(all_free)
+less_free = placement_group([{"CPU": 1}], bundle_label_selector=[{NODE_ID_LABEL: first}])
+assert less_free.wait(60)
+name = next(node_name(first, n["NodeManagerAddress"]) for n in ray.nodes() if n["NodeID"] == first)
+agents = RayAgents(
+    "i", "job", parse({"name": "x", "resources": {"cpus_per_worker": 1}}, None), b"", "",
+    StorageOptions(), {name: Avoided(NodeStanding.QUARANTINED, "of late")}, (second,)
+)
+assert places(agents._placement_group()) == {first}, "rather in quarantine than on a reserved node"
 
 assert draining_nodes() == {}
 reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")

@@ -12,7 +12,6 @@ from holdfast_service.job_model.cluster_growth import (
     ClusterSize,
     GrowthBounds,
     GrowthPlan,
-    QueuedClaim,
     plan_growth,
 )
 from holdfast_service.job_model.node_labels import rules_of
@@ -29,13 +28,13 @@ def cluster(*cpus: float, **placed: tuple[str, ...]) -> Capacity:
     return Capacity((HEAD, *nodes), can_grow=True, placed=placed)
 
 
-def queued(*demands: NodeDemand, overdue: bool = False) -> list[QueuedClaim]:
-    return [QueuedClaim(f"q{n}", demand, is_overdue=overdue) for n, demand in enumerate(demands)]
+def queued(*demands: NodeDemand, overdue: bool = False) -> list[Claim]:
+    return [Claim(f"q{n}", demand, is_overdue=overdue) for n, demand in enumerate(demands)]
 
 
 def plan(
     capacity: Capacity,
-    queue: list[QueuedClaim],
+    queue: list[Claim],
     bounds: GrowthBounds = NO_BOUNDS,
     held: tuple[Claim, ...] = (),
     growing: tuple[Claim, ...] = (),
@@ -81,7 +80,7 @@ def test_a_job_that_may_pass_a_larger_one_is_not_asked_for() -> None:
 
 def test_cordoned_and_unsuitable_nodes_do_not_count() -> None:
     (claim,) = queued(NodeDemand(1, 4.0, 0.0))
-    unsuited = replace(claim, unsuitable=frozenset({"10.0.0.0"}))
+    unsuited = replace(claim, unusable={"10.0.0.0": Avoided(NodeStanding.CORDONED, "too small")})
     assert plan(cluster(4), [unsuited]).requests["q0"].off == ("n0",)
     aside = {"10.0.0.0": Avoided(NodeStanding.CORDONED, "new cables")}
     found = plan_growth(cluster(4), aside, (), [claim], (), NO_BOUNDS)
@@ -152,7 +151,7 @@ DEMANDS = st.builds(
 )
 QUEUES = st.lists(st.tuples(DEMANDS, st.booleans()), max_size=6).map(
     lambda jobs: [
-        QueuedClaim(f"q{n}", demand, is_overdue=overdue) for n, (demand, overdue) in enumerate(jobs)
+        Claim(f"q{n}", demand, is_overdue=overdue) for n, (demand, overdue) in enumerate(jobs)
     ]
 )
 CLUSTERS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), max_size=5).map(lambda c: cluster(*c))
@@ -168,19 +167,19 @@ BOUNDS = st.builds(
 
 @given(CLUSTERS, HELD, QUEUES, BOUNDS)
 def test_exactly_the_jobs_that_may_not_start_are_asked_for_or_refused(
-    capacity: Capacity, held: tuple[Claim, ...], queue: list[QueuedClaim], bounds: GrowthBounds
+    capacity: Capacity, held: tuple[Claim, ...], queue: list[Claim], bounds: GrowthBounds
 ) -> None:
     found = plan(capacity, queue, bounds, held)
     assert not found.requests.keys() & found.refused.keys()
     for place, claim in enumerate(queue):
-        wait = admit(capacity, {}, held, queue[:place], claim.demand, is_overdue=claim.is_overdue)
+        wait = admit(capacity, {}, held, queue[:place], claim)
         grows = claim.job in found.requests or claim.job in found.refused
         assert wait.may_start != grows, (claim, wait)
 
 
 @given(CLUSTERS, HELD, QUEUES, BOUNDS)
 def test_growth_stays_within_the_bounds(
-    capacity: Capacity, held: tuple[Claim, ...], queue: list[QueuedClaim], bounds: GrowthBounds
+    capacity: Capacity, held: tuple[Claim, ...], queue: list[Claim], bounds: GrowthBounds
 ) -> None:
     before, after = plan(capacity, [], bounds, held).size, plan(capacity, queue, bounds, held).size
     asked = plan(capacity, queue, bounds, held).requests.values()
@@ -191,7 +190,7 @@ def test_growth_stays_within_the_bounds(
 
 @given(CLUSTERS, HELD, QUEUES)
 def test_a_group_has_no_place_before_its_new_nodes_have_come(
-    capacity: Capacity, held: tuple[Claim, ...], queue: list[QueuedClaim]
+    capacity: Capacity, held: tuple[Claim, ...], queue: list[Claim]
 ) -> None:
     for request in plan(capacity, queue, held=held).requests.values():
         amount = request.bundle["CPU"]
@@ -201,7 +200,7 @@ def test_a_group_has_no_place_before_its_new_nodes_have_come(
 
 @given(CLUSTERS, HELD, QUEUES)
 def test_all_jobs_may_start_once_what_was_asked_for_has_come(
-    capacity: Capacity, held: tuple[Claim, ...], queue: list[QueuedClaim]
+    capacity: Capacity, held: tuple[Claim, ...], queue: list[Claim]
 ) -> None:
     held = tuple(replace(claim, demand=replace(claim.demand, least=0)) for claim in held)
     new = sum(request.new for request in plan(capacity, queue, held=held).requests.values())

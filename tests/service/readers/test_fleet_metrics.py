@@ -72,6 +72,7 @@ async def test_what_is_open_and_waits_is_counted(store: Store, jobs: JobService)
             session.add(NodeRow(id=name, last_seen=seen, state=state, **node))
         session.add(NodeRow(id="gone", last_seen=4000.0, state="cordoned", **node))
     async with job_transaction(store, queued, now=4000.0) as tx:
+        tx.job.queued_at = 4000.0
         tx.wait_for("nodes", "3 nodes are needed")
     async with job_transaction(store, running, now=4000.0) as tx:
         tx.wait_for("nodes", "a wait that is over")

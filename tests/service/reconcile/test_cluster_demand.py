@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import JOB, reconciling, submitted, until, until_state
 
+from holdfast_service.job_model.admission import jobs_that_lack_nodes
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.job_model.supervisor_protocol import Phase
-from holdfast_service.reconcile.cluster_demand import jobs_that_lack_nodes
+from holdfast_service.job_model.supervisor_protocol import Capacity, Phase
+from holdfast_service.reconcile.cluster_demand import CompetingDemand
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+
+
+async def lack(store: Store, settings: Settings, capacity: Capacity) -> frozenset[str]:
+    async with store.read() as session:
+        demand = await CompetingDemand(settings).of_all_jobs(session, time.time())
+    return jobs_that_lack_nodes(capacity, {}, demand.unsettled)
 
 
 async def test_a_started_job_lacks_nodes_until_it_is_placed_and_when_it_has_lost_one(
@@ -20,8 +28,7 @@ async def test_a_started_job_lacks_nodes_until_it_is_placed_and_when_it_has_lost
 ) -> None:
     async def lacking(*nodes: str) -> frozenset[str]:
         placed = {supervisor.launch.job_id: nodes} if nodes else {}
-        async with store.read() as session:
-            return await jobs_that_lack_nodes(session, replace(cluster.nodes, placed=placed))
+        return await lack(store, settings, replace(cluster.nodes, placed=placed))
 
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
@@ -51,7 +58,6 @@ async def test_a_queued_job_lacks_nodes_only_if_the_cluster_is_large_enough(
             return bool((await jobs.get(second.id)).waiting)
 
         await until(waits, what="the reason to wait")
-        async with store.read() as session:
-            assert await jobs_that_lack_nodes(session, cluster.nodes) == {second.id}
-            too_small = replace(cluster.nodes, nodes=cluster.nodes.nodes[:2])
-            assert await jobs_that_lack_nodes(session, too_small) == set()
+        assert await lack(store, settings, cluster.nodes) == {second.id}
+        too_small = replace(cluster.nodes, nodes=cluster.nodes.nodes[:2])
+        assert await lack(store, settings, too_small) == set()

@@ -9,22 +9,37 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from tests.support.service.fake_cluster import FakeCluster
-from tests.support.service.job_drives import JOB, reconciling, until
+from tests.support.service.job_drives import JOB, reconciling, until, until_state
+from tests.support.service.node_rows import change_node, too_small
 
-from holdfast_service.job_model.supervisor_protocol import Capacity, JobLaunch
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import (
+    Capacity,
+    ClusterUnavailable,
+    JobLaunch,
+)
+from holdfast_service.policy.quarantine import NodeStanding, cordoned_only
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Event
 
 SUBMITTED_AT_ONCE = 12
+NODES = 3
+SMALL_NODE, IN_QUARANTINE = "node1", "node2"
+MANY_THREADS = 100
+"""More than the small node allows."""
 
 
 class PlacingCluster(FakeCluster):
-    """Three nodes of one CPU, on which jobs take their places when they start."""
+    """Three nodes of one CPU, on which jobs take their places when they start. Every tenth look at
+    it fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: random.Random) -> None:
         super().__init__()
+        self.rng = rng
         self.placed: dict[str, list[str]] = {}
         """The nodes of each job that has a supervisor."""
         self.without_room: list[str] = []
@@ -32,14 +47,17 @@ class PlacingCluster(FakeCluster):
         """How often a start has taken the last free node."""
 
     async def capacity(self) -> Capacity:
+        if self.rng.random() < 0.1:
+            raise ClusterUnavailable("no head answers")
         return replace(await super().capacity(), placed=dict(self.placed))
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         created = await super().ensure_supervisor(launch)
         if created:
             taken = {node for nodes in self.placed.values() for node in nodes}
-            taken |= set(launch.reserved)
+            taken |= {*launch.reserved, *cordoned_only(launch.avoid)}
             free = [node.node_id for node in self.nodes.nodes if node.node_id not in taken]
+            free.sort(key=lambda node: node in launch.avoid)
             wanted = launch.spec["parallel"]["dp_shard"]
             if len(free) < wanted:
                 self.without_room.append(f"{launch.job_id}: {wanted} of {free}")
@@ -52,12 +70,17 @@ class PlacingCluster(FakeCluster):
         return await super().release(job_id)
 
 
-def document(number: int, nodes: int) -> dict[str, Any]:
+def document(number: int, nodes: int, threads: int = 1) -> dict[str, Any]:
     return {
         **JOB,
         "name": f"job-{number}",
         "parallel": {"dp_shard": nodes},
-        "resources": {"workers_per_node": 1, "standby_nodes": 0, "cpus_per_worker": 1},
+        "resources": {
+            "workers_per_node": 1,
+            "standby_nodes": 0,
+            "cpus_per_worker": 1,
+            "threads_per_worker": threads,
+        },
     }
 
 
@@ -66,14 +89,18 @@ def document(number: int, nodes: int) -> dict[str, Any]:
     "arrivals", [pytest.param(30), pytest.param(1_000, marks=[pytest.mark.soak])]
 )
 @pytest.mark.timeout(1_800)
-async def test_two_servers_never_place_two_jobs_on_one_node(
+async def test_two_servers_never_place_two_jobs_on_one_node_nor_let_a_job_pass_an_overdue_one(
     settings: Settings, arrivals: int
 ) -> None:
+    """One of the servers starts again and again. A node is in quarantine, one is too small for some
+    jobs, and the oldest job can never start."""
     rng = random.Random(arrivals)
-    quick = settings.model_copy(update={"queue_retry_s": 0.05, "reserve_after_s": 2.0})
-    cluster = PlacingCluster()
+    quick = settings.model_copy(update={"queue_retry_s": 0.05, "reserve_after_s": 0.5})
+    cluster = PlacingCluster(rng)
     first, second = await Store.open(quick), await Store.open(quick)
     ended: list[str] = []
+    needed: dict[str, int] = {}
+    submitted_at: dict[str, float] = {}
     room = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
     async def run_jobs() -> None:
@@ -92,13 +119,28 @@ async def test_two_servers_never_place_two_jobs_on_one_node(
         services = [JobService(store, cluster, quick) for store in (first, second)]
         for number in range(arrivals):
             await room.acquire()
-            await rng.choice(services).submit(document(number, rng.choice((1, 1, 2, 3))))
+            nodes = rng.choice((1, 1, 2, 3))
+            threads = MANY_THREADS if nodes < NODES and rng.random() < 0.3 else 1
+            job, _ = await rng.choice(services).submit(document(number, nodes, threads))
+            needed[job.id], submitted_at[job.id] = nodes, job.created_at
+
+    async def restart_server() -> None:
+        while len(ended) < arrivals:
+            async with reconciling(second, cluster, quick):
+                await asyncio.sleep(0.5)
 
     began = time.monotonic()
     try:
-        async with reconciling(first, cluster, quick), reconciling(second, cluster, quick):
-            await asyncio.gather(run_jobs(), submit_jobs())
+        async with reconciling(first, cluster, quick):
+            await change_node(first, IN_QUARANTINE, state=NodeStanding.QUARANTINED, reason="hangs")
+            await too_small(first, SMALL_NODE, tasks=50)
+            jobs = JobService(first, cluster, quick)
+            impossible, _ = await jobs.submit(document(-1, NODES, MANY_THREADS))
+            await asyncio.gather(run_jobs(), submit_jobs(), restart_server())
             await until(lambda: not cluster.placed, 60.0, "the last release")
+            await jobs.cancel(impossible.id)
+            await until_state(jobs, impossible.id, State.CANCELLED)
+        waits_since, started_at = await times(first)
     finally:
         await first.close()
         await second.close()
@@ -110,3 +152,32 @@ async def test_two_servers_never_place_two_jobs_on_one_node(
     assert cluster.without_room == []
     assert len(set(ended)) == arrivals
     assert cluster.all_in_use > arrivals / 10, "nodes were left idle"
+    overdue_at = {
+        job: max(at + quick.reserve_after_s, waits_since.get(job, started_at[job]))
+        for job, at in submitted_at.items()
+    }
+    late = [job for job in needed if needed[job] == NODES and started_at[job] > overdue_at[job]]
+    assert late, "no job of all nodes was overdue"
+    assert passes(needed, overdue_at, started_at) == []
+
+
+def passes(
+    needed: dict[str, int], overdue_at: dict[str, float], started_at: dict[str, float]
+) -> list[tuple[str, str]]:
+    """(job, the first overdue job before it, which needs all nodes and waits when it starts)."""
+    found = []
+    for job, at in started_at.items():
+        before = (each for each in sorted(needed) if each < job)
+        waiting = (each for each in before if overdue_at[each] < at < started_at[each])
+        first = next(waiting, None)
+        if first is not None and needed[first] == NODES:
+            found.append((job, first))
+    return found
+
+
+async def times(store: Store) -> tuple[dict[str, float], dict[str, float]]:
+    """When each job was first tried without success, and when it started."""
+    async with store.read() as session:
+        events = list(await session.scalars(select(Event).order_by(Event.at.desc())))
+    started = {e.job_id: e.at for e in events if e.data.get("to") == State.STARTING}
+    return {e.job_id: e.at for e in events if e.kind == "waiting"}, started

@@ -1,29 +1,36 @@
 """Random histories of the queue: jobs arrive, wait, start, change their size, lose nodes and end.
 
-The pure admission decides; this file carries it out on a made-up cluster, as Ray and the
-supervisors do, and checks in every tick that nothing is used twice, that no job starves, and that
-no node stays idle which an unreserved waiting job could use. Each history depends on its seed.
+The pure admission decides, on what the store keeps of each job; this file carries it out on a
+made-up cluster, as Ray, the supervisors and one or two servers do. In every tick it checks by its
+own count that nothing is used twice, that no job passes an overdue one that needs its nodes, that
+no job starves, and that no node stays idle which an unreserved waiting job could use. Each history
+depends on its seed.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.admission import (
+    KEEP_PLACE,
     Claim,
-    FreeNode,
     NodeDemand,
+    QueuePass,
     admit,
-    nodes_to_reserve,
-    reason_to_wait,
-    usable,
+    jobs_that_lack_nodes,
 )
+from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.node_labels import LabelRule
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.policy.quarantine import Avoided, NodeStanding
+from holdfast_service.store.models import JobRecord
+from holdfast_service.store.transaction import JobTransaction
 
 OVERDUE, LONGEST_RUN, PATIENCE = 3, 6, 2
 _LONGEST_QUEUE = 10
@@ -31,13 +38,25 @@ _LEVELS = 4
 """Sizes of room on a node: the freest node is reserved anew when another has become freer."""
 _SLACK = 1e-9
 _CORDONED = Avoided(NodeStanding.CORDONED, "cordoned: to be repaired")
+_QUARANTINED = Avoided(NodeStanding.QUARANTINED, "quarantined: of late")
+_UNSUITABLE = Avoided(NodeStanding.CORDONED, "too small")
+_KEPT = Avoided(NodeStanding.CORDONED, "reserved")
 
 
-HAPPENINGS = {"started", "ended", "reserved", "grown", "given back", "queued again", "foreign"}
+HAPPENINGS = {
+    *("started", "ended", "reserved", "grown", "given back", "queued again", "foreign"),
+    *("in quarantine", "look failed", "not driven", "unsuitable", "impossible", "stale"),
+}
 
 
 class PromiseBroken(AssertionError):
     """The message names the seed of the history."""
+
+
+class _NoDatabase:
+    """Where the events of a job's record go."""
+
+    def add(self, row: object) -> None: ...
 
 
 @dataclass
@@ -47,18 +66,21 @@ class SimulatedJob:
     work: int
     """Ticks that it still has to run with enough nodes."""
     since: int
-    """When it was queued."""
+    """When it came into the queue."""
     is_possible: bool
     """Whether it fits into the whole cluster."""
+    record: JobRecord
+    """What the store keeps of it."""
     priority: int = 0
-    is_tried: bool = False
     is_admitted: bool = False
+    unsuitable: set[str] = field(default_factory=set)
+    """Nodes that are too small for it alone."""
     nodes: list[str] = field(default_factory=list)
     limit: int = 0
     """Most nodes that it takes; 0: as many as it may."""
     admitted_at: int = 0
-    reserved: tuple[str, ...] = ()
-    """The nodes that it must not take when it starts."""
+    is_kept_off: bool = False
+    """It is not placed yet, and must not take the nodes that its record names."""
     short_since: int | None = None
 
     @property
@@ -77,6 +99,20 @@ class SimulatedJob:
     @property
     def is_short(self) -> bool:
         return self.is_admitted and len(self.nodes) < self.demand.to_start
+
+    @property
+    def waits_for(self) -> str:
+        """ "": it waits for nothing, or was not tried yet."""
+        return self.record.waiting["resource"] if self.record.waiting else ""
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self.is_admitted and self.waits_for in KEEP_PLACE
+
+    @property
+    def off(self) -> set[str]:
+        """Nodes that it cannot have, or not yet."""
+        return {*self.unsuitable, *((self.record.kept_off or ()) if self.is_kept_off else ())}
 
 
 class QueueHistory:
@@ -113,9 +149,12 @@ class QueueHistory:
             self.whole = {f"n{index}": (cpus, 0.0) for index, cpus in enumerate(nodes)}
         self.foreign = dict.fromkeys(self.whole, 0.0)
         self.away: set[str] = set()
-        self.cordoned: set[str] = set()
+        self.aside: dict[str, Avoided] = {}
         self.disturbances = rng.choice((0.0, 0.1, 0.3))
         """The share of ticks with a disturbance."""
+        self.failing_looks = 0.0 if nodes else rng.choice((0.0, 0.1, 0.3))
+        """The share of looks at the cluster that fail."""
+        self.servers = 1 if nodes else rng.choice((1, 2))
         self.placed_later = not nodes and rng.random() < 0.3
         self.is_crowded = rng.random() < 0.005
         self.arriving = 2.0 if self.is_crowded else rng.choice((0.3, 0.6, 1.2))
@@ -124,6 +163,8 @@ class QueueHistory:
         self._first: tuple[int, int] | None = None
         """The first waiting job that fits the cluster, and since when it is that."""
         self._submitted = 0
+        self._is_settled = True
+        """The last round of tries changed nothing in the queue."""
 
     def play(self) -> Counter[str]:
         """The whole history, and what has happened in it. Raises PromiseBroken."""
@@ -146,8 +187,16 @@ class QueueHistory:
     def submit(self, demand: NodeDemand, work: int, priority: int = 0) -> int:
         """Its number."""
         number, self._submitted = self._submitted, self._submitted + 1
-        possible = self._is_possible(demand)
-        self.jobs[number] = SimulatedJob(number, demand, work, self.now, possible, priority)
+        whole = {node: [*room, self._fpgas_of(node)] for node, room in self.whole.items()}
+        possible = len(self._room(whole, demand)) >= demand.to_start
+        record = JobRecord(
+            id=f"{number:04}", state=State.QUEUED, spec={}, step=0, held_s=0.0, event_seq=0
+        )
+        record.queued_at = float(self.now)
+        job = SimulatedJob(number, demand, work, self.now, possible, record, priority)
+        if self.disturbances and self.rng.random() < 0.2:
+            job.unsuitable = set(self.rng.sample(sorted(self.whole), 1))
+        self.jobs[number] = job
         return number
 
     def pass_time(self) -> None:
@@ -167,13 +216,6 @@ class QueueHistory:
         self._check_work_is_conserved()
         self._check_no_job_starves()
 
-    def _is_possible(self, demand: NodeDemand) -> bool:
-        """Whether the job fits into the whole cluster."""
-        whole = {
-            node: [cpus, gpus, self._fpgas_of(node)] for node, (cpus, gpus) in self.whole.items()
-        }
-        return len(self._room(whole, demand)) >= demand.to_start
-
     # --- what happens to the cluster ------------------------------------------------------------
 
     def _arrive(self) -> None:
@@ -188,8 +230,9 @@ class QueueHistory:
             demand = NodeDemand(nodes, rng.choice((0.5, 1.0, 2.0)), gpus, least)
             if self.is_special:
                 demand = self._choosy(demand)
-            if self._is_possible(demand) or rng.random() < 0.1:
-                self.submit(demand, rng.randint(1, LONGEST_RUN), rng.choice((0, 0, 0, -1, 1)))
+            number = self.submit(demand, rng.randint(1, LONGEST_RUN), rng.choice((0, 0, 0, -1, 1)))
+            if not self.jobs[number].is_possible and rng.random() < 0.9:
+                del self.jobs[number]
 
     def _choosy(self, demand: NodeDemand) -> NodeDemand:
         """The demand with a label, a custom resource, both or none."""
@@ -199,9 +242,10 @@ class QueueHistory:
         return replace(demand, labels=rng.choice(rules), custom=rng.choice(custom))
 
     def _disturb(self) -> None:
-        """A node is lost or returns, is cordoned or not; another program takes or frees CPUs."""
+        """A node is lost or returns, is set aside or not, suits a job or not; another program takes
+        or frees CPUs."""
         node = self.rng.choice(sorted(self.whole))
-        match self.rng.randrange(3):
+        match self.rng.randrange(5):
             case 0:
                 self.away ^= {node}
                 for job in self.jobs.values():
@@ -214,9 +258,19 @@ class QueueHistory:
                 if self.foreign[node] > free + _SLACK:
                     self.foreign[node] = 0.0
                 self.counts["foreign"] += 1
+            case 2 if self.jobs:
+                job = self.rng.choice(list(self.jobs.values()))
+                job.unsuitable ^= {node}
+                self.counts["unsuitable"] += 1
+            case 3:
+                self._set_aside(node, _CORDONED)
             case _:
-                self.cordoned ^= {node}
+                self._set_aside(node, _QUARANTINED)
         self._calm_since = self.now
+
+    def _set_aside(self, node: str, how: Avoided) -> None:
+        if self.aside.pop(node, None) is None:
+            self.aside[node] = how
 
     def _order_size(self) -> None:
         """The user of an elastic job orders another size: it gives nodes back, or may grow."""
@@ -228,8 +282,11 @@ class QueueHistory:
             del job.nodes[job.limit :]
 
     def _calm_down(self) -> None:
-        self.away, self.cordoned = set(), set()
+        self.away, self.aside = set(), {}
+        for job in self.jobs.values():
+            job.unsuitable = set()
         self.foreign = dict.fromkeys(self.whole, 0.0)
+        self.disturbances = self.failing_looks = 0.0
         self._calm_since = self.now
 
     # --- one tick -------------------------------------------------------------------------------
@@ -240,7 +297,7 @@ class QueueHistory:
             return
         if job.is_short:
             self._take(job, job.demand.to_start)
-            job.reserved = ()
+            job.is_kept_off = False
             if len(job.nodes) >= job.demand.to_start:
                 job.short_since = None
             elif job.short_since is None:
@@ -248,36 +305,71 @@ class QueueHistory:
                 is_calm = job.admitted_at > self._calm_since
                 self.counts["without room"] += is_calm and not job.nodes
             elif self.now - job.short_since > PATIENCE:
-                job.nodes, job.is_admitted, job.is_tried = [], False, False
-                job.short_since, job.since = None, self.now
-                self.counts["queued again"] += 1
-        elif len(job.nodes) < job.most and not self._others_wait(job):
-            job.reserved = ()
+                self._queue_again(job)
+        elif len(job.nodes) < job.most and job.name not in self._held_back_by(job):
+            job.is_kept_off = False
             self._take(job, len(job.nodes) + 1)
             self.counts["grown"] += 1
 
+    def _queue_again(self, job: SimulatedJob) -> None:
+        job.nodes, job.is_admitted, job.short_since = [], False, None
+        job.since = self.now
+        record = self._stored(job)
+        for state in (State.PAUSING, State.PAUSED, State.QUEUED):
+            record.transition(state)
+        record.wait_for("nodes", "it has given its nodes back")
+        self.counts["queued again"] += 1
+
     def _admit_some(self) -> bool:
-        """Each waiting job is tried once, in any order. Whether one of them may start."""
+        """Each waiting job is tried once, in any order, by any server. Whether one may start."""
         waiting = [job for job in self.jobs.values() if not job.is_admitted]
         self.rng.shuffle(waiting)
-        capacity, held, aside = self.capacity(), self._held(), self._aside()
-        admitted = False
+        views = [self.capacity() for _ in range(self.servers)]
+        queue, admitted = self._waiting(), False
         for job in waiting:
-            before = [self._claim(other) for other in self._waiting() if other.place < job.place]
-            admission = admit(capacity, aside, held, before, job.demand)
-            if not admission.may_start:
-                job.is_tried = True
-                continue
-            job.reserved = admission.reserved_nodes if self.keeps_off else ()
-            room = self._room(self.free(), job.demand)
-            if len(set(room) - set(job.reserved)) < job.demand.to_start:
-                raise self._broken(f"job {job.number} was admitted to nodes that are in use")
-            job.is_admitted, job.admitted_at, admitted = True, self.now, True
-            self.counts["started"] += 1
-            if not self.placed_later:
-                self._take(job, job.most)
-            capacity, held = self.capacity(), self._held()
+            server = self.rng.randrange(self.servers)
+            if self.rng.random() < self.failing_looks:
+                self._fail(job)
+            elif self._admit(job, views[server]):
+                views[server], admitted = self.capacity(), True
+            elif self.rng.random() < 0.5:
+                views[server] = self.capacity()
+        self._is_settled = queue == self._waiting()
         return admitted
+
+    def _fail(self, job: SimulatedJob) -> None:
+        """The cluster does not answer, or the job cannot be driven."""
+        if self.rng.random() < 0.8:
+            self._stored(job).wait_for("cluster", "no head answers")
+            self.counts["look failed"] += 1
+        else:
+            self._stored(job).wait_for("reconciler", "an error")
+            self.counts["not driven"] += 1
+        self._calm_since = self.now
+
+    def _admit(self, job: SimulatedJob, view: Capacity) -> bool:
+        """`view`: what the server has read of the cluster, perhaps before another has admitted."""
+        before = [self._claim(other) for other in self._waiting() if other.place < job.place]
+        admission = admit(view, self.aside, self._held(), before, self._claim(job))
+        record = self._stored(job)
+        if not admission.may_start:
+            record.wait_for("nodes", admission.why, reserved=admission.reservation)
+            return False
+        is_stale = view.placed != self.capacity().placed
+        self.counts["stale"] += is_stale
+        self._check_none_is_passed(job, admission.reserved_nodes)
+        record.transition(State.STARTING)
+        job.record.kept_off = list(admission.reserved_nodes)
+        job.is_admitted, job.admitted_at = True, self.now
+        job.is_kept_off = self.keeps_off
+        room = set(self._room(self.free(), job.demand, job.off))
+        if len(room) < job.demand.to_start and not is_stale:
+            raise self._broken(f"job {job.number} was admitted to nodes that are in use")
+        self.counts["started"] += 1
+        self.counts["in quarantine"] += admission.why.startswith("nodes in quarantine are used")
+        if not self.placed_later:
+            self._take(job, job.most)
+        return True
 
     # --- what the admission sees ----------------------------------------------------------------
 
@@ -297,103 +389,163 @@ class QueueHistory:
                 if node not in self.away
             ),
             can_grow=False,
-            placed={job.name: job.nodes for job in self.jobs.values() if job.nodes},
+            placed={job.name: tuple(job.nodes) for job in self.jobs.values() if job.nodes},
         )
 
-    def _aside(self) -> dict[str, Avoided]:
-        return dict.fromkeys(self.cordoned, _CORDONED)
-
     def _held(self) -> list[Claim]:
-        return [Claim(job.name, job.demand) for job in self.jobs.values() if job.is_admitted]
+        return [self._claim(job) for job in self.jobs.values() if job.is_admitted]
 
     def _claim(self, job: SimulatedJob) -> Claim:
-        return Claim(job.name, job.demand, is_overdue=self._is_overdue(job))
-
-    def _is_overdue(self, job: SimulatedJob) -> bool:
-        return self.reserves and self.now - job.since > OVERDUE
+        """As it is made of the job's record."""
+        overdue = self.reserves and self.now - job.record.queued_at > OVERDUE
+        unusable = dict.fromkeys(job.unsuitable, _UNSUITABLE) | dict.fromkeys(
+            job.off - job.unsuitable, _KEPT
+        )
+        is_overdue = overdue and not job.is_admitted
+        return Claim(job.name, job.demand, is_overdue=is_overdue, unusable=unusable)
 
     def _waiting(self) -> list[SimulatedJob]:
         """In the order of the queue."""
-        waiting = (job for job in self.jobs.values() if job.is_tried and not job.is_admitted)
+        waiting = (job for job in self.jobs.values() if job.is_waiting)
         return sorted(waiting, key=lambda job: job.place)
 
-    def _others_wait(self, job: SimulatedJob) -> bool:
-        """Whether another job lacks nodes that the cluster has: then this one does not grow."""
-        bare = self.capacity()
-        return any(
-            reason_to_wait(bare, (), (), other.demand) is None
+    def _stored(self, job: SimulatedJob) -> JobTransaction:
+        session = cast(AsyncSession, _NoDatabase())
+        return JobTransaction(session, job.record, float(self.now))
+
+    def _held_back_by(self, job: SimulatedJob) -> set[str]:
+        """The job, if another lacks nodes that the cluster has: then it does not grow."""
+        others = [
+            other
             for other in self.jobs.values()
-            if other is not job and (other.is_short or (other.is_tried and not other.is_admitted))
-        )
+            if other is not job and (other.is_short or other.is_waiting)
+        ]
+        capacity = self.capacity()
+        lacking = jobs_that_lack_nodes(capacity, self.aside, map(self._claim, others))
+        could = {other.name for other in others if self._is_possible_now(other, other.off)}
+        if lacking != could:
+            raise self._broken(f"{lacking} hold elastic jobs back, and {could} could start")
+        return {job.name} if lacking else set()
 
     # --- the nodes ------------------------------------------------------------------------------
 
     def free(self) -> dict[str, list[float]]:
         """What no job and no other program uses, on the nodes that may be used."""
-        left = {
+        left = self._for_jobs()
+        for job in self.jobs.values():
+            self._use(left, job.nodes, job.demand)
+        return {node: room for node, room in left.items() if self._is_usable(node)}
+
+    def _use(self, free: dict[str, list[float]], nodes: Iterable[str], demand: NodeDemand) -> None:
+        for node in nodes:
+            for index, amount in enumerate((demand.cpus, demand.gpus, _fpgas(demand))):
+                free[node][index] -= amount
+
+    def _for_jobs(self) -> dict[str, list[float]]:
+        return {
             node: [cpus - self.foreign[node], gpus, self._fpgas_of(node)]
             for node, (cpus, gpus) in self.whole.items()
             if node not in self.away
         }
-        for job in self.jobs.values():
-            for node in job.nodes:
-                left[node][0] -= job.demand.cpus
-                left[node][1] -= job.demand.gpus
-                left[node][2] -= dict(job.demand.custom).get("fpga", 0.0)
-        return {node: room for node, room in left.items() if node not in self.cordoned}
 
-    def _room(self, free: dict[str, list[float]], demand: NodeDemand) -> list[str]:
-        """The nodes that have room for a bundle, those with most free first."""
+    def _is_usable(self, node: str) -> bool:
+        return self.aside.get(node) is not _CORDONED
+
+    def _room(
+        self, free: dict[str, list[float]], demand: NodeDemand, off: Iterable[str] = ()
+    ) -> list[str]:
+        """The nodes that have room for a bundle, the best first."""
         found = [
             node
             for node, (cpus, gpus, fpgas) in free.items()
             if cpus + _SLACK >= demand.cpus and gpus + _SLACK >= demand.gpus
-            if fpgas >= dict(demand.custom).get("fpga", 0.0)
-            if self._has_disk(node, demand)
+            if fpgas >= _fpgas(demand)
+            if self._has_disk(node, demand) and node not in off
         ]
-        return sorted(found, key=lambda node: (-free[node][0], -free[node][1], node))
+        return sorted(
+            found, key=lambda node: (node in self.aside, -free[node][0], -free[node][1], node)
+        )
+
+    def _large_enough(self, job: SimulatedJob, off: Iterable[str]) -> set[str]:
+        """The nodes on which the job would fit if no job were there."""
+        usable = {node: room for node, room in self._for_jobs().items() if self._is_usable(node)}
+        return set(self._room(usable, job.demand, off))
+
+    def _is_possible_now(self, job: SimulatedJob, off: Iterable[str]) -> bool:
+        return len(self._large_enough(job, off)) >= job.demand.to_start
 
     def _has_disk(self, node: str, demand: NodeDemand) -> bool:
         disk = self.disk.get(node)
         return all((disk in rule.values) != rule.negated for rule in demand.labels)
 
-    def _as_free_nodes(self, free: dict[str, list[float]]) -> dict[str, FreeNode]:
-        labels = {node.node_id: node.labels for node in self.capacity().nodes}
-        return {
-            node: FreeNode(dict(zip(("CPU", "GPU", "fpga"), left, strict=True)), labels[node])
-            for node, left in free.items()
-        }
-
     def _fpgas_of(self, node: str) -> float:
         return self.fpgas[node] if self.is_special else 0.0
 
     def _take(self, job: SimulatedJob, size: int) -> None:
-        taken = {*job.nodes, *job.reserved}
-        room = [node for node in self._room(self.free(), job.demand) if node not in taken]
-        job.nodes += room[: size - len(job.nodes)]
+        off = {*job.nodes, *job.off}
+        job.nodes += self._room(self.free(), job.demand, off)[: size - len(job.nodes)]
 
     # --- the promises ---------------------------------------------------------------------------
+
+    def _first_overdue(self, waiting: Iterable[SimulatedJob]) -> SimulatedJob | None:
+        """The job that no later one may pass on the nodes that it needs, by its age and the nodes
+        as they are."""
+        for job in waiting:
+            if self.now - job.since > OVERDUE:
+                if self._is_possible_now(job, job.unsuitable):
+                    return job
+                self.counts["impossible"] += 1
+        return None
+
+    def _check_none_is_passed(self, job: SimulatedJob, kept_off: Sequence[str]) -> None:
+        """An admitted job leaves the overdue job before it enough nodes: it is kept off them, or
+        they have room for both."""
+        before = [other for other in self.jobs.values() if other.place < job.place]
+        tried = [other for other in before if other.waits_for in ("nodes", "cluster")]
+        overdue = self._first_overdue(sorted(tried, key=lambda other: other.place))
+        if overdue is None:
+            return
+        kept = set(kept_off if self.keeps_off else ())
+        free = {node: room for node, room in self.free().items() if node not in kept}
+        left = self._large_enough(overdue, overdue.unsuitable) & kept
+        for_both = replace(
+            overdue.demand,
+            cpus=overdue.demand.cpus + job.demand.cpus,
+            gpus=overdue.demand.gpus + job.demand.gpus,
+            custom=(("fpga", _fpgas(overdue.demand) + _fpgas(job.demand)),),
+        )
+        left.update(self._room(free, for_both, overdue.unsuitable))
+        if len(left) < overdue.demand.to_start:
+            raise self._broken(f"job {overdue.number} is passed by {job.number}: {left} are left")
 
     def _check_nothing_is_used_twice(self) -> None:
         if any(min(room) < -_SLACK for room in self.free().values()):
             raise self._broken(f"a node is used twice: {self.free()}")
 
     def _check_work_is_conserved(self) -> None:
-        """No waiting job has room outside the reserved nodes. Nodes are kept for started jobs that
-        are not placed yet, so nothing can be said as long as there are any."""
-        if any(job.is_short for job in self.jobs.values()):
+        """No waiting job has room outside the reserved nodes, and no more are reserved than needed.
+        Nothing can be said while started jobs are not placed yet, or after a job came into the
+        queue or left it when those behind it had been tried. Nodes are kept for a job whose look at
+        the cluster has failed: it starts in a later tick."""
+        if not self._is_settled or any(job.is_short for job in self.jobs.values()):
             return
-        free, reserved = self.free(), set[str]()
-        capacity = usable(self.capacity(), self._aside())
+        free, kept, overdue = self.free(), set[str](), False
+        queue = QueuePass(self.capacity(), self.aside, self._held())
         for job in self._waiting():
-            idle = [node for node in self._room(free, job.demand) if node not in reserved]
-            if len(idle) >= job.demand.to_start:
-                raise self._broken(f"job {job.number} waits, although {idle} are free")
-            if self._is_overdue(job) and not reserved:
-                reserved = set(nodes_to_reserve(capacity, self._as_free_nodes(free), job.demand))
-                if len(reserved) > job.demand.to_start:
-                    raise self._broken(f"{reserved} are reserved for {job.number}")
-                self.counts["reserved"] += bool(reserved)
+            queue.serve(self._claim(job))
+            needed = job.demand.to_start
+            idle = self._room(free, job.demand, {*job.unsuitable, *kept})[:needed]
+            if len(idle) == needed:
+                if job.waits_for == "nodes":
+                    raise self._broken(f"job {job.number} waits, although {idle} are free")
+                self._use(free, idle, job.demand)
+            elif self.reserves and not overdue and self._first_overdue([job]) is job:
+                overdue, kept = True, set(queue.reserved)
+                if len(kept) != needed or not kept <= self._large_enough(job, job.unsuitable):
+                    raise self._broken(f"{kept} are reserved for job {job.number}")
+        if queue.reserved and not overdue:
+            raise self._broken(f"{queue.reserved} are reserved for nothing")
+        self.counts["reserved"] += overdue
 
     def _check_no_job_starves(self) -> None:
         """The first job starts within the runs of those that use its nodes."""
@@ -403,8 +555,7 @@ class QueueHistory:
             return
         if self._first is None or self._first[0] != first.number:
             self._first = first.number, self.now
-        bare = usable(self.capacity(), self._aside())
-        if reason_to_wait(bare, (), (), first.demand) is not None:
+        if not self._is_possible_now(first, first.unsuitable):
             self._calm_since = self.now  # too few nodes are left for it
         bound = OVERDUE + PATIENCE + _LEVELS * first.demand.to_start * (LONGEST_RUN + 1)
         if self.now - max(self._first[1], self._calm_since) > bound:
@@ -412,3 +563,7 @@ class QueueHistory:
 
     def _broken(self, promise: str) -> PromiseBroken:
         return PromiseBroken(f"seed {self.seed}, tick {self.now}: {promise}")
+
+
+def _fpgas(demand: NodeDemand) -> float:
+    return dict(demand.custom).get("fpga", 0.0)

@@ -76,7 +76,7 @@ FLEET_SERIES = (
     Series(
         "holdfast_longest_wait_seconds",
         SeriesKind.GAUGE,
-        "The longest present wait of a queued job, by what it waits for.",
+        "The longest present stay of a job in the queue, by what it waits for now.",
         ("resource",),
     ),
     Series("holdfast_ranks", SeriesKind.GAUGE, "Ranks that train, of all jobs together."),
