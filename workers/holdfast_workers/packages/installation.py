@@ -28,6 +28,7 @@ from pathlib import Path
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import environment
 from holdfast_workers.node_cache import use_locks
+from holdfast_workers.node_cache.private_folder import make_private
 from holdfast_workers.packages.folders import (
     FOLDER,
     environment_folder,
@@ -56,7 +57,7 @@ def resolve(
     requirements: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event
 ) -> tuple[str, ...]:
     """The exact versions that the requirements lead to on this node. Raises PackagesFailed."""
-    (cache / FOLDER).mkdir(parents=True, exist_ok=True)
+    make_private(cache / FOLDER)
     with tempfile.TemporaryDirectory(prefix="resolve-", dir=cache / FOLDER) as name:
         folder = Path(name)
         _create(folder / "env")
@@ -72,7 +73,7 @@ def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.
     Raises PackagesFailed."""
     deadline = time.monotonic() + timeout_s
     folder = environment_folder(pins, cache)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private(folder.parent)
     with _build_lock(folder, deadline, stop):
         if not (folder / COMPLETE).exists():
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
