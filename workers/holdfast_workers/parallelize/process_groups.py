@@ -108,18 +108,27 @@ def own_peers_only(patience_s: float) -> Iterator[None]:
         )
 
 
-def check_places(group: dist.ProcessGroup | None = None) -> None:
-    """Each rank hears from every other one, over the connection of the two, which rank it is.
+def check_places(group: Any = None) -> None:
+    """Each rank hears from every other one, over gloo's connection of the two, which rank it is.
     Collective. Raises ForeignPeer."""
+    group = group or dist.group.WORLD
+    if not _has_gloo(group):  # on devices alone, or a template's, which has no other ranks
+        return
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     heard, said = torch.empty(size, dtype=torch.int64), torch.full((size,), rank)
     # Not torch.distributed's function, whose calls are counted for the detection of hangs.
-    (group or dist.group.WORLD).alltoall_base(heard, said, [], []).wait()
+    group.alltoall_base(heard, said, [], []).wait()
     if heard.tolist() != [*range(size)]:
         raise ForeignPeer(
             f"rank {rank} of {size} hears the ranks {heard.tolist()} over its connections: another "
             "process changed what the rendezvous store holds"
         )
+
+
+def _has_gloo(group: Any) -> bool:
+    with suppress(RuntimeError):  # it has no backend for the CPU
+        return bool(group._get_backend(torch.device("cpu")).name() == "gloo")
+    return False
 
 
 def _connect(host: str, port: int, timeout_s: float) -> TCPStore:
