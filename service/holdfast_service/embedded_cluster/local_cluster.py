@@ -32,7 +32,7 @@ from holdfast_service.embedded_cluster import processes
 from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, token_variables
 from holdfast_service.extras import Extra, install_command
 from holdfast_workers.ipc import environment
-from holdfast_workers.node_cache.private_folder import make_private
+from holdfast_workers.private_files import make_private_folder
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
@@ -154,7 +154,7 @@ class ClusterFolder:
         return self.root / "keeper.log"
 
     def make(self) -> None:
-        make_private(self.root)
+        make_private_folder(self.root)
 
     def read(self) -> LocalCluster | None:
         """The state that the last keeper recorded; that keeper may have ended since."""

@@ -13,7 +13,7 @@ from holdfast_service.embedded_cluster.local_cluster import write_private
 from holdfast_service.host_cluster.certificates import CertificateFiles
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.ray_command import NodePlaces
-from holdfast_workers.node_cache.private_folder import make_private
+from holdfast_workers.private_files import make_private_folder
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class NodeFiles:
         return self.root / "node.json"
 
     def make(self) -> None:
-        make_private(self.root)
+        make_private_folder(self.root)
 
     def read(self) -> HostNode | None:
         """Raises HostClusterError if the record is damaged."""

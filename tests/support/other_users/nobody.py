@@ -25,6 +25,7 @@ def got_at(
     roots: Iterable[Path] = (),
     abstract: Iterable[str] = (),
     ports: Iterable[int] = (),
+    api: int = 0,
     processes: Iterable[int] = (),
 ) -> list[str]:
     """What nobody can read, change or talk to: everything below `roots`, and the rest."""
@@ -35,6 +36,7 @@ def got_at(
         "unix": [str(path) for path in paths if _is_socket(path)],
         "abstract": list(abstract),
         "ports": list(ports),
+        "api": api,
         "processes": list(processes),
     }
     done = subprocess.run(

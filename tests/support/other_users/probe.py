@@ -2,8 +2,8 @@
 
 Run as a program by root, it takes that user's id first; only the standard library, loaded before.
 Standard input: a JSON object with `user`, `paths`, `unix` (paths of Unix sockets), `abstract`
-(names of abstract ones), `ports` (of loopback) and `processes` (ids). Standard output: a JSON list
-of sentences; empty: nothing.
+(names of abstract ones), `ports` (of loopback), `api` (a port, or 0) and `processes` (ids).
+Standard output: a JSON list of sentences; empty: nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ RAYS_CALLS = (
     "ray.rpc.ObjectManagerService/Pull",
     "ray.rpc.CoreWorkerService/GetCoreWorkerStats",
 )
+API_REQUESTS = (
+    *("GET /api/v1/jobs", "GET /api/v1/nodes", "GET /metrics", "GET /version"),
+    *("POST /api/v1/jobs", "POST /api/v1/jobs/any/cancel", "POST /api/v1/session/codes"),
+    *("PUT /api/v1/code/any", "DELETE /api/v1/jobs/any"),
+)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS = 0, 1, 4
 END_STREAM, END_HEADERS = 1, 4
@@ -41,6 +46,8 @@ def findings(given: dict[str, Any]) -> Iterator[str]:
             yield f"the abstract socket {name} answered {said!r}"
     for port in given["ports"]:
         yield from answers(port)
+    if given["api"]:
+        yield from answers_of_api(given["api"])
     for pid in given["processes"]:
         for entry in ("environ", "maps", "mem", "cwd", "root", "fd"):
             yield from attempts(Path(f"/proc/{pid}/{entry}"), change=False)
@@ -108,6 +115,15 @@ def answers(port: int) -> Iterator[str]:
     for call in RAYS_CALLS:
         if any(kind == DATA for kind in frames(exchange(port, request(call, port)))):
             yield f"port {port} answered {call}"
+
+
+def answers_of_api(port: int) -> Iterator[str]:
+    """To requests without a token, but for 401: what it shows, and what it would do."""
+    for request_line in API_REQUESTS:
+        lines = (f"{request_line} HTTP/1.0", f"Host: 127.0.0.1:{port}", "Content-Length: 0")
+        said = exchange(port, "\r\n".join((*lines, "", "")).encode())
+        if said.split()[1:2] != [b"401"]:
+            yield f"the API answered {request_line}: {said[:200]!r}"
 
 
 def exchange(port: int, sent: bytes) -> bytes:

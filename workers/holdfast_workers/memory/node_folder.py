@@ -24,7 +24,7 @@ from pathlib import Path
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import linux_processes
-from holdfast_workers.node_cache.private_folder import make_private
+from holdfast_workers.private_files import make_private_folder
 
 BASE_VARIABLE = "HOLDFAST_SHM_ROOT"
 OWNER_FILE = ".owner"
@@ -79,7 +79,7 @@ class NodeFolder:
             _make_base(self._base)
         deadline = time.monotonic() + LOCK_S
         while self._lock is None:
-            make_private(self._path)
+            make_private_folder(self._path)
             self._lock = _locked(self._path)
             if self._lock is None:
                 if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ def is_owned(folder: Path) -> bool:
 
 def _make_base(folder: Path) -> None:
     """The folder's name can be guessed, and every user may write to /dev/shm."""
-    make_private(folder)
+    make_private_folder(folder)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise FolderUnusable(f"{folder} is not a folder of this user: remove it")

@@ -28,7 +28,6 @@ from pathlib import Path
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import environment
 from holdfast_workers.node_cache import use_locks
-from holdfast_workers.node_cache.private_folder import make_private
 from holdfast_workers.packages.folders import (
     FOLDER,
     environment_folder,
@@ -41,6 +40,7 @@ from holdfast_workers.packages.requirements import (
     fixed_versions,
     pins_of,
 )
+from holdfast_workers.private_files import make_private_folder
 
 COMPLETE = "complete"
 LOOK_S = 0.1
@@ -57,7 +57,7 @@ def resolve(
     requirements: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event
 ) -> tuple[str, ...]:
     """The exact versions that the requirements lead to on this node. Raises PackagesFailed."""
-    make_private(cache / FOLDER)
+    make_private_folder(cache / FOLDER)
     with tempfile.TemporaryDirectory(prefix="resolve-", dir=cache / FOLDER) as name:
         folder = Path(name)
         _create(folder / "env")
@@ -73,7 +73,7 @@ def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.
     Raises PackagesFailed."""
     deadline = time.monotonic() + timeout_s
     folder = environment_folder(pins, cache)
-    make_private(folder.parent)
+    make_private_folder(folder.parent)
     with _build_lock(folder, deadline, stop):
         if not (folder / COMPLETE).exists():
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed

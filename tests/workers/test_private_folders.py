@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_workers.node_cache.cached_file import cached_file
-from holdfast_workers.node_cache.private_folder import make_private
+from holdfast_workers.private_files import make_private_folder
 
 
 @pytest.fixture(autouse=True)
@@ -20,14 +20,14 @@ def open_umask() -> Iterator[None]:
 
 
 def test_each_folder_that_is_made_is_private(tmp_path: Path) -> None:
-    make_private(tmp_path / "a" / "b")
+    make_private_folder(tmp_path / "a" / "b")
     assert [_mode(tmp_path / name) for name in ("a", "a/b")] == [0o700, 0o700]
 
 
 def test_a_folder_that_exists_stays_as_it_is(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o770)
-    make_private(shared / "own")
+    make_private_folder(shared / "own")
     assert [_mode(shared), _mode(shared / "own")] == [0o770, 0o700]
 
 
