@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.conditions import ROOT, environment, world_size
 from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
 from holdfast_service.embedded_cluster import processes
+from holdfast_workers.node_cache.cached_file import cache_folder
 
 START_S = 180.0
 RECOVER_S = 180.0
@@ -177,7 +178,7 @@ def program_config(
         "loop": {
             "spec": spec,
             "folder": str(folder / "commits"),
-            "cache_dir": str(Path(tempfile.gettempdir()) / f"holdfast-corpus-{os.getuid()}"),
+            "cache_dir": str(cache_folder(os.environ)),
             "every_steps": 1,
             "upload": setting.upload,
         },

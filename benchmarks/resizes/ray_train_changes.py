@@ -28,6 +28,7 @@ from benchmarks.resizes import nodes
 from benchmarks.resizes.changes import Change, MeasuredChange, measure_change
 from holdfast_service.embedded_cluster import local_cluster, processes
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, RayHealthCheck
+from holdfast_workers.node_cache.cached_file import cache_folder
 
 START_S = 240.0
 CHANGE_S = 300.0
@@ -232,7 +233,7 @@ def _start(
         "loop": {
             "spec": spec,
             "folder": str(folder / "commits"),
-            "cache_dir": str(Path(tempfile.gettempdir()) / f"holdfast-corpus-{os.getuid()}"),
+            "cache_dir": str(cache_folder(os.environ)),
             "every_steps": 1,
             "upload": setting.base.upload,
             "elastic": True,

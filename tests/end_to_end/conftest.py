@@ -97,6 +97,7 @@ class Product:
                     "HOLDFAST_NODE_LOGS": "json",
                     "HOLDFAST_CLUSTER_CHECK_S": "100",
                     "HOLDFAST_CANCEL_DEADLINE_S": "600",
+                    "HOLDFAST_ALLOW_LOCAL_STORAGE": "true",
                     "HOLDFAST_RECONCILE_INTERVAL_S": "0.25",  # a step is seen before its job ends
                     **dict.fromkeys(SERVERS_SECRETS, PLANTED),
                     "HOLDFAST_WORKER_ENV": "NAMED_*",
@@ -176,7 +177,7 @@ class Product:
 
     def node_logs(self, job_id: str) -> list[dict[str, Any]]:
         """The JSON log lines of a job's node agents."""
-        files = Path(self.cluster.temp_dir).glob("session_*/logs/worker-*.err")
+        files = self.cluster.ray_dir.glob("session_*/logs/worker-*.err")
         lines = [line for file in files for line in file.read_text().splitlines()]
         entries = [json.loads(line) for line in lines if line.startswith('{"at":')]
         return [entry for entry in entries if entry["job"] == job_id]

@@ -1,4 +1,4 @@
-"""Files that their owner alone may reach: keys, tokens, credentials.
+"""Files and folders that their owner alone may reach: keys, tokens, credentials, caches.
 
 A file is complete and on disk, with mode 0600, before it gets its name. It is read only if nobody
 but the reader, or root, can have written or read it.
@@ -42,10 +42,18 @@ def write_private(path: Path, content: str | bytes) -> None:
         fresh.replace(path)
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make the folder, and each missing one above it, for their owner alone, whatever the umask.
+    One that exists stays as it is: its owner may have opened it on purpose. Raises OSError."""
+    for each in reversed((folder, *folder.parents)):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
+
+
 def create_private(path: Path, content: str | bytes) -> None:
     """Create the file and its folder, unless it exists, even if several processes do so at the same
     time. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(path.parent)
     if path.exists():
         return
     with _complete(path, content) as fresh, contextlib.suppress(FileExistsError):

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any, NoReturn, TextIO
 import torch
 import yaml
 
+from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     device = _device(options.device)
     choose_kernels(spec.train.deterministic, device)
-    recipe = lookup.make_recipe(spec, Path(options.cache_dir))
+    recipe = lookup.make_recipe(spec, options.cache_dir or cache_folder(os.environ))
     recipe.prepare()
     process_groups.join(
         os.environ.get("MASTER_ADDR", ""),
@@ -227,8 +227,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout-s", type=float, default=120.0, help="timeout of each collective")
     parser.add_argument(
         "--cache-dir",
-        default=str(Path(tempfile.gettempdir()) / f"holdfast-corpus-{os.getuid()}"),
-        help="folder that keeps the tokenized corpus between runs",
+        type=Path,
+        help="folder that keeps the tokenized corpus between runs; default: the node's caches",
     )
     return parser.parse_args(arguments)
 

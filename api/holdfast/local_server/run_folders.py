@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import cache_folder
+from holdfast_workers.private_files import make_private_folder
 
 FOLDER = "runs"
 """Of the user's cache folder."""
@@ -33,7 +34,7 @@ def default_parent() -> Path:
 def make(parent: Path, name: str, now: float) -> Path:
     """A new folder below `parent`, named by the time (Unix seconds) and `name`. It is sent with no
     code, if it lies in a folder of code. Raises OSError."""
-    parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(parent)
     short = _OTHER_THAN_NAMES.sub("-", name)[:_MOST_OF_A_NAME]
     stem = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(now)) + f"-{short}"
     for number in range(1, _MOST_OF_A_SECOND):

@@ -184,7 +184,7 @@ class Keeper:
             num_gpus=len(share.gpus),
             node_ip_address=LOOPBACK,
             node_name=name,
-            temp_dir=self.cluster.temp_dir,
+            temp_dir=str(self.cluster.ray_dir),
             object_store_memory=OBJECT_STORE_BYTES,
             gcs_address=None if head else self.cluster.address,
             gcs_server_port=0 if head else None,

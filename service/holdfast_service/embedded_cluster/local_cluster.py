@@ -32,7 +32,7 @@ from holdfast_service.embedded_cluster import processes
 from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, token_variables
 from holdfast_service.extras import Extra, install_command
 from holdfast_workers.ipc import environment
-from holdfast_workers.private_files import write_private
+from holdfast_workers.private_files import make_private_folder, write_private
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
@@ -118,6 +118,11 @@ class LocalCluster:
         raise LocalClusterError(f"the embedded cluster has no node {node_id}")
 
     @property
+    def ray_dir(self) -> Path:
+        """Ray lets all users write in its folder, so it lies in a private one."""
+        return Path(self.temp_dir) / "ray"
+
+    @property
     def control_socket(self) -> Path:
         return Path(self.temp_dir) / "keeper.sock"
 
@@ -149,7 +154,7 @@ class ClusterFolder:
         return self.root / "keeper.log"
 
     def make(self) -> None:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self.root)
 
     def read(self) -> LocalCluster | None:
         """The state that the last keeper recorded; that keeper may have ended since."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast_service.host_cluster.certificates import CertificateFiles
 from holdfast_service.host_cluster.errors import HostClusterError
 from holdfast_service.host_cluster.ray_command import NodePlaces
-from holdfast_workers.private_files import write_private
+from holdfast_workers.private_files import make_private_folder, write_private
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class NodeFiles:
         return self.root / "node.json"
 
     def make(self) -> None:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self.root)
 
     def read(self) -> HostNode | None:
         """Raises HostClusterError if the record is damaged."""

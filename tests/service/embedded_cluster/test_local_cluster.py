@@ -103,7 +103,10 @@ def test_the_cluster_outlives_its_starter_loses_and_gains_a_node_and_leaves_noth
     assert cluster is not None
     assert local_cluster.ensure(data_dir, 2).cluster_id == cluster.cluster_id, "adopted"
     assert [node.name for node in cluster.nodes] == ["head", "node-0", "node-1"]
-    assert Path(cluster.token_path).stat().st_mode & 0o077 == 0
+    own = (cluster.token_path, cluster.temp_dir, cluster.shm_root)
+    assert not [path for path in own if Path(path).stat().st_mode & 0o077]
+    assert cluster.ray_dir.parent == Path(cluster.temp_dir), "Ray opens its folder to all users"
+    assert list(cluster.ray_dir.glob("session_*"))
     assert loopback_only(cluster)
 
     victim = cluster.nodes[1]

@@ -1,11 +1,16 @@
-"""Joining and leaving process groups: a failed join must not separate the ranks later."""
+"""Joining and leaving process groups: a failed join must not separate the ranks later, and no other
+process takes the place of a rank."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+from tests.support.other_users.nobody import listening_ports
+from tests.support.other_users.stranger import stranger
+from tests.support.waiting import eventually
 from torch.distributed import TCPStore
 
 JOIN = """
@@ -139,3 +144,65 @@ def test_a_store_that_ends_ends_the_rendezvous_of_all_that_wait_in_it() -> None:
     store.kill()
     assert rank.wait(60) == 0
     store.wait(60)
+
+
+RANK_BESIDE_A_STRANGER = """
+import sys
+import torch
+import torch.distributed as dist
+from holdfast_workers.parallelize import process_groups
+
+port, rank = int(sys.argv[1]), int(sys.argv[2])
+for attempt in map(int, sys.stdin):
+    try:
+        process_groups.join("127.0.0.1", port, attempt, rank, 2, 60.0, "cpu")
+        total = torch.full((8,), float(rank + 1))
+        dist.all_reduce(total)
+        print(total.unique().tolist(), flush=True)
+    except Exception as error:
+        assert process_groups.is_communication_error(error), repr(error)
+        print(type(error).__name__, flush=True)
+    process_groups.leave()
+"""
+
+
+@pytest.mark.seconds
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a program of another user")
+def test_another_user_takes_no_place_in_a_process_group() -> None:
+    """The stranger connects to the listener of a rank that waits for the other rank."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK_BESIDE_A_STRANGER, str(store.port), str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        _begin(ranks[0], 1)
+        with stranger() as other:
+            eventually(lambda: listening_ports([ranks[0].pid]))
+            other.send(*listening_ports([ranks[0].pid]))
+            _begin(ranks[1], 1)
+            assert "ForeignPeer" in [_answer(rank) for rank in ranks]
+        for rank in ranks:
+            _begin(rank, 2)
+        assert [_answer(rank) for rank in ranks] == ["[3.0]", "[3.0]"]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def _begin(rank: subprocess.Popen[str], attempt: int) -> None:
+    assert rank.stdin is not None
+    rank.stdin.write(f"{attempt}\n")
+    rank.stdin.flush()
+
+
+def _answer(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None
+    return rank.stdout.readline().strip()

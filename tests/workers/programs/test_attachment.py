@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support.nodes.agent_config import join_order
 from tests.support.programs.launcher_side import LauncherSide, place_in
 from tests.support.waiting import DEADLINE_S
@@ -27,6 +29,15 @@ from holdfast_workers.programs.attachment import attach
 
 assert not attach().active and attach() is attach("again")
 attach().step(1, loss=1.0)
+"""
+LISTENS_AS_ANOTHER_USER = """
+import os, socket, sys
+os.setresuid(65534, 65534, 65534)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind("\\0" + sys.argv[1])
+listener.listen()
+print("listening", flush=True)
+sys.stdin.read()
 """
 WITH_A_CHILD = """
 import os, sys
@@ -59,6 +70,22 @@ def test_a_process_that_cannot_reach_the_launcher_runs_as_without_one() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("its launcher cannot be reached") == 1
     assert "HOLDFAST_PROGRAM_SOCKET=holdfast-test-nobody-listens" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a program of another user")
+def test_a_process_takes_no_orders_of_another_user() -> None:
+    name = f"holdfast-test-{uuid.uuid4().hex}"
+    other = subprocess.Popen(
+        [sys.executable, "-c", LISTENS_AS_ANOTHER_USER, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None and other.stdout.readline() == "listening\n"
+    done = run(WITHOUT_A_LAUNCHER, name)
+    other.communicate(timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "another user listens there" in done.stderr
 
 
 def test_the_end_of_a_forked_child_is_not_that_of_the_program(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from holdfast_workers import build
 from holdfast_workers.health.host import read_host
 from holdfast_workers.ipc import cgroups
+from holdfast_workers.private_files import make_private_folder
 
 PACKAGES = ("ray", "torch", "holdfast-train")
 ROOT = Path("/")
@@ -137,7 +138,7 @@ def _write_problem(folder: Path) -> str:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     probe = folder / f".check-{uuid.uuid4().hex}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             return f"{folder} is not a folder of user {os.getuid()}"

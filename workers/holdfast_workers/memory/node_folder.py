@@ -24,6 +24,7 @@ from pathlib import Path
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import linux_processes
+from holdfast_workers.private_files import make_private_folder
 
 BASE_VARIABLE = "HOLDFAST_SHM_ROOT"
 OWNER_FILE = ".owner"
@@ -75,10 +76,10 @@ class NodeFolder:
         """Make the folder, unless a former incarnation has, and own it until `remove`, or until
         this process ends. Raises FolderUnusable or OSError."""
         if self._base is not None:
-            _make_private(self._base)
+            _make_base(self._base)
         deadline = time.monotonic() + LOCK_S
         while self._lock is None:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._path)
             self._lock = _locked(self._path)
             if self._lock is None:
                 if time.monotonic() > deadline:
@@ -145,9 +146,9 @@ def is_owned(folder: Path) -> bool:
         return not free_to_take or _is_gone((folder / OWNER_FILE).read_text()) is False
 
 
-def _make_private(folder: Path) -> None:
+def _make_base(folder: Path) -> None:
     """The folder's name can be guessed, and every user may write to /dev/shm."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise FolderUnusable(f"{folder} is not a folder of this user: remove it")

@@ -30,6 +30,7 @@ from types import TracebackType
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory.memory_room import MARGIN_BYTES, smallest_room
+from holdfast_workers.private_files import make_private_folder
 from holdfast_workers.state.digest import interruptible_digest
 from holdfast_workers.state.layout import StateLayout
 
@@ -111,7 +112,7 @@ class Segment:
         first = _round_up(PAGE + len(text))
         slots = (first, first + _round_up(layout.payload_bytes))
         size = slots[1] + _round_up(layout.payload_bytes)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
         temporary.unlink(missing_ok=True)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -26,6 +26,7 @@ import xxhash
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.node_cache import use_locks
+from holdfast_workers.private_files import make_private_folder
 
 CACHE_VARIABLE = "HOLDFAST_CACHE_DIR"
 """Environment variable of a node: the folder of its caches."""
@@ -81,7 +82,7 @@ def cached_file(cache_dir: Path, name: str, key: str, parts: Iterable[bytes]) ->
     """The file of the source with `key`. If it does not exist yet, it is built of `parts`, which
     are read only then. `name`: of the kind of file. Raises InvalidCacheLimit."""
     limit = cache_limit_bytes(os.environ)
-    cache_dir.mkdir(parents=True, exist_ok=True)
+    make_private_folder(cache_dir)
     index = cache_dir / f"source-{key}.json"
     with _build_lock(cache_dir):
         found = _cached(index, cache_dir, name)

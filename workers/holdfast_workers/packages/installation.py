@@ -40,6 +40,7 @@ from holdfast_workers.packages.requirements import (
     fixed_versions,
     pins_of,
 )
+from holdfast_workers.private_files import make_private_folder
 
 COMPLETE = "complete"
 LOOK_S = 0.1
@@ -56,7 +57,7 @@ def resolve(
     requirements: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event
 ) -> tuple[str, ...]:
     """The exact versions that the requirements lead to on this node. Raises PackagesFailed."""
-    (cache / FOLDER).mkdir(parents=True, exist_ok=True)
+    make_private_folder(cache / FOLDER)
     with tempfile.TemporaryDirectory(prefix="resolve-", dir=cache / FOLDER) as name:
         folder = Path(name)
         _create(folder / "env")
@@ -72,7 +73,7 @@ def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.
     Raises PackagesFailed."""
     deadline = time.monotonic() + timeout_s
     folder = environment_folder(pins, cache)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder.parent)
     with _build_lock(folder, deadline, stop):
         if not (folder / COMPLETE).exists():
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed

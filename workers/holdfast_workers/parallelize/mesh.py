@@ -58,20 +58,23 @@ def make_mesh(world: World, collective_timeout_s: float) -> DeviceMesh:
     """The mesh of `world` over the default process group. Collective.
 
     The default group keeps its own time-out; the mesh's other groups get `collective_timeout_s`.
+    Raises ForeignPeer.
     """
     if not dist.is_initialized():
         _init_single_rank_group(world)
-    mesh = init_device_mesh(
-        world.device.partition(":")[0],
-        tuple(world.mesh.values()),
-        mesh_dim_names=tuple(world.mesh),
-    )
-    groups = mesh.get_all_groups()
-    if world.size(CONTEXT_AXIS) > 1:
-        groups += _joined(mesh).get_all_groups()
+    with process_groups.own_peers_only(collective_timeout_s):
+        mesh = init_device_mesh(
+            world.device.partition(":")[0],
+            tuple(world.mesh.values()),
+            mesh_dim_names=tuple(world.mesh),
+        )
+        groups = mesh.get_all_groups()
+        if world.size(CONTEXT_AXIS) > 1:
+            groups += _joined(mesh).get_all_groups()
     for group in groups:
         if group is not dist.group.WORLD:
             process_groups.set_timeout(collective_timeout_s, group)
+            process_groups.check_places(group)
     return mesh
 
 

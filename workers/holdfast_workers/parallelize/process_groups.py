@@ -1,7 +1,10 @@
 """Joining and leaving the process groups of one attempt.
 
 The ranks of a world rendezvous at a store outside of all ranks, under a prefix that names the
-attempt, so a late rank of an older attempt can never join a newer one. An attempt's groups are
+attempt, so a late rank of an older attempt can never join a newer one. A listener of gloo takes
+whoever names a small number first, and every client may set every key of the store: so a new group
+is refused if another user of this machine is at the other end of a connection, or if the ranks do
+not hear from each other who they are. An attempt's groups are
 torch's default group and the groups that device meshes derive from it. No other code keeps a
 reference to a group: a stray reference keeps sockets open, and the peers detect a death late.
 """
@@ -13,7 +16,8 @@ import re
 import socket
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +26,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.parallelize.connection_owners import Owner, owners_of_others
+
 CONNECT_S = 0.5
 """For the first connection to the store; each further one may take twice as long."""
+
+ACCEPT_POLL_S = 0.001
 
 MAX_KEPT_GROUPS = 12
 """Limit of groups kept by `leave(keep=True)` before they are released: each failed rendezvous
@@ -35,6 +44,10 @@ _GLOO_COMPLAINT = re.compile(
     r"gloo|connection (closed|reset|refused)|broken pipe|socket|timed? ?out|TCPStore|store",
     re.IGNORECASE,
 )
+
+
+class ForeignPeer(WorkersError, ConnectionError):
+    """A process group is connected to a process that is no rank of it."""
 
 
 def join(
@@ -53,12 +66,14 @@ def join(
     rendezvous; later collectives of this group are bounded by `collective_timeout_s`, or by
     `timeout_s` if that is None. A world of one rank gets no group. Raises torch's errors
     (`DistStoreError`, `DistNetworkError`, `RuntimeError`) if the peers do not arrive in time, and
-    within a second if no store listens.
+    within a second if no store listens, and ForeignPeer.
     """
     if world_size == 1:
         return
-    store = PrefixStore(f"attempt/{attempt}", _connect(store_host, store_port, timeout_s))
-    form(store, rank, world_size, timedelta(seconds=timeout_s), device)
+    with own_peers_only(timeout_s):
+        store = PrefixStore(f"attempt/{attempt}", _connect(store_host, store_port, timeout_s))
+        form(store, rank, world_size, timedelta(seconds=timeout_s), device)
+    check_places()
     if collective_timeout_s is not None:
         set_timeout(collective_timeout_s)
 
@@ -74,6 +89,49 @@ def form(store: Store, rank: int, world_size: int, timeout: timedelta, device: s
         timeout=timeout,
         device_id=torch.device(device) if on_cuda else None,
     )
+
+
+@contextmanager
+def own_peers_only(patience_s: float) -> Iterator[None]:
+    """Around the formation of groups. Raises ForeignPeer if a connection that was made inside leads
+    to another user of this machine, or is not accepted there within `patience_s`."""
+    before = open_sockets()
+    yield
+    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    # All of gloo's connections are accepted sooner or later; of NCCL's that is not known.
+    allowed = {Owner.SAME_USER, Owner.UNKNOWN} | ({Owner.NOT_YET} if on_cuda else set())
+    deadline = time.monotonic() + (0.0 if on_cuda else patience_s)
+    made = [each.inode.removeprefix("socket:[")[:-1] for each in open_sockets() - before]
+    while Owner.NOT_YET in (owners := owners_of_others(made)) and time.monotonic() < deadline:
+        time.sleep(ACCEPT_POLL_S)
+    if not owners <= allowed:
+        raise ForeignPeer(
+            "another user of this machine connected a process to the process group of the ranks; "
+            "no byte of it is used. Look for that process"
+        )
+
+
+def check_places(group: Any = None) -> None:
+    """Each rank hears from every other one, over gloo's connection of the two, which rank it is.
+    Collective. Raises ForeignPeer."""
+    group = group or dist.group.WORLD
+    if not _has_gloo(group):  # on devices alone, or a template's, which has no other ranks
+        return
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    heard, said = torch.empty(size, dtype=torch.int64), torch.full((size,), rank)
+    # Not torch.distributed's function, whose calls are counted for the detection of hangs.
+    group.alltoall_base(heard, said, [], []).wait()
+    if heard.tolist() != [*range(size)]:
+        raise ForeignPeer(
+            f"rank {rank} of {size} hears the ranks {heard.tolist()} over its connections: another "
+            "process changed what the rendezvous store holds"
+        )
+
+
+def _has_gloo(group: Any) -> bool:
+    with suppress(RuntimeError):  # it has no backend for the CPU
+        return bool(group._get_backend(torch.device("cpu")).name() == "gloo")
+    return False
 
 
 def _connect(host: str, port: int, timeout_s: float) -> TCPStore:

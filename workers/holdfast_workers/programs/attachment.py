@@ -11,6 +11,7 @@ import atexit
 import math
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -332,6 +333,7 @@ def _connect(name: str) -> socket.socket | None:
     link.settimeout(CONNECT_TIMEOUT_S)
     try:
         link.connect(f"\0{name}")
+        _refuse_other_users(link)
     except OSError as error:
         link.close()
         print(
@@ -343,6 +345,14 @@ def _connect(name: str) -> socket.socket | None:
         )
         return None
     return link
+
+
+def _refuse_other_users(link: socket.socket) -> None:
+    """The name is no secret: once the launcher has ended, any user may take it. Raises OSError."""
+    credentials = struct.Struct("3i")
+    raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    if credentials.unpack(raw)[1] != os.getuid():
+        raise PermissionError("another user listens there")
 
 
 def _finite(value: float | None) -> float | None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from holdfast_workers.node_cache import use_locks
+from holdfast_workers.private_files import make_private_folder
 
 FOLDER = "programs"
 """Of the node's cache."""
@@ -30,7 +31,7 @@ def working_folder(code: str, cache: str, job_id: str) -> str:
     folders = Path(cache) / FOLDER
     folder = folders / job_id
     if not folder.is_dir():
-        folders.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folders)
         with tempfile.TemporaryDirectory(prefix=f".{job_id}.", dir=folders) as whole:
             copy = Path(whole) / "code"
             shutil.copytree(code, copy, symlinks=True)
