@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -21,8 +24,26 @@ def server(tmp_path: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.address, timeout=DEADLINE_S, trust_env=False) as client:
+    def check(response: httpx.Response) -> None:
+        if response.headers.get("Content-Type") == "application/problem+json":
+            assert own_paths(server, response) == []
+
+    hooks = {"response": [check]}
+    options = {"timeout": DEADLINE_S, "trust_env": False, "event_hooks": hooks}
+    with httpx.Client(base_url=server.address, **options) as client:
         yield client
+
+
+def own_paths(server: LiveServer, response: httpx.Response) -> list[str]:
+    """The server's own paths that a problem shows. A job's checkpoints are shown by their URIs
+    anyway, and what the user gave may be repeated."""
+    request = response.request
+    given = unquote(str(request.url))
+    with contextlib.suppress(httpx.RequestNotRead):  # it was streamed
+        given += request.content.decode(errors="replace")
+    folder = server.settings.data_dir.absolute()
+    shown = re.findall(rf"{re.escape(str(folder))}[^\s\"'\\:;,)]*", response.read().decode())
+    return [path for path in shown if path not in given and not path.startswith(f"{folder}/jobs/")]
 
 
 @pytest.fixture

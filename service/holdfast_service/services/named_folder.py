@@ -32,5 +32,5 @@ def names_within(folder: Path) -> set[str]:
     except (FileNotFoundError, NotADirectoryError):
         return names
     except OSError as error:
-        raise StorageDenied(error.filename or str(folder), error.strerror or str(error)) from error
+        raise StorageDenied(str(folder), error.strerror or str(error)) from error
     return names
