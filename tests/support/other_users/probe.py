@@ -9,6 +9,7 @@ Standard output: a JSON list of sentences; empty: nothing.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  (of sockets; the interpreter may be closed to the user)
+import functools
 import json
 import os
 import socket
@@ -40,7 +41,7 @@ def findings(given: dict[str, Any]) -> Iterator[str]:
     for path in map(Path, given["paths"]):
         yield from attempts(path)
     for path in given["unix"]:
-        yield from succeeded(f"connected to {path}", lambda path=path: talk(path))
+        yield from succeeded(f"connected to {path}", functools.partial(talk, path))
     for name in given["abstract"]:
         if said := talk("\0" + name, socket.SOCK_SEQPACKET):
             yield f"the abstract socket {name} answered {said!r}"

@@ -173,7 +173,7 @@ class _Transfer:
             return
         for slab in self._slabs():
             # Pages without bytes take no memory: the file may be shorter than its manifest says.
-            raw = memoryview(np.empty(slab.volume * self._item_bytes, np.uint8))
+            raw = np.empty(slab.volume * self._item_bytes, np.uint8).data
             stream.readinto(raw)
             common = slab.intersect(self._common)
             if common is not None:
