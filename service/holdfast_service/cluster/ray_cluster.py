@@ -187,7 +187,8 @@ class RayCluster:
             try:
                 return await self._install_on(node, requirements, timeout_s)
             except (RayTaskError, WorkerCrashedError, OutOfMemoryError, TimeoutError) as error:
-                failed = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {error}")
+                said = str(error).strip().rpartition("\n")[2]  # before it: a traceback, with paths
+                failed = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {said}")
                 if NOT_LOADED not in str(error):
                     break
             except (RayError, ConnectionError) as error:
