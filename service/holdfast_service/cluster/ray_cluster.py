@@ -313,8 +313,8 @@ class RayCluster:
             return False
         if self._can_grow:
             growth_groups.give_way(self._installation, launch.job_id)
-        if launch.package is not None:
-            publish(launch.spec["code"], launch.package)
+        if (code := launch.spec.get("code")) is not None:
+            publish(code, launch.package)
         # Ray keeps what an actor is made with.
         launch = replace(launch, package=None, installation=self._installation)
         actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor).options(
