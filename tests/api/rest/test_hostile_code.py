@@ -98,6 +98,7 @@ def changed(package: bytes, at: int, value: int, *, local: int | None = None) ->
 
 
 PLAIN = packed("a.py")
+RECORD = PLAIN[PLAIN.index(b"PK\x01\x02") : PLAIN.index(b"PK\x05\x06")]
 TWICE = packed("a.py", "b.py").replace(b"b.py", b"a.py")
 ARCHIVES = {
     "no zip": (b"no zip at all", "not a readable zip file"),
@@ -152,7 +153,6 @@ LARGE: dict[str, tuple[Callable[[], bytes], str]] = {
     "records": (lambda: RECORD * 200_000, "more than 100,000 files"),
     "bytes": (lambda: packed("a", content=bytes(ANY_RATIO_BYTES + 1)), "bytes when unpacked"),
 }
-RECORD = PLAIN[PLAIN.index(b"PK\x01\x02") : PLAIN.index(b"PK\x05\x06")]
 
 
 @pytest.mark.parametrize("name", LARGE)
