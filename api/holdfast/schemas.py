@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from holdfast_service.job_model.labels import LabelName, LabelText, Priority
+from holdfast_service.job_model.storable_text import StorableText
 from holdfast_service.job_model.times import GivenTime
 
 
@@ -62,7 +63,7 @@ class JobChanges(BaseModel):
 class Cordon(BaseModel):
     """The request to cordon a node."""
 
-    reason: str = Field(min_length=1, max_length=500)
+    reason: StorableText = Field(min_length=1, max_length=500)
     until: GivenTime | None = Field(default=None, description="null: until it is uncordoned")
 
 

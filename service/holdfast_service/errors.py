@@ -250,6 +250,12 @@ class IdempotencyConflict(Conflict):
     code = "idempotency_conflict"
 
 
+class CodeStoreFull(Conflict):
+    """There is no room for more code until a job ends, or some time has passed."""
+
+    code = "code_store_full"
+
+
 class CheckpointPinned(Conflict):
     """The checkpoint is pinned and cannot be removed."""
 

@@ -361,7 +361,8 @@ class Settings(BaseSettings):
     )
     max_code_total_bytes: Annotated[int, Field(ge=1)] = Field(
         default=1 << 30,
-        description="Largest size of all stored code; the longest unused of ended jobs goes first.",
+        description="Largest size of all stored code; the longest unused of ended jobs goes first, "
+        "but none that was sent or submitted in the last 10 minutes.",
     )
     allow_fault_injection: bool = Field(
         default=False,

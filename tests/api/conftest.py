@@ -28,9 +28,12 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
         if response.headers.get("Content-Type") == "application/problem+json":
             assert own_paths(server, response) == []
 
-    hooks = {"response": [check]}
-    options = {"timeout": DEADLINE_S, "trust_env": False, "event_hooks": hooks}
-    with httpx.Client(base_url=server.address, **options) as client:
+    with httpx.Client(
+        base_url=server.address,
+        timeout=DEADLINE_S,
+        trust_env=False,
+        event_hooks={"response": [check]},
+    ) as client:
         yield client
 
 

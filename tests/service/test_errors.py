@@ -36,6 +36,7 @@ STATUS_OF_CODE = {
     "idempotency_conflict": 409,
     "nothing_to_replay": 409,
     "not_a_replay": 409,
+    "code_store_full": 409,
     "checkpoint_pinned": 409,
     "checkpoint_needed": 409,
     "checkpoint_elsewhere": 409,

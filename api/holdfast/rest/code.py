@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1/code", tags=["code"])
     "",
     status_code=201,
     summary="Upload a folder of code as a zip file; idempotent",
-    responses=documented(413, 415, 422),
+    responses=documented(409, 413, 415, 422),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -51,9 +51,9 @@ async def download_code(digest: Digest, services: ServicesDep) -> Response:
     "/{digest}",
     status_code=200,
     response_class=Response,
-    summary="Whether a folder of code is stored",
+    summary="Whether a folder of code is stored; it is kept for its job, as if it was sent again",
     responses=documented(404, 422),
 )
 async def probe_code(digest: Digest, services: ServicesDep) -> Response:
-    await services.code.require(digest)
+    await services.code.keep(digest)
     return Response(media_type="application/zip")

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Path
 from holdfast.rest.http.problems import documented
 from holdfast.rest.services import NodesDep
 from holdfast.schemas import Cordon
+from holdfast_service.job_model.storable_text import StorableText
 from holdfast_service.views.nodes import NodeView
 from holdfast_service.views.pages import NodePage
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 
-NodeId = Annotated[str, Path(description="name of the node, or its start", max_length=255)]
+NodeId = Annotated[StorableText, Path(description="name of the node, or its start", max_length=255)]
 
 
 @router.get("", summary="The nodes of the cluster, with cordoned and quarantined nodes")

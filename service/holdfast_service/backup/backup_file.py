@@ -16,9 +16,7 @@ import hashlib
 import json
 import os
 import secrets
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -26,17 +24,13 @@ from typing import IO, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from holdfast_service.zip_files import UNREADABLE
 from holdfast_workers.private_files import sync_folder
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 _LARGEST_MANIFEST = 64 << 20
 _PIECE = 1 << 20
-_DAMAGED = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError),
-    *(ValueError, NotImplementedError, RuntimeError, OSError),
-)
-"""What reading a damaged archive raises."""
 
 
 class BackupError(Exception):
@@ -176,7 +170,7 @@ class BackupReader:
             self._archive = zipfile.ZipFile(path)
         except FileNotFoundError as error:
             raise BackupError(f"there is no file {path}") from error
-        except _DAMAGED as error:
+        except UNREADABLE as error:
             raise self._damaged(error) from error
         try:
             self.manifest = self._read_manifest()
@@ -220,7 +214,7 @@ class BackupReader:
             with self._archive.open(expected.name) as file:
                 member = ArchiveMember(expected.name, file)
                 yield member
-        except _DAMAGED as error:
+        except UNREADABLE as error:
             raise self._damaged(error) from error
         found = member.contents()
         if (found.nbytes, found.sha256) != (expected.nbytes, expected.sha256):
@@ -233,7 +227,7 @@ class BackupReader:
             text = self._archive.read(MANIFEST)
             document = json.loads(text)
             found = document["format"]
-        except (*_DAMAGED, TypeError) as error:
+        except (*UNREADABLE, TypeError) as error:
             raise self._damaged(error) from error
         if found != FORMAT:
             raise BackupError(

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+import structlog
 
 from holdfast_service.cluster.node_tasks import task_on
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.packages.installation import install, resolve
+
+_log = structlog.get_logger()
 
 
 def begin(node: str, requirements: Sequence[str], timeout_s: float, code: dict[str, Any]) -> Any:
@@ -30,6 +33,15 @@ def _install_here(requirements: list[str], timeout_s: float) -> tuple[str, list[
         pins = resolve(requirements, cache, timeout_s, stop)
         install(pins, cache, end - time.monotonic(), stop)
     except Exception as error:  # an answer, too: otherwise the job would try it for ever
-        known = isinstance(error, WorkersError)
-        return host, [], str(error) if known else f"{type(error).__name__}: {error}"
+        return host, [], _cause(error)
     return host, list(pins), ""
+
+
+def _cause(error: Exception) -> str:
+    """For users: without paths of the node."""
+    if isinstance(error, WorkersError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"the folder of packages cannot be used: {error.strerror}"
+    _log.error("packages.failed", exc_info=error)
+    return f"an unexpected error ({type(error).__name__}): see the log of Ray's worker there"

@@ -187,7 +187,8 @@ class RayCluster:
             try:
                 return await self._install_on(node, requirements, timeout_s)
             except (RayTaskError, WorkerCrashedError, OutOfMemoryError, TimeoutError) as error:
-                failed = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {error}")
+                said = str(error).strip().rpartition("\n")[2]  # before it: a traceback, with paths
+                failed = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {said}")
                 if NOT_LOADED not in str(error):
                     break
             except (RayError, ConnectionError) as error:
@@ -312,8 +313,8 @@ class RayCluster:
             return False
         if self._can_grow:
             growth_groups.give_way(self._installation, launch.job_id)
-        if launch.package is not None:
-            publish(launch.spec["code"], launch.package)
+        if (code := launch.spec.get("code")) is not None:
+            publish(code, launch.package)
         # Ray keeps what an actor is made with.
         launch = replace(launch, package=None, installation=self._installation)
         actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor).options(

@@ -15,15 +15,19 @@ Ray 2.60).
 from __future__ import annotations
 
 import io
+import stat
 import threading
 import time
 import zipfile
+from pathlib import PurePosixPath
 from typing import Any
 
 import ray
 from ray._private.runtime_env import packaging
 
 from holdfast_service.cluster.sent_code import SentCode
+from holdfast_service.job_model.supervisor_protocol import LaunchRefused
+from holdfast_service.zip_files import UNREADABLE, pieces
 from holdfast_workers.ipc.environment import CODE_FOLDER
 
 PINNED_S = 3600
@@ -33,12 +37,16 @@ PIN_AGAIN_S = 900.0
 _MODULES = "py_modules"
 
 
-def publish(code: str, content: bytes) -> None:
-    """Upload the users' code to the cluster. Idempotent. Raises RuntimeError."""
+def publish(code: str, content: bytes | None) -> None:
+    """Upload the users' code to the cluster. Idempotent. `content` None: it is not stored any more.
+    Raises ConnectionError, LaunchRefused."""
     uri = _uri(code)
-    packaging.pin_runtime_env_uri(uri, expiration_s=PINNED_S)
-    if not packaging.package_exists(uri):
-        packaging.upload_package_to_gcs(uri, _within_folder(content))
+    try:
+        packaging.pin_runtime_env_uri(uri, expiration_s=PINNED_S)
+        if not packaging.package_exists(uri):
+            packaging.upload_package_to_gcs(uri, _within_folder(code, content))
+    except RuntimeError as error:
+        raise ConnectionError(f"the job's code cannot be sent: {error}") from error
 
 
 def with_code(code: str | None) -> dict[str, Any]:
@@ -101,15 +109,35 @@ class OwnCode:
             packaging.upload_package_to_gcs(code.uri, code.content)
 
 
-def _within_folder(content: bytes) -> bytes:
-    """The package with all its files in `CODE_FOLDER`."""
+def _within_folder(code: str, content: bytes | None) -> bytes:
+    """The package with all its files in `CODE_FOLDER`. Raises LaunchRefused: no later try finds
+    other bytes behind the same digest."""
+    if content is None:
+        raise LaunchRefused("code_lost", f"the server has no code {code} any more: submit it again")
     moved = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as package, zipfile.ZipFile(moved, "w") as result:
-        for entry in package.infolist():
-            file = package.read(entry)
-            entry.filename = f"{CODE_FOLDER}/{entry.filename}"
-            result.writestr(entry, file)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as package, zipfile.ZipFile(moved, "w") as result:
+            for entry in package.infolist():
+                _copy(package, entry, result)
+    except UNREADABLE as error:
+        why = f"the code {code} is not a readable zip file ({error}): pack it again"
+        raise LaunchRefused("code_unreadable", why) from error
     return moved.getvalue()
+
+
+def _copy(package: zipfile.ZipFile, entry: zipfile.ZipInfo, result: zipfile.ZipFile) -> None:
+    """Piece by piece. Of the permissions only those to execute are kept: `setuid` is not."""
+    is_folder = entry.filename.endswith("/")
+    path = PurePosixPath(CODE_FOLDER, entry.filename)
+    copy = zipfile.ZipInfo(f"{path}/" if is_folder else str(path))
+    may_run = is_folder or entry.external_attr >> 16 & stat.S_IXUSR
+    kind = stat.S_IFDIR if is_folder else stat.S_IFREG
+    copy.external_attr = (kind | (0o755 if may_run else 0o644)) << 16
+    copy.file_size = entry.file_size  # so that a large one gets a large header
+    copy.compress_type = zipfile.ZIP_STORED if is_folder else zipfile.ZIP_DEFLATED
+    with result.open(copy, "w") as target:
+        for piece in pieces(package, entry):
+            target.write(piece)
 
 
 def _uri(code: str) -> str:

@@ -17,7 +17,7 @@ def _valid(requirement: str) -> str:
     return requirement
 
 
-PipRequirement = Annotated[str, Field(max_length=500), AfterValidator(_valid)]
+PipRequirement = Annotated[str, Field(max_length=1000), AfterValidator(_valid)]
 
 
 class RuntimeEnvSpec(Section):
@@ -29,6 +29,8 @@ class RuntimeEnvSpec(Section):
         description="Python packages, such as `einops>=0.8`. Before the job takes nodes, one of "
         "them finds the exact versions and installs them; each node of the job then installs the "
         "same, once. The versions of what Holdfast, torch and Ray need do not change: a "
-        "requirement that excludes them ends the job. The command line and the Python client "
+        "requirement that excludes them ends the job. Of a package at an address, the nodes "
+        "install the file with the sha256 that the first one found, or that the address ends in "
+        "(`#sha256=`); an address has no user and no password. The command line and the client "
         "accept a local requirements file here.",
     )

@@ -31,6 +31,7 @@ __all__ = [
     "FaultOrder",
     "GrowthRequest",
     "JobLaunch",
+    "LaunchRefused",
     "NodeCapacity",
     "PathAnswer",
     "Phase",
@@ -246,6 +247,14 @@ class SupervisorUnavailable(Exception):
     """The job's supervisor does not answer at present (it restarts, or was never created)."""
 
 
+class LaunchRefused(Exception):
+    """The job can never be started as it is. `code`, and the text: its outcome."""
+
+    def __init__(self, code: str, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
 class Cluster(Protocol):
     """The operations that the reconciler needs from Ray. Every call has its own deadline."""
 
@@ -273,7 +282,8 @@ class Cluster(Protocol):
         ...
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
-        """Create the job's supervisor, or adopt the existing one. True if it was created."""
+        """Create the job's supervisor, or adopt the existing one. True if it was created. Raises
+        LaunchRefused."""
         ...
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport: ...

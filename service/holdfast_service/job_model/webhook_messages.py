@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import html
 import json
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -41,7 +42,8 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
 
 def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
     if message_format == "slack":
-        payload = {"text": describe(content)}
+        # Slack takes `<!channel>` in a user's error for a call to everybody.
+        payload = {"text": html.escape(describe(content), quote=False)}
     else:
         payload = {**content, "at": rfc3339(content["at"])}
     return json.dumps(payload, separators=(",", ":"), default=str).encode()

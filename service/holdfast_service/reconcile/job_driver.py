@@ -33,6 +33,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cluster,
     ClusterUnavailable,
     JobLaunch,
+    LaunchRefused,
     Phase,
     SizeOrder,
     StopKind,
@@ -151,6 +152,8 @@ class JobDriver:
             return await self._without_cluster(error)
         except SupervisorUnavailable as error:
             return await self._without_supervisor(job, intents, error)
+        except LaunchRefused as error:
+            return await self._fail_launch(error)
 
     async def close(self) -> None:
         """Release what the driver holds; no step may follow."""
@@ -591,6 +594,14 @@ class JobDriver:
                 times = self._settings.supervisor_starts
                 why = f"the supervisor was lost {times} times, at last: {error}"
                 tx.end(State.FAILED, "supervisor_lost", why)
+        await self._crash_hook(CrashPoint.ENDED)
+        return NextStep(0.0)
+
+    async def _fail_launch(self, error: LaunchRefused) -> NextStep:
+        """No later try would succeed."""
+        async with self._transaction() as tx:
+            if not tx.state.terminal:
+                tx.end(State.FAILED, error.code, str(error))
         await self._crash_hook(CrashPoint.ENDED)
         return NextStep(0.0)
 

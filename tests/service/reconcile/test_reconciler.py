@@ -27,6 +27,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
     JobLaunch,
+    LaunchRefused,
     Phase,
     SupervisorReport,
 )
@@ -215,6 +216,22 @@ async def test_a_job_that_cannot_be_driven_blocks_no_other_job(
         cluster.poison.clear()
         poisoned.end()
         await until_released(jobs, poisoned.launch.job_id)
+
+
+async def test_a_launch_that_can_never_succeed_ends_the_job_instead_of_being_tried_for_ever(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.refusal = LaunchRefused("code_unreadable", "the code is not a readable zip file")
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit(JOB)
+        ended = await until_state(jobs, job.id, State.FAILED)
+        assert ended.outcome is not None
+        assert (ended.outcome.code, ended.outcome.message) == (
+            "code_unreadable",
+            "the code is not a readable zip file",
+        )
+        await until_released(jobs, job.id)
+    assert cluster.asked[job.id] == 1
 
 
 async def test_a_fault_that_cannot_be_delivered_does_not_block_its_job(

@@ -144,6 +144,8 @@ def test_slack_receives_one_line_of_text() -> None:
     assert line(opened) == ":warning: *llm* incident 1: hang"
     ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="no node")
     assert line(ended) == ":x: *llm* FAILED: no node"
+    ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="<!channel> & co")
+    assert line(ended) == ":x: *llm* FAILED: &lt;!channel&gt; &amp; co"
     assert not webhook_messages.is_sent(JobStateEvent(old=State.STARTING, new=State.RUNNING))
 
 

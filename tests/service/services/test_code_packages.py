@@ -17,7 +17,7 @@ import ray
 
 from holdfast_service.cluster.agent_actor import code_folder
 from holdfast_service.cluster.runtime_env import publish, with_code
-from holdfast_service.services.code_packages import PREFIX
+from holdfast_service.services.code_inspection import PREFIX
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 MARK = "USERS_CODE_RAN"

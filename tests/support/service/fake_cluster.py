@@ -18,6 +18,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     GrowthRequest,
     JobLaunch,
+    LaunchRefused,
     NodeCapacity,
     PackagesAnswer,
     PathAnswer,
@@ -206,6 +207,7 @@ class FakeCluster:
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
         self.poison: set[str] = set()  # jobs whose poll raises an unexpected error
         self.sticky: set[str] = set()  # jobs whose release never completes
+        self.refusal: LaunchRefused | None = None  # of every job that has no supervisor yet
 
     async def capacity(self) -> Capacity:
         self._reach()
@@ -236,6 +238,8 @@ class FakeCluster:
         self.asked[launch.job_id] += 1
         if launch.job_id in self.supervisors:
             return False
+        if self.refusal is not None:
+            raise self.refusal
         self.supervisors[launch.job_id] = FakeSupervisor(launch)
         self.starts[launch.job_id] += 1
         return True

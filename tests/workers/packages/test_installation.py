@@ -86,6 +86,27 @@ def test_a_package_of_the_node_gives_way_unless_torch_or_holdfast_need_it(
     assert metadata.version("numpy") > "1"
 
 
+@pytest.mark.seconds
+def test_of_an_address_every_node_installs_the_bytes_that_the_first_one_found(
+    cache: Path, wheels: Path
+) -> None:
+    wheel = make_wheel(wheels, "hf_third", "1.0", "VERSION = 'as found'")
+    (pin,) = resolve([f"hf_third @ {wheel.as_uri()}"], cache, LIMIT_S, GO_ON)
+    make_wheel(wheels, "hf_third", "1.0", "VERSION = 'replaced since'")
+    with pytest.raises(PackagesFailed, match="DO NOT MATCH THE HASHES"):
+        install((pin,), cache, LIMIT_S, GO_ON)
+
+
+def test_no_pin_becomes_another_line_for_pip(cache: Path, tmp_path: Path) -> None:
+    """Pins have addresses that other packages name as their needs."""
+    secret = tmp_path / "secret"
+    secret.write_text("the very secret")
+    for pin in (f"x @ file:///x.whl\u2028--requirement={secret}", "x @ https://h/${HOME}"):
+        with pytest.raises(PackagesFailed, match="is not a requirement such as") as refused:
+            install((pin,), cache, LIMIT_S, GO_ON)
+        assert "the very secret" not in str(refused.value)
+
+
 def test_a_package_that_does_not_exist_is_named(cache: Path) -> None:
     with pytest.raises(PackagesFailed, match="No matching distribution found for hf-none"):
         resolve(["hf-none"], cache, LIMIT_S, GO_ON)
@@ -153,8 +174,9 @@ def test_an_installation_that_takes_too_long_or_is_not_wanted_ends_with_its_prog
     if how == "stop":
         threading.Thread(target=stop_it).start()
     expected = "did not finish within 5 s: see timeouts.install_s" if how == "deadline" else "stop"
-    with pytest.raises(PackagesFailed, match=expected):
+    with pytest.raises(PackagesFailed, match=expected) as failed:
         resolve([slow], cache, limit_s, stop)
+    assert str(cache) not in str(failed.value)
     if marker.exists():  # a busy machine may not have begun the build before the deadline
         eventually(lambda: not linux_processes.is_alive(int(marker.read_text())))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from holdfast_workers.packages.folders import folder_name
 from holdfast_workers.packages.requirements import (
     MAX_LINES,
+    UnstablePackage,
     cause_of,
     distributions_by_name,
     fault_of,
@@ -76,7 +77,16 @@ def test_a_requirement_is_accepted(good: str) -> None:
     assert fault_of(good) is None
 
 
-@pytest.mark.parametrize("bad", ["", "-r other.txt", "--index-url x", "einops>>1", "a b", "a\nb"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("", "-r other.txt", "--index-url x", "einops>>1", "a b", "a\nb"),
+        *(f"x @ https://h/x{split}--requirement=/secret" for split in "\n\r\x0b\x0c\x1c\x85\u2028"),
+        *("x @ https://h/x\t", "x @ https://h/\0", "x @ https://h/\udc80", "x @ https://h/ä"),
+        *("x @ https://h/${HOLDFAST_WEBHOOK_SECRET}", "x @ https://h/x\\"),
+        *("x @ --requirement=/secret", "x; python_version > '3 --pre'", "x @ -e"),
+    ],
+)
 def test_what_is_no_requirement_is_named_with_an_example(bad: str) -> None:
     assert "is not a requirement such as 'einops>=0.8'" in (fault_of(bad) or "")
 
@@ -88,8 +98,27 @@ def test_what_an_interrupted_pip_left_has_no_name_and_of_two_the_first_counts() 
     )
 
 
-def test_a_password_in_an_address_is_refused() -> None:
-    assert "has a password" in (fault_of("x @ https://me:word@example.org/x.whl") or "")
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("https://me:word@example.org/x.whl", "https://token@example.org/x.whl"),
+        *("git+https://token@example.org/x.git", "git+ssh://git:word@example.org/x.git"),
+        *("//token@example.org/x.whl", "https://:word@[::1/x.whl"),
+    ],
+)
+def test_credentials_in_an_address_are_refused(url: str) -> None:
+    assert "has a user or a password" in (fault_of(f"x @ {url}") or "")
+
+
+@given(st.text(), st.sampled_from(["{}", "x @ {}", "x; python_version > '{}'", "x[{}]", "x=={}"]))
+def test_what_is_accepted_is_one_line_to_pip_and_no_option(text: str, form: str) -> None:
+    requirement = form.format(text)
+    if fault_of(requirement) is None:
+        assert requirement.splitlines() == [requirement]
+        assert not any(word.startswith("-") for word in requirement.split(" "))
+
+
+def test_the_user_of_ssh_is_no_secret() -> None:
     assert fault_of("x @ git+ssh://git@example.org/x.git") is None
 
 
@@ -111,15 +140,35 @@ def test_pins_have_what_is_new_and_what_this_node_has_of_it_but_not_what_all_nod
     assert pins(["torch", "a; sys_platform == 'win32'"]) == ()
 
 
-def test_direct_addresses_are_kept_with_the_commit_that_was_found() -> None:
-    wheel = entry("c", "3", url="file:///c.whl")
+SHA = "a" * 64
+
+
+@pytest.mark.parametrize("archive", [{"hashes": {"sha256": SHA}}, {"hash": f"sha256={SHA}"}])
+def test_direct_addresses_are_pinned_to_the_bytes_that_were_found(archive: dict[str, Any]) -> None:
+    """Else the same pin installs one version here and another there."""
+    wheel = entry("c", "3", url="https://example.org/c.whl", archive_info=archive)
+    sources = entry("e", "5", url="https://example.org/e.zip", archive_info=archive)
+    sources["download_info"]["subdirectory"] = "python"
     vcs = {"vcs": "git", "commit_id": "abc", "requested_revision": "main"}
     git = entry("d", "4", url="https://example.org/d.git", vcs_info=vcs)
     git["download_info"]["subdirectory"] = "python"
-    assert pins(["c @ file:///c.whl", "d @ git+https://example.org/d.git@main"], wheel, git) == (
-        "c @ file:///c.whl",
+    wanted = [
+        *("c @ https://example.org/c.whl", "d @ git+https://example.org/d.git@main"),
+        "e @ https://example.org/e.zip#subdirectory=python",
+    ]
+    found = pins(wanted, wheel, git, sources)
+    assert found == (
+        f"c @ https://example.org/c.whl#sha256={SHA}",
         "d @ git+https://example.org/d.git@abc#subdirectory=python",
+        f"e @ https://example.org/e.zip#subdirectory=python&sha256={SHA}",
     )
+    assert not any(map(fault_of, found))  # a replay submits them
+
+
+@pytest.mark.parametrize("info", [{"dir_info": {}}, {"archive_info": {"hashes": {"md5": "1"}}}, {}])
+def test_an_address_whose_bytes_nobody_can_compare_is_refused(info: dict[str, Any]) -> None:
+    with pytest.raises(UnstablePackage, match=r"c @ file:///c: other nodes cannot check"):
+        pins(["c @ file:///c"], entry("c", "3", url="file:///c", **info))
 
 
 @given(st.sets(st.from_regex(r"[a-z]{1,8}", fullmatch=True)), st.data())
@@ -156,8 +205,8 @@ def test_a_conflict_is_told_with_what_the_node_keeps() -> None:
 
 @given(st.lists(st.text("abc \t", max_size=20), max_size=40))
 def test_a_cause_is_short_and_has_no_password(noise: list[str]) -> None:
-    said = [*noise, "ERROR: no answer from https://name:secret@index.example/simple", *noise]
-    cause = cause_of("\n".join(said))
-    assert cause == "ERROR: no answer from https://***@index.example/simple"
+    url = "https://name:s@cret@index.example/simple?key=secret#egg=x"
+    cause = cause_of("\n".join([*noise, f"ERROR: no answer from {url}", *noise]))
+    assert cause == "ERROR: no answer from https://***@index.example/simple?***#egg=x"
     without_error = cause_of("\n".join(noise))
     assert len(without_error.splitlines()) <= MAX_LINES

@@ -37,6 +37,7 @@ from holdfast_workers.packages.folders import (
 from holdfast_workers.packages.requirements import (
     cause_of,
     distributions_by_name,
+    fault_of,
     fixed_versions,
     pins_of,
 )
@@ -56,7 +57,8 @@ class PackagesFailed(WorkersError):
 def resolve(
     requirements: Sequence[str], cache: Path, timeout_s: float, stop: threading.Event
 ) -> tuple[str, ...]:
-    """The exact versions that the requirements lead to on this node. Raises PackagesFailed."""
+    """The exact versions that the requirements lead to on this node. Raises PackagesFailed,
+    UnstablePackage."""
     make_private_folder(cache / FOLDER)
     with tempfile.TemporaryDirectory(prefix="resolve-", dir=cache / FOLDER) as name:
         folder = Path(name)
@@ -131,6 +133,9 @@ def _pip(
     """Run pip for the environment in `folder`. Raises PackagesFailed."""
     if importlib.util.find_spec("pip") is None:
         raise PackagesFailed(f"{sys.executable} has no pip: install it there, or drop runtime_env")
+    # Pins too: an address comes from what other packages say that they need.
+    for fault in filter(None, map(fault_of, requirements)):
+        raise PackagesFailed(fault)
     wanted, fixed = folder / "requirements.txt", folder / "fixed.txt"
     wanted.write_text("\n".join(requirements))
     versions = fixed_versions(distributions_by_name(metadata.distributions()))
@@ -144,7 +149,7 @@ def _pip(
         if problem is None:
             return
         output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
-        said = cause_of(output.read().decode(errors="replace"))
+        said = cause_of(output.read().decode(errors="replace").replace(f"{folder}/", ""))
     raise PackagesFailed("\n".join(filter(None, (f"pip {problem}", said))))
 
 

@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+
+from holdfast_workers.errors import WorkersError
 
 ROOTS = ("holdfast-train", "ray", "torch")
 """The distributions that no job replaces, with all that they need."""
@@ -22,24 +25,54 @@ MAX_LINES = 12
 """Of pip's output, in the text of a failure."""
 _CONFLICT = "The conflict is caused by:"
 _CONSTRAINED = "The user requested (constraint)"
-_PASSWORD_IN_URL = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
-_USER_IN_URL = re.compile(r"//[^/\s@]+@")
+_USER_IN_URL = re.compile(r"//[^/\s]+@")
+_QUERY_IN_URL = re.compile(r"(://[^\s?]+)\?[^\s#]+")
 _NO_HELP = "ResolutionImpossible: for help visit"
 
 
+class UnstablePackage(WorkersError):
+    """Nodes that install the same requirement may install different files."""
+
+
 def fault_of(requirement: str) -> str | None:
-    """What is wrong with a requirement; None: nothing."""
-    try:
-        parsed = Requirement(requirement)
-    except InvalidRequirement as error:
-        first = str(error).partition("\n")[0]
-        return f"{requirement!r} is not a requirement such as 'einops>=0.8': {first}"
-    if parsed.url and _PASSWORD_IN_URL.search(parsed.url):
+    """What is wrong with a requirement; None: nothing, and as a line of a requirements file it is
+    this requirement and nothing else."""
+    why = _fault_of_line(requirement)
+    if why is not None:
+        return f"{requirement!r} is not a requirement such as 'einops>=0.8': {why}"
+    url = Requirement(requirement).url
+    if url is not None and _has_credentials(url):
         return (
-            f"the URL of {parsed.name} has a password, which everybody who may read the job would "
-            "see: keep it on the nodes (netrc, pip.conf)"
+            f"the URL of {requirement.partition('@')[0].strip()!r} has a user or a password, which "
+            "everybody who may read the job would see: keep it on the nodes (netrc, pip.conf)"
         )
     return None
+
+
+def _fault_of_line(text: str) -> str | None:
+    """pip reads lines: what splits, continues or expands one would become something else there."""
+    if not (text.isascii() and text.isprintable()):
+        return "it has a line break or another character than printable ASCII: remove it"
+    if "${" in text or "\\" in text:
+        return "pip replaces ${NAME} and joins lines that end in a backslash: write the text itself"
+    if any(word.startswith("-") for word in text.split()):
+        return "options are set on the nodes (PIP_INDEX_URL and the like): remove them"
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def _has_credentials(url: str) -> bool:
+    """The user of SSH is not secret: it is `git` nearly everywhere."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # half an address in brackets
+        return "@" in url
+    return parts.password is not None or (
+        parts.username is not None and not parts.scheme.endswith("ssh")
+    )
 
 
 def distributions_by_name(
@@ -114,20 +147,37 @@ def _applies(need: Requirement, extras: Iterable[str]) -> bool:
 
 
 def _pin(entry: Mapping[str, Any]) -> str:
+    """Raises UnstablePackage."""
     about, source = entry["metadata"], entry.get("download_info", {})
     if not entry.get("is_direct"):
         return f"{about['name']}=={about['version']}"
-    url = source["url"]
+    url, parts = source["url"], []
+    if source.get("subdirectory"):
+        parts.append(f"subdirectory={source['subdirectory']}")
     if (version := source.get("vcs_info")) is not None:
         url = f"{version['vcs']}+{url}@{version['commit_id']}"
-    if source.get("subdirectory"):
-        url += f"#subdirectory={source['subdirectory']}"
-    return f"{about['name']} @ {url}"
+    elif (digest := _sha256(source)) is not None:
+        parts.append(f"sha256={digest}")
+    else:
+        raise UnstablePackage(
+            f"{about['name']} @ {url}: other nodes cannot check that they get the same: name a "
+            "file (a wheel, or an archive of the source) instead of a folder; or put it into the "
+            "folder of the job's code"
+        )
+    return f"{about['name']} @ {url}" + (f"#{'&'.join(parts)}" if parts else "")
+
+
+def _sha256(source: Mapping[str, Any]) -> str | None:
+    """Of the archive that pip has downloaded."""
+    archive = source.get("archive_info") or {}
+    kind, _, digest = str(archive.get("hash") or "").partition("=")  # of pip before 23.1
+    found = archive.get("hashes") or {kind: digest}
+    return found.get("sha256")
 
 
 def cause_of(output: str) -> str:
     """The part of pip's output that says why it failed: its errors and the conflict that it found,
-    else its last lines. Without what may be a password in a URL."""
+    else its last lines. Of URLs without user, password and query, which may be secret."""
     lines = [line.strip() for line in output.splitlines()]
     errors, in_conflict = [], False
     for line in lines:
@@ -135,4 +185,5 @@ def cause_of(output: str) -> str:
         if in_conflict or (line.startswith("ERROR:") and _NO_HELP not in line):
             errors.append(line.replace(_CONSTRAINED, "The node keeps"))
     chosen = (errors or list(filter(None, lines)))[-MAX_LINES:]
-    return _USER_IN_URL.sub("//***@", "\n".join(chosen))
+    said = _USER_IN_URL.sub("//***@", "\n".join(chosen))
+    return _QUERY_IN_URL.sub(r"\1?***", said)
