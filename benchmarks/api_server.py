@@ -27,6 +27,7 @@ import structlog
 import uvicorn
 
 from holdfast.rest.app import create_app
+from holdfast.rest.connections import server_config
 from holdfast.rest.services import services_over
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.embedded_cluster import process_priority
@@ -269,17 +270,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()
     services = replace(services_over(store, cluster, settings, reconciler.wake), stopping=stopping)
-    config = uvicorn.Config(
-        create_app(services),
-        host="127.0.0.1",
-        port=0,
-        log_config=None,
-        access_log=False,
-        http="h11",  # other parsers accept invalid HTTP: two Host headers, control characters
-        lifespan="off",
-        timeout_graceful_shutdown=3,
-        backlog=4096,
-    )
+    config = server_config(create_app(services), host="127.0.0.1", port=0, backlog=4096)
     server = uvicorn.Server(config)
     process_priority.collect_garbage_rarely()  # as `holdfast serve` does
     driving = asyncio.create_task(reconciler.run(stopping))
