@@ -22,7 +22,6 @@ from holdfast.cli.submission.rank_output import RankOutput
 from holdfast.cli.submission.submit import follow_output
 
 HOSTILE = "evil\x1b[2J\x1b]0;t\x07\x1b]52;c;eA==\x07\x9b31m\x08\r\x7f\u202e\u2066[red]:bomb:"
-SHOWN = "evil[red]:bomb:"
 ROW = f"{HOSTILE}\n12:00:00     9  job.succeeded"
 COMMANDS = (
     *(("ls",), ("ls", "-o", "wide"), ("ls", "-o", "json"), ("ls", "-o", "yaml"), ("top", "--once")),
@@ -138,5 +137,5 @@ def test_users_cannot_write_rows_of_others(
     for words in (("nodes",), ("label", job), ("events", job), ("describe", job)):
         run([*words, "--address", server.address])
         shown = capsys.readouterr().out
-        assert SHOWN in shown, words
+        assert "[red]:bomb:" in shown, words
         assert not re.search("^12:00:00", shown, re.MULTILINE), (words, shown)

@@ -55,7 +55,7 @@ class TextConsole(Console):
     not text. Only this program's own styles do."""
 
     def __init__(self, *, soft_wrap: bool = True, **options: Any) -> None:
-        super().__init__(highlight=False, emoji=False, soft_wrap=soft_wrap, **options)
+        super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
