@@ -29,6 +29,7 @@ from starlette.types import Scope
 
 from benchmarks.api_token import TOKEN
 from holdfast.rest.app import create_app
+from holdfast.rest.connections import server_config
 from holdfast.rest.http import authentication
 from holdfast.rest.local_access import LocalAccess, Principal
 from holdfast.rest.services import services_over
@@ -299,17 +300,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         stopping=stopping,
         access=LocalAccess(TOKEN),
     )
-    config = uvicorn.Config(
-        create_app(services),
-        host="127.0.0.1",
-        port=0,
-        log_config=None,
-        access_log=False,
-        http="h11",  # other parsers accept invalid HTTP: two Host headers, control characters
-        lifespan="off",
-        timeout_graceful_shutdown=3,
-        backlog=4096,
-    )
+    config = server_config(create_app(services), host="127.0.0.1", port=0, backlog=4096)
     server = uvicorn.Server(config)
     process_priority.collect_garbage_rarely()  # as `holdfast serve` does
     driving = asyncio.create_task(reconciler.run(stopping))

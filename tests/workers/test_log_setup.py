@@ -47,6 +47,14 @@ def test_text_lines_have_a_level_that_the_service_reads_and_the_traceback(
     assert trace[0].startswith("Traceback") and trace[-1] == "ValueError: no such shape"
 
 
+def test_text_of_users_gives_no_orders_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_setup.configure()
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    structlog.get_logger().warning("a name", name="a\x1b[2J\x9b\u202eb", other="ü\n\tx")
+    assert stream.getvalue() == "WARNING a name name=a\\x1b[2J\\x9b\\u202eb other=ü\n\tx\n"
+
+
 def test_json_lines_have_the_fields_of_their_agent_and_the_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

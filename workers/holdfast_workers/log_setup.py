@@ -78,7 +78,18 @@ def _text(_logger: Any, _method: str, event: EventDict) -> str:
     trace = event.pop("exception", None)
     fields = "".join(f" {name}={value}" for name, value in event.items())
     line = f"{level:<{LEVEL_WIDTH}} {message}{fields}"
-    return line if trace is None else f"{line}\n{trace}"
+    return _harmless(line if trace is None else f"{line}\n{trace}")
+
+
+def _harmless(text: str) -> str:
+    """The text with its control characters escaped, which a terminal would obey; lines and tabs
+    stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 def _timestamped_text(logger: Any, method: str, event: EventDict) -> str:

@@ -45,7 +45,7 @@ def inject(
     def report(fault: FaultView) -> None:
         if not output.results(options, [fault]):
             settings = " ".join(f"{name}={value}" for name, value in fault.fault.items())
-            output.console().print(f"fault {fault.number}: {settings}", markup=False)
+            output.console().print(f"fault {fault.number}: {settings}")
 
     given = {"rank": rank, "at_step": at_step, "phase": phase, **_settings(set_ or [])}
     if duration is not None:

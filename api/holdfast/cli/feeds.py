@@ -25,6 +25,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.event_text import event_sentence
 from holdfast.cli.printing.incident_text import Shortener
+from holdfast.cli.printing.terminal_text import coloured
 from holdfast.client.calls import LogQuery
 from holdfast_service.views.history import EventView, LogLineView
 
@@ -119,7 +120,7 @@ def event_line(event: EventView, shorten: Shortener) -> Text:
 def plain_line(line: LogLineView) -> str:
     """`12:00:01 1/rank 0 step 7 loss 2.1`: time, attempt, writer, and what it wrote."""
     writer = "agent" if line.rank is None else f"rank {line.rank}"
-    return f"{output.clock(line.at)} {line.attempt}/{writer} {line.text}"
+    return f"{output.clock(line.at)} {line.attempt}/{writer} {coloured(line.text)}"
 
 
 class DetachNotice:
@@ -149,4 +150,4 @@ def _print_lines(lines: Iterable[LogLineView]) -> None:
         prefix = Text.assemble(
             (output.clock(line.at), "dim"), (f" {line.attempt}/{writer} ", style)
         )
-        console.print(prefix.append_text(Text.from_ansi(line.text)))
+        console.print(prefix.append_text(Text.from_ansi(coloured(line.text))))

@@ -21,6 +21,7 @@ from holdfast.cli.common import (
 from holdfast.cli.exit_codes import ExitCode, of_state
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
+from holdfast.cli.printing.terminal_text import one_line
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
 
@@ -192,7 +193,7 @@ def label(
         job = client.set_labels(job_id, labels) if labels else client.get(job_id)
     if not output.results(options, [job]):
         for name, text in sorted(job.spec.get("labels", {}).items()):
-            output.console().print(f"{name}={text}", markup=False)
+            output.console().print(f"{name}={one_line(text)}")
     return ExitCode.OK
 
 

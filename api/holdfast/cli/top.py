@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.text import Text
 
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
@@ -57,7 +56,7 @@ def _live(draw: Callable[[], Text], every_s: float) -> None:
     """Redraw on the alternate screen until Ctrl-C; then print the last picture to the terminal."""
     from rich.live import Live  # late: only this command needs it
 
-    console = Console(highlight=False)
+    console = output.TextConsole(soft_wrap=False)
     shown = draw()
     try:
         with Live(shown, console=console, screen=True, auto_refresh=False) as live:

@@ -61,7 +61,7 @@ def verify(
             raise
         replay = _finish(client, replay.id, found)
     if not output.results(options, [found]):
-        output.console().print(result_text(found, replay), markup=False)
+        output.console().print(result_text(found, replay))
     return EXIT_CODES.get(found.result, ExitCode.USAGE)
 
 

@@ -96,7 +96,7 @@ def demo_server(console: Console) -> Iterator[tuple[Client, Path]]:
 
 def report_fault(console: Console, text: str) -> None:
     """Show a fault that the demo causes."""
-    console.print(f">>> {text}", style="bold red", markup=False)
+    console.print(f">>> {text}", style="bold red")
 
 
 def follow(

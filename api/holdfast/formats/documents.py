@@ -96,12 +96,18 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor(f"{_TYPES}int", _Loader.construct_yaml_int)
 
 
+_BREAKS = "\x85\u2028\u2029"
+"""The line breaks of Unicode, which a reader of YAML would replace by others."""
+_OVERRIDES = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""Characters that change the direction of a text: a terminal shows another text than there is."""
+
+
 class _Dumper(yaml.SafeDumper):
-    """Escapes the line breaks of Unicode, which a reader of YAML would replace by others."""
+    """Quotes what is escaped: what PyYAML escapes by itself, and the overrides."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = '"' if any(character in data for character in "\x85\u2028\u2029") else None
-        return self.represent_scalar(_STR, data, style=style)
+        odd = any(character in _BREAKS or ord(character) in _OVERRIDES for character in data)
+        return self.represent_scalar(_STR, data, style='"' if odd else None)
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
@@ -154,7 +160,8 @@ def read_yaml(text: str | bytes) -> dict[str, Any]:
 
 def write_yaml(value: Any) -> str:
     """Plain values as YAML that is easy to read, and that reads as the same values again."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text.translate(_OVERRIDES)
 
 
 def set_path(document: dict[str, Any], assignment: str) -> None:

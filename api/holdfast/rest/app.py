@@ -30,6 +30,7 @@ from holdfast.rest import (
 )
 from holdfast.rest.http import problems
 from holdfast.rest.http.authentication import Authentication
+from holdfast.rest.http.body_limits import BodyLimits
 from holdfast.rest.http.known_parameters import known_parameters
 from holdfast.rest.http.request_guard import RequestGuard
 from holdfast.rest.http.request_ids import RequestIds
@@ -91,6 +92,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(dashboard.router())
     problems.install(app)
     app.state.registry = CollectorRegistry()
+    app.add_middleware(BodyLimits, services=services)
     app.add_middleware(prometheus.RequestMetrics, registry=app.state.registry)
     app.add_middleware(Authentication, services=services)
     app.add_middleware(RequestGuard, services=services)

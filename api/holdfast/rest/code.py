@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1/code", tags=["code"])
     "",
     status_code=201,
     summary="Upload a folder of code as a zip file; idempotent",
-    responses=documented(409, 413, 415, 422),
+    responses=documented(408, 409, 413, 415, 422, 503),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/api/v1/code", tags=["code"])
     },
 )
 async def upload_code(request: Request, services: ServicesDep) -> CodeView:
-    return await services.code.put(await bodies.package(request, services.max_code_bytes))
+    return await services.code.put(await bodies.package(request))
 
 
 @router.get(

@@ -134,7 +134,7 @@ class WithCheckpoints(StrEnum):
     "",
     status_code=201,
     summary="Submit a job",
-    responses={**_CREATED, **documented(400, 409, 413, 415, 422)},
+    responses={**_CREATED, **documented(400, 408, 409, 413, 415, 422, 503)},
     openapi_extra=_SPEC_BODY,
 )
 async def submit_job(
@@ -164,7 +164,7 @@ async def list_jobs(
 @router.post(
     "/validate",
     summary="Validate a spec: return its resolved form, or its faults; creates nothing",
-    responses=documented(400, 413, 415, 422),
+    responses=documented(400, 408, 413, 415, 422, 503),
     openapi_extra=_SPEC_BODY,
 )
 async def validate_spec(request: Request, services: ServicesDep) -> ValidSpecView:

@@ -30,6 +30,7 @@ import uvicorn
 
 from holdfast.rest import embedded
 from holdfast.rest.app import create_app
+from holdfast.rest.connections import server_config
 from holdfast.rest.local_access import LocalAccess
 from holdfast.rest.monitoring import tracing
 from holdfast.rest.origins import Origin, proxy_origin
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from holdfast_service.cluster.ray_cluster import RayCluster
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-STREAM_SHUTDOWN_S = 3
 _TOKEN = re.compile(r"[\w.~+/=-]{32,}", re.ASCII)
 _RAY_MODULE = "holdfast_service.cluster.ray_cluster"
 """Loads Ray."""
@@ -359,16 +359,8 @@ async def _http(
     app = create_app(services)
     if sender is not None:
         tracing.trace_requests(app, sender)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        http="h11",  # the other parser accepts invalid HTTP: two Host headers, control characters
-        lifespan="off",
-        timeout_graceful_shutdown=STREAM_SHUTDOWN_S,
-        server_header=False,
-        ssl_certfile=settings.https_cert_file,
-        ssl_keyfile=settings.https_key_file,
+    config = server_config(
+        app, ssl_certfile=settings.https_cert_file, ssl_keyfile=settings.https_key_file
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")

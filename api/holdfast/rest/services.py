@@ -10,6 +10,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from holdfast.rest.limits import UploadLimits
 from holdfast.rest.local_access import LocalAccess
 from holdfast.rest.origins import Origin
 from holdfast_service.daemon_threads import DaemonThreads
@@ -66,6 +67,9 @@ class Services:
     """Who may send requests; None: everybody."""
     max_body_bytes: int = 2**20
     max_code_bytes: int = 2**25
+    upload_limits: UploadLimits = field(default_factory=UploadLimits)
+    spool_folder: str | None = None
+    """Where large bodies arrive, in files without names; None: where the system puts such files."""
     metrics_of_jobs: bool = False
     """Whether `/metrics` has series for each live job."""
     probe_timeout_s: float = 5.0
@@ -104,6 +108,7 @@ def services_over(
         operations=OperationService(store, checkpoints, files, settings, runner.wake),
         operation_runner=runner,
         max_code_bytes=settings.max_code_bytes,
+        spool_folder=str(settings.data_dir),
         metrics_of_jobs=settings.metrics_of_jobs,
     )
 

@@ -16,6 +16,8 @@ from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast.rest.app import create_app
+from holdfast.rest.connections import server_config
+from holdfast.rest.limits import ConnectionLimits
 from holdfast.rest.serve import bound
 from holdfast.rest.services import services_over
 from holdfast_service.reconcile.reconciler import Reconciler
@@ -40,7 +42,13 @@ RARER_LOOKS: dict[str, Any] = {
 class LiveServer:
     """Runs in its own thread; can be restarted on the same port and database."""
 
-    def __init__(self, data_dir: Path, allow_fault_injection: bool = True, **services: Any) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        allow_fault_injection: bool = True,
+        connections: ConnectionLimits | None = None,
+        **services: Any,
+    ) -> None:
         data_dir.mkdir(parents=True, exist_ok=True)
         if not (data_dir / "holdfast.db").exists():
             (data_dir / "holdfast.db").write_bytes(migrated_file())
@@ -48,6 +56,7 @@ class LiveServer:
             data_dir, allow_fault_injection=allow_fault_injection, **RARER_LOOKS
         )
         self.cluster = FakeCluster()
+        self._connections = connections
         self._changes = services
         self._port = 0
         self._thread: threading.Thread | None = None
@@ -97,13 +106,7 @@ class LiveServer:
             allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
         )
         self._services = replace(base, **self._changes, stopping=asyncio.Event())
-        config = uvicorn.Config(
-            create_app(self._services),
-            log_config=None,
-            http="h11",  # as `holdfast serve` does
-            lifespan="off",
-            timeout_graceful_shutdown=3,
-        )
+        config = server_config(create_app(self._services), self._connections)
         server = uvicorn.Server(config)
         driving = asyncio.create_task(
             Reconciler(store, self.cluster, self.settings).run(self._services.stopping)

@@ -25,6 +25,7 @@ from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.rest.app import create_app
+from holdfast.rest.connections import server_config
 from holdfast.rest.services import services_over
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.settings import Settings
@@ -126,10 +127,7 @@ async def _serve(settings: Settings, folder: Path) -> None:
         stopping=asyncio.Event(),
     )
     driving = asyncio.create_task(reconciler.run(services.stopping))
-    config = uvicorn.Config(
-        create_app(services), port=settings.port, log_config=None, http="h11", lifespan="off"
-    )
-    await uvicorn.Server(config).serve()
+    await uvicorn.Server(server_config(create_app(services), port=settings.port)).serve()
     services.stopping.set()
     await driving
     await store.close()

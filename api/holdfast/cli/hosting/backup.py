@@ -57,7 +57,7 @@ def backup(
     if json:
         output.print_json({"file": str(file), "bytes": nbytes, **_summary(manifest)})
     else:
-        output.console().print(f"{file}: {_described(manifest)}, {nbytes:,} bytes", markup=False)
+        output.console().print(f"{file}: {_described(manifest)}, {nbytes:,} bytes")
     return ExitCode.OK
 
 
@@ -103,7 +103,7 @@ def _run(command: str, work: Coroutine[Any, Any, Result]) -> Result | ExitCode:
         code, text = ExitCode.CONFLICT, str(error)
     except OSError as error:
         code, text = ExitCode.SERVER, f"{error.filename or 'the file'}: {error.strerror or error}"
-    output.stderr().print(f"error ({command}): {text}", markup=False)
+    output.stderr().print(f"error ({command}): {text}")
     return code
 
 
@@ -154,4 +154,4 @@ def _print_plan(plan: Preview, check: bool) -> None:
         lines.append(f"setting {name}: was {before!r}, is {now!r}")
     lines += [f"note: {text}" for text in plan.advice]
     for line in lines:
-        output.console().print(line, markup=False)
+        output.console().print(line)

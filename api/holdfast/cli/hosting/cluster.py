@@ -98,7 +98,7 @@ def _reporting(command: Callable[..., ExitCode]) -> Callable[..., ExitCode]:
         try:
             return command(*given, **named)
         except HostClusterError as error:
-            output.stderr().print(f"error (cluster): {error}", markup=False)
+            output.stderr().print(f"error (cluster): {error}")
             return ExitCode.SERVER
 
     return called
@@ -372,9 +372,7 @@ def _hold(starter: Any) -> ExitCode:
     failed = starter.hold(lambda: bool(stopped))
     if failed is None:
         return ExitCode.OK
-    output.stderr().print(
-        f"error (cluster): Ray ended with status {failed}:\n{starter.log_tail()}", markup=False
-    )
+    output.stderr().print(f"error (cluster): Ray ended with status {failed}:\n{starter.log_tail()}")
     return ExitCode.SERVER
 
 
@@ -400,11 +398,11 @@ def _print_up(node: HostNode, tls_dir: Path | None, json: bool) -> None:
         )
         return
     out = output.console()
-    out.print(f"this machine is the head of the cluster at {node.gcs}", markup=False)
-    out.print(f"copy {copied} to the other machines, mode 0600; there:", markup=False)
-    out.print(f"  {join_command}", markup=False)
-    out.print("on this machine:", markup=False)
-    out.print(f"  {serve_command}", markup=False)
+    out.print(f"this machine is the head of the cluster at {node.gcs}")
+    out.print(f"copy {copied} to the other machines, mode 0600; there:")
+    out.print(f"  {join_command}")
+    out.print("on this machine:")
+    out.print(f"  {serve_command}")
 
 
 def _print_joined(node: HostNode, answer: HeadAnswer, json: bool) -> None:
@@ -414,8 +412,7 @@ def _print_joined(node: HostNode, answer: HeadAnswer, json: bool) -> None:
         return
     output.console().print(
         f"{node.name} is a node of the cluster at {node.gcs}, which has "
-        f"{output.plural(alive, 'node')}",
-        markup=False,
+        f"{output.plural(alive, 'node')}"
     )
 
 

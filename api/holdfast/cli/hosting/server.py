@@ -134,7 +134,7 @@ def serve(
     try:
         asyncio.run(server.serve(settings, exposed=expose_without_authentication, on_ready=ready))
     except server.ServeError as error:
-        output.stderr().print(f"error (serve): {error}", markup=False)
+        output.stderr().print(f"error (serve): {error}")
         return ExitCode.SERVER
     return ExitCode.OK
 

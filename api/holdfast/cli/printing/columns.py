@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from holdfast.cli.printing.terminal_text import one_line
+
 GAP = 2
 ELLIPSIS = "…"
 
@@ -97,4 +99,4 @@ def _cut_text(cell: Text, width: int) -> Text:
 
 
 def _text(cell: str | Text) -> Text:
-    return Text(cell) if isinstance(cell, str) else cell
+    return Text(one_line(cell)) if isinstance(cell, str) else cell

@@ -220,7 +220,7 @@ def _print_summary(console: Console, job: JobView) -> None:
     if is_program and job.next_level is not None:
         console.print(f"\nLevel {job.next_level.level} with these lines", style="bold")
         for text in job.next_level.lines.splitlines():
-            console.print(f"  {text}", markup=False)
+            console.print(f"  {text}")
 
 
 def _progress(progress: ProgressView) -> str:

@@ -15,11 +15,13 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from holdfast.cli.common import Format, Options
 from holdfast.cli.printing.columns import Column, lay
+from holdfast.cli.printing.terminal_text import harmless
 from holdfast.client.job_names import short
 from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.job_model.lifecycle import State
@@ -48,13 +50,27 @@ NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
 MIN_NODE_ID_DIGITS = 8
 
 
+class TextConsole(Console):
+    """Prints text as it is: nothing in it is markup, and nothing in it reaches the terminal that is
+    not text. Only this program's own styles do."""
+
+    def __init__(self, *, soft_wrap: bool = True, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            shown = segment.control or segment.text.isprintable()
+            yield segment if shown else segment._replace(text=harmless(segment.text))
+
+
 def console() -> Console:
-    width = None if sys.stdout.isatty() else WIDE
-    return Console(highlight=False, soft_wrap=True, width=width)
+    return TextConsole(width=None if sys.stdout.isatty() else WIDE)
 
 
 def stderr() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return TextConsole(stderr=True)
 
 
 def width() -> int | None:
@@ -63,11 +79,16 @@ def width() -> int | None:
 
 
 def fold(line: Text, indent: int) -> Text:
-    """The line, wrapped to the width of the terminal; continuation lines are indented."""
+    """The line, wrapped to the width of the terminal; continuation lines are indented, also those
+    of a text that has several."""
     cells = width()
-    if cells is None or line.cell_len <= cells:
+    if cells is None:
+        lines = line.split("\n", allow_blank=True)
+    elif "\n" in line.plain or line.cell_len > cells:
+        lines = line.wrap(console(), cells - indent)
+    else:
         return line
-    return Text("\n" + " " * indent).join(line.wrap(console(), cells - indent))
+    return Text("\n" + " " * indent).join(lines)
 
 
 def plural(count: int, noun: str) -> str:
@@ -127,7 +148,7 @@ def progress(*lines: str | Text) -> None:
     """Print lines for the user to stderr."""
     out = stderr()
     for line in lines:
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def print_error(error: HoldfastError) -> None:
@@ -144,7 +165,7 @@ def print_error(error: HoldfastError) -> None:
 def print_unforeseen(error: Exception) -> None:
     """Print an unexpected exception; its traceback only if HOLDFAST_TRACEBACK is set."""
     if os.environ.get(TRACEBACK_VARIABLE):
-        stderr().print("".join(traceback.format_exception(error)), markup=False)
+        stderr().print("".join(traceback.format_exception(error)))
     message = " ".join(str(error).split()) or "without a message"
     progress(
         f"error (unforeseen): {type(error).__name__}: {message}",

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from holdfast.cli.dashboard import dashboard_link
 from holdfast.cli.printing import output
@@ -118,7 +119,7 @@ class _StartDisplay:
     def look(self) -> None:
         found = self._stage()
         if self._live is not None:
-            self._live.update(f"{found} ({time.monotonic() - self._began:.0f} s)")
+            self._live.update(Text(f"{found} ({time.monotonic() - self._began:.0f} s)"))
         elif found != self._last:
             self._console.print(found)
         self._last = found

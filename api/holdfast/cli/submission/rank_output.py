@@ -7,6 +7,7 @@ import time
 from typing import TextIO
 
 from holdfast.cli.feeds import plain_line
+from holdfast.cli.printing.terminal_text import coloured
 from holdfast.client.synchronous.client import Client
 from holdfast_service.views.jobs import JobView
 from holdfast_service.views.pages import LogPage
@@ -52,7 +53,7 @@ class RankOutput:
                 self._copy.write(f"{plain_line(line)}\n")
             if self._shown and line.rank is not None:
                 prefix = f"[rank {line.rank}] " if self._several else ""
-                self._write(f"{prefix}{line.text}\n")
+                self._write(f"{prefix}{coloured(line.text)}\n")
         if self._copy is not None:
             self._copy.flush()
 

@@ -1,4 +1,5 @@
-"""Reads the body of a request within a size limit: JSON or YAML by its `Content-Type`, or a zip."""
+"""Reads the body of a request by its `Content-Type`: JSON or YAML, or a zip. `body_limits` has
+received it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 from fastapi import Request
 
 from holdfast.formats import documents
-from holdfast.rest.http.problems import ProblemError, too_large
+from holdfast.rest.http.problems import ProblemError
 from holdfast.rest.services import Services
 
 JSON = "application/json"
@@ -17,7 +18,7 @@ YAML = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x
 
 
 async def document(request: Request, services: Services) -> dict[str, Any]:
-    """The body, within the server's limit, as a mapping. Raises ProblemError (400, 413, 415)."""
+    """The body as a mapping. Raises ProblemError (400, 415)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Also a protection: a web page may send `text/plain` to any origin without a preflight request,
     # but not these types.
@@ -32,26 +33,15 @@ async def document(request: Request, services: Services) -> dict[str, Any]:
     read = documents.read_json if media_type == JSON else documents.read_yaml
     try:
         # In a thread: parsing a large invalid text takes long, and must not block other requests.
-        body = await _limited(request, services.max_body_bytes)
+        body = await request.body()
         return await asyncio.wrap_future(services.document_threads.submit(read, body))
     except documents.DocumentError as error:
         raise ProblemError(400, "malformed_body", str(error)) from error
 
 
-async def package(request: Request, limit: int) -> bytes:
-    """A zip file of `limit` bytes at most. Raises ProblemError (413, 415)."""
+async def package(request: Request) -> bytes:
+    """A zip file. Raises ProblemError (415)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != ZIP:
         raise ProblemError(415, "unsupported_media_type", f"send {ZIP}", headers={"Accept": ZIP})
-    return await _limited(request, limit)
-
-
-async def _limited(request: Request, limit: int) -> bytes:
-    """Reads the body; raises ProblemError as soon as it exceeds the limit (its length may be
-    unknown)."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large(limit)
-    return bytes(body)
+    return await request.body()

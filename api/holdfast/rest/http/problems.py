@@ -28,6 +28,7 @@ CODE_OF_STATUS = {
     404: "not_found",
     405: "method_not_allowed",
     406: "not_acceptable",
+    408: "request_timeout",
     412: "precondition_failed",
     413: "body_too_large",
     415: "unsupported_media_type",
@@ -42,6 +43,7 @@ STATUS_DESCRIPTIONS = {
     403: "The server does not allow this operation.",
     404: "The resource does not exist.",
     406: "The response has another media type.",
+    408: "The body did not arrive in time.",
     409: "The present state does not allow this operation.",
     412: "Users have changed the job since `If-Match`.",
     413: "The body is larger than the server accepts.",
@@ -106,6 +108,18 @@ def problem_response(
     )
 
 
+def refused(error: ProblemError, path: str) -> Response:
+    """The answer of a middleware, which no exception handler surrounds."""
+    return problem_response(
+        error.status,
+        error.code,
+        error.detail,
+        instance=path,
+        headers=error.headers,
+        **error.extensions,
+    )
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI `responses` of a route that may answer with these problems."""
     return {
@@ -127,10 +141,8 @@ def install(app: FastAPI) -> None:
     """Register handlers that turn every exception of a request into a problem."""
 
     @app.exception_handler(ProblemError)
-    async def refused(request: Request, error: ProblemError) -> Response:
-        return _problem(
-            request, error.status, error.code, error.detail, error.headers, **error.extensions
-        )
+    async def refusal(request: Request, error: ProblemError) -> Response:
+        return refused(error, request.url.path)
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:

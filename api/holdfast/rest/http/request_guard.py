@@ -1,4 +1,4 @@
-"""Refuses requests from foreign hosts and foreign web pages, and oversized bodies.
+"""Refuses requests to other hosts than this server, from foreign web pages, and ambiguous ones.
 
 A server on loopback has no authentication: it trusts every client that reaches it. A web page in
 the user's browser reaches it, too: by a name that resolves to 127.0.0.1 (DNS rebinding), or by a
@@ -8,13 +8,11 @@ of the second, the browser says where it comes from, in `Origin` and `Sec-Fetch-
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.rest.http.problems import ProblemError, problem_response, too_large
-from holdfast.rest.origins import origin_of
+from holdfast.rest.http.problems import ProblemError, refused
+from holdfast.rest.origins import host_port, origin_of
 from holdfast.rest.services import Services
 
 _OWN_SITES = ("same-origin", "none")  # none: the user typed the address
@@ -31,29 +29,21 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        refusal = self._refusal(scope, headers, self._max_bytes(scope["path"]))
-        if refusal is not None:
-            response = problem_response(
-                refusal.status, refusal.code, refusal.detail, instance=scope["path"]
-            )
-            await response(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        refusal = self._refusal(scope, Headers(scope=scope))
+        answer = self._app if refusal is None else refused(refusal, scope["path"])
+        await answer(scope, receive, send)
 
-    def _max_bytes(self, path: str) -> int:
-        code = path == "/api/v1/code"
-        return self._services.max_code_bytes if code else self._services.max_body_bytes
-
-    def _refusal(self, scope: Scope, headers: Headers, max_bytes: int) -> ProblemError | None:
-        allowed, host = self._services.allowed_hosts, headers.get("host", "")
-        name = _name(f"//{host}")
+    def _refusal(self, scope: Scope, headers: Headers) -> ProblemError | None:
+        hosts = headers.getlist("host")
+        found = host_port(hosts[0]) if len(hosts) == 1 else None
+        if found is None:
+            return _malformed("it needs one Host header, which is HOST or HOST:PORT")
+        allowed, (name, _) = self._services.allowed_hosts, found
         if allowed is not None and name not in allowed:
             why = f"this server is not {name!r}: if that is the name of a proxy, start the server "
             return ProblemError(421, "untrusted_host", f"{why}with --allowed-host {name}")
-        origin = headers.get("origin")
-        if origin is not None:
-            known = {origin_of(f"{scope['scheme']}://{host}"), *self._services.allowed_origins}
+        known = {origin_of(f"{scope['scheme']}://{hosts[0]}"), *self._services.allowed_origins}
+        for origin in headers.getlist("origin"):
             if origin_of(origin) not in known - {None}:
                 return _foreign(f"a page of {origin!r}")
         site = headers.get("sec-fetch-site")
@@ -61,14 +51,7 @@ class RequestGuard:
             return _foreign("a page of another site or port")
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy and this server may disagree about the end of such a request.
-            return ProblemError(
-                400,
-                "malformed_request",
-                "the request has both Content-Length and Transfer-Encoding",
-            )
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > max_bytes:
-            return too_large(max_bytes)
+            return _malformed("it has both Content-Length and Transfer-Encoding")
         return None
 
 
@@ -87,8 +70,5 @@ def _foreign(page: str) -> ProblemError:
     )
 
 
-def _name(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
+def _malformed(why: str) -> ProblemError:
+    return ProblemError(400, "malformed_request", f"the request is malformed: {why}")

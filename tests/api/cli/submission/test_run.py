@@ -172,7 +172,7 @@ def test_a_followed_run_shows_what_its_ranks_write(
     assert run(["run", "--nproc-per-node", "2", "--", "train.py"]) == ExitCode.OK
     player.join()
     shown = capsys.readouterr()
-    assert shown.out == "[rank 0] step 1 loss 2.5\n[rank 1] only \x1b[1mme\n"
+    assert shown.out == "[rank 0] step 1 loss 2.5\n[rank 1] only \x1b[1mme\x1b[0m\n"
     assert "SUCCEEDED" in shown.err
 
 

@@ -97,9 +97,7 @@ async def test_a_request_is_one_span_named_by_its_route(
 async def test_a_request_to_the_server_is_a_span_with_its_id(
     exporter: InMemorySpanExporter, sender: TracerProvider
 ) -> None:
-    services = SimpleNamespace(
-        allowed_hosts={"holdfast"}, access=None, max_body_bytes=0, max_code_bytes=0
-    )
+    services = SimpleNamespace(allowed_hosts={"holdfast"}, allowed_origins=frozenset(), access=None)
     app = create_app(cast(Services, services))
     tracing.trace_requests(app, sender)
     transport = httpx.ASGITransport(app=app)
