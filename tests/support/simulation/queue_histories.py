@@ -12,13 +12,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import replace
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from tests.support.simulation.simulated_queue_job import SimulatedJob, fpgas_of
 
 from holdfast_service.job_model.admission import (
-    KEEP_PLACE,
     Claim,
     NodeDemand,
     QueuePass,
@@ -30,7 +28,6 @@ from holdfast_service.job_model.node_labels import LabelRule
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.policy.quarantine import Avoided, NodeStanding
 from holdfast_service.store.models import JobRecord
-from holdfast_service.store.transaction import JobTransaction
 
 OVERDUE, LONGEST_RUN, PATIENCE = 3, 6, 2
 _LONGEST_QUEUE = 10
@@ -51,68 +48,6 @@ HAPPENINGS = {
 
 class PromiseBroken(AssertionError):
     """The message names the seed of the history."""
-
-
-class _NoDatabase:
-    """Where the events of a job's record go."""
-
-    def add(self, row: object) -> None: ...
-
-
-@dataclass
-class SimulatedJob:
-    number: int
-    demand: NodeDemand
-    work: int
-    """Ticks that it still has to run with enough nodes."""
-    since: int
-    """When it came into the queue."""
-    is_possible: bool
-    """Whether it fits into the whole cluster."""
-    record: JobRecord
-    """What the store keeps of it."""
-    priority: int = 0
-    is_admitted: bool = False
-    unsuitable: set[str] = field(default_factory=set)
-    """Nodes that are too small for it alone."""
-    nodes: list[str] = field(default_factory=list)
-    limit: int = 0
-    """Most nodes that it takes; 0: as many as it may."""
-    admitted_at: int = 0
-    is_kept_off: bool = False
-    """It is not placed yet, and must not take the nodes that its record names."""
-    short_since: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.number:04}"
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Its order in the queue."""
-        return -self.priority, self.number
-
-    @property
-    def most(self) -> int:
-        return self.limit or self.demand.nodes
-
-    @property
-    def is_short(self) -> bool:
-        return self.is_admitted and len(self.nodes) < self.demand.to_start
-
-    @property
-    def waits_for(self) -> str:
-        """ "": it waits for nothing, or was not tried yet."""
-        return self.record.waiting["resource"] if self.record.waiting else ""
-
-    @property
-    def is_waiting(self) -> bool:
-        return not self.is_admitted and self.waits_for in KEEP_PLACE
-
-    @property
-    def off(self) -> set[str]:
-        """Nodes that it cannot have, or not yet."""
-        return {*self.unsuitable, *((self.record.kept_off or ()) if self.is_kept_off else ())}
 
 
 class QueueHistory:
@@ -314,7 +249,7 @@ class QueueHistory:
     def _queue_again(self, job: SimulatedJob) -> None:
         job.nodes, job.is_admitted, job.short_since = [], False, None
         job.since = self.now
-        record = self._stored(job)
+        record = job.stored(self.now)
         for state in (State.PAUSING, State.PAUSED, State.QUEUED):
             record.transition(state)
         record.wait_for("nodes", "it has given its nodes back")
@@ -340,10 +275,10 @@ class QueueHistory:
     def _fail(self, job: SimulatedJob) -> None:
         """The cluster does not answer, or the job cannot be driven."""
         if self.rng.random() < 0.8:
-            self._stored(job).wait_for("cluster", "no head answers")
+            job.stored(self.now).wait_for("cluster", "no head answers")
             self.counts["look failed"] += 1
         else:
-            self._stored(job).wait_for("reconciler", "an error")
+            job.stored(self.now).wait_for("reconciler", "an error")
             self.counts["not driven"] += 1
         self._calm_since = self.now
 
@@ -351,7 +286,7 @@ class QueueHistory:
         """`view`: what the server has read of the cluster, perhaps before another has admitted."""
         before = [self._claim(other) for other in self._waiting() if other.place < job.place]
         admission = admit(view, self.aside, self._held(), before, self._claim(job))
-        record = self._stored(job)
+        record = job.stored(self.now)
         if not admission.may_start:
             record.wait_for("nodes", admission.why, reserved=admission.reservation)
             return False
@@ -409,10 +344,6 @@ class QueueHistory:
         waiting = (job for job in self.jobs.values() if job.is_waiting)
         return sorted(waiting, key=lambda job: job.place)
 
-    def _stored(self, job: SimulatedJob) -> JobTransaction:
-        session = cast(AsyncSession, _NoDatabase())
-        return JobTransaction(session, job.record, float(self.now))
-
     def _held_back_by(self, job: SimulatedJob) -> set[str]:
         """The job, if another lacks nodes that the cluster has: then it does not grow."""
         others = [
@@ -438,7 +369,7 @@ class QueueHistory:
 
     def _use(self, free: dict[str, list[float]], nodes: Iterable[str], demand: NodeDemand) -> None:
         for node in nodes:
-            for index, amount in enumerate((demand.cpus, demand.gpus, _fpgas(demand))):
+            for index, amount in enumerate((demand.cpus, demand.gpus, fpgas_of(demand))):
                 free[node][index] -= amount
 
     def _for_jobs(self) -> dict[str, list[float]]:
@@ -459,7 +390,7 @@ class QueueHistory:
             node
             for node, (cpus, gpus, fpgas) in free.items()
             if cpus + _SLACK >= demand.cpus and gpus + _SLACK >= demand.gpus
-            if fpgas >= _fpgas(demand)
+            if fpgas >= fpgas_of(demand)
             if self._has_disk(node, demand) and node not in off
         ]
         return sorted(
@@ -512,7 +443,7 @@ class QueueHistory:
             overdue.demand,
             cpus=overdue.demand.cpus + job.demand.cpus,
             gpus=overdue.demand.gpus + job.demand.gpus,
-            custom=(("fpga", _fpgas(overdue.demand) + _fpgas(job.demand)),),
+            custom=(("fpga", fpgas_of(overdue.demand) + fpgas_of(job.demand)),),
         )
         left.update(self._room(free, for_both, overdue.unsuitable))
         if len(left) < overdue.demand.to_start:
@@ -563,7 +494,3 @@ class QueueHistory:
 
     def _broken(self, promise: str) -> PromiseBroken:
         return PromiseBroken(f"seed {self.seed}, tick {self.now}: {promise}")
-
-
-def _fpgas(demand: NodeDemand) -> float:
-    return dict(demand.custom).get("fpga", 0.0)

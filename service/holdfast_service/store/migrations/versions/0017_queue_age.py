@@ -12,8 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    age: sa.Column[float] = sa.Column("queued_at", sa.Double(), nullable=False, server_default="0")
-    op.add_column("jobs", age)
+    op.add_column("jobs", sa.Column("queued_at", sa.Double(), nullable=False, server_default="0"))
     op.add_column("jobs", sa.Column("kept_off", sa.JSON(none_as_null=True), nullable=True))
     names = ("id", "state", "created_at", "queued_at")
     jobs = sa.table("jobs", *(sa.column(name) for name in names))
