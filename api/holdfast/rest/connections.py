@@ -36,7 +36,7 @@ def server_config(
     """uvicorn's configuration for the API, with the limits of its connections."""
     limits = limits or ConnectionLimits()
     limits = replace(limits, at_once=min(limits.at_once, _open_files() // 2))
-    protocol = partial(Connection, limits=limits)
+    protocol = partial(ClientConnection, limits=limits)
     return uvicorn.Config(
         app,
         # h11: the other parser accepts invalid HTTP: two Host headers, control characters.
@@ -51,7 +51,7 @@ def server_config(
     )
 
 
-class Connection(H11Protocol):
+class ClientConnection(H11Protocol):
     """One connection over HTTP/1.1, with deadlines."""
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **named: Any) -> None:
