@@ -19,7 +19,7 @@ from holdfast.rest.services import services_over
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, pytest.mark.seconds]
 IN_URLS = ("a%00b", "a%ed%a0%80b")
 IN_BODIES = ("a\\u0000b", "a\\ud800b")
 NUMBERS = {"step", "rank", "attempt", "number", "incident"}
