@@ -8,7 +8,8 @@ Standard output: a JSON list of sentences; empty: nothing.
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401  (of sockets; the interpreter may be closed to the user)
+import concurrent.futures.thread  # noqa: F401  (the interpreter may be closed to the user)
+import encodings.idna  # noqa: F401  (of sockets; the same)
 import functools
 import json
 import os
@@ -16,10 +17,11 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 3.0
+PATIENCE_S = 5.0
 RAYS_CALLS = (
     "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "ray.rpc.InternalKVGcsService/InternalKVKeys",
@@ -45,8 +47,9 @@ def findings(given: dict[str, Any]) -> Iterator[str]:
     for name in given["abstract"]:
         if said := talk("\0" + name, socket.SOCK_SEQPACKET):
             yield f"the abstract socket {name} answered {said!r}"
-    for port in given["ports"]:
-        yield from answers(port)
+    with ThreadPoolExecutor(max(1, len(given["ports"]))) as threads:
+        for said in threads.map(lambda port: list(answers(port)), given["ports"]):
+            yield from said
     if given["api"]:
         yield from answers_of_api(given["api"])
     for pid in given["processes"]:
@@ -77,7 +80,8 @@ def read_byte(path: Path) -> None:
     if not stat.S_ISREG(path.stat().st_mode):
         raise IsADirectoryError
     with path.open("rb") as file:
-        file.read(1)
+        if not file.read(1) and path.is_relative_to("/proc"):
+            raise ProcessLookupError  # it has ended
 
 
 def rename_and_back(path: Path) -> None:
@@ -113,9 +117,22 @@ def answers(port: int) -> Iterator[str]:
         said.split()[1].startswith(b"2")
     ):
         yield f"port {port} answered over HTTP: {said!r}"
-    for call in RAYS_CALLS:
+    for call in RAYS_CALLS if said or not is_silent(port) else ():
         if any(kind == DATA for kind in frames(exchange(port, request(call, port)))):
             yield f"port {port} answered {call}"
+
+
+def is_silent(port: int) -> bool:
+    """Whether the port, as those of gloo do, takes a call and neither answers nor closes."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as link:
+            link.sendall(request(RAYS_CALLS[0], port))
+            link.recv(1)
+    except TimeoutError:
+        return True
+    except OSError:  # refused, or reset
+        pass
+    return False
 
 
 def answers_of_api(port: int) -> Iterator[str]:
