@@ -70,6 +70,12 @@ def test_a_page_whose_server_was_started_again_says_so_and_goes_on_after_the_nex
     access._sessions.clear()  # as at a start
     page.reload()
     notice(page).wait_for()
+    here = dashboard_link(locked.address, access.issue_code(), "/cluster")
+    page.evaluate("link => { location.href = link; }", here)  # the tab that asked for it
+    page.wait_for_selector("[data-node]")
+    access._sessions.clear()
+    page.reload()
+    notice(page).wait_for()
     other = page.context.new_page()
     other.goto(dashboard_link(locked.address, access.issue_code(), "/cluster"))
     other.wait_for_selector("[data-node]")

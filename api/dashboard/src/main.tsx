@@ -1,6 +1,6 @@
 import { createRoot } from "react-dom/client";
 import { send } from "./api/client";
-import { openSession } from "./api/session";
+import { hasCode, openSession } from "./api/session";
 import { App } from "./app";
 import { jobOf } from "./data/context";
 import { Live } from "./data/live";
@@ -15,4 +15,8 @@ const begin = (): void => {
   const root = document.getElementById("root");
   if (root) createRoot(root).render(<App live={live} />);
 };
-void openSession((code) => send("POST", "/session", { code })).then(begin, begin);
+const EXCHANGE_MS = 10_000;
+void openSession((code) => send("POST", "/session", { code, signal: AbortSignal.timeout(EXCHANGE_MS) })).then(begin, begin);
+addEventListener("hashchange", () => {
+  if (hasCode()) location.reload(); // a link that was opened in this very tab
+});

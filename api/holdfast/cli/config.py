@@ -17,7 +17,7 @@ from holdfast.cli.printing.columns import Column
 from holdfast.client import address, config, credentials
 from holdfast.client.config import Config, ServerContext
 from holdfast.client.synchronous.client import Client
-from holdfast.errors import ServerError
+from holdfast.errors import ForeignServer, ServerError
 
 NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -54,13 +54,14 @@ def login(
     if token is not None and token.startswith("--"):
         raise NotUnderstood(f"--token is followed by {token}: give the token, or - to read it")
     secret = sys.stdin.readline().strip() if token == "-" else token
+    users = credentials.users_at(url) if secret else frozenset()
+    if len(users) > 1:
+        raise ForeignServer(f"several users listen at {url}: no token is sent. Use another port")
     if check:
         _check_server(url, secret)
     if secret and url.startswith("http://") and urlsplit(url).hostname not in LOOPBACK:
         output.progress(Text.assemble(("warning", "yellow"), ": the token is sent unencrypted"))
-    stored = ServerContext(
-        address=url, token=secret or None, uid=credentials.listener_of(url) if secret else None
-    )
+    stored = ServerContext(address=url, token=secret or None, uid=next(iter(users), None))
     config.store(config.load().with_context(context, stored))
     output.progress(f"{context} is {url}, and is now the current context ({config.path()})")
     return ExitCode.OK

@@ -64,17 +64,15 @@ def _credential(address: str, data_dir: Path | None, token: str | None) -> Crede
     """Raises InvalidConfig."""
     if token is not None:
         return Credential(token, "argument") if token else None
-    if data_dir is not None and (found := credentials.in_folder(data_dir, address)):
-        return found
+    for folder in (data_dir, os.environ.get(DATA_DIR_VARIABLE), _home()):
+        if folder and (found := credentials.in_folder(Path(folder), address)):
+            return found
     if given := os.environ.get(TOKEN_VARIABLE):
-        return Credential(given, TOKEN_VARIABLE)
+        return Credential(given, TOKEN_VARIABLE, os.getuid())
     for name, known in config.load().contexts.items():
         if known.token is not None and normal(known.address) == address:
-            uid = os.getuid() if known.uid is None else known.uid
-            return Credential(known.token, f"context {name}", uid)
-    folders = (os.environ.get(DATA_DIR_VARIABLE), _home())
-    found_in = (credentials.in_folder(Path(folder), address) for folder in folders if folder)
-    return next(filter(None, found_in), None)
+            return Credential(known.token, f"context {name}", known.uid)
+    return None
 
 
 def normal(address: str) -> str:

@@ -26,7 +26,8 @@ class ServerContext(BaseModel):
     address: str
     token: str | None = Field(default=None, description="sent as a bearer token; null: none")
     uid: int | None = Field(
-        default=None, description="user of the server that gets the token, if on this machine"
+        default=None,
+        description="user whose process must listen, if the server is on this machine; null: any",
     )
 
 

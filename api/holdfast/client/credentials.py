@@ -6,12 +6,15 @@ have. The kernel reports who listens, and a token is sent to no other.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import pwd
-from collections.abc import Callable, Generator, Iterator
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,8 +23,12 @@ from holdfast.errors import ForeignServer, InvalidConfig
 from holdfast.schemas import SERVER_FILE, ServerFile
 
 _LISTENS = "0A"
+_CONNECTED = "connection.connect_tcp.complete"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OTHERS_MASK = 0o077
+
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Credential:
     token: str
     source: str
     uid: int | None = None
-    """Of the process that must listen on this machine; None: any."""
+    """Of the process that must listen, if that is on this machine (root's may, too); None: any."""
 
 
 def in_folder(folder: Path, address: str) -> Credential | None:
@@ -44,7 +51,7 @@ def in_folder(folder: Path, address: str) -> Credential | None:
             server = ServerFile.model_validate_json(file.read())
     except (OSError, ValueError):
         return None
-    if server.address != address or server.token is None:
+    if server.token is None or _place(server.address) != _place(address):
         return None
     if status.st_mode & _OTHERS_MASK:
         raise InvalidConfig(
@@ -54,64 +61,116 @@ def in_folder(folder: Path, address: str) -> Credential | None:
     return Credential(server.token, str(path), status.st_uid)
 
 
-def listener_of(address: str) -> int | None:
-    """The user of the process that listens at an address of this machine, -1 if there are several;
-    None if nobody does, if the address is elsewhere, or if the system cannot tell."""
-    port = loopback_port(address)
-    users = set() if port is None else {uid for of, uid in _listeners() if of == port}
-    return None if not users else users.pop() if len(users) == 1 else -1
-
-
 def loopback_port(address: str) -> int | None:
     """The port, if the address is of loopback."""
     try:
         parts = urlsplit(address)
         port, host = parts.port, parts.hostname or ""
+        on_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return None
-    if host != "localhost":
-        try:
-            if not ipaddress.ip_address(host).is_loopback:
-                return None
-        except ValueError:
-            return None
-    return port or (443 if parts.scheme == "https" else 80)
+    return (port or (443 if parts.scheme == "https" else 80)) if on_loopback else None
+
+
+def users_at(address: str) -> frozenset[int]:
+    """The users whose processes listen at an address of loopback; empty if it is elsewhere, or if
+    the system cannot tell."""
+    port = loopback_port(address)
+    found = (
+        uid for ip, of, uid in _listeners() if of == port and (ip.is_loopback or ip.is_unspecified)
+    )
+    return frozenset() if port is None else frozenset(found)
 
 
 class BearerToken(httpx.Auth):
-    """Adds the token to each request. It is looked up each time: the server may start later."""
+    """Adds the token to each request. It is looked up each time: the server may start later. Who
+    listens is asked at each new connection, before anything is sent over it."""
 
     def __init__(self, address: str, find: Callable[[], Credential | None]) -> None:
         self._address, self._find = address, find
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Raises ForeignServer; httpx.ConnectError if nobody listens."""
-        credential = self._find()
-        if credential is not None:
-            if credential.uid is not None:
-                refuse_foreign(self._address, credential.uid)
-            request.headers["Authorization"] = f"Bearer {credential.token}"
+    def sync_auth_flow(
+        self, request: httpx.Request
+    ) -> Generator[httpx.Request, httpx.Response, None]:
+        """A new connection raises ForeignServer, or httpx.ConnectError if nobody listens."""
+
+        def trace(event: str, values: dict[str, Any]) -> None:
+            if event == _CONNECTED and check is not None:
+                stream = values["return_value"]
+                try:
+                    check(_peer(stream))
+                except BaseException:
+                    stream.close()
+                    raise
+
+        check = self._add_token(request)
+        if check is not None:
+            request.extensions = {**request.extensions, "trace": trace}
         yield request
 
+    async def async_auth_flow(
+        self, request: httpx.Request
+    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        """As `sync_auth_flow`."""
 
-def refuse_foreign(address: str, uid: int) -> None:
-    """Raises ForeignServer if the process that listens at this address of this machine is another
-    user's; httpx.ConnectError if nobody listens."""
-    if loopback_port(address) is None or not _TABLES[0].exists():
-        return
-    found = listener_of(address)
-    if found is None:
-        raise httpx.ConnectError("Connection refused")
-    if found != uid:
+        async def trace(event: str, values: dict[str, Any]) -> None:
+            if event == _CONNECTED and check is not None:
+                stream = values["return_value"]
+                try:
+                    check(_peer(stream))
+                except BaseException:
+                    await stream.aclose()
+                    raise
+
+        check = self._add_token(request)
+        if check is not None:
+            request.extensions = {**request.extensions, "trace": trace}
+        yield request
+
+    def _add_token(self, request: httpx.Request) -> Callable[[tuple[Any, ...]], None] | None:
+        """The check of the other end of a new connection; None: there is none."""
+        credential = self._find()
+        if credential is None:
+            return None
+        request.headers["Authorization"] = f"Bearer {credential.token}"
+        known = loopback_port(self._address) is not None and _TABLES[0].exists()
+        if credential.uid is None or not known:
+            return None
+        return functools.partial(refuse_foreign, self._address, credential.uid)
+
+
+def refuse_foreign(address: str, uid: int, peer: tuple[Any, ...]) -> None:
+    """Raises ForeignServer if the process that listens at `peer` is another user's, neither `uid`
+    nor root; httpx.ConnectError if nobody does any more."""
+    ip, port = _plain(peer[0]), peer[1]
+    rows = [(at, user) for at, of, user in _listeners() if of == port]
+    users = {user for at, user in rows if at == ip} or {
+        user for at, user in rows if at.is_unspecified
+    }
+    if not users:
+        raise httpx.ConnectError("the process that listened has ended")
+    if users - {uid, 0}:
         raise ForeignServer(
             f"the process that listens at {address} is not of user {_name(uid)} but of "
-            f"{'several users' if found < 0 else _name(found)}: no token is sent to it. Is the "
-            "server down, or is its port used twice? Start it with another --port"
+            f"{', '.join(map(_name, sorted(users)))}: no token is sent to it. Is the server down, "
+            "or is its port another user's? `holdfast config` shows where the token is from"
         )
 
 
-def _listeners() -> Iterator[tuple[int, int]]:
-    """Port and user of each listening TCP socket of this network namespace."""
+def _peer(stream: Any) -> tuple[Any, ...]:
+    """The other end of a connection of httpcore."""
+    address: tuple[Any, ...] = stream.get_extra_info("socket").getpeername()
+    return address
+
+
+def _place(address: str) -> object:
+    """Addresses of one server have one place: `localhost` is any address of loopback."""
+    port = loopback_port(address)
+    return address if port is None else (urlsplit(address).scheme, port)
+
+
+def _listeners() -> Iterator[tuple[IpAddress, int, int]]:
+    """Address, port and user of each listening TCP socket of this network namespace."""
     for table in _TABLES:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -120,7 +179,20 @@ def _listeners() -> Iterator[tuple[int, int]]:
         for line in lines:
             _, local, _, state, *_, uid = line.split()[:8]
             if state == _LISTENS:
-                yield int(local.rpartition(":")[2], 16), int(uid)
+                ip, _, port = local.rpartition(":")
+                yield _plain(_packed(ip)), int(port, 16), int(uid)
+
+
+def _packed(shown: str) -> bytes:
+    """An address as the kernel shows it: words of four bytes in the order of this machine."""
+    words = (int(shown[at : at + 8], 16) for at in range(0, len(shown), 8))
+    return b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+
+
+def _plain(ip: str | bytes) -> IpAddress:
+    """IPv4 addresses in IPv6's form become what they are."""
+    found = ipaddress.ip_address(ip)
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def _name(uid: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from tests.support.service.live_server import LiveServer, live_server
 from tests.support.waiting import DEADLINE_S
 
-from holdfast import Client
+from holdfast import AsyncClient, Client
 from holdfast.cli.main import run
 from holdfast.client import address, config, credentials
 from holdfast.client.config import Config, ServerContext
@@ -31,8 +32,11 @@ os.setgid(int(sys.argv[1]))
 os.setuid(int(sys.argv[1]))
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
-connection, _ = listener.accept()
-print(repr(connection.recv(65536)), flush=True)
+received = b""
+while b"last" not in received:
+    connection, _ = listener.accept()
+    received += connection.recv(65536)
+print(repr(received), flush=True)
 """
 
 
@@ -69,10 +73,12 @@ def test_the_token_is_found_in_the_data_directory_however_it_is_named(
     with Client(locked.address) as unknown, pytest.raises(Unauthorized, match="HOLDFAST_DATA_DIR"):
         list(unknown.list())
     monkeypatch.setenv(address.DATA_DIR_VARIABLE, str(folder))
-    for given in (None, locked.address):
+    monkeypatch.setenv(address.TOKEN_VARIABLE, "of-another-server")
+    for given in (None, locked.address, locked.address.replace("127.0.0.1", "localhost")):
         with Client(given) as client:
             assert list(client.list()) == []
     monkeypatch.delenv(address.DATA_DIR_VARIABLE)
+    monkeypatch.delenv(address.TOKEN_VARIABLE)
     (tmp_path / "home").mkdir()
     (tmp_path / "home/.holdfast").symlink_to(folder)
     with Client() as client:
@@ -115,27 +121,39 @@ def of_another_user() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_no_token_goes_to_a_server_of_another_user(
-    of_another_user: subprocess.Popen[str], tmp_path: Path
+    of_another_user: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert of_another_user.stdout is not None
     port = int(of_another_user.stdout.readline())
     url = f"http://127.0.0.1:{port}"
-    assert credentials.listener_of(url) == NOBODY
+    assert credentials.users_at(url) == {NOBODY}
     write_file(tmp_path / "data", url)
     with (
         Client(url, data_dir=tmp_path / "data") as client,
         pytest.raises(ForeignServer, match=r"not of user root but of nobody: no token"),
     ):
         client.version()
-    config.store(Config(contexts={"lab": ServerContext(address=url, token=TOKEN)}))
+    monkeypatch.setenv(address.TOKEN_VARIABLE, TOKEN)
+    with Client(url) as client, pytest.raises(ForeignServer):
+        client.version()
+    monkeypatch.delenv(address.TOKEN_VARIABLE)
     for name in (url, f"http://localhost:{port}"):
         stored = ServerContext(address=name, token=TOKEN, uid=0)
         config.store(Config(contexts={"lab": stored}))
         with Client(context="lab") as client, pytest.raises(ForeignServer):
             client.version()
+    asyncio.run(ask_in_a_loop(url, tmp_path / "data"))
     with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as own:
-        own.sendall(b"first")
-    assert of_another_user.stdout.readline().strip() == "b'first'", "nothing came before"
+        own.sendall(b"last")
+        own.shutdown(socket.SHUT_WR)
+        received = of_another_user.stdout.readline()
+    assert received.strip() == "b'last'", "nothing came on the connections before"
+
+
+async def ask_in_a_loop(url: str, folder: Path) -> None:
+    async with AsyncClient(url, data_dir=folder) as client:
+        with pytest.raises(ForeignServer):
+            await client.version()
 
 
 def test_a_server_that_is_down_is_unreachable(tmp_path: Path) -> None:

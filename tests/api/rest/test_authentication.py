@@ -60,6 +60,12 @@ def test_no_route_answers_without_the_token(http: httpx.Client) -> None:
             url = path.replace("{", "").replace("}", "")
             answer = http.request(method, url)
             assert refused(answer) is ((method, path) not in OPEN), (method, path)
+            if (method, path) not in OPEN:
+                for spelled in (f"{url}%0A", url.replace("/", "/%0A"), f"{url}/x%0D%0A"):
+                    status = http.request(method, spelled).status_code
+                    assert status in (400, 401), (method, spelled)
+                for spelled in (f"{url}/", url.upper(), url.replace("/api", "/api;x")):
+                    assert refused(http.request(method, spelled)), (method, spelled)
     for url in ("/metrics", "/version", "/api/v1/openapi.json", "/api", "/api/v1/none"):
         assert refused(http.get(url)), url
     assert http.get("/healthz").status_code == 200

@@ -48,8 +48,8 @@ def findings(given: dict[str, Any]) -> Iterator[str]:
         if said := talk("\0" + name, socket.SOCK_SEQPACKET):
             yield f"the abstract socket {name} answered {said!r}"
     with ThreadPoolExecutor(max(1, len(given["ports"]))) as threads:
-        for said in threads.map(lambda port: list(answers(port)), given["ports"]):
-            yield from said
+        for answered in threads.map(lambda port: list(answers(port)), given["ports"]):
+            yield from answered
     if given["api"]:
         yield from answers_of_api(given["api"])
     for pid in given["processes"]:

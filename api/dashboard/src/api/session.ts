@@ -17,9 +17,12 @@ export function withKey(headers?: HeadersInit): Headers {
   return all;
 }
 
+/** Whether the address has a code. */
+export const hasCode = (): boolean => location.hash.startsWith(CODE);
+
 /** Open a session with the code of the address, if it has one, and remove it from the address. */
 export async function openSession(send: (code: string) => Promise<{ page_key: string }>): Promise<void> {
-  if (!location.hash.startsWith(CODE)) return;
+  if (!hasCode()) return;
   const code = decodeURIComponent(location.hash.slice(CODE.length));
   history.replaceState(history.state, "", location.pathname + location.search);
   key = (await send(code)).page_key;

@@ -127,7 +127,7 @@ def serve(
         output.stderr().print(
             f"Holdfast serves at {started.address} (data in {started.data_dir}); Ctrl-C stops it"
         )
-        if code is not None:
+        if code is not None and output.stderr().is_terminal:  # no log gets the code
             link = dashboard_link(started.address, code)
             output.stderr().print(f"Dashboard, for one browser: {link}", soft_wrap=True)
 

@@ -18,7 +18,10 @@ from holdfast.rest.local_access import ANYBODY, LOCAL_USER, LocalAccess, Princip
 from holdfast.rest.services import Services
 
 PAGE_KEY_HEADER = "Holdfast-Page-Key"
-_PROTECTED = re.compile(r"/(api|metrics|version)(/.*)?")
+_OPEN = frozenset(
+    {"/", "/jobs", "/cluster", "/submit", "/boot.js", "/mark.svg", "/healthz", "/readyz"}
+)
+_OPEN_BELOW = ("/jobs/", "/assets/")
 _EXCHANGE = ("POST", "/api/v1/session")
 _DOWNLOAD = re.compile(r"/api/v1/(jobs/[^/]+/logs/download|operations/[^/]+/content)")
 """Links that a browser follows by itself, without headers of the page."""
@@ -37,7 +40,7 @@ class Authentication:
             return
         access = self._services.access
         principal = ANYBODY if access is None else principal_of(access, scope)
-        if principal is None and _is_protected(scope):
+        if principal is None and not _is_open(scope):
             response = problem_response(
                 401,
                 "unauthorized",
@@ -71,9 +74,10 @@ def principal_of(access: LocalAccess, scope: Scope) -> Principal | None:
     return LOCAL_USER if access.accepts_session(cookie, page_key) else None
 
 
-def _is_protected(scope: Scope) -> bool:
-    exchange = (scope["method"], scope["path"]) == _EXCHANGE
-    return not exchange and _PROTECTED.fullmatch(scope["path"]) is not None
+def _is_open(scope: Scope) -> bool:
+    method, path = scope["method"], scope["path"]
+    reads = method in ("GET", "HEAD") and (path in _OPEN or path.startswith(_OPEN_BELOW))
+    return reads or (method, path) == _EXCHANGE
 
 
 def _advice(headers: Headers) -> str:

@@ -1,9 +1,9 @@
 """Refuses requests to other hosts than this server, from foreign web pages, and ambiguous ones.
 
-A server on loopback has no authentication: it trusts every client that reaches it. A web page in
-the user's browser reaches it, too: by a name that resolves to 127.0.0.1 (DNS rebinding), or by a
-plain form post, also from another port of this machine. The first request carries a foreign `Host`;
-of the second, the browser says where it comes from, in `Origin` and `Sec-Fetch-Site`.
+A web page in the user's browser reaches a server on loopback, too: by a name that resolves to
+127.0.0.1 (DNS rebinding), or by a plain form post, also from another port of this machine. The
+first request carries a foreign `Host`; of the second, the browser says where it comes from, in
+`Origin` and `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class RequestGuard:
         await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ProblemError | None:
+        if (why := _ambiguity(scope, headers)) is not None:
+            return _malformed(why)
         hosts = headers.getlist("host")
         found = host_port(hosts[0]) if len(hosts) == 1 else None
         if found is None:
@@ -49,10 +51,16 @@ class RequestGuard:
         site = headers.get("sec-fetch-site")
         if site is not None and site not in _OWN_SITES and not _follows_link(scope, headers):
             return _foreign("a page of another site or port")
-        if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy and this server may disagree about the end of such a request.
-            return _malformed("it has both Content-Length and Transfer-Encoding")
         return None
+
+
+def _ambiguity(scope: Scope, headers: Headers) -> str | None:
+    if not scope["path"].isprintable():  # a route's pattern also matches before a last line break
+        return "its path has control characters"
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # A proxy and this server may disagree about the end of such a request.
+        return "it has both Content-Length and Transfer-Encoding"
+    return None
 
 
 def _follows_link(scope: Scope, headers: Headers) -> bool:
