@@ -8,6 +8,8 @@ import io
 import json
 import select
 import socket
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from collections.abc import Iterator
@@ -196,6 +198,23 @@ def test_the_connections_of_a_server_have_a_limit(tmp_path: Path) -> None:
             assert b" 200 " in connection.recv(2**16)
         with connected(server) as one_more:
             assert problem(until_closed(one_more), 503)["code"] == "too_many_connections"
+
+
+def test_the_limit_of_connections_is_that_of_the_system_only_if_its_hard_limit_is_low() -> None:
+    program = """
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
+from starlette.applications import Starlette
+from holdfast.rest.connections import server_config
+from holdfast.rest.limits import ConnectionLimits
+for hard in (1000, 300):
+    setrlimit(RLIMIT_NOFILE, (256, hard))
+    config = server_config(Starlette(), ConnectionLimits(at_once=400))
+    print(config.http.keywords["limits"].at_once, *getrlimit(RLIMIT_NOFILE))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ran.stdout.splitlines() == ["400 800 1000", "150 300 300"], ran.stderr
 
 
 @pytest.mark.parametrize(
