@@ -13,7 +13,6 @@ import http
 import resource
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,9 +32,11 @@ STREAM_SHUTDOWN_S = 3
 def server_config(
     app: ASGIApp, limits: ConnectionLimits | None = None, **options: Any
 ) -> uvicorn.Config:
-    """uvicorn's configuration for the API, with the limits of its connections."""
+    """uvicorn's configuration for the API, with the limits of its connections. Raises the process's
+    soft limit of open files to what they need."""
     limits = limits or ConnectionLimits()
-    limits = replace(limits, at_once=min(limits.at_once, _open_files() // 2))
+    files = _allow_open_files(2 * limits.at_once)
+    limits = replace(limits, at_once=min(limits.at_once, files // 2))
     protocol = partial(ClientConnection, limits=limits)
     return uvicorn.Config(
         app,
@@ -152,7 +153,13 @@ class _Timer:
             self._handle.cancel()
 
 
-def _open_files() -> int:
-    """How many files this process may have open."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if files == resource.RLIM_INFINITY else files
+def _allow_open_files(wanted: int) -> int:
+    """Raise the soft limit of open files to `wanted`, or as far as the hard limit lets it; returns
+    how many of these files the process may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

@@ -39,4 +39,4 @@ class ConnectionLimits:
     untaken_bytes: int = 2**20
     """... if more than this is held for it. A stream never is: it waits for its client."""
     at_once: int = 10_000
-    """Connections that are open at a time, if the process may have twice as many files open."""
+    """Connections that are open at a time, if the hard limit allows twice as many open files."""

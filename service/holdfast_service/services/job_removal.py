@@ -75,14 +75,15 @@ class JobRemoval:
         self, job_id: str, with_checkpoints: bool, expected: Generations
     ) -> RemovedJobView:
         async with command_transaction(self._store, job_id) as tx:
-            intent = tx.job.id, Effect.REMOVE_CHECKPOINTS
-            begun = await tx.session.get(Intent, intent) is not None
+            key = tx.job.id, Effect.REMOVE_CHECKPOINTS
+            begun = await tx.session.get(Intent, key) is not None
             if not begun:
                 refuse_if_changed(tx.job, expected)
             _refuse_unless_over(tx.job)
             if not (begun or with_checkpoints):
                 return await _remove_rows(tx, ())
-            await tx.record_intent(Effect.REMOVE_CHECKPOINTS)
+            intent = await tx.record_intent(Effect.REMOVE_CHECKPOINTS)
+            intent.at = tx.now  # also if repeated: until its deadline, no server does the same
         try:
             removed = await self._checkpoints.remove_all(job_id)
         except StorageUnavailable:
@@ -108,11 +109,14 @@ class JobRemoval:
 
     async def complete_begun(self, now: float) -> list[str]:
         """Complete the removals that no request waits for any more; returns the removed jobs."""
-        begun = select(Intent.job_id).where(
-            Intent.name == Effect.REMOVE_CHECKPOINTS, Intent.at < now - self._deadline_s
+        begun = (
+            select(Intent.job_id)
+            .where(Intent.name == Effect.REMOVE_CHECKPOINTS, Intent.at < now - self._deadline_s)
+            .order_by(func.random())  # removals whose storage is gone must not keep others
+            .limit(EXPIRE_AT_ONCE)
         )
         async with self._store.read() as session:
-            found = list(await session.scalars(begun.limit(EXPIRE_AT_ONCE)))
+            found = list(await session.scalars(begun))
         return [job_id for job_id in found if await self._remove_quietly(job_id)]
 
     async def expire(self, now: float) -> int:

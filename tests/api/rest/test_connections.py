@@ -8,9 +8,12 @@ import io
 import json
 import select
 import socket
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +25,7 @@ from tests.support.waiting import DEADLINE_S, eventually
 from holdfast.rest.limits import ConnectionLimits, UploadLimits
 
 QUICK = ConnectionLimits(idle_s=0.5, head_s=0.2, untaken_s=0.2, untaken_bytes=2**16)
+SLOW = ConnectionLimits(idle_s=600, head_s=600)
 CODE_BYTES = 2**22
 LARGE_AT_ONCE = 4
 UPLOADS = 40
@@ -32,15 +36,19 @@ HELD_BYTES = UPLOADS * 2**18
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Its limits of time are never reached."""
-    limits = UploadLimits(large_at_once=LARGE_AT_ONCE)
+    limits = UploadLimits(silence_s=600, base_s=600, large_at_once=LARGE_AT_ONCE)
     folder = tmp_path_factory.mktemp("patient")
-    with live_server(folder, max_code_bytes=CODE_BYTES, upload_limits=limits) as server:
+    with live_server(
+        folder, connections=SLOW, max_code_bytes=CODE_BYTES, upload_limits=limits
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    limits = UploadLimits(silence_s=0.2, base_s=2.0)
+    """For what a client never does: its own bytes are `sent` at once, so that it need not be
+    fast."""
+    limits = UploadLimits(silence_s=0.2)
     folder = tmp_path_factory.mktemp("impatient")
     with live_server(folder, connections=QUICK, upload_limits=limits) as server:
         yield server
@@ -50,6 +58,16 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def connected(server: LiveServer) -> Iterator[socket.socket]:
     parts = urlsplit(server.address)
     with socket.create_connection((parts.hostname, parts.port), timeout=DEADLINE_S) as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def sent(server: LiveServer, content: bytes) -> Iterator[socket.socket]:
+    """A connection whose first bytes are there when the server accepts it."""
+    with contextlib.ExitStack() as stack:
+        with server.halted():
+            connection = stack.enter_context(connected(server))
+            connection.sendall(content)
         yield connection
 
 
@@ -81,53 +99,55 @@ def test_a_silent_connection_ends(impatient: LiveServer) -> None:
         assert until_closed(connection) == b""
 
 
-@pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "])
-def test_the_head_of_a_request_has_a_deadline(impatient: LiveServer, sent: bytes) -> None:
-    with connected(impatient) as connection:
-        connection.sendall(sent)
+@pytest.mark.parametrize("begun", [b"G", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "])
+def test_the_head_of_a_request_has_a_deadline(impatient: LiveServer, begun: bytes) -> None:
+    with sent(impatient, begun) as connection:
         assert problem(until_closed(connection), 408)["code"] == "request_timeout"
 
 
 def test_the_head_of_a_second_request_has_a_deadline(impatient: LiveServer) -> None:
-    with connected(impatient) as connection:
-        connection.sendall(head(impatient, "GET /healthz"))
-        assert b" 200 " in connection.recv(2**16)
-        connection.sendall(b"GET /")
-        _, found, second = until_closed(connection).partition(b"HTTP/1.1 408 ")
-        assert problem(found + second, 408)["code"] == "request_timeout"
+    """A client that begins it too late finds the connection closed, and tries again."""
+
+    def begun_in_time() -> bool:
+        with sent(impatient, head(impatient, "GET /healthz")) as connection:
+            assert b" 200 " in connection.recv(2**16)
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET /")
+            _, found, second = until_closed(connection).partition(b"HTTP/1.1 408 ")
+        return bool(found) and problem(found + second, 408)["code"] == "request_timeout"
+
+    eventually(begun_in_time)
 
 
 def test_a_body_that_stops_is_refused(impatient: LiveServer) -> None:
     for length in ("Content-Length: 100", "Transfer-Encoding: chunked"):
-        with connected(impatient) as connection:
-            connection.sendall(
-                head(impatient, "POST /api/v1/jobs", "Content-Type: application/json", length)
-            )
+        lines = ("Content-Type: application/json", length)
+        with sent(impatient, head(impatient, "POST /api/v1/jobs", *lines)) as connection:
             assert problem(until_closed(connection), 408)["code"] == "request_timeout"
 
 
-def test_a_body_that_trickles_is_refused(impatient: LiveServer) -> None:
-    with connected(impatient) as connection:
+def test_a_body_that_trickles_is_refused(tmp_path: Path) -> None:
+    limits = UploadLimits(silence_s=600, base_s=0.5)
+    with live_server(tmp_path, upload_limits=limits) as server, connected(server) as connection:
         lines = ("Content-Type: application/zip", "Content-Length: 100000")
-        connection.sendall(head(impatient, "POST /api/v1/code", *lines))
+        connection.sendall(head(server, "POST /api/v1/code", *lines))
         while not select.select([connection], [], [], 0.05)[0]:
             connection.sendall(b"x")
         assert problem(until_closed(connection), 408)["code"] == "request_timeout"
 
 
 def test_the_rest_of_a_refused_body_is_not_awaited_for_ever(impatient: LiveServer) -> None:
-    with connected(impatient) as connection:
-        connection.sendall(
-            head(impatient, "POST /api/v1/jobs", "Content-Length: 10000", "Host: evil.example")
-        )
+    lines = ("Content-Length: 10000", "Host: evil.example")
+    with sent(impatient, head(impatient, "POST /api/v1/jobs", *lines)) as connection:
         assert b" 400 " in until_closed(connection)
 
 
-def test_an_answer_that_nobody_takes_ends(impatient: LiveServer) -> None:
-    code = uploaded(impatient, zipped(2**23))
-    with connected(impatient) as connection:
+def test_an_answer_that_nobody_takes_ends(tmp_path: Path) -> None:
+    limits = replace(SLOW, untaken_s=0.2, untaken_bytes=2**16)
+    with live_server(tmp_path, connections=limits) as server, connected(server) as connection:
+        code = uploaded(server, zipped(2**23))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-        connection.sendall(head(impatient, f"GET /api/v1/code/{code}"))
+        connection.sendall(head(server, f"GET /api/v1/code/{code}"))
         watch = select.poll()
         watch.register(connection, select.POLLHUP | select.POLLERR)
         assert watch.poll(DEADLINE_S * 1000), "the connection is still open"
@@ -135,9 +155,12 @@ def test_an_answer_that_nobody_takes_ends(impatient: LiveServer) -> None:
 
 def test_a_quiet_stream_lives_on(impatient: LiveServer) -> None:
     """Longer than every limit of this server; a follower sends nothing, and gets nothing."""
-    job = httpx.post(f"{impatient.address}/api/v1/jobs", json=SPEC, trust_env=False).json()["id"]
-    with connected(impatient) as stream, connected(impatient) as silent:
-        stream.sendall(head(impatient, f"GET /api/v1/live?job={job}", "Accept: text/event-stream"))
+    body = json.dumps(SPEC).encode()
+    lines = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+    with sent(impatient, head(impatient, "POST /api/v1/jobs", *lines) + body) as connection:
+        job = json.loads(until_closed(connection).partition(b"\r\n\r\n")[2])["id"]
+    follow = head(impatient, f"GET /api/v1/live?job={job}", "Accept: text/event-stream")
+    with sent(impatient, follow) as stream, connected(impatient) as silent:
         eventually(lambda: b"hello" in stream.recv(2**16))
         assert until_closed(silent) == b""  # the deadline of a connection has passed
         impatient.supervisor(job).train(2)
@@ -188,7 +211,7 @@ def test_an_upload_leaves_no_file(patient: LiveServer) -> None:
 
 
 def test_the_connections_of_a_server_have_a_limit(tmp_path: Path) -> None:
-    limits = ConnectionLimits(at_once=3)
+    limits = replace(SLOW, at_once=3)
     with live_server(tmp_path, connections=limits) as server, contextlib.ExitStack() as open_:
         for _ in range(3):
             connection = open_.enter_context(connected(server))
@@ -196,6 +219,23 @@ def test_the_connections_of_a_server_have_a_limit(tmp_path: Path) -> None:
             assert b" 200 " in connection.recv(2**16)
         with connected(server) as one_more:
             assert problem(until_closed(one_more), 503)["code"] == "too_many_connections"
+
+
+def test_the_limit_of_connections_is_that_of_the_system_only_if_its_hard_limit_is_low() -> None:
+    program = """
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
+from starlette.applications import Starlette
+from holdfast.rest.connections import server_config
+from holdfast.rest.limits import ConnectionLimits
+for hard in (1000, 300):
+    setrlimit(RLIMIT_NOFILE, (256, hard))
+    config = server_config(Starlette(), ConnectionLimits(at_once=400))
+    print(config.http.keywords["limits"].at_once, *getrlimit(RLIMIT_NOFILE))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ran.stdout.splitlines() == ["400 800 1000", "150 300 300"], ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -138,10 +139,31 @@ async def test_a_folder_with_more_than_a_checkpoint_is_refused_before_it_is_look
     for marker in ("", ".metadata"):
         if marker:
             (folder / marker).write_text("{}")
-        assert "name the folder of one checkpoint" in await _fault(jobs, str(folder))
+        fault = await _fault(jobs, str(folder))
+        assert "more than 20 entries: name the folder of one checkpoint" in fault
     monkeypatch.setattr(named_folder, "MOST_ENTRIES", 1000)
     monkeypatch.setattr(named_folder, "LOOK_S", 0.0)
-    assert "name the folder of one checkpoint" in await _fault(jobs, str(folder))
+    assert "took more than 0 s" in await _fault(jobs, str(folder))
+
+
+def test_a_folder_that_vanishes_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "entry").touch()
+    scan, vanished = os.scandir, []
+
+    def one_vanishes(folder: Path) -> Any:
+        if folder != tmp_path and not vanished:
+            vanished.append(folder.name)
+            shutil.rmtree(folder)
+        return scan(folder)
+
+    monkeypatch.setattr(named_folder.os, "scandir", one_vanishes)
+    found = named_folder.names_within(tmp_path)
+    others = set("abc") - set(vanished)
+    assert found == set("abc") | {f"{name}/entry" for name in others}
 
 
 async def test_folders_that_hang_do_not_keep_jobs_from_starting_from_other_jobs(

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from structlog.testing import capture_logs
 from tests.service.live.test_live_hub import hub_of, listening
 
-from holdfast_service.errors import JobNotEnded, JobNotFound
+from holdfast_service.errors import JobNotEnded, JobNotFound, StorageUnavailable
 from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.services import job_removal
 from holdfast_service.services.checkpoints import CheckpointService
@@ -18,7 +18,7 @@ from holdfast_service.services.job_removal import JobRemoval
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import IncidentRow, JobRecord, RemovedJob
+from holdfast_service.store.models import IncidentRow, Intent, JobRecord, RemovedJob
 
 
 @pytest.fixture
@@ -163,6 +163,54 @@ async def test_jobs_that_cannot_be_removed_do_not_keep_others(
     assert sum(removed) == 1, "one of two is chosen each time: 60 times the same is no chance"
     async with store.read() as session:
         assert list(await session.scalars(select(JobRecord.id))) == [bad]
+
+
+async def unreachable(self: CheckpointService, job_id: str) -> tuple[str, ...]:
+    raise StorageUnavailable(f"the bucket of {job_id} is gone")
+
+
+async def test_begun_removals_that_cannot_be_completed_do_not_keep_others(
+    store: Store, jobs: JobService, removal: JobRemoval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = [await ended(store, jobs, name) for name in ("bad", "good")]
+    remove_all = CheckpointService.remove_all
+
+    async def one_is_gone(self: CheckpointService, job_id: str) -> tuple[str, ...]:
+        return await (unreachable if job_id == bad else remove_all)(self, job_id)
+
+    with monkeypatch.context() as away:
+        away.setattr(CheckpointService, "remove_all", unreachable)
+        for job_id in (bad, good):
+            with pytest.raises(StorageUnavailable):
+                await removal.remove(job_id, with_checkpoints=True)
+    monkeypatch.setattr(CheckpointService, "remove_all", one_is_gone)
+    monkeypatch.setattr(job_removal, "EXPIRE_AT_ONCE", 1)
+    later = time.time() + 3600
+    for _ in range(60):  # one of two is chosen each time: 60 times the same is no chance
+        if removed := await removal.complete_begun(later):
+            break
+    assert removed == [good]
+
+
+async def test_no_server_completes_a_removal_that_is_being_repeated(
+    store: Store, jobs: JobService, removal: JobRemoval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = await ended(store, jobs, "gone")
+    tried: list[str] = []
+
+    async def unreachable_again(self: CheckpointService, job_id: str) -> tuple[str, ...]:
+        tried.append(job_id)
+        return await unreachable(self, job_id)
+
+    monkeypatch.setattr(CheckpointService, "remove_all", unreachable_again)
+    for repeated in (False, True):
+        with pytest.raises(StorageUnavailable):
+            await removal.remove(gone, with_checkpoints=not repeated)
+        if not repeated:
+            async with store.write() as session:
+                await session.execute(update(Intent).values(at=1.0))  # it began long ago
+    await removal.complete_begun(time.time())
+    assert tried == [gone] * 2, "the request may still be at work"
 
 
 async def test_an_unreadable_job_does_not_keep_others_from_being_removed_by_age(

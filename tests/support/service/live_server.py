@@ -85,6 +85,22 @@ class LiveServer:
             assert not self._thread.is_alive(), "the server did not stop"
             self._thread = None
 
+    @contextlib.contextmanager
+    def halted(self) -> Iterator[None]:
+        """It does nothing meanwhile: what a client sends is there when it goes on."""
+        at_rest, proceed = threading.Event(), threading.Event()
+
+        def rest() -> None:
+            at_rest.set()
+            proceed.wait(DEADLINE_S)
+
+        self._loop.call_soon_threadsafe(rest)
+        assert at_rest.wait(DEADLINE_S)
+        try:
+            yield
+        finally:
+            proceed.set()
+
     def supervisor(self, job_id: str, within_s: float = DEADLINE_S) -> FakeSupervisor:
         """The job's supervisor, once the reconciler has asked for it."""
         eventually(lambda: job_id in self.cluster.supervisors, within_s)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-# Moves, clears and modes; then titles, links and the clipboard; then sets of characters.
+# Moves, clears and modes; then titles, links and the clipboard; then sets of characters. None goes
+# on over the opener of the next: a search for the end from each opener would take quadratic time.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]+[0-~]"
 )
 _KEPT = "\n\t"

@@ -13,6 +13,13 @@ from holdfast.formats import documents
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+STRINGS = (*(f"\x1b{letter}" for letter in "]PX^_"), *"\x9d\x90\x98\x9e\x9f")
+SEQUENCES = {
+    **dict.fromkeys(STRINGS, ("0;title", "\x9c")),
+    **dict.fromkeys(("\x1b[", "\x9b"), ("0;1 ", "q")),
+    "\x1b(": ("((", "B"),
+}
+"""Opener -> what may follow, and the end."""
 TEXTS = st.text(
     st.one_of(st.characters(), st.sampled_from("\x1b\x9b\x9d\x90\x07[]m;0(\\\u202e\n\t\r"))
 )
@@ -48,6 +55,14 @@ def test_other_text_is_unchanged(text: str) -> None:
 )
 def test_whole_sequences_are_removed(text: str, shown: str) -> None:
     assert harmless(text) == shown
+
+
+@pytest.mark.parametrize("opener", SEQUENCES)
+def test_a_sequence_without_an_end_is_over_at_the_next_opener(opener: str) -> None:
+    """So that a search for its end is: many openers take no quadratic time."""
+    body, _ = SEQUENCES[opener]
+    for after, (inner, end) in SEQUENCES.items():
+        assert harmless(opener + body + after + inner + end).endswith(body)
 
 
 def test_colours_of_a_program_end_with_its_line() -> None:
