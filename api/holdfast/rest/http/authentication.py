@@ -2,7 +2,7 @@
 
 The answer stands in the request's state as `principal`; a request of nobody is refused. The pages
 and files of the dashboard are for everyone, since they hold no data, and so are the probes of
-`health_probes`.
+`health_probes`; but no body of nobody is received, which would take a place of a user's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from holdfast.rest.local_access import ANYBODY, LOCAL_USER, LocalAccess, Princip
 from holdfast.rest.services import Services
 
 PAGE_KEY_HEADER = "Holdfast-Page-Key"
-_PROTECTED = re.compile(r"/(api|metrics|version)(/.*)?")
+_OPEN = re.compile(r"/((jobs|assets)/.*|jobs|cluster|submit|boot\.js|mark\.svg|healthz|readyz)?")
+"""What is for everyone. Every other path is refused, unknown ones too: the router's idea of a path
+is wider than its template (a line break may follow)."""
 _EXCHANGE = ("POST", "/api/v1/session")
 _DOWNLOAD = re.compile(r"/api/v1/(jobs/[^/]+/logs/download|operations/[^/]+/content)")
 """Links that a browser follows by itself, without headers of the page."""
@@ -37,7 +39,7 @@ class Authentication:
             return
         access = self._services.access
         principal = ANYBODY if access is None else principal_of(access, scope)
-        if principal is None and _is_protected(scope):
+        if principal is None and not _is_open(scope):
             response = problem_response(
                 401,
                 "unauthorized",
@@ -71,9 +73,12 @@ def principal_of(access: LocalAccess, scope: Scope) -> Principal | None:
     return LOCAL_USER if access.accepts_session(cookie, page_key) else None
 
 
-def _is_protected(scope: Scope) -> bool:
+def _is_open(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    if "transfer-encoding" in headers or int(headers.get("content-length", 0)):
+        return False
     exchange = (scope["method"], scope["path"]) == _EXCHANGE
-    return not exchange and _PROTECTED.fullmatch(scope["path"]) is not None
+    return exchange or _OPEN.fullmatch(scope["path"]) is not None
 
 
 def _advice(headers: Headers) -> str:
