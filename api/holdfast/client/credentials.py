@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import pwd
-from collections.abc import Callable, Generator, Iterator
+import sys
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from holdfast.schemas import SERVER_FILE, ServerFile
 _LISTENS = "0A"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OTHERS_MASK = 0o077
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_LOCALHOST = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,12 @@ def in_folder(folder: Path, address: str) -> Credential | None:
 def listener_of(address: str) -> int | None:
     """The user of the process that listens at an address of this machine, -1 if there are several;
     None if nobody does, if the address is elsewhere, or if the system cannot tell."""
-    port = loopback_port(address)
-    users = set() if port is None else {uid for of, uid in _listeners() if of == port}
+    port, users = loopback_port(address), set[int]()
+    if port is not None:
+        name = urlsplit(address).hostname or ""
+        hosts = _LOCALHOST if name == "localhost" else (ipaddress.ip_address(name),)
+        there = [(host, uid) for host, of, uid in _listeners() if of == port]
+        users = {uid for host in hosts for uid in _users_at(host, there)}
     return None if not users else users.pop() if len(users) == 1 else -1
 
 
@@ -110,8 +117,16 @@ def refuse_foreign(address: str, uid: int) -> None:
         )
 
 
-def _listeners() -> Iterator[tuple[int, int]]:
-    """Port and user of each listening TCP socket of this network namespace."""
+def _users_at(host: _Address, there: Collection[tuple[_Address, int]]) -> set[int]:
+    """Whose sockets get connections to this address of loopback: that of the very address, else one
+    of all addresses. A socket of another address, which any user may open, says nothing."""
+    return {uid for of, uid in there if of == host} or {
+        uid for of, uid in there if of.is_unspecified and host.version <= of.version
+    }
+
+
+def _listeners() -> Iterator[tuple[_Address, int, int]]:
+    """Address, port and user of each listening TCP socket of this network namespace."""
     for table in _TABLES:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -120,7 +135,15 @@ def _listeners() -> Iterator[tuple[int, int]]:
         for line in lines:
             _, local, _, state, *_, uid = line.split()[:8]
             if state == _LISTENS:
-                yield int(local.rpartition(":")[2], 16), int(uid)
+                host, _, port = local.rpartition(":")
+                yield _address(host), int(port, 16), int(uid)
+
+
+def _address(shown: str) -> _Address:
+    """Of the kernel's table: words of four bytes in the machine's order."""
+    words = [int(shown[start : start + 8], 16) for start in range(0, len(shown), 8)]
+    found = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def _name(uid: int) -> str:
