@@ -95,6 +95,18 @@ def test_nobody_sends_a_body(locked: LiveServer, http: httpx.Client) -> None:
             assert refused(answer) and answer.json()["code"] == "unauthorized", (method, path)
 
 
+def test_nobody_learns_why_the_server_is_not_ready(tmp_path: Path) -> None:
+    async def database() -> str | None:
+        raise OSError("password of user 'holdfast' refused by db.internal")
+
+    probes = {"database": database}
+    with live_server(tmp_path, access=LocalAccess(TOKEN), probes=probes) as server:
+        for headers in ({}, BEARER):
+            answer = httpx.get(f"{server.address}/readyz", headers=headers, trust_env=False)
+            assert answer.status_code == 503 and answer.json()["checks"].keys() == {"database"}
+            assert ("db.internal" in answer.text) is bool(headers)
+
+
 def test_the_token_opens_everything_and_another_one_nothing(http: httpx.Client) -> None:
     assert http.post("/api/v1/jobs/validate", json=SPEC, headers=BEARER).status_code == 200
     assert (
