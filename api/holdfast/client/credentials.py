@@ -11,7 +11,7 @@ import ipaddress
 import os
 import pwd
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _LISTENS = "0A"
 _CONNECTED = "connection.connect_tcp.complete"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OTHERS_MASK = 0o077
-
+_LOCALHOST = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -72,14 +72,16 @@ def loopback_port(address: str) -> int | None:
     return (port or (443 if parts.scheme == "https" else 80)) if on_loopback else None
 
 
-def users_at(address: str) -> frozenset[int]:
+def users_at(address: str) -> set[int]:
     """The users whose processes listen at an address of loopback; empty if it is elsewhere, or if
     the system cannot tell."""
     port = loopback_port(address)
-    found = (
-        uid for ip, of, uid in _listeners() if of == port and (ip.is_loopback or ip.is_unspecified)
-    )
-    return frozenset() if port is None else frozenset(found)
+    if port is None:
+        return set()
+    name = urlsplit(address).hostname or ""
+    hosts = _LOCALHOST if name == "localhost" else (ipaddress.ip_address(name),)
+    there = [(ip, uid) for ip, of, uid in _listeners() if of == port]
+    return {uid for host in hosts for uid in _users_at(host, there)}
 
 
 class BearerToken(httpx.Auth):
@@ -142,11 +144,8 @@ class BearerToken(httpx.Auth):
 def refuse_foreign(address: str, uid: int, peer: tuple[Any, ...]) -> None:
     """Raises ForeignServer if the process that listens at `peer` is another user's, neither `uid`
     nor root; httpx.ConnectError if nobody does any more."""
-    ip, port = _plain(peer[0]), peer[1]
-    rows = [(at, user) for at, of, user in _listeners() if of == port]
-    users = {user for at, user in rows if at == ip} or {
-        user for at, user in rows if at.is_unspecified
-    }
+    there = [(ip, user) for ip, of, user in _listeners() if of == peer[1]]
+    users = _users_at(_plain(peer[0]), there)
     if not users:
         raise httpx.ConnectError("the process that listened has ended")
     if users - {uid, 0}:
@@ -167,6 +166,14 @@ def _place(address: str) -> object:
     """Addresses of one server have one place: `localhost` is any address of loopback."""
     port = loopback_port(address)
     return address if port is None else (urlsplit(address).scheme, port)
+
+
+def _users_at(host: IpAddress, there: Collection[tuple[IpAddress, int]]) -> set[int]:
+    """Whose sockets get connections to this address of loopback: that of the very address, else one
+    of all addresses. A socket of another address, which any user may open, says nothing."""
+    return {uid for of, uid in there if of == host} or {
+        uid for of, uid in there if of.is_unspecified and host.version <= of.version
+    }
 
 
 def _listeners() -> Iterator[tuple[IpAddress, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -105,6 +106,45 @@ def test_a_link_signs_a_browser_in(
     assert link == locked.address
     answer = httpx.post(f"{link}/api/v1/session", headers={"Holdfast-Code": code})
     assert answer.status_code == 200
+
+
+def test_another_user_on_the_same_port_of_another_address_locks_nobody_out(
+    locked: LiveServer,
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root has a second user at hand")
+    port = int(locked.address.rpartition(":")[2])
+    for family, host in (
+        (socket.AF_INET, "127.0.0.2"),
+        (socket.AF_INET6, "::1"),
+        (socket.AF_INET6, "::"),
+    ):
+        with socket.socket(family) as foreign:
+            if family == socket.AF_INET6:
+                foreign.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            os.fchown(foreign.fileno(), NOBODY, NOBODY)
+            foreign.bind((host, port))
+            foreign.listen()
+            assert credentials.users_at(locked.address) == {0}, host
+            with Client(locked.address, data_dir=locked.settings.data_dir) as client:
+                assert list(client.list()) == []
+            either = credentials.users_at(f"http://localhost:{port}")
+            assert either == ({0} if host == "127.0.0.2" else {0, NOBODY}), host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"])
+def test_whoever_gets_the_connections_counts(host: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root has a second user at hand")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as foreign:
+        os.fchown(foreign.fileno(), NOBODY, NOBODY)
+        foreign.bind((host, 0))
+        foreign.listen()
+        port = foreign.getsockname()[1]
+        for name in ("127.0.0.1", "[::1]", "localhost"):
+            with contextlib.suppress(OSError):
+                socket.create_connection((name.strip("[]"), port), DEADLINE_S).close()
+                assert credentials.users_at(f"http://{name}:{port}") == {NOBODY}, name
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 from tests.support.waiting import DEADLINE_S
 
-from holdfast.rest import openapi
+from holdfast.rest import dashboard, openapi
 from holdfast.rest.http.authentication import PAGE_KEY_HEADER, principal_of
 from holdfast.rest.local_access import CODE_VALID_S, LOCAL_USER, SESSION_VALID_S, LocalAccess
 
@@ -70,6 +70,47 @@ def test_no_route_answers_without_the_token(http: httpx.Client) -> None:
         assert refused(http.get(url)), url
     assert http.get("/healthz").status_code == 200
     assert not refused(http.get("/jobs")), "the page itself holds no data"
+
+
+def test_no_other_spelling_of_a_path_passes_the_door(http: httpx.Client) -> None:
+    """`$` in the pattern of a route matches before a line break too."""
+    for path, methods in openapi.document()["paths"].items():
+        for method in methods:
+            for tail in ("%0A", "%0a%0a", "%0d", "/", "/%0A", "%00", "%E2%80%A8", ";x", "."):
+                url = path.replace("{", "").replace("}", "") + tail
+                assert refused(http.request(method, url)), (method, url)
+    for url in ("/metrics", "/version", "/api/v1/openapi.json", "//api/v1/jobs", "/API/v1/jobs"):
+        for tail in ("%0A", "/", "/%0A"):
+            assert refused(http.get(url + tail)), url + tail
+    for url in (*dashboard.VIEWS, "/assets/none", "/boot.js", "/mark.svg", "/jobs/a/b%0Ac"):
+        wanted = "%0A" in url
+        assert refused(http.get(url.replace("{rest:path}", "x"))) is wanted, url
+
+
+def test_nobody_sends_a_body(locked: LiveServer, http: httpx.Client) -> None:
+    """It would take one of the few places of large bodies, or a file."""
+    for method, path in (
+        ("POST", "/api/v1/session"),
+        ("POST", "/healthz"),
+        ("GET", "/"),
+        ("POST", "/jobs"),
+    ):
+        for body in (b"x", iter([b"x"])):
+            headers = {"Holdfast-Code": "guess"}
+            answer = http.request(method, path, content=body, headers=headers)
+            assert refused(answer) and answer.json()["code"] == "unauthorized", (method, path)
+
+
+def test_nobody_learns_why_the_server_is_not_ready(tmp_path: Path) -> None:
+    async def database() -> str | None:
+        raise OSError("password of user 'holdfast' refused by db.internal")
+
+    probes = {"database": database}
+    with live_server(tmp_path, access=LocalAccess(TOKEN), probes=probes) as server:
+        for headers in ({}, BEARER):
+            answer = httpx.get(f"{server.address}/readyz", headers=headers, trust_env=False)
+            assert answer.status_code == 503 and answer.json()["checks"].keys() == {"database"}
+            assert ("db.internal" in answer.text) is bool(headers)
 
 
 def test_the_token_opens_everything_and_another_one_nothing(http: httpx.Client) -> None:

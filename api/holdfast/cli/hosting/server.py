@@ -127,9 +127,8 @@ def serve(
         output.stderr().print(
             f"Holdfast serves at {started.address} (data in {started.data_dir}); Ctrl-C stops it"
         )
-        if code is not None and output.stderr().is_terminal:  # no log gets the code
-            link = dashboard_link(started.address, code)
-            output.stderr().print(f"Dashboard, for one browser: {link}", soft_wrap=True)
+        if code is not None:
+            output.stderr().print(_dashboard(started.address, code), soft_wrap=True)
 
     try:
         asyncio.run(server.serve(settings, exposed=expose_without_authentication, on_ready=ready))
@@ -137,6 +136,14 @@ def serve(
         output.stderr().print(f"error (serve): {error}")
         return ExitCode.SERVER
     return ExitCode.OK
+
+
+def _dashboard(address: str, code: str) -> str:
+    """For the terminal of a person: others may read the log of a service, where nobody uses the
+    code up."""
+    if not sys.stderr.isatty():
+        return "Dashboard: `holdfast dashboard` prints a link for one browser"
+    return f"Dashboard, for one browser: {dashboard_link(address, code)}"
 
 
 def settings_of(**given: Any) -> Settings:

@@ -2,7 +2,7 @@
 
 The answer stands in the request's state as `principal`; a request of nobody is refused. The pages
 and files of the dashboard are for everyone, since they hold no data, and so are the probes of
-`health_probes`.
+`health_probes`; but no body of nobody is received, which would take a place of a user's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def principal_of(access: LocalAccess, scope: Scope) -> Principal | None:
 
 
 def _is_open(scope: Scope) -> bool:
-    method, path = scope["method"], scope["path"]
+    method, path, headers = scope["method"], scope["path"], Headers(scope=scope)
+    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+        return False  # nobody's bodies are received
     reads = method in ("GET", "HEAD") and (path in _OPEN or path.startswith(_OPEN_BELOW))
     return reads or (method, path) == _EXCHANGE
 
