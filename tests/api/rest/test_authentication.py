@@ -43,6 +43,11 @@ def refused(answer: httpx.Response) -> bool:
     return True
 
 
+def stopped(answer: httpx.Response) -> bool:
+    """By the door, or before it: a path with control characters is malformed."""
+    return answer.status_code == 400 or refused(answer)
+
+
 def signed_in(http: httpx.Client) -> tuple[dict[str, str], str]:
     """The headers of a page with a session, and its cookie as the server sent it."""
     code = http.post("/api/v1/session/codes", headers=BEARER).json()["code"]
@@ -60,12 +65,6 @@ def test_no_route_answers_without_the_token(http: httpx.Client) -> None:
             url = path.replace("{", "").replace("}", "")
             answer = http.request(method, url)
             assert refused(answer) is ((method, path) not in OPEN), (method, path)
-            if (method, path) not in OPEN:
-                for spelled in (f"{url}%0A", url.replace("/", "/%0A"), f"{url}/x%0D%0A"):
-                    status = http.request(method, spelled).status_code
-                    assert status in (400, 401), (method, spelled)
-                for spelled in (f"{url}/", url.upper(), url.replace("/api", "/api;x")):
-                    assert refused(http.request(method, spelled)), (method, spelled)
     for url in ("/metrics", "/version", "/api/v1/openapi.json", "/api", "/api/v1/none"):
         assert refused(http.get(url)), url
     assert http.get("/healthz").status_code == 200
@@ -78,13 +77,13 @@ def test_no_other_spelling_of_a_path_passes_the_door(http: httpx.Client) -> None
         for method in methods:
             for tail in ("%0A", "%0a%0a", "%0d", "/", "/%0A", "%00", "%E2%80%A8", ";x", "."):
                 url = path.replace("{", "").replace("}", "") + tail
-                assert refused(http.request(method, url)), (method, url)
+                assert stopped(http.request(method, url)), (method, url)
     for url in ("/metrics", "/version", "/api/v1/openapi.json", "//api/v1/jobs", "/API/v1/jobs"):
         for tail in ("%0A", "/", "/%0A"):
-            assert refused(http.get(url + tail)), url + tail
+            assert stopped(http.get(url + tail)), url + tail
     for url in (*dashboard.VIEWS, "/assets/none", "/boot.js", "/mark.svg", "/jobs/a/b%0Ac"):
         wanted = "%0A" in url
-        assert refused(http.get(url.replace("{rest:path}", "x"))) is wanted, url
+        assert stopped(http.get(url.replace("{rest:path}", "x"))) is wanted, url
 
 
 def test_nobody_sends_a_body(locked: LiveServer, http: httpx.Client) -> None:
