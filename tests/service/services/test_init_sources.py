@@ -152,7 +152,8 @@ def test_a_folder_that_vanishes_hides_no_other(
     for name in "abc":
         (tmp_path / name).mkdir()
         (tmp_path / name / "entry").touch()
-    scan, vanished = os.scandir, []
+    scan = os.scandir
+    vanished: list[str] = []
 
     def one_vanishes(folder: Path) -> Any:
         if folder != tmp_path and not vanished:
@@ -160,7 +161,7 @@ def test_a_folder_that_vanishes_hides_no_other(
             shutil.rmtree(folder)
         return scan(folder)
 
-    monkeypatch.setattr(named_folder.os, "scandir", one_vanishes)
+    monkeypatch.setattr(os, "scandir", one_vanishes)
     found = named_folder.names_within(tmp_path)
     others = set("abc") - set(vanished)
     assert found == set("abc") | {f"{name}/entry" for name in others}
