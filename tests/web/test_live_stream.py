@@ -17,7 +17,7 @@ const plain = window.fetch;
 window.fetch = async (address, options) => {
   const response = await plain(address, options);
   if (!String(address).includes('/live')) return response;
-  const opened = options?.headers?.['Last-Event-ID'] ?? null;
+  const opened = new Headers(options?.headers).get('Last-Event-ID');
   window.received.push({ opened, of_job: String(address).includes('job=') });
   const [ours, theirs] = response.body.tee();
   (async () => {

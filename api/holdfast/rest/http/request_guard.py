@@ -34,8 +34,6 @@ class RequestGuard:
         await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ProblemError | None:
-        if (why := _ambiguity(scope, headers)) is not None:
-            return _malformed(why)
         hosts = headers.getlist("host")
         found = host_port(hosts[0]) if len(hosts) == 1 else None
         if found is None:
@@ -51,16 +49,10 @@ class RequestGuard:
         site = headers.get("sec-fetch-site")
         if site is not None and site not in _OWN_SITES and not _follows_link(scope, headers):
             return _foreign("a page of another site or port")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy and this server may disagree about the end of such a request.
+            return _malformed("it has both Content-Length and Transfer-Encoding")
         return None
-
-
-def _ambiguity(scope: Scope, headers: Headers) -> str | None:
-    if not scope["path"].isprintable():  # a route's pattern also matches before a last line break
-        return "its path has control characters"
-    if "content-length" in headers and "transfer-encoding" in headers:
-        # A proxy and this server may disagree about the end of such a request.
-        return "it has both Content-Length and Transfer-Encoding"
-    return None
 
 
 def _follows_link(scope: Scope, headers: Headers) -> bool:
