@@ -76,9 +76,8 @@ def test_no_other_spelling_of_a_path_passes_the_door(http: httpx.Client) -> None
     for url in ("/metrics", "/version", "/api/v1/openapi.json", "//api/v1/jobs", "/API/v1/jobs"):
         for tail in ("%0A", "/", "/%0A"):
             assert refused(http.get(url + tail)), url + tail
-    for url in (*dashboard.VIEWS, "/assets/none", "/boot.js", "/mark.svg", "/jobs/a/b%0Ac"):
-        wanted = "%0A" in url
-        assert refused(http.get(url.replace("{rest:path}", "x"))) is wanted, url
+    for url in (*dashboard.VIEWS, "/assets/none", "/boot.js", "/mark.svg"):
+        assert not refused(http.get(url.replace("{rest:path}", "x"))), url
 
 
 def test_nobody_sends_a_body(locked: LiveServer, http: httpx.Client) -> None:
