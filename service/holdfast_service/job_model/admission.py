@@ -9,16 +9,17 @@ jobs that have just started will be placed is an estimate.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import ceil, prod
 from typing import Any
 
+from holdfast_service.job_model.free_nodes import CPU, GPU, FreeNodes
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import (
     LabelRule,
     amount_text,
-    has_amounts,
     rules_of,
     why_too_little,
     why_unlabelled,
@@ -26,24 +27,12 @@ from holdfast_service.job_model.node_labels import (
 from holdfast_service.job_model.resources_spec import node_amounts
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.placement.mesh_axes import MESH_AXES
-from holdfast_service.policy.quarantine import Avoided, NodeStanding, cordoned_only, node_name
+from holdfast_service.policy.quarantine import Avoided, cordoned_only
 
 MAX_NODES_LISTED = 4
-CPU, GPU = "CPU", "GPU"
 KEEP_PLACE = frozenset({"nodes", "cluster"})
 """What a queued job waits for that goes before those after it: it was tried and lacks nodes, or the
 last look at the cluster has failed. A job that cannot be driven at all must not block the queue."""
-
-
-@dataclass
-class FreeNode:
-    """What no job and no other program uses on a node, by resource, and the node's labels."""
-
-    amounts: dict[str, float]
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-Resources = dict[str, FreeNode]  # by node id
 
 
 @dataclass(frozen=True)
@@ -66,6 +55,11 @@ class NodeDemand:
     def amounts(self) -> dict[str, float]:
         """All resources of a bundle."""
         return {CPU: self.cpus, GPU: self.gpus, **dict(self.custom)}
+
+    @property
+    def bundle(self) -> tuple[Hashable, ...]:
+        """Alike for all demands that the same nodes have room for."""
+        return self.cpus, self.gpus, self.custom, self.labels
 
     @property
     def to_start(self) -> int:
@@ -193,29 +187,45 @@ def admit(
 
 
 def jobs_that_lack_nodes(
-    capacity: Capacity, aside: Mapping[str, Avoided], claims: Iterable[Claim]
+    capacity: Capacity,
+    aside: Mapping[str, Avoided],
+    claims: Iterable[Claim],
+    enough: int | None = None,
 ) -> frozenset[str]:
-    """Those of the jobs that have too few nodes to train, although the cluster has enough."""
+    """Those of the jobs that have too few nodes to train, although the cluster has enough.
+
+    `enough`: the look ends with so many of them; None: all."""
     queue = QueuePass(capacity, aside, ())
-    return frozenset(
+    lacking = (
         claim.job
         for claim in claims
         if len(capacity.placed.get(claim.job, ())) < claim.demand.to_start
         and len(queue.large_enough(claim)) >= claim.demand.to_start
     )
+    return frozenset(islice(lacking, enough))
+
+
+_Kind = tuple[tuple[Hashable, ...], frozenset[str]]
+"""Of claims that the same nodes have room for: their bundle, and the nodes they cannot use."""
 
 
 class QueuePass:
-    """The free resources of the nodes, while the jobs of the queue are served in their order."""
+    """The free resources of the nodes, while the jobs of the queue are served in their order.
+
+    What was found for a claim holds for those of its kind: the work grows with the nodes that are
+    given and the kinds of claims, not with the nodes times the jobs."""
 
     def __init__(
         self, capacity: Capacity, aside: Mapping[str, Avoided], held: Iterable[Claim]
     ) -> None:
         """`aside`, `held`: see `admit`."""
         self._nodes = {node.node_id: node for node in capacity.nodes}
-        self._names = {node.node_id: node_name(node.node_id, node.host) for node in capacity.nodes}
         self._aside, self._cordoned = aside, cordoned_only(aside)
-        self._whole, self._free = _for_jobs(capacity), _for_jobs(capacity)
+        self._free = FreeNodes(capacity, aside)
+        self._large_enough: dict[_Kind, frozenset[str]] = {}
+        self._most_fitting: dict[_Kind, int] = {}
+        """For kinds of which one did not fit: the number of nodes with room for it, which only
+        falls."""
         self.reserved: tuple[str, ...] = ()
         """The nodes that are kept for a job that does not fit."""
         self.given: set[str] = set()
@@ -226,34 +236,39 @@ class QueuePass:
 
     def serve(self, claim: Claim) -> list[str]:
         """Give the job its nodes; []: it does not fit, and nodes may be reserved for it."""
-        needed, fitting = claim.demand.to_start, self.fitting(claim)
-        if len(fitting) >= needed:
-            self.take(fitting[:needed], claim.demand)
-            self.given.update(fitting[:needed])
-            return fitting[:needed]
+        needed, kind = claim.demand.to_start, _kind_of(claim)
+        if self._most_fitting.get(kind, needed) >= needed:
+            nodes = list(islice(self._fitting(claim), needed))
+            if len(nodes) == needed:
+                self.take(nodes, claim.demand)
+                self.given.update(nodes)
+                return nodes
+            self._most_fitting[kind] = len(nodes)
         if claim.is_overdue and self.reservation is None:
-            self._reserve(claim, fitting)
+            self._reserve(claim)
         return []
 
     def fitting(self, claim: Claim) -> list[str]:
         """The nodes that have room for a bundle of the job, the best first."""
-        others = self.reservation is not None and self.reservation.job != claim.job
-        kept = self.reserved if others else ()
-        return [node for node in self._with_room(self._free, claim) if node not in kept]
+        return list(self._fitting(claim))
 
-    def large_enough(self, claim: Claim) -> list[str]:
+    def large_enough(self, claim: Claim) -> frozenset[str]:
         """The nodes that would have room for a bundle of the job if no job were there."""
-        return self._with_room(self._whole, claim)
+        kind, demand = _kind_of(claim), claim.demand
+        if (known := self._large_enough.get(kind)) is not None:
+            return known
+        nodes = self._free.large_enough(demand.amounts, demand.labels)
+        found = frozenset(node for node in nodes if not self._is_in(claim.unusable, node))
+        self._large_enough[kind] = found
+        return found
 
     def take(self, nodes: Iterable[str], demand: NodeDemand) -> None:
+        amounts = demand.amounts
         for node in nodes:
-            left = self._free[node].amounts
-            for name, amount in demand.amounts.items():
-                left[name] = left.get(name, 0.0) - amount
+            self._free.take(node, amounts)
 
     def is_quarantined(self, node: str) -> bool:
-        found = self._aside.get(self._names[node])
-        return found is not None and found.standing is NodeStanding.QUARANTINED
+        return self._free.is_quarantined(node)
 
     def why(
         self, claim: Claim, fitting: Sequence[str], *, without_quarantined: bool = False
@@ -272,10 +287,10 @@ class QueuePass:
             reason += f"; {kept.nodes} are reserved for {it}"
         return reason + _set_aside_note(
             f"{name} ({aside[name].reason})"
-            for name in sorted(aside.keys() & set(self._names.values()))
+            for name in sorted(aside.keys() & set(self._free.names.values()))
         )
 
-    def _reserve(self, claim: Claim, ready: Sequence[str]) -> None:
+    def _reserve(self, claim: Claim) -> None:
         """Keep nodes for the job until all of them have room for it: of those that are large
         enough, the ones that have room now, then those with most free. None if too few are large
         enough, which no waiting changes.
@@ -283,10 +298,11 @@ class QueuePass:
         Later jobs get none of them, so the room on the freest node only grows until it is enough,
         and then on the next: the job starts after the jobs on these nodes have ended.
         """
-        needed, large_enough = claim.demand.to_start, set(self.large_enough(claim))
+        needed, large_enough = claim.demand.to_start, self.large_enough(claim)
         if len(large_enough) < needed:
             return
-        others = sorted(large_enough - set(ready), key=self._best_first)
+        ready = self.fitting(claim)
+        others = sorted(large_enough.difference(ready), key=self._free.best_first)
         self.reserved = tuple(sorted([*ready, *others][:needed]))
         self.reservation = Reservation(claim.job, claim.name or claim.job, needed)
 
@@ -306,30 +322,25 @@ class QueuePass:
                 unplaced.append((claim, missing, set(own)))
         lacking = []
         for claim, missing, had in unplaced:
-            others = [node for node in self.fitting(claim) if node not in had][:missing]
+            others = list(islice((n for n in self._fitting(claim) if n not in had), missing))
             self.take(others, claim.demand)
             if (lack := claim.demand.to_start - len(had) - len(others)) > 0:
                 lacking.append((claim.demand, lack))
         return lacking
 
-    def _with_room(self, nodes: Resources, claim: Claim) -> list[str]:
-        amounts, aside = claim.demand.amounts, {**self._cordoned, **claim.unusable}
-        found = [
-            node
-            for node, there in nodes.items()
-            if has_amounts(there.amounts, amounts)
-            and all(rule.allows(there.labels) for rule in claim.demand.labels)
-            and not self._is_in(aside, node)
-        ]
-        return sorted(found, key=self._best_first)
+    def _fitting(self, claim: Claim) -> Iterator[str]:
+        others = self.reservation is not None and self.reservation.job != claim.job
+        kept = frozenset(self.reserved if others else ())
+        for node in self._free.with_room(claim.demand.amounts, claim.demand.labels):
+            if node not in kept and not self._is_in(claim.unusable, node):
+                yield node
 
     def _is_in(self, aside: Mapping[str, Avoided], node: str) -> bool:
-        return node in aside or self._names[node] in aside
+        return node in aside or self._free.names[node] in aside
 
-    def _best_first(self, node: str) -> tuple[bool, float, float, str]:
-        """Those in quarantine last, and those with most free first."""
-        left = self._free[node].amounts
-        return self.is_quarantined(node), -left[CPU], -left[GPU], node
+
+def _kind_of(claim: Claim) -> _Kind:
+    return claim.demand.bundle, frozenset(claim.unusable)
 
 
 def _why_impossible(nodes: Iterable[NodeCapacity], wanted: NodeDemand) -> str:
@@ -371,14 +382,3 @@ def _set_aside_note(found: Iterable[str]) -> str:
         return ""
     rest = [f"{len(aside) - MAX_NODES_LISTED} others"] if len(aside) > MAX_NODES_LISTED else []
     return f"; {len(aside)} more are set aside: {', '.join([*aside[:MAX_NODES_LISTED], *rest])}"
-
-
-def _for_jobs(capacity: Capacity) -> Resources:
-    """What the jobs may use of each node: all that other programs do not."""
-    return {node.node_id: FreeNode(_left_for_jobs(node), node.labels) for node in capacity.nodes}
-
-
-def _left_for_jobs(node: NodeCapacity) -> dict[str, float]:
-    foreign = node.foreign_custom
-    custom = {name: amount - foreign.get(name, 0.0) for name, amount in node.custom.items()}
-    return {CPU: node.cpus - node.foreign_cpus, GPU: node.gpus - node.foreign_gpus, **custom}
