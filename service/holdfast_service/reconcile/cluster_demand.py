@@ -107,7 +107,7 @@ class CompetingDemand:
         rows = [row for row in found if row.state != State.PAUSED]
         demands = await self._read_demands(session, {row.id for row in rows})
         unsuitable = await self._unsuitable(
-            session, {row.id for row in rows if row.state in _UNSETTLED | {State.QUEUED}}, now
+            session, {row.id for row in rows if _may_take_nodes(row)}, now
         )
         claims: list[tuple[Any, Claim]] = []
         for row in rows:
@@ -177,6 +177,11 @@ def _waits_for_growth(waiting: dict[str, Any] | None) -> bool:
     """Whether nodes would help a queued job. A node installs its packages before it is admitted; a
     cluster without nodes counts as out of reach until then."""
     return _keeps_place(waiting) or (waiting is not None and waiting["resource"] == "packages")
+
+
+def _may_take_nodes(row: Any) -> bool:
+    """Whether it matters which nodes suit the job: of the others, no spec is validated."""
+    return row.state in _UNSETTLED or (row.state == State.QUEUED and _waits_for_growth(row.waiting))
 
 
 def _released() -> ColumnElement[bool]:

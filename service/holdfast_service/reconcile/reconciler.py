@@ -84,7 +84,7 @@ class Reconciler:
         self._news_rate = PollRate(settings.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
         self._avoided: dict[str, Avoided] | None = None  # not read yet
-        self._lacking_nodes = frozenset[str]()  # jobs that wait for nodes that the cluster has
+        self._lacking_nodes = frozenset[str]()  # up to two that lack nodes that it has
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._job_wakes: dict[str, _WakeUp] = {}
         self._commanded: dict[str, tuple[int, int]] = {}  # see leases.commanded
@@ -207,7 +207,8 @@ class Reconciler:
                 await nodes.record_seen(session, capacity.nodes, now)
             async with self._store.read() as session:
                 demand = await self._competing_demand.of_all_jobs(session, now)
-            self._lacking_nodes = jobs_that_lack_nodes(capacity, aside, demand.unsettled)
+            # Two hold every elastic job back; one, every other.
+            self._lacking_nodes = jobs_that_lack_nodes(capacity, aside, demand.unsettled, enough=2)
             if capacity.can_grow:
                 await self._grow(capacity, aside, demand)
 
