@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -305,7 +306,8 @@ def test_a_user_function_is_sent_with_its_job_and_recovers(
     ended = product.finish(job.id)
     assert ended.state == "SUCCEEDED", ended.outcome
     assert ended.progress.incidents == 1
-    assert ended.packages == (f"hf_extra @ {wheel.as_uri()}",)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert ended.packages == (f"hf_extra @ {wheel.as_uri()}#sha256={digest}",)
     lines = client.logs(job.id, limit=1000).items
     assert any("points classified correctly" in line.text for line in lines)
     accuracies = client.metrics(job.id, ["accuracy"])
