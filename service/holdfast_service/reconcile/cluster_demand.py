@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from sqlalchemy import ColumnElement, and_, select
@@ -26,7 +26,10 @@ from holdfast_service.store.nodes import Shortcomings
 from holdfast_service.store.transaction import Effect, JobTransaction
 from holdfast_workers.protocol.node_needs import NodeNeeds
 
+T = TypeVar("T")
+
 _QUERY_CHUNK = 500
+_KEPT_OF_OTHERS = 10_000
 _GROWTH_HEAD = 20
 """Jobs of the queue that an autoscaled cluster is asked for."""
 _TRAINS = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.RESIZING})
@@ -69,12 +72,15 @@ class CompetingDemand:
                 before.append(claim)
         return held, before
 
-    async def of_all_jobs(self, session: AsyncSession, now: float) -> LiveDemand:
+    async def of_all_jobs(
+        self, session: AsyncSession, now: float, *, settled: bool = True
+    ) -> LiveDemand:
+        """`settled`: also of jobs that have their nodes, which may be thousands."""
         held: list[Claim] = []
         queue: list[Claim] = []
         growing: list[Claim] = []
         unsettled: list[Claim] = []
-        for row, claim in await self._live_jobs(session, now):
+        for row, claim in await self._live_jobs(session, now, settled=settled):
             if row.state != State.QUEUED:
                 held.append(claim)
                 if claim.demand.least and row.state in _TRAINS:
@@ -94,16 +100,21 @@ class CompetingDemand:
         """Of the nodes, as far as they count now."""
         return await nodes.shortcomings(session, now - self._settings.node_room_fresh_s)
 
-    async def _live_jobs(self, session: AsyncSession, now: float) -> list[tuple[Any, Claim]]:
+    async def _live_jobs(
+        self, session: AsyncSession, now: float, *, settled: bool = True
+    ) -> list[tuple[Any, Claim]]:
         """The jobs that hold or await nodes, in the order of the queue, with their claims; without
         those whose spec cannot be read."""
         columns = (JobRecord.id, JobRecord.name, JobRecord.state, JobRecord.waiting)
         orders = (JobRecord.priority, JobRecord.wanted_nodes)
-        found = await session.execute(
+        live = (
             select(*columns, *orders, JobRecord.queued_at, JobRecord.kept_off)
             .where(JobRecord.cleaned.is_(False), ~_released())
             .order_by(*QUEUE_ORDER)
         )
+        if not settled:
+            live = live.where(JobRecord.state.in_((State.QUEUED, *_UNSETTLED)))
+        found = await session.execute(live)
         rows = [row for row in found if row.state != State.PAUSED]
         demands = await self._read_demands(session, {row.id for row in rows})
         unsuitable = await self._unsuitable(
@@ -121,7 +132,7 @@ class CompetingDemand:
     async def _read_demands(
         self, session: AsyncSession, jobs: set[str]
     ) -> dict[str, NodeDemand | None]:
-        known = {job: demand for job, demand in self._known.items() if job in jobs}
+        known = _kept(self._known, jobs)
         for job, spec in await _specs(session, jobs - known.keys()):
             known[job] = NodeDemand.from_stored_spec(spec)
         self._known = known
@@ -134,11 +145,18 @@ class CompetingDemand:
         short = await self.shortcomings(session, now)
         if not short.small:
             return dict.fromkeys(jobs, short.lacking)
-        known = {job: needs for job, needs in self._needs.items() if job in jobs}
+        known = _kept(self._needs, jobs)
         for job, spec in await _specs(session, jobs - known.keys()):
             known[job] = _needs(spec)
         self._needs = known
         return {job: short.of(partial(known.__getitem__, job)) for job in jobs}
+
+
+def _kept(known: Mapping[str, T], jobs: set[str]) -> dict[str, T]:
+    """What is kept of earlier looks: a look at few jobs forgets others only if they are many."""
+    if len(known) <= 2 * len(jobs) + _KEPT_OF_OTHERS:
+        return dict(known)
+    return {job: value for job, value in known.items() if job in jobs}
 
 
 async def _specs(session: AsyncSession, jobs: set[str]) -> list[tuple[str, dict[str, Any]]]:

@@ -206,7 +206,9 @@ class Reconciler:
             async with self._store.write() as session:
                 await nodes.record_seen(session, capacity.nodes, now)
             async with self._store.read() as session:
-                demand = await self._competing_demand.of_all_jobs(session, now)
+                demand = await self._competing_demand.of_all_jobs(
+                    session, now, settled=capacity.can_grow
+                )
             # Two hold every elastic job back; one, every other.
             self._lacking_nodes = jobs_that_lack_nodes(capacity, aside, demand.unsettled, enough=2)
             if capacity.can_grow:
