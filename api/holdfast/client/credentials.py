@@ -21,10 +21,9 @@ import httpx
 
 from holdfast.errors import ForeignServer, InvalidConfig
 from holdfast.schemas import SERVER_FILE, ServerFile
+from holdfast_workers.tcp_table import LISTENS, TABLES, tcp_ends
 
-_LISTENS = "0A"
 _CONNECTED = "connection.connect_tcp.complete"
-_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OTHERS_MASK = 0o077
 _LOCALHOST = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
 
@@ -135,7 +134,7 @@ class BearerToken(httpx.Auth):
         if credential is None:
             return None
         request.headers["Authorization"] = f"Bearer {credential.token}"
-        known = loopback_port(self._address) is not None and _TABLES[0].exists()
+        known = loopback_port(self._address) is not None and TABLES[0].exists()
         if credential.uid is None or not known:
             return None
         return functools.partial(refuse_foreign, self._address, credential.uid)
@@ -178,16 +177,10 @@ def _users_at(host: IpAddress, there: Collection[tuple[IpAddress, int]]) -> set[
 
 def _listeners() -> Iterator[tuple[IpAddress, int, int]]:
     """Address, port and user of each listening TCP socket of this network namespace."""
-    for table in _TABLES:
-        try:
-            lines = table.read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            _, local, _, state, *_, uid = line.split()[:8]
-            if state == _LISTENS:
-                ip, _, port = local.rpartition(":")
-                yield _plain(_packed(ip)), int(port, 16), int(uid)
+    for end in tcp_ends():
+        if end.state == LISTENS:
+            ip, _, port = end.local.rpartition(":")
+            yield _plain(_packed(ip)), int(port, 16), end.uid
 
 
 def _packed(shown: str) -> bytes:

@@ -279,7 +279,7 @@ def test_a_server_refuses_a_client_of_another_authority(
 @pytest.mark.parametrize(
     ("own", "finished"),
     [(True, True), (False, True), (True, False)],
-    ids=["certificate-of-its-own", "stolen-pair", "told-by-certificates-alone"],
+    ids=["certificate-of-its-own", "stolen-pair", "by-certificates-alone"],
 )
 def test_a_relay_changes_no_state(
     node: Nodes,

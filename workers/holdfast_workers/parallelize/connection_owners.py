@@ -6,15 +6,10 @@ An end on another machine is not judged.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
-from pathlib import Path
 
-_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED = "01"
-_MAPPED = "0000000000000000FFFF0000"
-"""How an IPv4 address begins in the table of IPv6."""
+from holdfast_workers.tcp_table import ESTABLISHED, TcpEnd, tcp_ends
 
 
 class Owner(Enum):
@@ -28,20 +23,9 @@ class Owner(Enum):
     """On another machine, or closed."""
 
 
-@dataclass(frozen=True)
-class TcpEnd:
-    """A row of the kernel's tables: one end of a connection. `inode` "0": no process has it."""
-
-    local: str
-    remote: str
-    state: str
-    uid: int
-    inode: str
-
-
 def owners_of_others(inodes: Iterable[str]) -> set[Owner]:
     """Of the other ends of these sockets."""
-    ends = [end for table in _TABLES if table.exists() for end in parse_table(table.read_text())]
+    ends = list(tcp_ends())
     by_addresses = {(end.local, end.remote): end for end in ends}
     own = {end.inode: end for end in ends}
     uid = os.getuid()
@@ -54,13 +38,5 @@ def owner_of_other(end: TcpEnd, ends: Mapping[tuple[str, str], TcpEnd], uid: int
     if other is None:
         return Owner.UNKNOWN
     if other.inode == "0":
-        return Owner.NOT_YET if other.state == _ESTABLISHED else Owner.UNKNOWN
+        return Owner.NOT_YET if other.state == ESTABLISHED else Owner.UNKNOWN
     return Owner.SAME_USER if other.uid == uid else Owner.OTHER_USER
-
-
-def parse_table(text: str) -> Iterator[TcpEnd]:
-    """The rows of a table, of IPv4 or IPv6 (proc_pid_net(5)). Pure."""
-    for line in text.splitlines()[1:]:
-        fields = line.split()
-        local, remote = (address.removeprefix(_MAPPED) for address in fields[1:3])
-        yield TcpEnd(local, remote, fields[3], int(fields[7]), fields[9])

@@ -1,12 +1,13 @@
 """Joining and leaving the process groups of one attempt.
 
 The ranks of a world rendezvous at a store outside of all ranks, under a prefix that names the
-attempt, so a late rank of an older attempt can never join a newer one. A listener of gloo takes
-whoever names a small number first, and every client may set every key of the store: so a new group
-is refused if another user of this machine is at the other end of a connection, or if the ranks do
-not hear from each other who they are. An attempt's groups are
+attempt, so a late rank of an older attempt can never join a newer one. An attempt's groups are
 torch's default group and the groups that device meshes derive from it. No other code keeps a
 reference to a group: a stray reference keeps sockets open, and the peers detect a death late.
+
+A listener of gloo accepts each process that first sends a small number, and each client of the
+store may set each key. So a new group is refused if another user of this machine is at the other
+end of a connection, or if a rank receives another number than that of the rank it is connected to.
 """
 
 from __future__ import annotations
