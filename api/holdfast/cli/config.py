@@ -37,7 +37,7 @@ def login(
         str | None,
         Parameter(
             allow_leading_hyphen=True,
-            help="Sent with each request; - reads it from standard input.",
+            help="-: read the token to send with each request, from standard input.",
         ),
     ] = None,
     check: Annotated[
@@ -51,9 +51,12 @@ def login(
         raise NotUnderstood(
             f"{context or server!r} is not a valid name: use letters, digits, . _ - with --name"
         )
-    if token is not None and token.startswith("--"):
-        raise NotUnderstood(f"--token is followed by {token}: give the token, or - to read it")
-    secret = sys.stdin.readline().strip() if token == "-" else token
+    if token not in (None, "-"):
+        raise NotUnderstood(
+            "--token is followed by -, and the token is read from standard input: each user of the "
+            "machine sees the arguments of a command"
+        )
+    secret = sys.stdin.readline().strip() if token else None
     users = credentials.users_at(url) if secret else frozenset()
     if len(users) > 1:
         raise ForeignServer(f"several users listen at {url}: no token is sent. Use another port")

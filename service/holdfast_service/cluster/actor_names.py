@@ -34,6 +34,17 @@ def is_growth_group(name: str, installation: str) -> bool:
     return name.startswith(f"wanted:{installation}:")
 
 
+def occupying_group(installation: str, digest: str) -> str:
+    """Of a node that a job is kept off while it is placed; `digest`: unique."""
+    return f"occupied:{installation}:{digest}"
+
+
+def holds_no_job(name: str, installation: str) -> bool:
+    """Whether what the placement group of this name has is free for the installation's jobs."""
+    own = occupying_group(installation, "")
+    return is_growth_group(name, installation) or name.startswith(own)
+
+
 def memory_folder(installation: str, job_id: str) -> str:
     """The job's folder in the shared memory of a node."""
     return f"{installation}.{job_id}" if installation else job_id

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import ray
 import structlog
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from holdfast_service.cluster import actor_names as names
@@ -34,7 +34,7 @@ from holdfast_service.cluster.ray_state import (
 )
 from holdfast_service.cluster.ray_state import nodes as ray_nodes
 from holdfast_service.cluster.runtime_env import sent_modules, with_code
-from holdfast_service.cluster.seat_groups import SeatGroups
+from holdfast_service.cluster.seat_groups import PENDING, SeatGroups
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import selector_of
 from holdfast_service.job_model.node_needs import needs_of
@@ -52,11 +52,11 @@ _log = structlog.get_logger()
 Expected = TypeVar("Expected")
 
 PLACEMENT_TIMEOUT_S = 3.0
-"""How long placement avoids nodes in quarantine, and then those that are reserved for other jobs;
-after that, these nodes are used too."""
+"""How long placement avoids nodes in quarantine: after that, these nodes are used too. A job that
+has no place by then off the nodes that are reserved for others pauses as long and tries again."""
 
 SEAT_RELEASE_S = 5.0
-SEAT_PASS_S = 0.25
+PASS_S = 0.25
 """Pause between two looks at the seats of an elastic job."""
 
 HEAD_PAUSE_S = 1.0
@@ -96,8 +96,8 @@ class RayAgents:
         packages: Sequence[str] = (),
     ) -> None:
         """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none is placed
-        on a node in quarantine if there is room elsewhere. `reserved`:
-        ids of nodes that are kept for another job; the agents are placed elsewhere at first.
+        on a node in quarantine if there is room elsewhere. `reserved`: ids of nodes that are kept
+        for other jobs; no agent is placed there before the job has had its place.
         `packages`: exact requirements that each node installs."""
         self._installation = installation
         self._job_id = job_id
@@ -112,7 +112,9 @@ class RayAgents:
         self._nodes: dict[str, RayNode] = {}
         """As last read, by id."""
         self._kept: frozenset[str] | None = None
-        self._reserved = tuple(reserved)
+        self._reserved = frozenset(reserved)
+        self._others_wait_for = self._reserved
+        self._had_place = False
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
         # Apart: a restart waits for Ray's control service, which no other command needs.
         self._restart_pool = ThreadPoolExecutor(4, thread_name_prefix="agent-restart")
@@ -123,7 +125,8 @@ class RayAgents:
 
     def ensure(self) -> None:
         """Create the placement group and the agents, or adopt those with the same names. Waits
-        while Ray's head is away: nothing can be known then."""
+        while Ray's head is away: nothing can be known then. What has no place yet is placed once
+        there is one."""
         self._once_head_answers(self._ensure)
 
     def _ensure(self) -> None:
@@ -131,10 +134,8 @@ class RayAgents:
         if self._spec.resources.nodes is not None:
             self._keep_seats()
             return
-        group = self._placement_group()
-        for index, seat in enumerate(self.seats):
-            name = names.agent(self._job_id, seat)
-            self._handles[seat] = self._create(group, index, seat, name)
+        if not self._place_group():
+            self._repeat(self._place_group, PLACEMENT_TIMEOUT_S)
 
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
@@ -151,9 +152,10 @@ class RayAgents:
         """Carried out by the next pass over the seats of an elastic job."""
         self._kept = seats
 
-    def use_reserved_nodes(self) -> None:
-        """No job waits for nodes any more: seats that are asked for from now on may be anywhere."""
-        self._reserved = ()
+    def grow_off(self, nodes: Sequence[str]) -> None:
+        """Other jobs wait for the nodes with these ids: an elastic job takes none beyond those that
+        it needs."""
+        self._others_wait_for = frozenset(nodes)
 
     def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
         """Whether Ray knows that this process of the agent has ended; blocks for the GCS."""
@@ -221,20 +223,38 @@ class RayAgents:
             self._is_kept,
             self._bundle(),
             selector_of(self._spec.resources.label_rules),
-            lambda: [*self._node_ids_with(NodeStanding.CORDONED), *self._reserved],
+            lambda: [*self._node_ids_with(NodeStanding.CORDONED), *self._left_to_others()],
         )
         self._place_seats(groups)
 
-        def keep() -> None:
-            while not self._closing.wait(SEAT_PASS_S):
+        def keep() -> bool:
+            self._place_seats(groups)
+            return False
+
+        self._repeat(keep, PASS_S)
+
+    def _left_to_others(self) -> frozenset[str]:
+        """The nodes on which an elastic job asks for no seat. One that has lost its place may have
+        any: it goes before the jobs of the queue."""
+        if len(self._handles) >= self._spec.needed_nodes:
+            self._had_place = True
+            return self._others_wait_for
+        return frozenset() if self._had_place else self._reserved
+
+    def _repeat(self, place: Callable[[], bool], pause_s: float) -> None:
+        """Call `place` again and again, in the background, until it returns True."""
+
+        def repeat() -> None:
+            while not self._closing.wait(pause_s):
                 try:
-                    self._place_seats(groups)
+                    if place():
+                        return
                 except ControlServiceAway:
                     pass  # nothing is placed while Ray's head is away
                 except Exception:  # the cluster does not answer; the next pass repeats it
                     _log.exception("cannot place the seats of a job", job=self._job_id)
 
-        threading.Thread(target=keep, name="seat-groups", daemon=True).start()
+        threading.Thread(target=repeat, name="placement", daemon=True).start()
 
     def _place_seats(self, groups: SeatGroups) -> None:
         require_control_service()
@@ -255,26 +275,46 @@ class RayAgents:
         if handle is not None and not self._is_kept(seat):
             ray.wait([handle.release.remote()], timeout=SEAT_RELEASE_S)
 
+    def _place_group(self) -> bool:
+        """Place the group of a job with a fixed number of nodes, and create its agents. False: all
+        nodes with room are reserved for other jobs."""
+        group = self._placement_group()
+        if group is None:
+            return False
+        for index, seat in enumerate(self.seats):
+            name = names.agent(self._job_id, seat)
+            self._handles[seat] = self._create(group, index, seat, name)
+        return True
+
     def _placement_group(self) -> Any:
+        """None: it has no place off the nodes that are reserved, and asks for none meanwhile."""
         name = names.placement_group(self._installation, self._job_id)
         try:
-            return ray.util.get_placement_group(name)
+            group = ray.util.get_placement_group(name)
         except ValueError:
-            quarantined = set(self._node_ids_with(NodeStanding.QUARANTINED)) - {*self._reserved}
-            with occupied(self._reserved) as any_reserved:
-                with occupied(sorted(quarantined)) as any_quarantined:
-                    group = placement_group(
-                        [self._bundle()] * len(self.seats),
-                        strategy="STRICT_SPREAD",
-                        name=name,
-                        lifetime="detached",
-                        bundle_label_selector=self._label_selectors(),
-                    )
-                    if any_quarantined:
-                        group.wait(PLACEMENT_TIMEOUT_S)
-                if any_reserved:
+            group = self._new_placement_group(name)
+        is_new = placement_group_table(group)["state"] == PENDING
+        if self._reserved and is_new and not self._closing.is_set():
+            ray.util.remove_placement_group(group)
+            return None
+        return group
+
+    def _new_placement_group(self, name: str) -> Any:
+        quarantined = set(self._node_ids_with(NodeStanding.QUARANTINED)) - self._reserved
+        with occupied(self._reserved, self._installation):
+            with occupied(quarantined, self._installation) as any_quarantined:
+                group = placement_group(
+                    [self._bundle()] * len(self.seats),
+                    strategy="STRICT_SPREAD",
+                    name=name,
+                    lifetime="detached",
+                    bundle_label_selector=self._label_selectors(),
+                )
+                if any_quarantined:
                     group.wait(PLACEMENT_TIMEOUT_S)
-                return group
+            if self._reserved:
+                group.wait(PLACEMENT_TIMEOUT_S)
+            return group
 
     def _label_selectors(self) -> list[dict[str, str]] | None:
         """A label selector for each bundle; None if any node will do."""

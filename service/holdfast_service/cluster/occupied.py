@@ -8,11 +8,13 @@ occupied briefly.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
+from uuid import uuid4
 
 import ray
 from ray.util.placement_group import placement_group
 
+from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.ray_state import free_cpus
 
 NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it on every node
@@ -20,16 +22,21 @@ PLACEMENT_S = 1.0
 
 
 @contextlib.contextmanager
-def occupied(node_ids: Sequence[str]) -> Iterator[bool]:
+def occupied(node_ids: Collection[str], installation: str) -> Iterator[bool]:
     """Occupy all free CPUs of these nodes; yields True if there were any.
 
-    The placeholders belong to the calling process and end with it. Best effort: CPUs that become
-    free meanwhile, or are not occupied in time, stay available.
+    The queue of the installation counts them as free. The placeholders belong to the calling
+    process and end with it. Best effort: CPUs that become free meanwhile, or are not occupied in
+    time, stay available.
     """
     free = free_cpus() if node_ids else {}
     free_on_node = {node_id: free[node_id] for node_id in node_ids if free.get(node_id, 0.0) > 0}
     placeholders = [
-        placement_group([{"CPU": cpus}], bundle_label_selector=[{NODE_ID_LABEL: node_id}])
+        placement_group(
+            [{"CPU": cpus}],
+            name=actor_names.occupying_group(installation, uuid4().hex),
+            bundle_label_selector=[{NODE_ID_LABEL: node_id}],
+        )
         for node_id, cpus in free_on_node.items()
     ]
     try:

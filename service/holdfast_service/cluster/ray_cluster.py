@@ -468,7 +468,7 @@ def _placed_bundles(installation: str) -> list[_PlacedBundle]:
     found = []
     for group in ray.util.placement_group_table().values():
         job = actor_names.job_of_group(group["name"], installation)
-        if actor_names.is_growth_group(group["name"], installation):
+        if actor_names.holds_no_job(group["name"], installation):
             job = ""
         if job is None or group["state"] == "REMOVED":
             continue

@@ -109,8 +109,7 @@ class SupervisorActor:
             case AvoidOrder(nodes=nodes):
                 self._supervisor.avoid(nodes)
             case SizeOrder() as size:
-                if not size.is_held:
-                    self._agents.use_reserved_nodes()
+                self._agents.grow_off(size.off)
                 self._supervisor.resize(size)
 
 

@@ -2,9 +2,9 @@
 
 Jobs are served in one pass over the queue, in the order of their priority, then of submission. A
 job that does not fit lets later ones pass, for a while: then it is overdue, and nodes are reserved
-for the first overdue job that the cluster is large enough for, so that it starts once the jobs on
-them have ended. No other job takes these; any other node is free for the next job that fits. Where
-jobs that have just started will be placed is an estimate.
+for it if the cluster is large enough, so that it starts once the jobs on them have ended. Jobs
+after it take none of these; any other node is free for the next job that fits. Where jobs that have
+just started will be placed is an estimate.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ MAX_NODES_LISTED = 4
 KEEP_PLACE = frozenset({"nodes", "cluster"})
 """What a queued job waits for that goes before those after it: it was tried and lacks nodes, or the
 last look at the cluster has failed. A job that cannot be driven at all must not block the queue."""
+
+
+_NO_CAPACITY = Capacity((), can_grow=False)
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,17 @@ class Claim:
     job: str
     demand: NodeDemand
     name: str = ""
-    is_overdue: bool = False
-    """It has been in the queue so long that nodes are reserved for it."""
+    overdue: int = 0
+    """How many times it has waited as long as a job may without nodes that are reserved for it."""
     unusable: Mapping[str, Avoided] = field(default_factory=dict)
     """The nodes that this job cannot use while others can, by name or id."""
+
+
+def times_overdue(waited_s: float, reserve_after_s: float) -> int:
+    """`Claim.overdue` of a job that has waited so long; 0: it is not overdue."""
+    if waited_s <= reserve_after_s:
+        return 0
+    return int(waited_s // reserve_after_s) if reserve_after_s else 1
 
 
 @dataclass(frozen=True)
@@ -177,7 +187,8 @@ def admit(
     kept, fitting = {*queue.reserved, *queue.given}, queue.fitting(asking)
     nodes = queue.serve(asking)
     if not nodes:
-        return Admission(False, queue.why(asking, fitting), reservation=queue.reservation)
+        reservation = queue.reservation_for(asking)
+        return Admission(False, queue.why(asking, fitting), reservation=reservation)
     reserved = tuple(sorted(kept.difference(nodes)))
     well = [node for node in fitting if not queue.is_quarantined(node)]
     if len(well) >= len(nodes):
@@ -186,24 +197,43 @@ def admit(
     return Admission(True, f"nodes in quarantine are used, because {why}", reserved)
 
 
-def jobs_that_lack_nodes(
-    capacity: Capacity,
-    aside: Mapping[str, Avoided],
-    claims: Iterable[Claim],
-    enough: int | None = None,
-) -> frozenset[str]:
-    """Those of the jobs that have too few nodes to train, although the cluster has enough.
+class LackedNodes:
+    """The nodes that jobs wait for although the cluster has enough of them: what elastic jobs must
+    not take meanwhile."""
 
-    `enough`: the look ends with so many of them; None: all."""
-    queue = QueuePass(capacity, aside, ())
-    lacking = (
-        claim.job
-        for claim in claims
-        if len(capacity.placed.get(claim.job, ())) < claim.demand.to_start
-        and len(queue.large_enough(claim)) >= claim.demand.to_start
-    )
-    return frozenset(islice(lacking, enough))
+    def __init__(
+        self,
+        capacity: Capacity = _NO_CAPACITY,
+        aside: Mapping[str, Avoided] | None = None,
+        claims: Iterable[Claim] = (),
+    ) -> None:
+        """`claims`: of jobs that may have too few nodes to train."""
+        self._placed = capacity.placed
+        self._queue = QueuePass(capacity, aside or {}, ())
+        self._jobs: dict[frozenset[str], set[str]] = {}
+        """For each set of nodes that jobs could use: these jobs, of which two are enough."""
+        for claim in claims:
+            needed, could_use = claim.demand.to_start, self._queue.large_enough(claim)
+            if len(self._placed.get(claim.job, ())) < needed <= len(could_use):
+                jobs = self._jobs.setdefault(could_use, set())
+                if len(jobs) < _ENOUGH:
+                    jobs.add(claim.job)
 
+    def beside(self, job: str) -> frozenset[str]:
+        """The ids of the nodes that other jobs than this one wait for."""
+        return frozenset[str]().union(
+            *(nodes for nodes, jobs in self._jobs.items() if jobs - {job})
+        )
+
+    def leaves_none(self, job: str, demand: NodeDemand) -> bool:
+        """Whether others wait for each further node, free or not, that the job could use."""
+        others = self.beside(job)
+        own = self._placed.get(job, ())
+        return bool(others) and self._queue.large_enough(Claim(job, demand)) <= others.union(own)
+
+
+_ENOUGH = 2
+"""Jobs that wait for the same nodes: each other job is then one that they hold back."""
 
 _Kind = tuple[tuple[Hashable, ...], frozenset[str]]
 """Of claims that the same nodes have room for: their bundle, and the nodes they cannot use."""
@@ -226,11 +256,14 @@ class QueuePass:
         self._most_fitting: dict[_Kind, int] = {}
         """For kinds of which one did not fit: the number of nodes with room for it, which only
         falls."""
-        self.reserved: tuple[str, ...] = ()
-        """The nodes that are kept for a job that does not fit."""
+        self._used_up: set[_Kind] = set()
+        """The kinds of which all nodes are reserved."""
+        self.reserved: dict[str, str] = {}
+        """The nodes that are kept for jobs that do not fit, and for which job."""
         self.given: set[str] = set()
         """The nodes of the jobs that fit."""
-        self.reservation: Reservation | None = None
+        self.reservations: dict[str, Reservation] = {}
+        """By job, in the order of the queue."""
         self.lacking = self._place(held, capacity.placed)
         """For each started job without enough nodes: its demand, and how many."""
 
@@ -244,13 +277,20 @@ class QueuePass:
                 self.given.update(nodes)
                 return nodes
             self._most_fitting[kind] = len(nodes)
-        if claim.is_overdue and self.reservation is None:
-            self._reserve(claim)
+        if claim.overdue and kind not in self._used_up:
+            self._reserve(claim, kind)
         return []
 
     def fitting(self, claim: Claim) -> list[str]:
         """The nodes that have room for a bundle of the job, the best first."""
-        return list(self._fitting(claim))
+        amounts, labels = claim.demand.amounts, claim.demand.labels
+        own = (node for node, job in self.reserved.items() if job == claim.job)
+        kept = [node for node in own if self._free.has_room(node, amounts, labels)]
+        return [*kept, *self._fitting(claim)]
+
+    def reservation_for(self, claim: Claim) -> Reservation | None:
+        """The nodes that are kept for the job, or else for the first one before it."""
+        return self.reservations.get(claim.job) or next(iter(self.reservations.values()), None)
 
     def large_enough(self, claim: Claim) -> frozenset[str]:
         """The nodes that would have room for a bundle of the job if no job were there."""
@@ -281,30 +321,44 @@ class QueuePass:
             f"{demand.to_start} nodes with {demand.bundle_text} free are needed, {len(fitting)} of "
             f"{len(nodes)} nodes have them"
         )
-        kept = self.reservation
-        if kept is not None:
+        if (kept := self.reservation_for(claim)) is not None:
             it = "it" if kept.job == claim.job else kept.name
             reason += f"; {kept.nodes} are reserved for {it}"
+            if it != "it" and (more := len(self.reservations) - 1):
+                reason += f", and {len(self.reserved) - kept.nodes} for {more} more jobs before it"
         return reason + _set_aside_note(
             f"{name} ({aside[name].reason})"
             for name in sorted(aside.keys() & set(self._free.names.values()))
         )
 
-    def _reserve(self, claim: Claim) -> None:
-        """Keep nodes for the job until all of them have room for it: of those that are large
-        enough, the ones that have room now, then those with most free. None if too few are large
-        enough, which no waiting changes.
+    def _reserve(self, claim: Claim, kind: _Kind) -> None:
+        """Keep nodes for the job until as many as it needs have room for it: of those that are
+        large enough and not kept for a job before it, all that have room now, then those with most
+        free. None if too few are large enough, which no waiting changes.
 
         Later jobs get none of them, so the room on the freest node only grows until it is enough,
-        and then on the next: the job starts after the jobs on these nodes have ended.
+        and then on the next: the job starts after the jobs on these nodes have ended. Some may
+        never end. So for each further time that it has been overdue, as many more are kept of the
+        nodes without room; then all jobs that end count in the end.
         """
         needed, large_enough = claim.demand.to_start, self.large_enough(claim)
         if len(large_enough) < needed:
             return
-        ready = self.fitting(claim)
-        others = sorted(large_enough.difference(ready), key=self._free.best_first)
-        self.reserved = tuple(sorted([*ready, *others][:needed]))
-        self.reservation = Reservation(claim.job, claim.name or claim.job, needed)
+        ready = list(self._fitting(claim)) if self._most_fitting[kind] else []
+        for node in ready:
+            self._free.keep(node)
+        most = (needed - len(ready)) * claim.overdue
+        others = list(islice(filter(large_enough.__contains__, self._free.best_first()), most))
+        for node in others:
+            self._free.keep(node)
+        self._most_fitting[kind] = 0
+        if len(others) < most:
+            self._used_up.add(kind)
+        if nodes := [*ready, *others]:
+            self.reserved.update(dict.fromkeys(nodes, claim.job))
+            self.reservations[claim.job] = Reservation(
+                claim.job, claim.name or claim.job, len(nodes)
+            )
 
     def _place(
         self, held: Iterable[Claim], placed: Mapping[str, Sequence[str]]
@@ -329,10 +383,8 @@ class QueuePass:
         return lacking
 
     def _fitting(self, claim: Claim) -> Iterator[str]:
-        others = self.reservation is not None and self.reservation.job != claim.job
-        kept = frozenset(self.reserved if others else ())
         for node in self._free.with_room(claim.demand.amounts, claim.demand.labels):
-            if node not in kept and not self._is_in(claim.unusable, node):
+            if not self._is_in(claim.unusable, node):
                 yield node
 
     def _is_in(self, aside: Mapping[str, Avoided], node: str) -> bool:

@@ -2,7 +2,8 @@
 
 Nodes in quarantine come last, then those with most free first. The order is kept up to date as
 room is taken, so that the best nodes for a bundle are found without a look at all others. Room is
-only ever taken: a bundle that had too few nodes once has no more of them later.
+only ever taken: a bundle that had too few nodes once has no more of them later. A node that is kept
+for a job leaves the order.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class FreeNodes:
         self._ready: list[_Place] = []
         self._quarantined: list[_Place] = []
         self._cordoned: list[_Place] = []
+        self._kept: list[_Place] = []
         self._list_of = {node: self._list_for(aside, node) for node in self._free}
         for node, places in self._list_of.items():
             places.append(self._place(node))
@@ -55,9 +57,20 @@ class FreeNodes:
     def is_quarantined(self, node: str) -> bool:
         return self._list_of[node] is self._quarantined
 
-    def best_first(self, node: str) -> tuple[bool, _Place]:
-        """The key of the order."""
-        return self.is_quarantined(node), self._place(node)
+    def best_first(self) -> Iterator[str]:
+        """All nodes that a job may have, with room or without. Nothing may be taken meanwhile."""
+        return (node for places in (self._ready, self._quarantined) for _, _, node in places)
+
+    def keep(self, node: str) -> None:
+        """Take it out of the order."""
+        self._leave(node)
+        self._list_of[node] = self._kept
+        self._enter(node)
+
+    def has_room(
+        self, node: str, amounts: Mapping[str, float], labels: Sequence[LabelRule]
+    ) -> bool:
+        return self._free[node].has_room(amounts, labels)
 
     def with_room(self, amounts: Mapping[str, float], labels: Sequence[LabelRule]) -> Iterator[str]:
         """The nodes that have room for a bundle, the best first. Nothing may be taken meanwhile."""
@@ -66,7 +79,7 @@ class FreeNodes:
             for minus_cpus, _, node in places:
                 if SLACK - minus_cpus < cpus:
                     break  # and so have all that follow
-                if self._free[node].has_room(amounts, labels):
+                if self.has_room(node, amounts, labels):
                     yield node
 
     def large_enough(
@@ -78,11 +91,18 @@ class FreeNodes:
                 yield node
 
     def take(self, node: str, amounts: Mapping[str, float]) -> None:
-        places, left = self._list_of[node], self._free[node].amounts
-        del places[bisect_left(places, self._place(node))]
+        left = self._free[node].amounts
+        self._leave(node)
         for name, amount in amounts.items():
             left[name] = left.get(name, 0.0) - amount
-        insort(places, self._place(node))
+        self._enter(node)
+
+    def _leave(self, node: str) -> None:
+        places = self._list_of[node]
+        del places[bisect_left(places, self._place(node))]
+
+    def _enter(self, node: str) -> None:
+        insort(self._list_of[node], self._place(node))
 
     def _place(self, node: str) -> _Place:
         left = self._free[node].amounts

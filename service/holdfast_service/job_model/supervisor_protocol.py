@@ -66,7 +66,9 @@ class SizeOrder:
     nodes: int | None
     """Most nodes that may train, as the user ordered; None: as many as the spec allows."""
     is_held: bool = False
-    """Other jobs wait for nodes: this one must not take more."""
+    """Other jobs wait for all nodes that it could take: it must not take more."""
+    off: tuple[str, ...] = ()
+    """Ids of the nodes that other jobs wait for, sorted: it must not grow on these."""
 
 
 _EVENTS_PER_EPOCH = 1 << 32

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.admission import KEEP_PLACE, Claim, NodeDemand
+from holdfast_service.job_model.admission import KEEP_PLACE, Claim, NodeDemand, times_overdue
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.node_needs import needs_of
@@ -92,9 +92,9 @@ class CompetingDemand:
                 unsettled.append(claim)
         return LiveDemand(tuple(held), tuple(queue), tuple(growing), tuple(unsettled))
 
-    def is_overdue(self, queued_at: float, now: float) -> bool:
-        """Whether a queued job has waited so long that nodes are reserved for it."""
-        return now - queued_at > self._settings.reserve_after_s
+    def overdue(self, queued_at: float, now: float) -> int:
+        """How many times a queued job has waited as long as it may before nodes are reserved."""
+        return times_overdue(now - queued_at, self._settings.reserve_after_s)
 
     async def shortcomings(self, session: AsyncSession, now: float) -> Shortcomings:
         """Of the nodes, as far as they count now."""
@@ -125,7 +125,7 @@ class CompetingDemand:
             if (demand := demands[row.id]) is not None:
                 kept_off = row.kept_off if row.state == State.STARTING else None
                 unusable = {**unsuitable.get(row.id, {}), **dict.fromkeys(kept_off or (), _KEPT)}
-                overdue = row.state == State.QUEUED and self.is_overdue(row.queued_at, now)
+                overdue = self.overdue(row.queued_at, now) if row.state == State.QUEUED else 0
                 claims.append((row, Claim(row.id, demand, row.name, overdue, unusable)))
         return claims
 

@@ -103,13 +103,13 @@ class JobDriver:
         avoided: Callable[[], dict[str, Avoided] | None],
         interval_s: Callable[[bool], float],
         competing_demand: CompetingDemand,
-        others_wait: Callable[[], bool],
+        size_of: Callable[[JobRecord], SizeOrder],
         news: NewsWatch,
         restored: RestoredJobs,
         growth: Callable[[], GrowthPlan],
     ) -> None:
         """`avoided()`: the nodes without new ranks, as last read (None: not read yet).
-        `others_wait()`: whether another job waits for nodes that it could use, as last read.
+        `size_of(job)`: what an elastic job may have beside the others, as last read.
         `growth()`: what the cluster was last asked for.
         `interval_s(urgent)`: the present interval between two polls of a supervisor."""
         self._store = store.low_priority()
@@ -121,7 +121,7 @@ class JobDriver:
         self._avoided = avoided
         self._interval_s = interval_s
         self._competing_demand = competing_demand
-        self._others_wait = others_wait
+        self._size_of = size_of
         self._news = news
         self._restored = restored
         self._growth = growth
@@ -297,7 +297,7 @@ class JobDriver:
         demand = NodeDemand.from_stored_spec(job.spec)
         if demand is None:
             demand = NodeDemand.from_spec(JobSpec.model_validate(job.spec))
-        overdue = self._competing_demand.is_overdue(job.queued_at, tx.now)
+        overdue = self._competing_demand.overdue(job.queued_at, tx.now)
         return Claim(job.id, demand, job.name, overdue, unusable)
 
     async def _start(self, job: JobRecord, intents: Mapping[str, Intent]) -> Intent:
@@ -427,7 +427,7 @@ class JobDriver:
         """Send the size of an elastic job to a supervisor that has another."""
         if job.spec["resources"].get("nodes") is None or report.phase is Phase.ENDED:
             return
-        now = (report.epoch, SizeOrder(job.wanted_nodes, self._others_wait()))
+        now = (report.epoch, self._size_of(job))
         knows = now == self._sent_size if report.size is None else report.size == now[1]
         if not knows:
             await self._cluster.resize(job.id, now[1])

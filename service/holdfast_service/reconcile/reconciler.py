@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from uuid import uuid4
 
 import structlog
@@ -18,10 +19,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast_service import crash_points
 from holdfast_service.crash_points import CrashHook
-from holdfast_service.job_model.admission import jobs_that_lack_nodes
+from holdfast_service.job_model.admission import Claim, LackedNodes, NodeDemand
 from holdfast_service.job_model.cluster_growth import GrowthBounds, plan_growth
-from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
-from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.job_model.supervisor_protocol import (
+    Capacity,
+    Cluster,
+    ClusterUnavailable,
+    SizeOrder,
+)
+from holdfast_service.policy.quarantine import Avoided, NodeStanding
 from holdfast_service.reconcile.cluster_demand import CompetingDemand, LiveDemand
 from holdfast_service.reconcile.job_driver import JobDriver, NextStep
 from holdfast_service.reconcile.news_watch import NewsWatch
@@ -34,11 +40,13 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import leases, nodes
 from holdfast_service.store.engine import Store
 from holdfast_service.store.leases import JobLease
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import LeaseLost, job_transaction
 
 log = structlog.get_logger(__name__)
 
 _LEAVE_TIMEOUT_S = 2.0
+_WAITED_FOR = Avoided(NodeStanding.CORDONED, "another job waits for it")
 _MANY_DRIVES = 100
 """Above this number of jobs, the poll rate adapts to the server's load."""
 _QUIET_FACTOR = 2.5
@@ -84,7 +92,7 @@ class Reconciler:
         self._news_rate = PollRate(settings.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
         self._avoided: dict[str, Avoided] | None = None  # not read yet
-        self._lacking_nodes = frozenset[str]()  # up to two that lack nodes that it has
+        self._lacked_nodes = LackedNodes()  # as last read
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._job_wakes: dict[str, _WakeUp] = {}
         self._commanded: dict[str, tuple[int, int]] = {}  # see leases.commanded
@@ -209,8 +217,7 @@ class Reconciler:
                 demand = await self._competing_demand.of_all_jobs(
                     session, now, settled=capacity.can_grow
                 )
-            # Two hold every elastic job back; one, every other.
-            self._lacking_nodes = jobs_that_lack_nodes(capacity, aside, demand.unsettled, enough=2)
+            self._lacked_nodes = LackedNodes(capacity, aside, demand.unsettled)
             if capacity.can_grow:
                 await self._grow(capacity, aside, demand)
 
@@ -225,7 +232,7 @@ class Reconciler:
             aside,
             demand.held,
             demand.queue,
-            demand.growing,
+            [self._off_lacked_nodes(claim) for claim in demand.growing],
             GrowthBounds(
                 settings.autoscale_nodes, settings.autoscale_cpus, settings.autoscale_gpus
             ),
@@ -233,9 +240,17 @@ class Reconciler:
         await self._cluster.ask_for_nodes(plan.requests.values(), plan.may_start)
         self._store.growth = plan
 
-    def _is_held_back(self, job: str) -> bool:
-        """Whether an elastic job must not take more nodes."""
-        return bool(self._lacking_nodes - {job}) or job in self._store.growth.held_back
+    def _off_lacked_nodes(self, claim: Claim) -> Claim:
+        off = dict.fromkeys(self._lacked_nodes.beside(claim.job), _WAITED_FOR)
+        return replace(claim, unusable={**claim.unusable, **off})
+
+    def _size_of(self, job: JobRecord) -> SizeOrder:
+        """The size that an elastic job is to have beside the others."""
+        demand = NodeDemand.from_stored_spec(job.spec)
+        lacked, growth = self._lacked_nodes, self._store.growth
+        none_left = demand is None or lacked.leaves_none(job.id, demand)
+        is_held = none_left or job.id in growth.held_back
+        return SizeOrder(job.wanted_nodes, is_held, tuple(sorted(lacked.beside(job.id))))
 
     async def _drive(self, lease: JobLease, wake: _WakeUp) -> None:
         """Drive a job until it needs nothing for long, is finished, or its lease is lost."""
@@ -249,7 +264,7 @@ class Reconciler:
             lambda: self._avoided,
             lambda urgent: self._interval_s(lease.job_id, urgent),
             self._competing_demand,
-            lambda: self._is_held_back(lease.job_id),
+            self._size_of,
             NewsWatch(self._cluster, lease.job_id, wake.set, self._news_delay_s),
             self._restored,
             lambda: self._store.growth,

@@ -266,7 +266,14 @@ def test_login_stores_a_server_for_its_owner_only(
 ) -> None:
     monkeypatch.delenv("HOLDFAST_ADDRESS")
     token = "t0ps3cret-0123456789"
-    assert run(["login", server.address, "--name", "lab", "--token", token]) == 0
+
+    def login(name: str) -> int:
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
+        return run(["login", server.address, "--name", name, "--token", "-"])
+
+    assert run(["login", server.address, "--name", "lab", "--token", token]) == ExitCode.USAGE
+    assert token not in capsys.readouterr().err, "each user of the machine sees arguments"
+    assert login("lab") == 0
     assert stat.S_IMODE(config.path().stat().st_mode) == 0o600
     shown = {
         setting["setting"]: setting
@@ -281,9 +288,7 @@ def test_login_stores_a_server_for_its_owner_only(
         sent_elsewhere = elsewhere.server.find_credential()
         assert sent_elsewhere is None, "a token is sent to its own server only"
     assert run(["login", server.address, "--token", "--name", "x"]) == ExitCode.USAGE
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
-    assert run(["login", server.address, "--name", "read", "--token", "-"]) == 0
-    assert config.load().contexts["read"].token == token
+    assert config.load().contexts["lab"].token == token
     assert run(["login", "127.0.0.1:1", "--no-check"]) == 0
     assert json.loads(output_of(capsys, "ls", "--context", "lab", "--json") or "{}") == {}
     assert run(["config", "use", "nope"]) == ExitCode.USAGE

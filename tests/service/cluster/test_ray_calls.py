@@ -94,7 +94,7 @@ def test_what_ray_must_do_is_done_once_its_head_is_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(agents, "require_control_service", require)
     monkeypatch.setattr(agents, "runs", runs)
     monkeypatch.setattr(ray, "kill", lambda actor, **_: done.append(actor))
-    monkeypatch.setattr(RayAgents, "_placement_group", lambda _: None)
+    monkeypatch.setattr(RayAgents, "_placement_group", lambda _: "the group")
     monkeypatch.setattr(RayAgents, "_create", lambda *call: f"agent {call[2]}")
     job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions())
     job._handles["n0"] = "the agent"

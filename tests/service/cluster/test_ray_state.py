@@ -46,7 +46,7 @@ def all_free():
 
 for aside, left in ((first, second), (second, first)):
     wait(all_free)  # the GCS receives it a moment later
-    with occupied([aside]) as some:
+    with occupied([aside], "i") as some:
         assert some
         group = placement_group([{"CPU": 1}])
         assert group.wait(60)
@@ -66,6 +66,21 @@ agents = RayAgents(
     StorageOptions(), {name: Avoided(NodeStanding.QUARANTINED, "of late")}, (second,)
 )
 assert places(agents._placement_group()) == {first}, "rather in quarantine than on a reserved node"
+
+full = placement_group([{"CPU": 1}], bundle_label_selector=[{NODE_ID_LABEL: first}])
+assert full.wait(60)
+late = RayAgents(
+    "i", "late", parse({"name": "x", "resources": {"cpus_per_worker": 1}}, None), b"", "",
+    StorageOptions(), {}, (second,)
+)
+assert not late._place_group(), "its nodes were taken: it waits for others, but for no reserved one"
+time.sleep(1)
+groups = {g["name"]: g["state"] for g in ray.util.placement_group_table().values()}
+assert groups["nodes:i:late"] == "REMOVED", "it asks for none meanwhile"
+ray.util.remove_placement_group(full)
+wait(lambda: free_cpus().get(first, 0.0) >= 1.0)
+wait(late._place_group)
+assert places(ray.util.get_placement_group("nodes:i:late")) == {first}
 
 assert draining_nodes() == {}
 reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")

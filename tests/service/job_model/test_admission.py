@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.simulation.queue_histories import HAPPENINGS, PromiseBroken, QueueHistory
+from tests.support.simulation.simulated_queue_job import ENDLESS
 
 from holdfast_service.job_model.admission import (
     Admission,
     Claim,
+    LackedNodes,
     NodeDemand,
     QueuePass,
     Reservation,
     admit,
-    jobs_that_lack_nodes,
 )
 from holdfast_service.job_model.node_labels import rules_of
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
@@ -42,8 +43,8 @@ def claims(*demands: NodeDemand) -> list[Claim]:
     return [Claim(f"job{n}", demand) for n, demand in enumerate(demands)]
 
 
-def asking(demand: NodeDemand, *, is_overdue: bool = False) -> Claim:
-    return Claim("asking", demand, is_overdue=is_overdue)
+def asking(demand: NodeDemand, *, overdue: int = 0) -> Claim:
+    return Claim("asking", demand, overdue=overdue)
 
 
 def reason_to_wait(
@@ -122,7 +123,7 @@ def test_a_job_whose_label_no_node_has_waits_with_what_the_nodes_have_and_others
     assert admission.why == (
         "1 nodes are needed: no node has label disk=nvme; nodes have disk=hdd (2), 1 has no disk"
     )
-    overdue = [Claim("choosy", NVME, is_overdue=True)]
+    overdue = [Claim("choosy", NVME, overdue=1)]
     assert admit(cluster, {}, [], overdue, asking(ONE_EACH)).may_start
     assert admit(labelled("hdd", "nvme"), {}, [], [], asking(NVME)).may_start
 
@@ -131,12 +132,12 @@ def test_a_labelled_node_in_use_is_waited_for_and_reserved_and_others_are_not() 
     cluster = labelled("hdd", "nvme")
     busy = replace(cluster, placed={"job0": ("n1",)})
     held = claims(NodeDemand(1, 1.0, 0.0))
-    admission = admit(busy, {}, held, [], asking(NVME, is_overdue=True))
+    admission = admit(busy, {}, held, [], asking(NVME, overdue=1))
     assert admission.why == (
         "1 nodes with 1 CPUs and 0 GPUs, labelled disk=nvme, free are needed, 0 of 2 nodes have "
         "them; 1 are reserved for it"
     )
-    before = [Claim("nvme", NVME, is_overdue=True)]
+    before = [Claim("nvme", NVME, overdue=1)]
     assert admit(cluster, {}, [], before, asking(NodeDemand(1, 1, 0))).may_start
 
 
@@ -243,8 +244,8 @@ def test_a_placed_job_takes_its_own_nodes() -> None:
 
 def test_nodes_are_reserved_for_the_oldest_overdue_job() -> None:
     capacity, small = replace(nodes(1, 1, 1), placed={"job0": ["n1"]}), NodeDemand(1, 1.0, 0)
-    held, waiting = claims(small), Claim("big", ONE_EACH, "llama", is_overdue=True)
-    assert reason_to_wait(capacity, held, [replace(waiting, is_overdue=False)], small) is None
+    held, waiting = claims(small), Claim("big", ONE_EACH, "llama", overdue=1)
+    assert reason_to_wait(capacity, held, [replace(waiting, overdue=0)], small) is None
     reason = reason_to_wait(capacity, held, [waiting], small)
     assert reason is not None
     assert reason.endswith("0 of 3 nodes have them; 3 are reserved for llama")
@@ -273,7 +274,7 @@ def test_a_node_in_quarantine_is_reserved_for_a_job_that_needs_it() -> None:
     capacity = with_one_in_use("r0", *FOUR)
     quarantined = aside(NodeStanding.QUARANTINED, "10.0.0.2")
     for needed, reserved in ((4, {"r0", "r1", "r2", "r3"}), (3, set())):
-        before = [Claim("large", NodeDemand(needed, 1.0, 0.0), is_overdue=True)]
+        before = [Claim("large", NodeDemand(needed, 1.0, 0.0), overdue=1)]
         queue = QueuePass(capacity, quarantined, claims(SMALL))
         starts = bool(queue.serve(*before))
         assert (starts, set(queue.reserved)) == (needed == 3, reserved)
@@ -288,12 +289,12 @@ def test_an_idle_node_in_quarantine_is_kept_before_a_node_that_is_in_use() -> No
     capacity = replace(capacity, placed={"job0": ["r0", "r2"]})
     quarantined = aside(NodeStanding.QUARANTINED, "10.0.0.2")
     queue = QueuePass(capacity, quarantined, claims(NodeDemand(2, 1.0, 0.0)))
-    assert queue.serve(asking(NodeDemand(2, 1.0, 0.0), is_overdue=True)) == []
-    assert queue.reserved == ("r0", "r1"), "r1 is idle"
+    assert queue.serve(asking(NodeDemand(2, 1.0, 0.0), overdue=1)) == []
+    assert set(queue.reserved) == {"r0", "r1"}, "r1 is idle"
 
 
 def test_a_node_that_does_not_suit_a_job_is_kept_for_those_before_it() -> None:
-    before = [Claim("large", NodeDemand(4, 1.0, 0.0), is_overdue=True)]
+    before = [Claim("large", NodeDemand(4, 1.0, 0.0), overdue=1)]
     admission = admit(
         with_one_in_use("r0", *FOUR),
         {},
@@ -306,7 +307,7 @@ def test_a_node_that_does_not_suit_a_job_is_kept_for_those_before_it() -> None:
 
 
 def test_a_node_that_does_not_suit_a_job_is_free_for_those_after_it() -> None:
-    choosy = Claim("choosy", SMALL, is_overdue=True, unusable=TOO_SMALL)
+    choosy = Claim("choosy", SMALL, overdue=1, unusable=TOO_SMALL)
     capacity = with_one_in_use("r0", FOUR[0], FOUR[3])
     assert not admit(capacity, {}, claims(SMALL), [], choosy).may_start
     admission = admit(capacity, {}, claims(SMALL), [choosy], asking(SMALL))
@@ -320,15 +321,34 @@ def test_a_started_job_without_its_place_is_expected_off_the_nodes_that_were_res
     assert queue.fitting(asking(SMALL)) == ["r0", "r1"]
 
 
-def test_only_a_job_that_can_start_some_day_lacks_nodes() -> None:
-    capacity = with_one_in_use("r0", *FOUR)
+def waited_for(capacity: Capacity, aside: dict[str, Avoided], claims: list[Claim]) -> set[str]:
+    return set(LackedNodes(capacity, aside, claims).beside("elastic"))
+
+
+def test_only_a_job_that_can_start_some_day_waits_for_nodes() -> None:
+    capacity, every = with_one_in_use("r0", *FOUR), {"r0", "r1", "r2", "r3"}
     waits = [Claim("large", NodeDemand(4, 1.0, 0.0)), Claim("job0", SMALL)]
-    assert jobs_that_lack_nodes(capacity, {}, waits) == {"large"}
-    quarantined = aside(NodeStanding.QUARANTINED, "10.0.0.4")
-    assert jobs_that_lack_nodes(capacity, quarantined, waits) == {"large"}
-    assert jobs_that_lack_nodes(capacity, TOO_SMALL, waits) == set(), "cordoned for all"
+    assert waited_for(capacity, {}, waits) == every
+    assert waited_for(capacity, aside(NodeStanding.QUARANTINED, "10.0.0.4"), waits) == every
+    assert waited_for(capacity, TOO_SMALL, waits) == set(), "cordoned for all"
     choosy = [replace(claim, unusable=TOO_SMALL) for claim in waits]
-    assert jobs_that_lack_nodes(capacity, {}, choosy) == set()
+    assert waited_for(capacity, {}, choosy) == set()
+    assert waited_for(capacity, {}, waits[1:]) == set(), "it has its node"
+
+
+def test_an_elastic_job_keeps_off_the_nodes_that_others_wait_for_and_takes_the_rest() -> None:
+    with_gpu = NodeCapacity("gpu", "10.0.0.9", 1.0, 1.0)
+    capacity = Capacity((*nodes(1, 1).nodes, with_gpu), can_grow=False, placed={"me": ("n0",)})
+    waits = Claim("other", NodeDemand(1, 1.0, 1.0))
+    lacked = LackedNodes(capacity, {}, [waits, replace(waits, job="third")])
+    assert lacked.beside("me") == lacked.beside("other") == {"gpu"}
+    assert not lacked.leaves_none("me", SMALL), "n1 may be had"
+    assert lacked.leaves_none("me", NodeDemand(1, 0.5, 1.0))
+    assert lacked.leaves_none("me", NodeDemand(1, 2.0, 0.0)), "no node is large enough"
+    for_any = LackedNodes(capacity, {}, [waits, Claim("fourth", SMALL)])
+    assert for_any.leaves_none("me", SMALL)
+    assert LackedNodes(capacity, {}, [waits]).beside("other") == set(), "its own need"
+    assert not LackedNodes(capacity, {}, []).leaves_none("me", NodeDemand(1, 2.0, 0.0))
 
 
 @pytest.mark.seconds
@@ -339,16 +359,16 @@ def test_random_histories_of_the_queue_keep_its_promises(block: int) -> None:
 
 def test_a_waiting_job_knows_for_which_job_nodes_are_reserved() -> None:
     capacity, small = nodes(1, 1, 1), NodeDemand(1, 1.0, 0)
-    held, big = claims(small), Claim("big", ONE_EACH, "llama", is_overdue=True)
+    held, big = claims(small), Claim("big", ONE_EACH, "llama", overdue=1)
     younger = admit(capacity, {}, held, [big], asking(small))
     assert younger.reservation == Reservation("big", "llama", 3)
-    itself = admit(capacity, {}, held, [], asking(ONE_EACH, is_overdue=True))
+    itself = admit(capacity, {}, held, [], asking(ONE_EACH, overdue=1))
     assert itself.reservation == Reservation("asking", "asking", 3)
     assert itself.why.endswith("; 3 are reserved for it")
     assert admit(capacity, {}, held, [], asking(ONE_EACH)).reservation is None
     too_large = NodeDemand(4, 1.0, 0)
-    assert admit(capacity, {}, held, [], asking(too_large, is_overdue=True)).reservation is None
-    behind = admit(capacity, {}, held, [big], asking(ONE_EACH, is_overdue=True))
+    assert admit(capacity, {}, held, [], asking(too_large, overdue=1)).reservation is None
+    behind = admit(capacity, {}, held, [big], asking(ONE_EACH, overdue=1))
     assert behind.reservation == Reservation("big", "llama", 3)
 
 
@@ -395,13 +415,25 @@ def test_jobs_that_keep_coming_do_not_take_the_node_that_is_reserved(
     assert starves(queue, NodeDemand(1, max(nodes), 0.0), small) == (not keeps_off)
 
 
-def starves(queue: QueueHistory, large: NodeDemand, small: NodeDemand) -> bool:
+@pytest.mark.parametrize("reserves_more", [True, False])
+def test_a_job_does_not_starve_beside_one_that_never_ends(reserves_more: bool) -> None:
+    """Of the nodes in use, the one with most room never has enough."""
+    queue = QueueHistory(0, nodes=(2.0, 2.0), reserves_more=reserves_more)
+    queue.submit(NodeDemand(1, 0.5, 0.0), ENDLESS)
+    large, small = NodeDemand(1, 2.0, 0.0), NodeDemand(1, 1.0, 0.0)
+    for _ in range(4):
+        queue.submit(small, 1)
+        queue.pass_time()
+    assert starves(queue, large, small, work=3) == (not reserves_more)
+
+
+def starves(queue: QueueHistory, large: NodeDemand, small: NodeDemand, work: int = 4) -> bool:
     """Whether the large job still waits when many small ones, each of which outlasts the arrival of
     the next, have gone by."""
     number = queue.submit(large, 4)
     try:
         for _ in range(100):
-            queue.submit(small, 4)
+            queue.submit(small, work)
             queue.pass_time()
     except PromiseBroken as broken:
         assert f"job {number} " in str(broken)

@@ -28,8 +28,8 @@ def cluster(*cpus: float, **placed: tuple[str, ...]) -> Capacity:
     return Capacity((HEAD, *nodes), can_grow=True, placed=placed)
 
 
-def queued(*demands: NodeDemand, overdue: bool = False) -> list[Claim]:
-    return [Claim(f"q{n}", demand, is_overdue=overdue) for n, demand in enumerate(demands)]
+def queued(*demands: NodeDemand, overdue: int = 0) -> list[Claim]:
+    return [Claim(f"q{n}", demand, overdue=overdue) for n, demand in enumerate(demands)]
 
 
 def plan(
@@ -70,7 +70,7 @@ def test_a_job_that_may_pass_a_larger_one_is_not_asked_for() -> None:
     first, second = queued(NodeDemand(2, 4.0, 0.0), NodeDemand(1, 4.0, 0.0))
     requests = plan(cluster(4), [first, second]).requests
     assert requests.keys() == {"q0"} and requests["q0"].new == 2, "the second takes the node"
-    overdue = replace(first, is_overdue=True)
+    overdue = replace(first, overdue=1)
     requests = plan(cluster(4, 4), [replace(overdue, demand=NodeDemand(3, 4, 0)), second]).requests
     assert requests.keys() == {"q0"}, "too few are large enough: none are reserved"
     held = (Claim("running", NodeDemand(1, 4.0, 0.0)),)
@@ -149,9 +149,9 @@ DEMANDS = st.builds(
     st.integers(1, 4),
     st.integers(0, 3),
 )
-QUEUES = st.lists(st.tuples(DEMANDS, st.booleans()), max_size=6).map(
+QUEUES = st.lists(st.tuples(DEMANDS, st.integers(0, 3)), max_size=6).map(
     lambda jobs: [
-        Claim(f"q{n}", demand, is_overdue=overdue) for n, (demand, overdue) in enumerate(jobs)
+        Claim(f"q{n}", demand, overdue=overdue) for n, (demand, overdue) in enumerate(jobs)
     ]
 )
 CLUSTERS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), max_size=5).map(lambda c: cluster(*c))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from holdfast_service.job_model.admission import Claim, NodeDemand, admit, jobs_that_lack_nodes
+import pytest
+
+from holdfast_service.job_model.admission import Claim, LackedNodes, NodeDemand, admit
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 
 SIZES = (20, 80)
@@ -40,24 +43,21 @@ def queue_of(size: int) -> tuple[Capacity, list[Claim], list[Claim]]:
     return Capacity(nodes, can_grow=False, placed=placed), held, waits
 
 
-def test_admission_works_in_proportion_to_the_nodes_and_the_jobs() -> None:
+@pytest.mark.parametrize("overdue", [0, 3])
+def test_admission_works_in_proportion_to_the_nodes_and_the_jobs(overdue: int) -> None:
     def work(size: int) -> int:
         capacity, held, waits = queue_of(size)
-        return lines_of(lambda: admit(capacity, {}, held, waits[:-1], waits[-1]))
+        before = [replace(claim, overdue=overdue) for claim in waits[:-1]]
+        return lines_of(lambda: admit(capacity, {}, held, before, waits[-1]))
 
     small, large = map(work, SIZES)
     assert large < 5 * small, "16 times as much if each job looks at each node"
 
 
-def test_the_look_for_jobs_that_lack_nodes_works_in_proportion_to_the_nodes_and_the_jobs() -> None:
+def test_the_look_for_nodes_that_jobs_lack_works_in_proportion_to_the_nodes_and_the_jobs() -> None:
     def work(size: int) -> int:
         capacity, _, waits = queue_of(size)
-        return lines_of(lambda: jobs_that_lack_nodes(capacity, {}, waits))
+        return lines_of(lambda: LackedNodes(capacity, {}, waits))
 
     small, large = map(work, SIZES)
     assert large < 5 * small, "16 times as much if each job looks at each node"
-
-
-def test_the_look_ends_with_enough_jobs() -> None:
-    capacity, _, waits = queue_of(4)
-    assert jobs_that_lack_nodes(capacity, {}, waits, enough=2) == {"q0", "q1"}

@@ -94,6 +94,22 @@ async def test_an_overdue_job_that_needs_a_node_in_quarantine_is_not_passed(
         assert await until_decided(jobs, cluster, small.id) == large
 
 
+async def test_a_second_overdue_job_is_not_passed(
+    store: Store, jobs: JobService, cluster: FakeCluster, at_once: Settings
+) -> None:
+    """A job fits beside the others, on a node that none but the second waits for."""
+    more = replace(cluster.nodes.nodes[0], node_id="node3", host="127.0.0.9")
+    cluster.nodes = replace(cluster.nodes, nodes=(*cluster.nodes.nodes, more))
+    two = {"parallel": {"dp_shard": 2}, "resources": WHOLE_NODE}
+    async with reconciling(store, cluster, at_once):
+        for node in ("node0", "node1", "node2"):
+            await running(jobs, cluster, node, **HALF, name=node)
+        first = await queued(jobs, **two)
+        await queued(jobs, **two, name="second")
+        half, _ = await jobs.submit({**JOB, **HALF, "name": "half"})
+        assert await until_decided(jobs, cluster, half.id) == first
+
+
 async def test_a_node_that_is_too_small_for_one_job_is_still_kept_for_the_job_before_it(
     store: Store, jobs: JobService, cluster: FakeCluster, at_once: Settings
 ) -> None:
@@ -141,10 +157,27 @@ async def test_a_job_that_can_never_start_holds_no_elastic_job_back(
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
         await queued(jobs, **ALL)
-        held = SizeOrder(None, is_held=True)
+        held = SizeOrder(None, is_held=True, off=("node0", "node1", "node2"))
         await until(lambda: supervisor.sizes[-1:] == [held], what="the hold")
         await NodeService(store, reconciler.wake_for_nodes).cordon("node2", "new cables", None)
         await until(lambda: supervisor.sizes[-1] == SizeOrder(None), what="the end of the hold")
+
+
+async def test_a_job_that_waits_for_a_gpu_leaves_the_other_nodes_to_elastic_jobs(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    with_gpu = replace(cluster.nodes.nodes[0], node_id="gpu", host="127.0.0.9", gpus=1.0)
+    cluster.nodes = replace(cluster.nodes, nodes=(*cluster.nodes.nodes, with_gpu))
+    on_gpu = {"parallel": {"dp_shard": 1}, "resources": {**WHOLE_NODE, "gpus_per_worker": 1}}
+    async with reconciling(store, cluster, settings):
+        elastic = await running(jobs, cluster, "node0", **ELASTIC)
+        supervisor = cluster.supervisors[elastic]
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await running(jobs, cluster, "gpu", **on_gpu, name="holder")
+        await queued(jobs, **on_gpu, name="waits")
+        off = SizeOrder(None, is_held=False, off=("gpu",))
+        await until(lambda: supervisor.sizes[-1:] == [off], what="the order")
 
 
 async def test_the_next_driver_of_a_job_keeps_it_off_the_nodes_that_were_reserved(

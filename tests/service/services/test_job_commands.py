@@ -223,13 +223,14 @@ async def test_an_elastic_job_is_held_while_another_waits_for_nodes(
     cluster.nodes = replace(cluster.nodes, nodes=(*cluster.nodes.nodes, tiny))
     quick = settings.model_copy(update={"reserve_after_s": 0.0})
     async with reconciling(store, cluster, quick):
-        supervisor = await submitted(jobs, cluster, **ELASTIC)
+        whole = {**ELASTIC["resources"], "cpus_per_worker": 1}
+        supervisor = await submitted(jobs, cluster, **{**ELASTIC, "resources": whole})
         placed = {supervisor.launch.job_id: ["node0"]}
         cluster.nodes = replace(cluster.nodes, placed=placed)
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
         waiting, _ = await jobs.submit({**JOB, "name": "waiting"})
-        held = SizeOrder(None, is_held=True)
+        held = SizeOrder(None, is_held=True, off=("node0", "node1", "node2"))
         await until(lambda: supervisor.sizes[-1:] == [held], what="the hold")
         small = {**ELASTIC["resources"], "cpus_per_worker": 0.5}
         second = await submitted(jobs, cluster, **{**ELASTIC, "name": "second", "resources": small})

@@ -3,8 +3,8 @@
 The pure admission decides, on what the store keeps of each job; this file carries it out on a
 made-up cluster, as Ray, the supervisors and one or two servers do. In every tick it checks by its
 own count that nothing is used twice, that no job passes an overdue one that needs its nodes, that
-no job starves, and that no node stays idle which an unreserved waiting job could use. Each history
-depends on its seed.
+no job starves, also beside jobs that never end, and that no node stays idle which an unreserved
+waiting job could use. Each history depends on its seed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tests.support.simulation.simulated_queue_job import SimulatedJob, fpgas_of
+from tests.support.simulation.simulated_queue_job import ENDLESS, SimulatedJob, fpgas_of
 
 from holdfast_service.job_model.admission import (
     Claim,
+    LackedNodes,
     NodeDemand,
     QueuePass,
     admit,
-    jobs_that_lack_nodes,
+    times_overdue,
 )
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.node_labels import LabelRule
@@ -43,6 +44,7 @@ _KEPT = Avoided(NodeStanding.CORDONED, "reserved")
 HAPPENINGS = {
     *("started", "ended", "reserved", "grown", "given back", "queued again", "foreign"),
     *("in quarantine", "look failed", "not driven", "unsuitable", "impossible", "stale"),
+    *("several reserved", "more reserved", "beside an endless job", "held back"),
 }
 
 
@@ -51,7 +53,8 @@ class PromiseBroken(AssertionError):
 
 
 class QueueHistory:
-    """One history. `reserves`, `keeps_off`: False breaks the promise that no job starves."""
+    """One history. `reserves`, `reserves_more`, `keeps_off`: False breaks the promise that no job
+    starves."""
 
     def __init__(
         self,
@@ -59,12 +62,14 @@ class QueueHistory:
         *,
         nodes: Sequence[float] = (),
         reserves: bool = True,
+        reserves_more: bool = True,
         keeps_off: bool = True,
     ) -> None:
         """`nodes`: their CPUs; by default random nodes."""
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.reserves, self.keeps_off = reserves, keeps_off
+        self.most_overdue = ENDLESS if reserves_more else 1
         self.counts: Counter[str] = Counter()
         self.now = 0
         self.jobs: dict[int, SimulatedJob] = {}
@@ -94,6 +99,9 @@ class QueueHistory:
         self.is_crowded = rng.random() < 0.005
         self.arriving = 2.0 if self.is_crowded else rng.choice((0.3, 0.6, 1.2))
         self.ticks = 40 if self.is_crowded else rng.choice((6, 12, 12, 24))
+        self.has_endless = not nodes and not self.is_crowded and rng.random() < 0.05
+        if self.has_endless:
+            self.ticks, self.arriving = 80, 1.2
         self._calm_since = 0
         self._first: tuple[int, int] | None = None
         """The first waiting job that fits the cluster, and since when it is that."""
@@ -111,7 +119,8 @@ class QueueHistory:
                 self._order_size()
             self.pass_time()
         self._calm_down()
-        work = sum(job.work + OVERDUE + PATIENCE + 1 for job in self.jobs.values())
+        waits = OVERDUE * (1 + len(self.whole)) + PATIENCE + 1
+        work = sum(job.work + waits for job in self.jobs.values())
         for _ in range(_LEVELS * work + LONGEST_RUN):
             if not any(job.is_possible for job in self.jobs.values()):
                 return self.counts
@@ -165,7 +174,10 @@ class QueueHistory:
             demand = NodeDemand(nodes, rng.choice((0.5, 1.0, 2.0)), gpus, least)
             if self.is_special:
                 demand = self._choosy(demand)
-            number = self.submit(demand, rng.randint(1, LONGEST_RUN), rng.choice((0, 0, 0, -1, 1)))
+            work = rng.randint(1, LONGEST_RUN)
+            if self.has_endless and rng.random() < 0.1:
+                demand, work = replace(demand, cpus=0.5), ENDLESS
+            number = self.submit(demand, work, rng.choice((0, 0, 0, -1, 1)))
             if not self.jobs[number].is_possible and rng.random() < 0.9:
                 del self.jobs[number]
 
@@ -220,6 +232,7 @@ class QueueHistory:
         self.away, self.aside = set(), {}
         for job in self.jobs.values():
             job.unsuitable = set()
+            job.work = min(job.work, LONGEST_RUN)  # a user cancels those that never end
         self.foreign = dict.fromkeys(self.whole, 0.0)
         self.disturbances = self.failing_looks = 0.0
         self._calm_since = self.now
@@ -232,22 +245,23 @@ class QueueHistory:
             return
         if job.is_short:
             self._take(job, job.demand.to_start)
-            job.is_kept_off = False
             if len(job.nodes) >= job.demand.to_start:
-                job.short_since = None
+                job.short_since, job.is_kept_off = None, False
             elif job.short_since is None:
                 job.short_since = self.now
                 is_calm = job.admitted_at > self._calm_since
                 self.counts["without room"] += is_calm and not job.nodes
             elif self.now - job.short_since > PATIENCE:
                 self._queue_again(job)
-        elif len(job.nodes) < job.most and job.name not in self._held_back_by(job):
+        elif len(job.nodes) < job.most:
             job.is_kept_off = False
-            self._take(job, len(job.nodes) + 1)
-            self.counts["grown"] += 1
+            before, off = len(job.nodes), self._others_wait_for(job)
+            self._take(job, before + 1, off)
+            self.counts["grown"] += len(job.nodes) - before
+            self.counts["held back"] += bool(off)
 
     def _queue_again(self, job: SimulatedJob) -> None:
-        job.nodes, job.is_admitted, job.short_since = [], False, None
+        job.nodes, job.is_admitted, job.short_since, job.is_kept_off = [], False, None, False
         job.since = self.now
         record = job.stored(self.now)
         for state in (State.PAUSING, State.PAUSED, State.QUEUED):
@@ -332,31 +346,34 @@ class QueueHistory:
 
     def _claim(self, job: SimulatedJob) -> Claim:
         """As it is made of the job's record."""
-        overdue = self.reserves and self.now - job.record.queued_at > OVERDUE
+        overdue = self._times_overdue(self.now - job.record.queued_at)
         unusable = dict.fromkeys(job.unsuitable, _UNSUITABLE) | dict.fromkeys(
             job.off - job.unsuitable, _KEPT
         )
-        is_overdue = overdue and not job.is_admitted
-        return Claim(job.name, job.demand, is_overdue=is_overdue, unusable=unusable)
+        overdue = overdue if self.reserves and not job.is_admitted else 0
+        return Claim(job.name, job.demand, overdue=overdue, unusable=unusable)
+
+    def _times_overdue(self, waited: float) -> int:
+        return min(times_overdue(waited, OVERDUE), self.most_overdue)
 
     def _waiting(self) -> list[SimulatedJob]:
         """In the order of the queue."""
         waiting = (job for job in self.jobs.values() if job.is_waiting)
         return sorted(waiting, key=lambda job: job.place)
 
-    def _held_back_by(self, job: SimulatedJob) -> set[str]:
-        """The job, if another lacks nodes that the cluster has: then it does not grow."""
+    def _others_wait_for(self, job: SimulatedJob) -> set[str]:
+        """The nodes that other jobs lack and could use: the job does not grow on these."""
         others = [
             other
             for other in self.jobs.values()
             if other is not job and (other.is_short or other.is_waiting)
         ]
-        capacity = self.capacity()
-        lacking = jobs_that_lack_nodes(capacity, self.aside, map(self._claim, others))
-        could = {other.name for other in others if self._is_possible_now(other, other.off)}
-        if lacking != could:
-            raise self._broken(f"{lacking} hold elastic jobs back, and {could} could start")
-        return {job.name} if lacking else set()
+        lacked = LackedNodes(self.capacity(), self.aside, map(self._claim, others))
+        possible = (other for other in others if self._is_possible_now(other, other.off))
+        expected = set[str]().union(*(self._large_enough(o, o.off) for o in possible))
+        if lacked.beside(job.name) != expected:
+            raise self._broken(f"{lacked.beside(job.name)} in place of {expected} are left alone")
+        return expected
 
     # --- the nodes ------------------------------------------------------------------------------
 
@@ -412,42 +429,38 @@ class QueueHistory:
     def _fpgas_of(self, node: str) -> float:
         return self.fpgas[node] if self.is_special else 0.0
 
-    def _take(self, job: SimulatedJob, size: int) -> None:
-        off = {*job.nodes, *job.off}
+    def _take(self, job: SimulatedJob, size: int, off: Iterable[str] = ()) -> None:
+        off = {*job.nodes, *job.off, *off}
         job.nodes += self._room(self.free(), job.demand, off)[: size - len(job.nodes)]
 
     # --- the promises ---------------------------------------------------------------------------
 
-    def _first_overdue(self, waiting: Iterable[SimulatedJob]) -> SimulatedJob | None:
-        """The job that no later one may pass on the nodes that it needs, by its age and the nodes
-        as they are."""
-        for job in waiting:
-            if self.now - job.since > OVERDUE:
-                if self._is_possible_now(job, job.unsuitable):
-                    return job
-                self.counts["impossible"] += 1
-        return None
+    def _is_overdue(self, job: SimulatedJob) -> bool:
+        """Whether no later one may pass it on the nodes that it needs, by its age and the nodes as
+        they are."""
+        is_late = self.now - job.since > OVERDUE
+        is_overdue = is_late and self._is_possible_now(job, job.unsuitable)
+        self.counts["impossible"] += is_late and not is_overdue
+        return is_overdue
 
     def _check_none_is_passed(self, job: SimulatedJob, kept_off: Sequence[str]) -> None:
-        """An admitted job leaves the overdue job before it enough nodes: it is kept off them, or
+        """An admitted job leaves each overdue job before it enough nodes: it is kept off them, or
         they have room for both."""
         before = [other for other in self.jobs.values() if other.place < job.place]
         tried = [other for other in before if other.waits_for in ("nodes", "cluster")]
-        overdue = self._first_overdue(sorted(tried, key=lambda other: other.place))
-        if overdue is None:
-            return
         kept = set(kept_off if self.keeps_off else ())
         free = {node: room for node, room in self.free().items() if node not in kept}
-        left = self._large_enough(overdue, overdue.unsuitable) & kept
-        for_both = replace(
-            overdue.demand,
-            cpus=overdue.demand.cpus + job.demand.cpus,
-            gpus=overdue.demand.gpus + job.demand.gpus,
-            custom=(("fpga", fpgas_of(overdue.demand) + fpgas_of(job.demand)),),
-        )
-        left.update(self._room(free, for_both, overdue.unsuitable))
-        if len(left) < overdue.demand.to_start:
-            raise self._broken(f"job {overdue.number} is passed by {job.number}: {left} are left")
+        for overdue in filter(self._is_overdue, tried):
+            left = self._large_enough(overdue, overdue.unsuitable) & kept
+            for_both = replace(
+                overdue.demand,
+                cpus=overdue.demand.cpus + job.demand.cpus,
+                gpus=overdue.demand.gpus + job.demand.gpus,
+                custom=(("fpga", fpgas_of(overdue.demand) + fpgas_of(job.demand)),),
+            )
+            left.update(self._room(free, for_both, overdue.unsuitable))
+            if len(left) < overdue.demand.to_start:
+                raise self._broken(f"job {overdue.number} is passed by {job.number}: {left} left")
 
     def _check_nothing_is_used_twice(self) -> None:
         if any(min(room) < -_SLACK for room in self.free().values()):
@@ -460,23 +473,35 @@ class QueueHistory:
         the cluster has failed: it starts in a later tick."""
         if not self._is_settled or any(job.is_short for job in self.jobs.values()):
             return
-        free, kept, overdue = self.free(), set[str](), False
+        free, kept = self.free(), set[str]()
         queue = QueuePass(self.capacity(), self.aside, self._held())
         for job in self._waiting():
             queue.serve(self._claim(job))
             needed = job.demand.to_start
             idle = self._room(free, job.demand, {*job.unsuitable, *kept})[:needed]
+            own = {node for node, owner in queue.reserved.items() if owner == job.name}
             if len(idle) == needed:
                 if job.waits_for == "nodes":
                     raise self._broken(f"job {job.number} waits, although {idle} are free")
                 self._use(free, idle, job.demand)
-            elif self.reserves and not overdue and self._first_overdue([job]) is job:
-                overdue, kept = True, set(queue.reserved)
-                if len(kept) != needed or not kept <= self._large_enough(job, job.unsuitable):
-                    raise self._broken(f"{kept} are reserved for job {job.number}")
-        if queue.reserved and not overdue:
-            raise self._broken(f"{queue.reserved} are reserved for nothing")
-        self.counts["reserved"] += overdue
+            elif self.reserves and self._is_overdue(job):
+                self._check_reservation(job, own, set(idle), kept)
+                kept |= own
+            elif own:
+                raise self._broken(f"{own} are reserved for nothing")
+        self.counts["reserved"] += bool(kept)
+        self.counts["several reserved"] += len(queue.reservations) > 1
+
+    def _check_reservation(
+        self, job: SimulatedJob, own: set[str], idle: set[str], others: set[str]
+    ) -> None:
+        """It has all idle nodes, and no more of the others than its age gives it."""
+        could = self._large_enough(job, job.unsuitable) - others
+        missing = job.demand.to_start - len(idle)
+        most = missing * self._times_overdue(self.now - job.since)
+        if not idle <= own <= could or len(own - idle) != min(most, len(could - idle)):
+            raise self._broken(f"{own} are reserved for job {job.number}")
+        self.counts["more reserved"] += len(own) > job.demand.to_start
 
     def _check_no_job_starves(self) -> None:
         """The first job starts within the runs of those that use its nodes."""
@@ -486,11 +511,21 @@ class QueueHistory:
             return
         if self._first is None or self._first[0] != first.number:
             self._first = first.number, self.now
-        if not self._is_possible_now(first, first.unsuitable):
+        if not self._is_possible_beside_endless(first):
             self._calm_since = self.now  # too few nodes are left for it
-        bound = OVERDUE + PATIENCE + _LEVELS * first.demand.to_start * (LONGEST_RUN + 1)
+        waits = OVERDUE * (1 + len(self.whole)) + PATIENCE
+        bound = waits + _LEVELS * first.demand.to_start * (LONGEST_RUN + 1)
         if self.now - max(self._first[1], self._calm_since) > bound:
             raise self._broken(f"job {first.number} starves since {first.since}")
+
+    def _is_possible_beside_endless(self, job: SimulatedJob) -> bool:
+        room = self._for_jobs()
+        for other in self.jobs.values():
+            if other.is_endless:
+                self._use(room, [node for node in other.nodes if node in room], other.demand)
+                self.counts["beside an endless job"] += bool(other.nodes)
+        usable = {node: left for node, left in room.items() if self._is_usable(node)}
+        return len(self._room(usable, job.demand, job.unsuitable)) >= job.demand.to_start
 
     def _broken(self, promise: str) -> PromiseBroken:
         return PromiseBroken(f"seed {self.seed}, tick {self.now}: {promise}")

@@ -18,12 +18,15 @@ class _NoDatabase:
     def add(self, row: object) -> None: ...
 
 
+ENDLESS = 1_000_000
+
+
 @dataclass
 class SimulatedJob:
     number: int
     demand: NodeDemand
     work: int
-    """Ticks that it still has to run with enough nodes."""
+    """Ticks that it still has to run with enough nodes; ENDLESS: until it is cancelled."""
     since: int
     """When it came into the queue."""
     is_possible: bool
@@ -54,6 +57,10 @@ class SimulatedJob:
     @property
     def most(self) -> int:
         return self.limit or self.demand.nodes
+
+    @property
+    def is_endless(self) -> bool:
+        return self.work > ENDLESS // 2
 
     @property
     def is_short(self) -> bool:
