@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -50,13 +51,14 @@ from holdfast_workers.protocol.processes import StorageOptions
 _log = structlog.get_logger()
 
 Expected = TypeVar("Expected")
+T = TypeVar("T")
 
 PLACEMENT_TIMEOUT_S = 3.0
-"""How long placement avoids nodes in quarantine: after that, these nodes are used too. A job that
-has no place by then off the nodes that are reserved for others pauses as long and tries again."""
+"""How long placement leaves out the last choice of nodes: then these are used too. A job that
+has to keep off reserved nodes and finds no place for so long has none."""
 
 SEAT_RELEASE_S = 5.0
-PASS_S = 0.25
+SEAT_PASS_S = 0.25
 """Pause between two looks at the seats of an elastic job."""
 
 HEAD_PAUSE_S = 1.0
@@ -94,10 +96,11 @@ class RayAgents:
         avoid: Mapping[str, Avoided] | None = None,
         reserved: Sequence[str] = (),
         packages: Sequence[str] = (),
+        given: Sequence[str] = (),
     ) -> None:
         """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none is placed
-        on a node in quarantine if there is room elsewhere. `reserved`: ids of nodes that are kept
-        for other jobs; no agent is placed there before the job has had its place.
+        on a node in quarantine, or with an id in `given`, if there is room elsewhere. `reserved`:
+        ids of nodes that are kept for other jobs: the job gets its place elsewhere, or none.
         `packages`: exact requirements that each node installs."""
         self._installation = installation
         self._job_id = job_id
@@ -113,8 +116,9 @@ class RayAgents:
         """As last read, by id."""
         self._kept: frozenset[str] | None = None
         self._reserved = frozenset(reserved)
+        """Empty once the job has its place."""
+        self._given = frozenset(given)
         self._others_wait_for = self._reserved
-        self._had_place = False
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
         # Apart: a restart waits for Ray's control service, which no other command needs.
         self._restart_pool = ThreadPoolExecutor(4, thread_name_prefix="agent-restart")
@@ -123,19 +127,25 @@ class RayAgents:
     def seats(self) -> list[str]:
         return [f"n{index}" for index in range(self._spec.nodes)]
 
-    def ensure(self) -> None:
+    def ensure(self) -> bool:
         """Create the placement group and the agents, or adopt those with the same names. Waits
-        while Ray's head is away: nothing can be known then. What has no place yet is placed once
-        there is one."""
-        self._once_head_answers(self._ensure)
+        while Ray's head is away: nothing can be known then. False: the job finds no place off the
+        nodes that are reserved for others, and must not stay."""
+        has_place = self._once_head_answers(self._ensure)
+        self._reserved = frozenset()
+        return has_place is not False
 
-    def _ensure(self) -> None:
+    def _ensure(self) -> bool:
         require_control_service()
         if self._spec.resources.nodes is not None:
-            self._keep_seats()
-            return
-        if not self._place_group():
-            self._repeat(self._place_group, PLACEMENT_TIMEOUT_S)
+            return self._keep_seats()
+        group = self._placement_group()
+        if group is None:
+            return False
+        for index, seat in enumerate(self.seats):
+            name = names.agent(self._job_id, seat)
+            self._handles[seat] = self._create(group, index, seat, name)
+        return True
 
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
@@ -205,17 +215,18 @@ class RayAgents:
         except Exception:  # Ray cannot be asked, or the actor is already gone
             _log.exception("cannot restart an agent", agent=seat)
 
-    def _once_head_answers(self, action: Callable[[], None]) -> None:
+    def _once_head_answers(self, action: Callable[[], T]) -> T | None:
         """Repeat the action until Ray's control service answers it, or these agents are closed."""
         while not self._closing.is_set():
             try:
-                action()
-                return
+                return action()
             except ControlServiceAway:
                 self._closing.wait(HEAD_PAUSE_S)
+        return None
 
-    def _keep_seats(self) -> None:
-        """Place the seats of an elastic job, now and as nodes come and go."""
+    def _keep_seats(self) -> bool:
+        """Place the seats of an elastic job, now and as nodes come and go. False: too few find a
+        place off the reserved nodes."""
         groups = SeatGroups(
             self._installation,
             self._job_id,
@@ -226,35 +237,38 @@ class RayAgents:
             lambda: [*self._node_ids_with(NodeStanding.CORDONED), *self._left_to_others()],
         )
         self._place_seats(groups)
+        if self._handles:  # a former supervisor has placed the job
+            self._reserved = frozenset()
 
-        def keep() -> bool:
-            self._place_seats(groups)
-            return False
-
-        self._repeat(keep, PASS_S)
-
-    def _left_to_others(self) -> frozenset[str]:
-        """The nodes on which an elastic job asks for no seat. One that has lost its place may have
-        any: it goes before the jobs of the queue."""
-        if len(self._handles) >= self._spec.needed_nodes:
-            self._had_place = True
-            return self._others_wait_for
-        return frozenset() if self._had_place else self._reserved
-
-    def _repeat(self, place: Callable[[], bool], pause_s: float) -> None:
-        """Call `place` again and again, in the background, until it returns True."""
-
-        def repeat() -> None:
-            while not self._closing.wait(pause_s):
+        def keep() -> None:
+            while not self._closing.wait(SEAT_PASS_S):
                 try:
-                    if place():
-                        return
+                    self._place_seats(groups)
                 except ControlServiceAway:
                     pass  # nothing is placed while Ray's head is away
                 except Exception:  # the cluster does not answer; the next pass repeats it
                     _log.exception("cannot place the seats of a job", job=self._job_id)
 
-        threading.Thread(target=repeat, name="placement", daemon=True).start()
+        threading.Thread(target=keep, name="seat-groups", daemon=True).start()
+        return not self._reserved or self._finds_a_place()
+
+    def _finds_a_place(self) -> bool:
+        """Whether as many seats as an elastic job needs are placed, one soon after the other."""
+        placed, until = -1, 0.0
+        while (now := len(self._handles)) < self._spec.needed_nodes:
+            if now > placed:
+                placed, until = now, time.monotonic() + PLACEMENT_TIMEOUT_S
+            elif time.monotonic() > until:
+                return False
+            time.sleep(SEAT_PASS_S)
+        return True
+
+    def _left_to_others(self) -> frozenset[str]:
+        """The nodes on which an elastic job asks for no seat. One that has fewer nodes than it
+        needs may have any: it goes before the jobs of the queue."""
+        if len(self._handles) >= self._spec.needed_nodes:
+            return self._others_wait_for
+        return self._reserved
 
     def _place_seats(self, groups: SeatGroups) -> None:
         require_control_service()
@@ -275,34 +289,21 @@ class RayAgents:
         if handle is not None and not self._is_kept(seat):
             ray.wait([handle.release.remote()], timeout=SEAT_RELEASE_S)
 
-    def _place_group(self) -> bool:
-        """Place the group of a job with a fixed number of nodes, and create its agents. False: all
-        nodes with room are reserved for other jobs."""
-        group = self._placement_group()
-        if group is None:
-            return False
-        for index, seat in enumerate(self.seats):
-            name = names.agent(self._job_id, seat)
-            self._handles[seat] = self._create(group, index, seat, name)
-        return True
-
     def _placement_group(self) -> Any:
-        """None: it has no place off the nodes that are reserved, and asks for none meanwhile."""
+        """None: it has no place off the reserved nodes, and asks for none any more."""
         name = names.placement_group(self._installation, self._job_id)
         try:
             group = ray.util.get_placement_group(name)
         except ValueError:
-            group = self._new_placement_group(name)
-        is_new = placement_group_table(group)["state"] == PENDING
-        if self._reserved and is_new and not self._closing.is_set():
+            pass
+        else:
+            if not self._reserved or placement_group_table(group)["state"] != PENDING:
+                return group
             ray.util.remove_placement_group(group)
             return None
-        return group
-
-    def _new_placement_group(self, name: str) -> Any:
-        quarantined = set(self._node_ids_with(NodeStanding.QUARANTINED)) - self._reserved
+        last = {*self._node_ids_with(NodeStanding.QUARANTINED), *self._given} - self._reserved
         with occupied(self._reserved, self._installation):
-            with occupied(quarantined, self._installation) as any_quarantined:
+            with occupied(last, self._installation) as any_last:
                 group = placement_group(
                     [self._bundle()] * len(self.seats),
                     strategy="STRICT_SPREAD",
@@ -310,11 +311,17 @@ class RayAgents:
                     lifetime="detached",
                     bundle_label_selector=self._label_selectors(),
                 )
-                if any_quarantined:
+                if any_last:
                     group.wait(PLACEMENT_TIMEOUT_S)
-            if self._reserved:
-                group.wait(PLACEMENT_TIMEOUT_S)
-            return group
+            if not self._reserved:
+                return group
+            if group.wait(PLACEMENT_TIMEOUT_S):
+                # A reserved node may have become free after its free CPUs were occupied.
+                nodes = placement_group_table(group)["bundles_to_node_id"].values()
+                if self._reserved.isdisjoint(nodes):
+                    return group
+            ray.util.remove_placement_group(group)
+            return None
 
     def _label_selectors(self) -> list[dict[str, str]] | None:
         """A label selector for each bundle; None if any node will do."""

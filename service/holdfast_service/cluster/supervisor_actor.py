@@ -69,6 +69,7 @@ class SupervisorActor:
             launch.avoid,
             launch.reserved,
             launch.packages,
+            launch.given,
         )
         self._supervisor = Supervisor(
             launch,
@@ -109,7 +110,7 @@ class SupervisorActor:
             case AvoidOrder(nodes=nodes):
                 self._supervisor.avoid(nodes)
             case SizeOrder() as size:
-                self._agents.grow_off(size.off)
+                self._agents.grow_off(size.held_off or ())
                 self._supervisor.resize(size)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from math import ceil, prod
+from math import ceil, log2, prod
 from typing import Any
 
 from holdfast_service.job_model.free_nodes import CPU, GPU, FreeNodes
@@ -132,16 +132,17 @@ class Claim:
     demand: NodeDemand
     name: str = ""
     overdue: int = 0
-    """How many times it has waited as long as a job may without nodes that are reserved for it."""
+    """Nodes are reserved for it: 1, and 1 more each time that it has waited twice as long; 0: it
+    has not waited long."""
     unusable: Mapping[str, Avoided] = field(default_factory=dict)
     """The nodes that this job cannot use while others can, by name or id."""
 
 
 def times_overdue(waited_s: float, reserve_after_s: float) -> int:
-    """`Claim.overdue` of a job that has waited so long; 0: it is not overdue."""
+    """`Claim.overdue` of a job that has waited so long."""
     if waited_s <= reserve_after_s:
         return 0
-    return int(waited_s // reserve_after_s) if reserve_after_s else 1
+    return 1 + max(0, int(log2(waited_s / max(reserve_after_s, 1.0))))
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,9 @@ class Admission:
     why: str = ""
     """Why it may not start; or why it starts on nodes that are in quarantine."""
     reserved_nodes: tuple[str, ...] = ()
-    """Ids of the nodes that it must not take when it starts: they are kept for jobs before it."""
+    """Ids of the nodes that it must not start on: they are for overdue jobs before it."""
+    given_nodes: tuple[str, ...] = ()
+    """Ids of those that it leaves, if others have room, to jobs that start before it."""
     reservation: Reservation | None = None
     """The nodes that are kept while it waits."""
 
@@ -184,17 +187,17 @@ def admit(
     queue = QueuePass(capacity, aside, held)
     for claim in before:
         queue.serve(claim)
-    kept, fitting = {*queue.reserved, *queue.given}, queue.fitting(asking)
+    off, given, fitting = {*queue.reserved, *queue.due}, set(queue.given), queue.fitting(asking)
     nodes = queue.serve(asking)
     if not nodes:
         reservation = queue.reservation_for(asking)
         return Admission(False, queue.why(asking, fitting), reservation=reservation)
-    reserved = tuple(sorted(kept.difference(nodes)))
+    left = tuple(sorted(off.difference(nodes))), tuple(sorted(given.difference(nodes)))
     well = [node for node in fitting if not queue.is_quarantined(node)]
     if len(well) >= len(nodes):
-        return Admission(True, reserved_nodes=reserved)
+        return Admission(True, "", *left)
     why = queue.why(asking, well, without_quarantined=True)
-    return Admission(True, f"nodes in quarantine are used, because {why}", reserved)
+    return Admission(True, f"nodes in quarantine are used, because {why}", *left)
 
 
 class LackedNodes:
@@ -226,7 +229,7 @@ class LackedNodes:
         )
 
     def leaves_none(self, job: str, demand: NodeDemand) -> bool:
-        """Whether others wait for each further node, free or not, that the job could use."""
+        """Whether others wait for each further node, free or not, that is large enough for it."""
         others = self.beside(job)
         own = self._placed.get(job, ())
         return bool(others) and self._queue.large_enough(Claim(job, demand)) <= others.union(own)
@@ -260,8 +263,10 @@ class QueuePass:
         """The kinds of which all nodes are reserved."""
         self.reserved: dict[str, str] = {}
         """The nodes that are kept for jobs that do not fit, and for which job."""
+        self.due: set[str] = set()
+        """The nodes of the overdue jobs that fit."""
         self.given: set[str] = set()
-        """The nodes of the jobs that fit."""
+        """The nodes of the other jobs that fit."""
         self.reservations: dict[str, Reservation] = {}
         """By job, in the order of the queue."""
         self.lacking = self._place(held, capacity.placed)
@@ -274,7 +279,7 @@ class QueuePass:
             nodes = list(islice(self._fitting(claim), needed))
             if len(nodes) == needed:
                 self.take(nodes, claim.demand)
-                self.given.update(nodes)
+                (self.due if claim.overdue else self.given).update(nodes)
                 return nodes
             self._most_fitting[kind] = len(nodes)
         if claim.overdue and kind not in self._used_up:
@@ -338,8 +343,8 @@ class QueuePass:
 
         Later jobs get none of them, so the room on the freest node only grows until it is enough,
         and then on the next: the job starts after the jobs on these nodes have ended. Some may
-        never end. So for each further time that it has been overdue, as many more are kept of the
-        nodes without room; then all jobs that end count in the end.
+        never end. So each time that it has waited twice as long, as many more are kept of the nodes
+        without room: in the end, its start waits for none of those jobs.
         """
         needed, large_enough = claim.demand.to_start, self.large_enough(claim)
         if len(large_enough) < needed:
@@ -366,7 +371,7 @@ class QueuePass:
         """Take the nodes of started jobs; returns what `lacking` says.
 
         Jobs that have started but are not placed yet take the best nodes, as their placement does.
-        An elastic job that is placed asks for no further nodes while another job waits."""
+        An elastic job that is placed asks for no further nodes that another job waits for."""
         unplaced: list[tuple[Claim, int, set[str]]] = []
         for claim in held:
             own = placed.get(claim.job, ())

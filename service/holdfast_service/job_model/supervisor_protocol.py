@@ -66,9 +66,14 @@ class SizeOrder:
     nodes: int | None
     """Most nodes that may train, as the user ordered; None: as many as the spec allows."""
     is_held: bool = False
-    """Other jobs wait for all nodes that it could take: it must not take more."""
-    off: tuple[str, ...] = ()
-    """Ids of the nodes that other jobs wait for, sorted: it must not grow on these."""
+    """Other jobs wait for nodes: this one must not take more."""
+    held_off: tuple[str, ...] | None = None
+    """If it is held: the ids of the nodes that the others wait for, sorted; it may take others.
+    None: it must take none."""
+
+    @property
+    def holds_all(self) -> bool:
+        return self.is_held and self.held_off is None
 
 
 _EVENTS_PER_EPOCH = 1 << 32
@@ -213,7 +218,8 @@ class JobLaunch:
     skipped: tuple[tuple[int, int], ...] = ()  # the ledger of skipped windows, as stored
     avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes that are set aside at the start
     nodes: int | None = None  # most nodes that may train, as the user ordered
-    reserved: tuple[str, ...] = ()  # ids of nodes that are kept for an older job at the start
+    reserved: tuple[str, ...] = ()  # ids of nodes that it must not start on: kept for older jobs
+    given: tuple[str, ...] = ()  # ids of nodes that it leaves at the start, if others have room
     package: bytes | None = field(
         default=None, repr=False
     )  # the zip file that `spec.code` refers to

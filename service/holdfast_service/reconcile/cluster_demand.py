@@ -93,7 +93,7 @@ class CompetingDemand:
         return LiveDemand(tuple(held), tuple(queue), tuple(growing), tuple(unsettled))
 
     def overdue(self, queued_at: float, now: float) -> int:
-        """How many times a queued job has waited as long as it may before nodes are reserved."""
+        """See `Claim.overdue`, of a queued job."""
         return times_overdue(now - queued_at, self._settings.reserve_after_s)
 
     async def shortcomings(self, session: AsyncSession, now: float) -> Shortcomings:

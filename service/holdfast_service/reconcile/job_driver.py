@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select, text
@@ -135,6 +135,7 @@ class JobDriver:
         self._ended_since: float | None = None
         """Monotonic time of the first ENDED report; rows may follow it."""
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
+        self._given: tuple[str, ...] = ()  # the nodes of jobs that start before this one
         self._packages: PackageInstallation | None = None
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
@@ -285,6 +286,7 @@ class JobDriver:
                 return NextStep(self._settings.queue_retry_s, keep_lease=False)
             intent = await tx.record_intent(Effect.START, intents)
             tx.job.kept_off = list(admission.reserved_nodes)
+            self._given = admission.given_nodes
             tx.transition(State.STARTING, reason=admission.why or None)
         self._admitted = time.monotonic(), {**aside, **unsuitable}
         await self._crash_hook(CrashPoint.START_INTENDED)
@@ -324,6 +326,7 @@ class JobDriver:
                 avoid=avoided_nodes,
                 nodes=job.wanted_nodes,
                 reserved=tuple(job.kept_off or ()),
+                given=self._given,
                 package=package,
                 remote_root=remote_uri(named, folder),
                 former=former,
@@ -427,8 +430,12 @@ class JobDriver:
         """Send the size of an elastic job to a supervisor that has another."""
         if job.spec["resources"].get("nodes") is None or report.phase is Phase.ENDED:
             return
-        now = (report.epoch, self._size_of(job))
-        knows = now == self._sent_size if report.size is None else report.size == now[1]
+        size = self._size_of(job)
+        now = (report.epoch, size)
+        knows = now == self._sent_size
+        if report.size is not None:
+            in_part = replace(size, held_off=None)  # all that a former version knows of it
+            knows = report.size == size or (knows and report.size == in_part)
         if not knows:
             await self._cluster.resize(job.id, now[1])
             self._sent_size = now

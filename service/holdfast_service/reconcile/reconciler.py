@@ -246,11 +246,14 @@ class Reconciler:
 
     def _size_of(self, job: JobRecord) -> SizeOrder:
         """The size that an elastic job is to have beside the others."""
-        demand = NodeDemand.from_stored_spec(job.spec)
-        lacked, growth = self._lacked_nodes, self._store.growth
+        lacked, demand = self._lacked_nodes, NodeDemand.from_stored_spec(job.spec)
+        others = lacked.beside(job.id)
+        if job.id in self._store.growth.held_back:
+            return SizeOrder(job.wanted_nodes, is_held=True)
+        if not others:
+            return SizeOrder(job.wanted_nodes)
         none_left = demand is None or lacked.leaves_none(job.id, demand)
-        is_held = none_left or job.id in growth.held_back
-        return SizeOrder(job.wanted_nodes, is_held, tuple(sorted(lacked.beside(job.id))))
+        return SizeOrder(job.wanted_nodes, True, None if none_left else tuple(sorted(others)))
 
     async def _drive(self, lease: JobLease, wake: _WakeUp) -> None:
         """Drive a job until it needs nothing for long, is finished, or its lease is lost."""

@@ -35,6 +35,7 @@ from holdfast_service.recovery.core_state.inputs import (
     NodesAvoided,
     NodesDraining,
     NodeStatus,
+    NoPlace,
     PartnersSet,
     RanksTimed,
     RemoteCheckpoints,
@@ -253,6 +254,8 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
             state.mesh_change.record_prepared(event.agent)
         case SizeOrdered():
             resizing.handle_size_order(state, event, now)
+        case NoPlace():
+            takeover.give_back_unplaced(state, now)
         case NodesDraining():
             draining.handle_nodes_draining(state, event, now)
         case FaultRequested():

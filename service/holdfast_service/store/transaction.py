@@ -21,7 +21,7 @@ from holdfast_service.job_model.admission import Reservation
 from holdfast_service.job_model.events.codec import AnyEvent, encode
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentRecord
 from holdfast_service.job_model.events.progress import JobStateEvent, WaitEvent, WaitingEvent
-from holdfast_service.job_model.lifecycle import TERMINAL, State, require
+from holdfast_service.job_model.lifecycle import TERMINAL, Desired, State, require
 from holdfast_service.job_model.program_levels import has_goodput
 from holdfast_service.job_model.supervisor_protocol import GrowthRequest
 from holdfast_service.job_model.webhook_messages import is_sent, message
@@ -114,7 +114,9 @@ class JobTransaction:
         require(old, new)
         self.job.state = new
         when = self.now if at is None else at
-        if new is State.QUEUED:
+        if new is State.RUNNING or (new is State.PAUSED and self.job.desired == Desired.PAUSED):
+            self.job.queued_at = 0.0  # its age in the queue is over
+        if new is State.QUEUED and not self.job.queued_at:
             self.job.queued_at = when
         if new is State.STARTING and self.job.started_at is None:
             self.job.started_at = when

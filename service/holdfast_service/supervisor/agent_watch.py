@@ -44,7 +44,10 @@ class Agents(Protocol):
 
     @property
     def seats(self) -> list[str]: ...
-    def ensure(self) -> None: ...
+    def ensure(self) -> bool:
+        """Find the agents, or place them. False: the nodes with room are reserved for others."""
+        ...
+
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
     ) -> Future[Expected]:

@@ -162,7 +162,7 @@ class Supervisor:
         self._avoided = launch.avoid
         """The newest orders taken. A late one may have replaced a newer one; then the control plane
         repeats that."""
-        self._size = SizeOrder(launch.nodes)
+        self._size = SizeOrder(launch.nodes, bool(launch.reserved), launch.reserved or None)
         self._polled: dict[str, Future[None]] = {}
         """Seat → its newest poll; done once the answer has been taken in."""
         self._ended = False
@@ -212,7 +212,7 @@ class Supervisor:
     def resize(self, order: SizeOrder) -> None:
         """Take the size that an elastic job is to have."""
         with self._order_lock:
-            self._inputs.put(inputs.SizeOrdered(order.nodes, order.is_held))
+            self._inputs.put(inputs.SizeOrdered(order.nodes, order.holds_all))
             self._size = order
 
     def halt(self) -> None:
@@ -272,7 +272,7 @@ class Supervisor:
         """Take a higher epoch than any agent knows; the core adopts the job or starts it."""
         started_at = clock_s()
         self._fence.start_reading()
-        self._agents.ensure()
+        has_place = self._agents.ensure()
         reports = self._existing_agents()
         # Ranks step only for a while without a supervisor, so a job with agents is adopted soon.
         times = self._times
@@ -317,6 +317,8 @@ class Supervisor:
             return
         self._feed(inputs.NodesAvoided(self._launch.avoid))
         self._feed(inputs.SizeOrdered(self._launch.nodes))
+        if not has_place:
+            self._feed(inputs.NoPlace())
         problem = self._inventory.problem
         listed = inputs.RemoteCheckpoints(
             remotes.checkpoints, remotes.damaged, known=not problem, problem=problem

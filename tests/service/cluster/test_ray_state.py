@@ -67,20 +67,17 @@ agents = RayAgents(
 )
 assert places(agents._placement_group()) == {first}, "rather in quarantine than on a reserved node"
 
-full = placement_group([{"CPU": 1}], bundle_label_selector=[{NODE_ID_LABEL: first}])
-assert full.wait(60)
-late = RayAgents(
-    "i", "late", parse({"name": "x", "resources": {"cpus_per_worker": 1}}, None), b"", "",
-    StorageOptions(), {}, (second,)
-)
-assert not late._place_group(), "its nodes were taken: it waits for others, but for no reserved one"
+def late_again():
+    spec = parse({"name": "x", "resources": {"cpus_per_worker": 1}}, None)
+    return RayAgents("i", "late", spec, b"", "", StorageOptions(), {}, (second,))
+
+assert not late_again().ensure(), "its nodes were taken, and it takes none that is reserved"
 time.sleep(1)
 groups = {g["name"]: g["state"] for g in ray.util.placement_group_table().values()}
 assert groups["nodes:i:late"] == "REMOVED", "it asks for none meanwhile"
-ray.util.remove_placement_group(full)
-wait(lambda: free_cpus().get(first, 0.0) >= 1.0)
-wait(late._place_group)
-assert places(ray.util.get_placement_group("nodes:i:late")) == {first}
+ray.util.remove_placement_group(less_free)
+wait(lambda: free_cpus().get(first) == 1.0)
+assert places(late_again()._placement_group()) == {first}
 
 assert draining_nodes() == {}
 reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")

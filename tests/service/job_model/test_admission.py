@@ -386,7 +386,7 @@ def test_a_hundred_thousand_histories_of_the_queue_keep_its_promises() -> None:
 def play(seeds: Iterable[int]) -> Counter[str]:
     """Histories in which everything happens that can happen."""
     counts = sum((QueueHistory(seed).play() for seed in seeds), Counter[str]())
-    assert set(counts) - {"without room"} == HAPPENINGS
+    assert set(counts) - {"without room", "back at once"} == HAPPENINGS
     # Where jobs will be placed is an estimate: a few wait for their place after they have started.
     assert counts["without room"] < counts["started"] / 100
     return counts

@@ -157,7 +157,7 @@ async def test_a_job_that_can_never_start_holds_no_elastic_job_back(
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
         await queued(jobs, **ALL)
-        held = SizeOrder(None, is_held=True, off=("node0", "node1", "node2"))
+        held = SizeOrder(None, is_held=True)
         await until(lambda: supervisor.sizes[-1:] == [held], what="the hold")
         await NodeService(store, reconciler.wake_for_nodes).cordon("node2", "new cables", None)
         await until(lambda: supervisor.sizes[-1] == SizeOrder(None), what="the end of the hold")
@@ -176,8 +176,8 @@ async def test_a_job_that_waits_for_a_gpu_leaves_the_other_nodes_to_elastic_jobs
         supervisor.enter(Phase.RUNNING)
         await running(jobs, cluster, "gpu", **on_gpu, name="holder")
         await queued(jobs, **on_gpu, name="waits")
-        off = SizeOrder(None, is_held=False, off=("gpu",))
-        await until(lambda: supervisor.sizes[-1:] == [off], what="the order")
+        beside = SizeOrder(None, is_held=True, held_off=("gpu",))
+        await until(lambda: supervisor.sizes[-1:] == [beside], what="the order")
 
 
 async def test_the_next_driver_of_a_job_keeps_it_off_the_nodes_that_were_reserved(

@@ -121,7 +121,9 @@ class FakeAgents:
         self.ended = False
         """Whether the cluster knows that the agent's process has ended."""
 
-    def ensure(self) -> None: ...
+    def ensure(self) -> bool:
+        return True
+
     def restart(self, seat: str, process: ProcessIdentity) -> None: ...
     def keep_seats(self, seats: frozenset[str] | None) -> None: ...
 
@@ -421,8 +423,9 @@ def test_the_fence_is_read_while_agents_are_looked_for() -> None:
     class SlowAgents(FakeAgents):
         began_in_time = False
 
-        def ensure(self) -> None:
+        def ensure(self) -> bool:
             self.began_in_time = listed.wait(WAIT_S)
+            return True
 
     agents = SlowAgents(lambda: True)
     supervisor = Supervisor(

@@ -160,7 +160,7 @@ class LocalAgents:
     def seats(self) -> list[str]:
         return list(self.agents)
 
-    def ensure(self) -> None:
+    def ensure(self) -> bool:
         for agent in self.agents.values():
             if agent.process is None:
                 agent.start()
@@ -169,6 +169,7 @@ class LocalAgents:
         ):  # each supervisor calls this; two reviving threads would start agents twice
             self._reviving = True
             threading.Thread(target=self._revive, daemon=True).start()
+        return True
 
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float

@@ -119,7 +119,7 @@ class QueueHistory:
                 self._order_size()
             self.pass_time()
         self._calm_down()
-        waits = OVERDUE * (1 + len(self.whole)) + PATIENCE + 1
+        waits = OVERDUE * 2 ** len(self.whole) + PATIENCE + 1
         work = sum(job.work + waits for job in self.jobs.values())
         for _ in range(_LEVELS * work + LONGEST_RUN):
             if not any(job.is_possible for job in self.jobs.values()):
@@ -246,7 +246,9 @@ class QueueHistory:
         if job.is_short:
             self._take(job, job.demand.to_start)
             if len(job.nodes) >= job.demand.to_start:
-                job.short_since, job.is_kept_off = None, False
+                job.has_its_place(self.now)
+            elif job.off - job.unsuitable:
+                self._queue_again(job)
             elif job.short_since is None:
                 job.short_since = self.now
                 is_calm = job.admitted_at > self._calm_since
@@ -262,8 +264,11 @@ class QueueHistory:
 
     def _queue_again(self, job: SimulatedJob) -> None:
         job.nodes, job.is_admitted, job.short_since, job.is_kept_off = [], False, None, False
-        job.since = self.now
         record = job.stored(self.now)
+        if job.record.state == State.RUNNING:
+            job.since = self.now
+        else:
+            self.counts["back at once"] += 1
         for state in (State.PAUSING, State.PAUSED, State.QUEUED):
             record.transition(state)
         record.wait_for("nodes", "it has given its nodes back")
@@ -317,7 +322,11 @@ class QueueHistory:
         self.counts["started"] += 1
         self.counts["in quarantine"] += admission.why.startswith("nodes in quarantine are used")
         if not self.placed_later:
-            self._take(job, job.most)
+            self._take(job, job.most, admission.given_nodes)
+            if job.is_short:
+                self._take(job, job.demand.to_start)
+            if not job.is_short:
+                job.has_its_place(self.now)
         return True
 
     # --- what the admission sees ----------------------------------------------------------------
@@ -513,7 +522,7 @@ class QueueHistory:
             self._first = first.number, self.now
         if not self._is_possible_beside_endless(first):
             self._calm_since = self.now  # too few nodes are left for it
-        waits = OVERDUE * (1 + len(self.whole)) + PATIENCE
+        waits = OVERDUE * 2 ** len(self.whole) + PATIENCE
         bound = waits + _LEVELS * first.demand.to_start * (LONGEST_RUN + 1)
         if self.now - max(self._first[1], self._calm_since) > bound:
             raise self._broken(f"job {first.number} starves since {first.since}")

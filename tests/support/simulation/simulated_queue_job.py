@@ -8,6 +8,7 @@ from typing import cast
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.admission import KEEP_PLACE, NodeDemand
+from holdfast_service.job_model.lifecycle import State
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
 
@@ -79,6 +80,11 @@ class SimulatedJob:
     def off(self) -> set[str]:
         """Nodes that it cannot have, or not yet."""
         return {*self.unsuitable, *((self.record.kept_off or ()) if self.is_kept_off else ())}
+
+    def has_its_place(self, now: int) -> None:
+        self.short_since, self.is_kept_off = None, False
+        if self.record.state != State.RUNNING:
+            self.stored(now).transition(State.RUNNING)
 
     def stored(self, now: int) -> JobTransaction:
         """Changes its record as the reconciler does."""

@@ -29,7 +29,7 @@ class Growth:
     limit: int | None = None
     """Most nodes that may train, as the job's user ordered; None: as many as the job may have."""
     is_held: bool = False
-    """Other jobs wait for nodes: this one must not take more."""
+    """Other jobs wait for all nodes that it could take."""
     ordered: WorldShape | None = None
     """The larger mesh that the user ordered, until the world has it: it grows at once."""
     kept_seats: frozenset[str] | None = None

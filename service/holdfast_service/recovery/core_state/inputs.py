@@ -266,7 +266,13 @@ class SizeOrdered:
     nodes: int | None
     """Most nodes that may train; None: as many as the job may have."""
     is_held: bool = False
-    """Other jobs wait for nodes: this one must not take more."""
+    """Other jobs wait for all nodes that it could take."""
+
+
+@dataclass(frozen=True)
+class NoPlace:
+    """The nodes that the job was to start on are taken, and those with room are reserved for
+    others."""
 
 
 @dataclass(frozen=True)
@@ -307,5 +313,6 @@ Input = (
     | LinkChecked
     | FaultRequested
     | SizeOrdered
+    | NoPlace
     | Tick
 )

@@ -83,6 +83,12 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
         outcome.fail(state, now, "start_timeout", message)
 
 
+def give_back_unplaced(state: CoreState, now: float) -> None:
+    """The queue places the job anew, and it keeps its age there."""
+    if not state.roster.live():
+        requeue.end(state, now, "its nodes were taken, and those with room are reserved for others")
+
+
 def _give_back_if_unsuitable(state: CoreState, now: float) -> bool:
     """All agents have come, and the job lacks nodes because some are too small for it or lack
     software: the queue places it elsewhere, or waits."""
