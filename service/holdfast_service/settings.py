@@ -226,7 +226,7 @@ class Settings(BaseSettings):
     reserve_after_s: Seconds = Field(
         default=300.0,
         description="Nodes are reserved for a queued job that has waited so long, and more of "
-        "them after each such time.",
+        "them each time that it has waited twice as long.",
     )
     cluster_retry_s: Seconds = Field(
         default=2.0, description="Interval between two attempts to reach an unreachable cluster."

@@ -37,6 +37,7 @@ from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
+from holdfast_service.store.models import JobRecord
 
 
 async def test_a_job_goes_from_the_queue_to_its_end(
@@ -459,6 +460,27 @@ async def test_a_job_that_is_given_back_for_lack_of_nodes_is_queued_and_started_
         reasons = [data["reason"] for data in states if data["to"] in ("PAUSING", "QUEUED")]
         assert "no node for rank 1 within 60 s; step 7 is saved" in reasons
         assert "it was given back" in reasons
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+async def test_a_job_that_is_given_back_before_it_trains_keeps_its_age_in_the_queue(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, has_trained: bool
+) -> None:
+    async def queued_at(job_id: str) -> float:
+        async with store.read() as session:
+            return (await session.get_one(JobRecord, job_id)).queued_at
+
+    async with reconciling(store, cluster, settings):
+        first = await submitted(jobs, cluster)
+        job_id = first.launch.job_id
+        came = await queued_at(job_id)
+        if has_trained:
+            first.train(5)
+            await until_state(jobs, job_id, State.RUNNING)
+            assert await queued_at(job_id) == 0.0
+        first.end("PAUSED", "no_nodes", message="its nodes were taken")
+        await until(lambda: cluster.supervisors.get(job_id) not in (None, first), what="a new one")
+        assert (await queued_at(job_id) == came) == (not has_trained)
 
 
 @pytest.mark.seconds

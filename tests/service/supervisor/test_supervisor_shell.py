@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.codec import FORMAT_VERSION
-from holdfast_service.job_model.supervisor_protocol import Cursors, JobLaunch, Phase
+from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, JobLaunch, Phase
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
@@ -440,6 +440,29 @@ def test_the_fence_is_read_while_agents_are_looked_for() -> None:
     supervisor.halt()  # after its start
     supervisor.run()
     assert agents.began_in_time
+
+
+def test_a_job_without_a_place_goes_back_to_the_queue_at_once() -> None:
+    """Also if it is not to be queued again for want of nodes: it has not begun."""
+
+    class Placeless(FakeAgents):
+        def ensure(self) -> bool:
+            return False
+
+    supervisor = Supervisor(
+        JobLaunch(job_id="job", name="test", spec={}),
+        RecoveryConfig((WorldShape.of({"dp_shard": 2}, 1),), standby_nodes=0, steps=1),
+        Placeless(lambda: False),
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+    )
+    supervisor.run()
+    report = supervisor.report(Cursors())
+    (end,) = [event.data for event in report.events if event.kind == EventKind.ENDED]
+    assert (end["outcome"], end["code"]) == ("PAUSED", "no_nodes")
+    assert "those with room are reserved for others" in end["message"]
 
 
 @pytest.mark.cell("P7", "supervisor")
