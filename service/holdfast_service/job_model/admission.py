@@ -10,7 +10,7 @@ just started will be placed is an estimate.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil, log2, prod
 from typing import Any
@@ -27,7 +27,7 @@ from holdfast_service.job_model.node_labels import (
 from holdfast_service.job_model.resources_spec import node_amounts
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.placement.mesh_axes import MESH_AXES
-from holdfast_service.policy.quarantine import Avoided, cordoned_only
+from holdfast_service.policy.quarantine import Avoided, NodeStanding, cordoned_only
 
 MAX_NODES_LISTED = 4
 KEEP_PLACE = frozenset({"nodes", "cluster"})
@@ -35,6 +35,7 @@ KEEP_PLACE = frozenset({"nodes", "cluster"})
 last look at the cluster has failed. A job that cannot be driven at all must not block the queue."""
 
 
+_DUE = Avoided(NodeStanding.CORDONED, "for an overdue job before it")
 _NO_CAPACITY = Capacity((), can_grow=False)
 
 
@@ -188,7 +189,11 @@ def admit(
     for claim in before:
         queue.serve(claim)
     off, given, fitting = {*queue.reserved, *queue.due}, set(queue.given), queue.fitting(asking)
-    nodes = queue.serve(asking)
+    # Where a started job without a place will be is an estimate: none may rest on it.
+    shared = queue.due if queue.has_estimates else ()
+    nodes = queue.serve(
+        replace(asking, unusable={**asking.unusable, **dict.fromkeys(shared, _DUE)})
+    )
     if not nodes:
         reservation = queue.reservation_for(asking)
         return Admission(False, queue.why(asking, fitting), reservation=reservation)
@@ -269,6 +274,8 @@ class QueuePass:
         """The nodes of the other jobs that fit."""
         self.reservations: dict[str, Reservation] = {}
         """By job, in the order of the queue."""
+        self.has_estimates = False
+        """Whether started jobs have no place yet."""
         self.lacking = self._place(held, capacity.placed)
         """For each started job without enough nodes: its demand, and how many."""
 
@@ -350,20 +357,22 @@ class QueuePass:
         if len(large_enough) < needed:
             return
         ready = list(self._fitting(claim)) if self._most_fitting[kind] else []
-        for node in ready:
-            self._free.keep(node)
+        self._keep(ready, claim)
         most = (needed - len(ready)) * claim.overdue
         others = list(islice(filter(large_enough.__contains__, self._free.best_first()), most))
-        for node in others:
-            self._free.keep(node)
+        self._keep(others, claim)
         self._most_fitting[kind] = 0
         if len(others) < most:
             self._used_up.add(kind)
         if nodes := [*ready, *others]:
-            self.reserved.update(dict.fromkeys(nodes, claim.job))
             self.reservations[claim.job] = Reservation(
                 claim.job, claim.name or claim.job, len(nodes)
             )
+
+    def _keep(self, nodes: Iterable[str], claim: Claim) -> None:
+        for node in nodes:
+            self._free.keep(node)
+            self.reserved[node] = claim.job
 
     def _place(
         self, held: Iterable[Claim], placed: Mapping[str, Sequence[str]]
@@ -379,7 +388,7 @@ class QueuePass:
             missing = (claim.demand.to_start if own else claim.demand.nodes) - len(own)
             if missing > 0:
                 unplaced.append((claim, missing, set(own)))
-        lacking = []
+        lacking, self.has_estimates = [], bool(unplaced)
         for claim, missing, had in unplaced:
             others = list(islice((n for n in self._fitting(claim) if n not in had), missing))
             self.take(others, claim.demand)

@@ -57,7 +57,7 @@ class PlacingCluster(FakeCluster):
             taken = {node for nodes in self.placed.values() for node in nodes}
             taken |= {*launch.reserved, *cordoned_only(launch.avoid)}
             free = [node.node_id for node in self.nodes.nodes if node.node_id not in taken]
-            free.sort(key=lambda node: node in launch.avoid)
+            free.sort(key=lambda node: (node in launch.given, node in launch.avoid))
             wanted = launch.spec["parallel"]["dp_shard"]
             if len(free) < wanted:
                 self.without_room.append(f"{launch.job_id}: {wanted} of {free}")

@@ -71,7 +71,7 @@ class QueueHistory:
         self.reserves, self.keeps_off = reserves, keeps_off
         self.most_overdue = ENDLESS if reserves_more else 1
         self.counts: Counter[str] = Counter()
-        self.now = 0
+        self.now = 1
         self.jobs: dict[int, SimulatedJob] = {}
         """Jobs that have not ended, the oldest first."""
         self.whole = {
