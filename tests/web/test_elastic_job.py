@@ -232,9 +232,9 @@ def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     open_page: Callable[..., Any], dashboard_server: LiveServer, elastic_job: str
 ) -> None:
     address = dashboard_server.address
-    parts = {"large": {"dp_shard": 3, "tp": 2}, "small": {"dp_shard": 1, "tp": 2}}
     jobs = {}
-    for name, parallel in parts.items():
+    for name, nodes in (("large", 3), ("next", 4), ("small", 1)):  # the cluster has seven nodes
+        parallel = {"dp_shard": nodes, "tp": 2}
         spec = {**SPEC, "name": name, "parallel": parallel, "resources": {"workers_per_node": 2}}
         spec["train"] = {**SPEC["train"], "global_batch": 48}
         answer = httpx.post(f"{address}/api/v1/jobs", json=spec, timeout=DEADLINE_S)
@@ -246,12 +246,14 @@ def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     expect(large).to_contain_text("3 reserved")
     expect(large).to_contain_text("No. 1 in the queue")
     expect(large).to_contain_text("3 nodes with 1 CPUs and 0 GPUs free are needed")
-    expect(small).to_contain_text("No. 2 in the queue")
-    expect(small.get_by_title(re.compile("3 are reserved for large"))).to_have_count(1)
+    expect(page.locator(f"[data-job='{jobs['next']}']")).to_contain_text("4 reserved")
+    expect(small).to_contain_text("No. 3 in the queue")
+    reserved = "3 are reserved for large, and 4 for 1 more jobs before it"
+    expect(small.get_by_title(re.compile(reserved))).to_have_count(1)
     save_screenshot(page, "jobs-queue")
     small.get_by_role("link", name="small").click()
     notice = page.locator(".wait")
-    expect(notice).to_contain_text("No. 2 in the queue: waiting for nodes, 1 nodes with")
+    expect(notice).to_contain_text("No. 3 in the queue: waiting for nodes, 1 nodes with")
     notice.get_by_role("link", name="Open large").click()
     page.get_by_role("heading", name="large").wait_for()
     expect(page.locator(".wait")).to_contain_text("3 are reserved for it")

@@ -30,6 +30,8 @@ from holdfast_service.placement.mesh_axes import MESH_AXES
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, cordoned_only
 
 MAX_NODES_LISTED = 4
+LEAST_WAIT_S = 60.0
+"""More nodes are reserved for a job after twice this time at the earliest."""
 KEEP_PLACE = frozenset({"nodes", "cluster"})
 """What a queued job waits for that goes before those after it: it was tried and lacks nodes, or the
 last look at the cluster has failed. A job that cannot be driven at all must not block the queue."""
@@ -143,7 +145,7 @@ def times_overdue(waited_s: float, reserve_after_s: float) -> int:
     """`Claim.overdue` of a job that has waited so long."""
     if waited_s <= reserve_after_s:
         return 0
-    return 1 + max(0, int(log2(waited_s / max(reserve_after_s, 1.0))))
+    return 1 + max(0, int(log2(waited_s / max(reserve_after_s, LEAST_WAIT_S))))
 
 
 @dataclass(frozen=True)

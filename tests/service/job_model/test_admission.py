@@ -23,6 +23,7 @@ from holdfast_service.job_model.admission import (
     QueuePass,
     Reservation,
     admit,
+    times_overdue,
 )
 from holdfast_service.job_model.node_labels import rules_of
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
@@ -349,6 +350,12 @@ def test_an_elastic_job_keeps_off_the_nodes_that_others_wait_for_and_takes_the_r
     assert for_any.leaves_none("me", SMALL)
     assert LackedNodes(capacity, {}, [waits]).beside("other") == set(), "its own need"
     assert not LackedNodes(capacity, {}, []).leaves_none("me", NodeDemand(1, 2.0, 0.0))
+
+
+def test_more_nodes_are_reserved_for_a_job_each_time_that_it_has_waited_twice_as_long() -> None:
+    waits = (299.0, 300.0, 301.0, 599.0, 601.0, 1199.0, 1201.0, 9601.0)
+    assert [times_overdue(waited_s, 300.0) for waited_s in waits] == [0, 0, 1, 1, 2, 2, 3, 6]
+    assert [times_overdue(waited_s, 0.0) for waited_s in (0.0, 1.0, 119.0, 121.0)] == [0, 1, 1, 2]
 
 
 @pytest.mark.seconds

@@ -17,6 +17,7 @@ from dataclasses import replace
 from tests.support.simulation.simulated_queue_job import ENDLESS, SimulatedJob, fpgas_of
 
 from holdfast_service.job_model.admission import (
+    LEAST_WAIT_S,
     Claim,
     LackedNodes,
     NodeDemand,
@@ -363,7 +364,8 @@ class QueueHistory:
         return Claim(job.name, job.demand, overdue=overdue, unusable=unusable)
 
     def _times_overdue(self, waited: float) -> int:
-        return min(times_overdue(waited, OVERDUE), self.most_overdue)
+        times = times_overdue(waited * LEAST_WAIT_S, OVERDUE * LEAST_WAIT_S)
+        return min(times, self.most_overdue)
 
     def _waiting(self) -> list[SimulatedJob]:
         """In the order of the queue."""
