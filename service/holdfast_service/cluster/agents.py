@@ -131,9 +131,10 @@ class RayAgents:
         """Create the placement group and the agents, or adopt those with the same names. Waits
         while Ray's head is away: nothing can be known then. False: the job finds no place off the
         nodes that are reserved for others, and must not stay."""
-        has_place = self._once_head_answers(self._ensure)
+        if self._once_head_answers(self._ensure) is False:
+            return False
         self._reserved = frozenset()
-        return has_place is not False
+        return True
 
     def _ensure(self) -> bool:
         require_control_service()

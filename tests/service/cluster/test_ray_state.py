@@ -14,10 +14,10 @@ import signal
 import time
 from unittest.mock import patch
 import ray
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient, PlacementGroupID
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
-from ray.util.placement_group import placement_group, placement_group_table
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from holdfast_service.cluster.agents import RayAgents
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import draining_nodes, free_cpus, is_latest_process_of_actor
@@ -78,6 +78,27 @@ assert groups["nodes:i:late"] == "REMOVED", "it asks for none meanwhile"
 ray.util.remove_placement_group(less_free)
 wait(lambda: free_cpus().get(first) == 1.0)
 assert places(late_again()._placement_group()) == {first}
+
+elastic = {"cpus_per_worker": 1, "workers_per_node": 1, "nodes": {"min": 1, "max": 2}}
+bent = parse(
+    {"name": "x", "parallel": {"dp_shard": "auto"}, "resources": {**elastic, "standby_nodes": 0}},
+    None,
+)
+waits = RayAgents("i", "bent", bent, b"", "", StorageOptions(), {}, (second,))
+assert not waits.ensure(), "both nodes but the reserved one are taken"
+time.sleep(1)
+bent_groups = [g for g in placement_group_table().values() if g["name"].startswith("nodes:i:bent:")]
+assert {g["state"] for g in bent_groups} <= {"PENDING", "REMOVED"}
+waits.close()
+starts = RayAgents("i", "bent", bent, b"", "", StorageOptions(), {}, (first,))
+assert starts.ensure()
+starts.close()
+bent_groups = [g for g in placement_group_table().values() if g["name"].startswith("nodes:i:bent:")]
+placed_on = [g["bundles_to_node_id"][0] for g in bent_groups if g["state"] == "CREATED"]
+assert placed_on == [second], bent_groups
+for group_id, group in placement_group_table().items():
+    if group["name"].startswith("nodes:i:bent:"):
+        ray.util.remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
 
 assert draining_nodes() == {}
 reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
