@@ -248,7 +248,7 @@ def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     expect(large).to_contain_text("3 nodes with 1 CPUs and 0 GPUs free are needed")
     expect(page.locator(f"[data-job='{jobs['next']}']")).to_contain_text("4 reserved")
     expect(small).to_contain_text("No. 3 in the queue")
-    reserved = "3 are reserved for large, and 4 for 1 more jobs before it"
+    reserved = "3 are reserved for large, and 4 for others before it"
     expect(small.get_by_title(re.compile(reserved))).to_have_count(1)
     save_screenshot(page, "jobs-queue")
     small.get_by_role("link", name="small").click()

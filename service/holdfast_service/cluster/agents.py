@@ -98,10 +98,10 @@ class RayAgents:
         packages: Sequence[str] = (),
         given: Sequence[str] = (),
     ) -> None:
-        """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none is placed
-        on a node in quarantine, or with an id in `given`, if there is room elsewhere. `reserved`:
-        ids of nodes that are kept for other jobs: the job gets its place elsewhere, or none.
-        `packages`: exact requirements that each node installs."""
+        """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none of a job
+        with a fixed number of nodes is placed on one in quarantine, or with an id in `given`, if
+        there is room elsewhere. `reserved`: ids of nodes that are kept for other jobs: the job gets
+        its place elsewhere, or none. `packages`: exact requirements that each node installs."""
         self._installation = installation
         self._job_id = job_id
         self._spec = spec
@@ -238,7 +238,7 @@ class RayAgents:
             lambda: [*self._node_ids_with(NodeStanding.CORDONED), *self._left_to_others()],
         )
         self._place_seats(groups)
-        if self._handles:  # a former supervisor has placed the job
+        if self._handles:  # of a former supervisor: the job may have trained
             self._reserved = frozenset()
 
         def keep() -> None:
@@ -257,12 +257,19 @@ class RayAgents:
         """Whether as many seats as an elastic job needs are placed, one soon after the other."""
         placed, until = -1, 0.0
         while (now := len(self._handles)) < self._spec.needed_nodes:
-            if now > placed:
+            if now > placed or self._head_is_away():
                 placed, until = now, time.monotonic() + PLACEMENT_TIMEOUT_S
             elif time.monotonic() > until:
                 return False
             time.sleep(SEAT_PASS_S)
         return True
+
+    def _head_is_away(self) -> bool:
+        try:
+            require_control_service()
+        except ControlServiceAway:
+            return True
+        return False
 
     def _left_to_others(self) -> frozenset[str]:
         """The nodes on which an elastic job asks for no seat. One that has fewer nodes than it

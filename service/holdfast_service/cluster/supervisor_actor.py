@@ -110,7 +110,8 @@ class SupervisorActor:
             case AvoidOrder(nodes=nodes):
                 self._supervisor.avoid(nodes)
             case SizeOrder() as size:
-                self._agents.grow_off(size.held_off or ())
+                if not size.holds_all:  # then the nodes of the last order still hold
+                    self._agents.grow_off(size.held_off or ())
                 self._supervisor.resize(size)
 
 

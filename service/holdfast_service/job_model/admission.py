@@ -190,12 +190,11 @@ def admit(
     queue = QueuePass(capacity, aside, held)
     for claim in before:
         queue.serve(claim)
+    if queue.has_estimates:  # an overdue job may need more of its nodes than it seems
+        unusable = {**asking.unusable, **dict.fromkeys(queue.due, _DUE)}
+        asking = replace(asking, unusable=unusable)
     off, given, fitting = {*queue.reserved, *queue.due}, set(queue.given), queue.fitting(asking)
-    # Where a started job without a place will be is an estimate: none may rest on it.
-    shared = queue.due if queue.has_estimates else ()
-    nodes = queue.serve(
-        replace(asking, unusable={**asking.unusable, **dict.fromkeys(shared, _DUE)})
-    )
+    nodes = queue.serve(asking)
     if not nodes:
         reservation = queue.reservation_for(asking)
         return Admission(False, queue.why(asking, fitting), reservation=reservation)
@@ -338,8 +337,8 @@ class QueuePass:
         if (kept := self.reservation_for(claim)) is not None:
             it = "it" if kept.job == claim.job else kept.name
             reason += f"; {kept.nodes} are reserved for {it}"
-            if it != "it" and (more := len(self.reservations) - 1):
-                reason += f", and {len(self.reserved) - kept.nodes} for {more} more jobs before it"
+            if it != "it" and (more := len(self.reserved) - kept.nodes):
+                reason += f", and {more} for others before it"
         return reason + _set_aside_note(
             f"{name} ({aside[name].reason})"
             for name in sorted(aside.keys() & set(self._free.names.values()))

@@ -66,7 +66,7 @@ class SizeOrder:
     nodes: int | None
     """Most nodes that may train, as the user ordered; None: as many as the spec allows."""
     is_held: bool = False
-    """Other jobs wait for nodes: this one must not take more."""
+    """Other jobs wait for nodes: this one must not take more, or only some."""
     held_off: tuple[str, ...] | None = None
     """If it is held: the ids of the nodes that the others wait for, sorted; it may take others.
     None: it must take none."""

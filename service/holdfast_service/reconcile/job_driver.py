@@ -504,6 +504,8 @@ class JobDriver:
             tx.transition(State.PAUSED, reason="its state is saved")
             if tx.job.desired == Desired.RUNNING:  # resumed before the pause was complete
                 resumed = Effect.PAUSE in intents
+                if resumed:
+                    tx.job.queued_at = 0.0  # its age begins anew
                 why = "resumed by the user" if resumed else "it was given back"
                 tx.transition(State.QUEUED, reason=why)
                 tx.wait_for("nodes", "it has given its nodes back")  # and keeps its place

@@ -57,7 +57,7 @@ class JobRecord(Base):
     desired: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(16), index=True)
     waiting: Mapped[Json | None]  # {resource, reason, since, until, reserved}
-    # Since when it waits to run; 0: it runs, or its user has paused it.
+    # Since when it waits to run; 0: it has run since, or its user has paused it.
     queued_at: Mapped[float] = mapped_column(default=0.0)
     # Ids of the nodes that were kept for jobs before it when it was admitted.
     kept_off: Mapped[list[Any] | None]

@@ -317,13 +317,13 @@ class Supervisor:
             return
         self._feed(inputs.NodesAvoided(self._launch.avoid))
         self._feed(inputs.SizeOrdered(self._launch.nodes))
-        if not has_place:
-            self._feed(inputs.NoPlace())
         problem = self._inventory.problem
         listed = inputs.RemoteCheckpoints(
             remotes.checkpoints, remotes.damaged, known=not problem, problem=problem
         )
         self._feed(listed)
+        if not has_place:
+            self._feed(inputs.NoPlace())
         order = self._stopping
         if order is not None:
             self._feed(inputs.StopRequested(order.kind, order.reason, order.deadline))

@@ -483,6 +483,24 @@ async def test_a_job_that_is_given_back_before_it_trains_keeps_its_age_in_the_qu
         assert (await queued_at(job_id) == came) == (not has_trained)
 
 
+async def test_a_job_that_is_resumed_by_its_user_has_no_age_in_the_queue(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    """Also if it had not trained, and was still to be paused."""
+    async with reconciling(store, cluster, settings):
+        first = await submitted(jobs, cluster)
+        job_id, first.obeys = first.launch.job_id, False
+        async with store.read() as session:
+            came = (await session.get_one(JobRecord, job_id)).queued_at
+        await jobs.pause(job_id)
+        await until_state(jobs, job_id, State.PAUSING)
+        await jobs.resume(job_id)
+        first.end("PAUSED", "paused", message="its user has paused it")
+        await until(lambda: cluster.supervisors.get(job_id) not in (None, first), what="a new one")
+        async with store.read() as session:
+            assert (await session.get_one(JobRecord, job_id)).queued_at > came
+
+
 @pytest.mark.seconds
 async def test_an_earlier_end_does_not_shorten_the_wait_for_the_outcome(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings

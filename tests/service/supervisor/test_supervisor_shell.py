@@ -442,7 +442,8 @@ def test_the_fence_is_read_while_agents_are_looked_for() -> None:
     assert agents.began_in_time
 
 
-def test_a_job_without_a_place_goes_back_to_the_queue_at_once() -> None:
+@pytest.mark.parametrize("last_attempt", [0, 3])
+def test_a_job_without_a_place_goes_back_to_the_queue_at_once(last_attempt: int) -> None:
     """Also if it is not to be queued again for want of nodes: it has not begun."""
 
     class Placeless(FakeAgents):
@@ -450,7 +451,7 @@ def test_a_job_without_a_place_goes_back_to_the_queue_at_once() -> None:
             return False
 
     supervisor = Supervisor(
-        JobLaunch(job_id="job", name="test", spec={}),
+        JobLaunch(job_id="job", name="test", spec={}, last_attempt=last_attempt),
         RecoveryConfig((WorldShape.of({"dp_shard": 2}, 1),), standby_nodes=0, steps=1),
         Placeless(lambda: False),
         SECRET,

@@ -47,7 +47,7 @@ def spec(name: str, mesh: Mapping[str, int], **config: Any) -> TrainingSpec:
     [
         ("ddp", "dropout", {"dp_replicate": 2}),
         ("plain", "heads by rank", {"dp_shard": 2}),
-        ("tp by hand", "tied weights", {"dp_shard": 2}),
+        pytest.param("tp by hand", "tied weights", {"dp_shard": 2}, marks=pytest.mark.slow),
         pytest.param(
             "ddp", "own backward", {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow
         ),

@@ -327,7 +327,14 @@ def test_a_broken_backward_pass_that_computed_again_does_not_reach_the_next(
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("zero", [1, pytest.param(2, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize(
+    "zero",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.soak),
+        3,
+    ],
+)
 @pytest.mark.parametrize(
     "mesh",
     [

@@ -90,7 +90,7 @@ def test_low_precision_and_compiled_blocks_stay_near_the_curve(worlds: Worlds) -
             assert other.loss == pytest.approx(single.loss, rel=2e-2)
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, undisturbed: dict[str, Any]
 ) -> None:

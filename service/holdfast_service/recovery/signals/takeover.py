@@ -85,8 +85,7 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
 
 def give_back_unplaced(state: CoreState, now: float) -> None:
     """The queue places the job anew, and it keeps its age there."""
-    if not state.roster.live():
-        requeue.end(state, now, "its nodes were taken, and those with room are reserved for others")
+    requeue.end(state, now, "its nodes were taken, and those with room are reserved for others")
 
 
 def _give_back_if_unsuitable(state: CoreState, now: float) -> bool:
