@@ -115,6 +115,25 @@ def test_sizes_are_reached_by_pointer_and_keyboard(story_page: Callable[..., Any
     page.locator(".brush-chip").wait_for(state="detached")
 
 
+def test_a_chart_that_loads_late_hides_nothing_that_is_pointed_at(
+    dashboard_server: LiveServer, open_page: Callable[..., Any]
+) -> None:
+    held: list[Any] = []
+    page = open_page("about:blank", timezone_id="UTC")
+    page.route("**/metrics?**", lambda route: held.append(route))
+    page.goto(f"{dashboard_server.address}/jobs/{STORY[str(dashboard_server.settings.data_dir)]}")
+    page.get_by_role("slider", name="Size of the world").focus()
+    page.keyboard.press("ArrowLeft")
+    tip = page.locator(".ribbon-tip")
+    expect(tip).to_contain_text("6 ranks on 3 nodes")
+    assert held, "the charts have asked for nothing yet"
+    for route in tuple(held):
+        route.continue_()
+    page.locator(".chart canvas").first.wait_for()
+    page.wait_for_timeout(300)  # the chart draws itself in the next frames
+    expect(tip).to_contain_text("6 ranks on 3 nodes")
+
+
 def test_resizes_are_told_apart_from_faults(story_page: Callable[..., Any]) -> None:
     page = story_page()
     change = "dp_shard 4 × tp 2 → dp_shard 3 × tp 2"

@@ -52,12 +52,17 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
     const element = box.current;
     if (!element || width === 0) return;
     const fromOutside = { current: false };
+    let points = false; // whether the shared time is this chart's
     const created = new uPlot(
       options(width, colour, many, look.fromZero, axis, {
         incidents: () => now.current.incidents,
         pointed: (index) => {
           setPointed(index);
-          if (!fromOutside.current) cursor.set(timeAt(now.current, index), created);
+          // uPlot calls this for new data, too, and the time of another component must stay.
+          const isHere = index !== null && created.over.matches(":hover");
+          if (fromOutside.current || !(isHere || points)) return;
+          points = isHere;
+          cursor.set(isHere ? timeAt(now.current, index) : null, created);
         },
         brushed: (from, to) =>
           now.current.onBrush({
