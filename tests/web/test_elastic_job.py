@@ -119,8 +119,12 @@ def test_a_chart_that_loads_late_hides_nothing_that_is_pointed_at(
     dashboard_server: LiveServer, open_page: Callable[..., Any]
 ) -> None:
     held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
     page = open_page("about:blank", timezone_id="UTC")
-    page.route("**/metrics?**", lambda route: held.append(route))
+    page.route("**/metrics?**", hold)
     page.goto(f"{dashboard_server.address}/jobs/{STORY[str(dashboard_server.settings.data_dir)]}")
     page.get_by_role("slider", name="Size of the world").focus()
     page.keyboard.press("ArrowLeft")
