@@ -125,7 +125,9 @@ def test_a_chart_that_loads_late_hides_nothing_that_is_pointed_at(
 
     page = open_page("about:blank", timezone_id="UTC")
     page.route("**/metrics?**", hold)
-    page.goto(f"{dashboard_server.address}/jobs/{STORY[str(dashboard_server.settings.data_dir)]}")
+    job = STORY[str(dashboard_server.settings.data_dir)]
+    with page.expect_request("**/metrics?**"):
+        page.goto(f"{dashboard_server.address}/jobs/{job}")
     page.get_by_role("slider", name="Size of the world").focus()
     page.keyboard.press("ArrowLeft")
     tip = page.locator(".ribbon-tip")

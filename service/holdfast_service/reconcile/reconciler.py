@@ -246,13 +246,13 @@ class Reconciler:
 
     def _size_of(self, job: JobRecord) -> SizeOrder:
         """The size that an elastic job is to have beside the others."""
-        lacked, demand = self._lacked_nodes, NodeDemand.from_stored_spec(job.spec)
-        others = lacked.beside(job.id)
         if job.id in self._store.growth.held_back:
             return SizeOrder(job.wanted_nodes, is_held=True)
+        others = self._lacked_nodes.beside(job.id)
         if not others:
             return SizeOrder(job.wanted_nodes)
-        none_left = demand is None or lacked.leaves_none(job.id, demand)
+        demand = NodeDemand.from_stored_spec(job.spec)
+        none_left = demand is None or self._lacked_nodes.leaves_none(job.id, demand)
         return SizeOrder(job.wanted_nodes, True, None if none_left else tuple(sorted(others)))
 
     async def _drive(self, lease: JobLease, wake: _WakeUp) -> None:
