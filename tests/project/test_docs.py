@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from functools import cache
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.hosting import settings_table
 from holdfast.cli.main import build
 from holdfast.cli.metrics import BUILT_IN_NAMES
 from holdfast_service.crash_points import CrashPoint
@@ -185,12 +185,10 @@ def test_the_commands_that_are_shown_are_found() -> None:
     assert len(SHOWN) > 50
 
 
-def test_the_page_of_settings_has_the_table_of_the_current_code() -> None:
-    page = ROOT / "docs/operations/configure.md"
-    assert settings_table.updated_page(page.read_text()) == page.read_text(), (
-        "settings have changed: run python -m holdfast.cli.hosting.settings_table "
-        "docs/operations/configure.md"
-    )
+def test_pages_have_the_tables_of_the_current_code() -> None:
+    hook = runpy.run_path(str(ROOT / "docs/.hooks/reference.py"))
+    for page, text in hook["written_pages"]().items():
+        assert page.read_text() == text, "run python docs/.hooks/reference.py"
 
 
 def test_every_exit_code_cause_and_transition_is_documented() -> None:
