@@ -45,8 +45,8 @@ def measure(
 
     Between two changes the job makes `settle_steps` steps.
     """
-    os.environ["HOLDFAST_NODE_HEALTH_PERIOD_S"] = str(health.period_s)
-    os.environ["HOLDFAST_NODE_HEALTH_FAILURES"] = str(health.failures)
+    os.environ["HOLDFAST_PACE__NODE_HEALTH_PERIOD_S"] = str(health.period_s)
+    os.environ["HOLDFAST_PACE__NODE_HEALTH_FAILURES"] = str(health.failures)
     with running(document, size) as job:
         world = _ElasticWorld(job, size, settle_steps)
         world.settle(START_S)

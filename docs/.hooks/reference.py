@@ -1,22 +1,31 @@
 """Generates the reference pages of the site from the code while the site is built.
 
-No part of these pages is written by hand, so they are never out of date.
+No part of these pages is written by hand, so they are never out of date. Tables that are read
+outside of the site too are committed: `python docs/.hooks/reference.py` writes them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from holdfast.cli.hosting.server import serve
 from holdfast.cli.main import build
 from holdfast.rest import openapi
 from holdfast.rest.monitoring.metric_series import SERIES
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy import decision_table
+from holdfast_service.settings import Settings
 
+DOCS = Path(__file__).parents[1]
+HOOK = "docs/.hooks/reference.py"
+WRITTEN = {"decisions": "recovery-policy.md", "settings": "operations/configure.md"}
+"""The page of each committed table, which lies between two comments."""
 METHODS = ("get", "post", "put", "patch", "delete")
 
 
@@ -34,6 +43,31 @@ def pages() -> dict[str, str]:
         "metrics": "\n".join(_metrics()),
         "decisions": f"# Decision table\n\n{decision_table.table()}\n",
     }
+
+
+def written_pages() -> dict[Path, str]:
+    """The pages of WRITTEN with the tables of the present code."""
+    tables = {"decisions": decision_table.table(), "settings": "\n".join(_settings())}
+    found = {}
+    for name, path in WRITTEN.items():
+        begin, end = (
+            f"<!-- {name}, written by docs/.hooks/reference.py -->",
+            f"<!-- end of {name} -->",
+        )
+        before, after = (DOCS / path).read_text().split(begin)
+        found[DOCS / path] = f"{before}{begin}\n\n{tables[name]}\n\n{end}{after.split(end)[1]}"
+    return found
+
+
+def _settings() -> Iterator[str]:
+    options = inspect.signature(serve).parameters
+    yield "| Variable | Default | |\n|---|---|---|"
+    for name, field in Settings.model_fields.items():
+        value = "~/.holdfast" if name == "data_dir" else field.default
+        shown = f"{value:.12g}" if isinstance(value, float) else str(value)
+        default = f"`{shown.lower()}`" if isinstance(value, (bool, int, float, str)) else ""
+        flag = "*" if name in options else ""
+        yield f"| `HOLDFAST_{name.upper()}`{flag} | {default} | {field.description} |"
 
 
 def _spec() -> Iterator[str]:
@@ -140,3 +174,8 @@ def _metrics() -> Iterator[str]:
     for series in SERIES:
         labels = ", ".join(f"`{label}`" for label in series.labels)
         yield f"| `{series.name}` | {series.kind} | {labels} | {_cell(series.help)} |"
+
+
+if __name__ == "__main__":
+    for page, text in written_pages().items():
+        page.write_text(text)

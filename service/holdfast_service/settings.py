@@ -1,6 +1,7 @@
 """The settings of the control plane, from `HOLDFAST_*` environment variables or from arguments.
 
-Every deadline and interval of the control plane is defined here, never in the middle of code.
+Only what an operator has a reason to set is a setting. Other intervals and deadlines are constants
+beside their use, or in `policy/pace.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from holdfast_service.policy.pace import Pace
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_workers.private_files import PrivateFileRefused, read_private
 
@@ -47,302 +49,177 @@ def _listed(value: object) -> object:
 class Settings(BaseSettings):
     """Settings of one control-plane process; immutable once created."""
 
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, env_nested_delimiter="__", frozen=True, extra="ignore"
+    )
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8642
+    host: str = Field(
+        default="127.0.0.1",
+        description="Where the API listens; an address other than loopback also needs "
+        "`--expose-without-authentication`.",
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8642, description="Its port; 0: any free port."
+    )
     allowed_host: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
         default=(),
-        description="Names under which browsers reach the server through a proxy: HOST or "
-        "HOST:PORT behind https, or a URL; several are separated by commas.",
+        description="Names under which browsers reach the server through a proxy: `HOST` or "
+        "`HOST:PORT` behind https, or a URL, IPv6 in brackets; several are separated by commas.",
     )
     auth: Literal["local", "none"] | None = Field(
         default=None,
-        description="Who may use the API. local: who has the token in the data directory, which "
-        "only this user can read; none: everybody who reaches the port; null: local, or none with "
-        "--expose-without-authentication.",
+        description="Who may use the API. `local`: the server's user, by the token in the data "
+        "directory; `none`: everybody who reaches the port. Unset: `local`, or `none` with "
+        "`--expose-without-authentication`.",
     )
     https_cert_file: Path | None = Field(
         default=None,
-        description="Certificate of the API for https, with its chain, in PEM; null: http.",
+        description="Certificate of the API for https, with its chain, in PEM; unset: http.",
     )
-    https_key_file: Path | None = Field(
-        default=None, description="The key of `https_cert_file`, not encrypted, in PEM."
-    )
+    https_key_file: Path | None = Field(default=None, description="Its key, not encrypted, in PEM.")
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".holdfast",
         description="Private to this server: database, keys, exports. Of the embedded cluster, "
-        "also the folders of jobs, with their remote checkpoints by default.",
+        "also the folders of jobs, with their remote checkpoints by default. Other users lose "
+        "their access to it.",
     )
     keys_dir: Path | None = Field(
         default=None,
-        description="Folder of the key of all jobs and of named secrets; null: the data "
-        "directory. Only the server needs it: nodes need not see it.",
+        description="Folder of `job-secrets.key` and `secrets/`; unset: the data directory. "
+        "Servers of one database need the same keys; nodes need not see them.",
     )
     database_url: str | None = Field(
         default=None,
-        description="The database's URL: postgresql://...; null: SQLite in the data directory.",
+        description="`postgresql://user@host/database`, with the options of libpq "
+        "(`?sslmode=verify-full`); behind PgBouncer in transaction mode `?pgbouncer=true`. Unset: "
+        "SQLite in the data directory, which is refused on a network file system.",
+    )
+    database_pool: Annotated[int, Field(ge=1)] = Field(
+        default=20, description="Most connections to the database."
     )
     ray_address: str | None = Field(
         default=None,
-        description="Address of a running Ray cluster; null: start an embedded cluster of "
-        "`local_nodes` nodes.",
-    )
-    store_uri: str | None = Field(
-        default=None,
-        description="Where checkpoints of jobs go that name no `checkpoint.remote.uri`: "
-        "s3://bucket/prefix, or an absolute path that this server and all nodes share; null: the "
-        "data directory, which suits the embedded cluster only.",
-    )
-    store_endpoint: str | None = Field(
-        default=None, description="URL of the S3 service of `store_uri`; null: AWS."
-    )
-    store_region: str | None = Field(
-        default=None, description="Region of the bucket of `store_uri`; null: AWS_DEFAULT_REGION."
-    )
-    store_secret: str | None = Field(
-        default=None,
-        description="Name of the secret for `store_uri`; null: the variables AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY, ... in the environment of the server and of all nodes.",
+        description="An existing Ray cluster, `HOST:PORT`, which needs `HOLDFAST_STORE_URI`; "
+        "unset: an embedded cluster of `HOLDFAST_LOCAL_NODES` nodes.",
     )
     ray_token_file: Path | None = Field(
         default=None,
-        description="File with the token of the cluster at `ray_address`, mode 0600, as "
-        "`holdfast cluster up` made it; null: RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH apply.",
+        description="File with that cluster's token, mode 0600 (on a read-only mount also 0440), "
+        "as `holdfast cluster up` made it; unset: `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` apply.",
     )
     send_own_code: bool = Field(
         default=False,
-        description="Whether this server sends its own Holdfast to the nodes of the cluster at "
-        "`ray_address`, which then run it in place of an installed one.",
+        description="Send this server's Holdfast to the nodes of that cluster, which run it in "
+        "place of an installed one.",
     )
     ranks_may_use_ray: bool | None = Field(
         default=None,
         description="Whether jobs may use Ray datasets (`ray_run.datasets`): their ranks then are "
-        "clients of the Ray cluster, with its token; null: on the embedded cluster only.",
+        "clients of the Ray cluster, with its token. Checked when a job is submitted. Unset: on "
+        "the embedded cluster only.",
     )
-    autoscale: bool = Field(
-        default=False,
-        description="Whether the cluster at `ray_address` has an autoscaler, which is asked for "
-        "the nodes that queued jobs lack.",
-    )
-    autoscale_nodes: Annotated[int | None, Field(ge=0)] = Field(
+    store_uri: str | None = Field(
         default=None,
-        description="Most nodes that the cluster is asked to have; null: no bound but the "
-        "autoscaler's.",
+        description="Where checkpoints of jobs go that name no `checkpoint.remote.uri`: "
+        "`s3://bucket/prefix`, or an absolute path that this server and all nodes share; unset: "
+        "the data directory, which suits the embedded cluster only.",
     )
-    autoscale_cpus: Annotated[float | None, Field(ge=0)] = Field(
-        default=None, description="The same for CPUs of all its nodes together."
-    )
-    autoscale_gpus: Annotated[float | None, Field(ge=0)] = Field(
-        default=None, description="The same for GPUs of all its nodes together."
-    )
-    local_nodes: Annotated[int | None, Field(ge=1)] = Field(
+    store_endpoint: str | None = Field(
         default=None,
-        description="Nodes of the embedded cluster, which divide the machine's CPUs and GPUs; "
-        "null: one if the machine has GPUs, else three.",
+        description="URL of the S3 service of that bucket, which needs a secret; unset: AWS.",
     )
-    local_gpus: Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)] = Field(
+    store_region: str | None = Field(
+        default=None, description="Region of that bucket; unset: `AWS_DEFAULT_REGION`."
+    )
+    store_secret: str | None = Field(
         default=None,
-        description="Ids of the GPUs of the embedded cluster, as CUDA_VISIBLE_DEVICES names them; "
-        "empty: none; null: all that are found and that CUDA_VISIBLE_DEVICES allows.",
-    )
-    ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
-        default=None,
-        description="Port of Ray's metrics exporter on the embedded cluster's first node; the "
-        "other nodes use the ports after it; needs the extra `ray-metrics`; null: no exporters.",
-    )
-    end_with_stdin: bool = Field(
-        default=False,
-        description="Whether server and embedded cluster end when stdin, a pipe, is closed: with "
-        "the program that started them, even if it is killed.",
-    )
-    node_health_period_s: Seconds = Field(
-        default=1.0, description="Interval of Ray's health checks of an embedded cluster's node."
-    )
-    node_health_failures: Annotated[int, Field(ge=1)] = Field(
-        default=3, description="Failed checks in a row after which Ray declares such a node dead."
-    )
-    ray_look_s: Seconds = Field(
-        default=2.0, description="Interval between two looks at the connection to Ray."
-    )
-    ray_answer_s: Seconds = Field(
-        default=2.0,
-        description="Deadline of an answer of Ray's control service (GCS); then it counts as away.",
-    )
-    ray_lost_after_s: Seconds = Field(
-        default=6.0,
-        description="A connection to Ray is made anew if the GCS has answered others for so long, "
-        "but not this server.",
-    )
-    ray_connect_s: Seconds = Field(
-        default=60.0,
-        description="Deadline of a new connection to Ray, once its GCS answers; after it the "
-        "server ends with an error.",
-    )
-    check_data_paths: bool = Field(
-        default=True,
-        description="Refuse a spec whose data path does not exist: on the server, or with "
-        "`ray_address` on a node; or whose remote storage the server cannot use.",
-    )
-    data_path_check_s: Seconds = Field(
-        default=5.0, description="Deadline of the search for a job's data at submission."
-    )
-    storage_probe_s: Seconds = Field(
-        default=10.0, description="Deadline of the test of a job's remote storage at submission."
-    )
-
-    reconcile_interval_s: Seconds = Field(
-        default=2.0,
-        description="Interval between two polls of a job that changes its state, is watched by a "
-        "live stream, or was requested from this server in the last 5 s; others are polled 2.5 "
-        "times less often. Events do not wait.",
-    )
-    polls_per_s: Annotated[float, Field(gt=0)] = Field(
-        default=30.0,
-        description="Most polls of supervisors per second by one server. With more jobs than "
-        "that allows, each job is polled less often; while the server is busy, all jobs are "
-        "polled less often, so that requests stay fast. Jobs whose state is changing or that a "
-        "user is watching share a second budget of the same size, those with an event a third.",
-    )
-    claim_interval_s: Seconds = Field(
-        default=2.0,
-        description="Interval between two searches for jobs that another process submitted, and "
-        "for commands that came through another server.",
-    )
-    claim_limit: Annotated[int, Field(ge=1)] = Field(
-        default=10_000, description="Most jobs that one reconciler drives at the same time."
-    )
-    lease_s: Seconds = Field(
-        default=10.0,
-        description="Lifetime of a lease on a job: the jobs of a dead reconciler wait this long.",
-    )
-    queue_retry_s: Seconds = Field(
-        default=1.0, description="Interval between two admission checks of a queued job."
-    )
-    keep_idempotency_keys_s: Seconds = Field(
-        default=7 * 86400.0,
-        description="An `Idempotency-Key` that was used longer ago may be used for a new request.",
-    )
-    reserve_after_s: Seconds = Field(
-        default=300.0,
-        description="Nodes are reserved for a queued job that has waited so long, and more of "
-        "them each time that it has waited twice as long.",
-    )
-    cluster_retry_s: Seconds = Field(
-        default=2.0, description="Interval between two attempts to reach an unreachable cluster."
-    )
-    error_retry_s: Seconds = Field(default=1.0, description="First back-off after an error.")
-    error_retry_max_s: Seconds = Field(default=30.0, description="Longest back-off after errors.")
-    supervisor_deadline_s: Seconds = Field(
-        default=15.0,
-        description="A supervisor that has not answered for this long is requested again.",
-    )
-    supervisor_starts: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="Supervisors created for one job before the job fails."
-    )
-    drain_deadline_s: Seconds = Field(
-        default=10.0,
-        description="Deadline for the last rows and log lines of a job that has ended.",
-    )
-    cancel_deadline_s: Seconds = Field(
-        default=60.0,
-        description="Time that a cancelled job has to end, beyond the time for its last "
-        "checkpoint; after that its resources are removed by force.",
-    )
-    paused_look_s: Seconds = Field(
-        default=30.0, description="Interval between two checks of a paused job."
-    )
-    node_look_s: Seconds = Field(
-        default=5.0,
-        description="Interval between two reads of the cluster's nodes, and of the nodes that are "
-        "cordoned or in quarantine.",
-    )
-    cluster_check_s: Seconds = Field(
-        default=40.0,
-        description="How long the nodes have for the check of the cluster (`holdfast doctor "
-        "--cluster`); a node that has not answered then is reported.",
-    )
-    quarantine_incidents: Annotated[int, Field(ge=0)] = Field(
-        default=3,
-        description="A node with this many incidents within `quarantine_window_s` is quarantined; "
-        "0: nodes are never quarantined.",
-    )
-    quarantine_window_s: Seconds = Field(
-        default=3600.0, description="Incidents older than this do not count."
-    )
-    quarantine_first_s: Seconds = Field(
-        default=600.0,
-        description="Length of a node's first quarantine; each further one is twice as long.",
-    )
-    quarantine_longest_s: Seconds = Field(
-        default=86400.0, description="Longest quarantine of a node."
-    )
-    quarantine_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.34,
-        description="Largest share of the usable nodes that is in quarantine at the same time.",
-    )
-    release_retry_s: Seconds = Field(
-        default=0.5, description="Interval between two attempts to remove a job from the cluster."
-    )
-    release_deadline_s: Seconds = Field(
-        default=60.0,
-        description="A clean-up that takes longer is reported as overdue and retried less often.",
-    )
-    reap_interval_s: Seconds = Field(
-        default=30.0,
-        description="Interval between two searches for remains of ended jobs on the cluster.",
-    )
-    keep_ended_jobs_s: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="Ended jobs are removed with their history after so many seconds; their "
-        "checkpoints are kept. Unset: never.",
-    )
-    release_unknown_jobs: bool = Field(
-        default=False,
-        description="Whether jobs of this installation on the cluster that its database does not "
-        "know are ended; for a start after the database was restored from a backup.",
-    )
-    stop_deadline_s: Seconds = Field(
-        default=10.0, description="Deadline of an orderly shutdown of the server."
-    )
-    log_search_s: Seconds = Field(
-        default=1.0,
-        description="Longest search of a job's log lines; then the answer says how far it got.",
-    )
-    live_poll_s: Seconds = Field(
-        default=0.25,
-        description="Interval between two reads of the store for all live streams together, and "
-        "for all followers of events and logs.",
-    )
-    live_rows_per_s: Annotated[float, Field(gt=0)] = Field(
-        default=100.0,
-        description="Most rows per second that a live stream gets of jobs that only advanced; "
-        "changes of state are sent at once and do not count.",
-    )
-    database_busy_s: Seconds = Field(default=30.0, description="Longest wait for a database lock.")
-    database_pool: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="Most connections to the database."
+        description="Name of the secret for that bucket; unset: `AWS_ACCESS_KEY_ID`, "
+        "`AWS_SECRET_ACCESS_KEY`, ... in the environment of the server and of all nodes.",
     )
     storage_deadline_s: Seconds = Field(
         default=30.0,
-        description="Deadline for an answer of the checkpoint storage: a listing, a mark, the "
-        "next bytes.",
+        description="Deadline for an answer of the checkpoints' storage: a listing, a mark, the "
+        "next bytes of a verification or an export.",
     )
     allow_local_storage: bool = Field(
         default=False,
         description="Accept a bucket's endpoint at a loopback or link-local address: a storage "
         "service on the server's own machine.",
     )
+    check_data_paths: bool = Field(
+        default=True,
+        description="Refuse a spec whose data path does not exist, on the server or, with "
+        "`HOLDFAST_RAY_ADDRESS`, on the node with most CPUs; or whose remote storage the server "
+        "cannot use.",
+    )
+    autoscale: bool = Field(
+        default=False,
+        description="The cluster at `HOLDFAST_RAY_ADDRESS` has an autoscaler, which is asked for "
+        "the nodes that queued jobs lack.",
+    )
+    autoscale_nodes: Annotated[int | None, Field(ge=0)] = Field(
+        default=None,
+        description="Most nodes that the cluster is asked to have, those that are there included; "
+        "unset: no bound but the autoscaler's.",
+    )
+    autoscale_cpus: Annotated[float | None, Field(ge=0)] = Field(
+        default=None, description="The same for the CPUs of all nodes together."
+    )
+    autoscale_gpus: Annotated[float | None, Field(ge=0)] = Field(
+        default=None, description="The same for their GPUs."
+    )
+    local_nodes: Annotated[int | None, Field(ge=1)] = Field(
+        default=None,
+        description="Nodes of the embedded cluster, beside its head, which divide the machine's "
+        "CPUs and GPUs; unset: 1 if the machine has GPUs, else 3.",
+    )
+    local_gpus: Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)] = Field(
+        default=None,
+        description="Ids of the embedded cluster's GPUs, as `CUDA_VISIBLE_DEVICES` names them; "
+        "empty: none; unset: all that are found and that `CUDA_VISIBLE_DEVICES` allows.",
+    )
+    ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
+        default=None,
+        description="Port of Ray's metrics exporter on the embedded cluster's first node; the "
+        "other nodes use the next ports; needs the extra `ray-metrics`. Unset: no exporters.",
+    )
+    end_with_stdin: bool = Field(
+        default=False,
+        description="Server and embedded cluster end when stdin, a pipe, is closed: with the "
+        "program that started them, even if it is killed.",
+    )
+
+    lease_s: Seconds = Field(
+        default=10.0, description="A dead server's jobs wait this long for another server."
+    )
+    reserve_after_s: Seconds = Field(
+        default=300.0,
+        description="Nodes are reserved for a queued job that has waited so long, and more of "
+        "them each time that it has waited twice as long.",
+    )
+    cancel_deadline_s: Seconds = Field(
+        default=60.0,
+        description="A cancelled job that has not ended this long after the time for its last "
+        "checkpoint (`checkpoint.final_save_s`) loses its resources by force.",
+    )
+    quarantine_incidents: Annotated[int, Field(ge=0)] = Field(
+        default=3,
+        description="A node with this many incidents within an hour is quarantined; 0: no node is.",
+    )
+    keep_ended_jobs_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Ended jobs are removed with their history after so long; their checkpoints "
+        "stay. Unset: never.",
+    )
     keep_operations_s: Seconds = Field(
         default=6 * 3600.0,
-        description="Ended operations, and the files of exports, are removed after so many "
-        "seconds; each download keeps a file for so long again.",
+        description="Ended operations and the files of exports are removed after so long; each "
+        "download keeps a file for so long again.",
     )
-    node_room_fresh_s: Seconds = Field(
-        default=600.0,
-        description="A node that was too small for a job (shared memory, memory, processes) is not "
-        "tried again by such jobs for so many seconds; one that lacks software is not tried again "
-        "by any job.",
+    release_unknown_jobs: bool = Field(
+        default=False,
+        description="End jobs of this installation on the cluster that its database does not "
+        "know; for a start after the database was restored from a backup.",
     )
     webhook_url: str | None = Field(
         default=None,
@@ -350,28 +227,40 @@ class Settings(BaseSettings):
         description="URL that gets a POST for each incident and for each job that ends.",
     )
     webhook_secret: SecretStr | None = Field(
-        default=None, description="Key that signs webhook messages, by HMAC; see operations."
+        default=None, description="Key that signs webhook messages, by HMAC."
     )
-    webhook_format: Literal["json", "slack"] = "json"
+    webhook_format: Literal["json", "slack"] = Field(
+        default="json",
+        description="`json`, or `slack`: a line of text, as Slack's incoming webhooks take it.",
+    )
     metrics_of_jobs: bool = Field(
         default=False,
-        description="Whether /metrics has series of each live job, not only of all jobs together.",
+        description="`/metrics` has series of each live job (up to 200), besides those of all jobs "
+        "together.",
     )
     max_code_bytes: Annotated[int, Field(ge=1, le=256 << 20)] = Field(
-        default=32 << 20, description="Largest size of a user's code folder, when packed."
+        default=32 << 20,
+        description="Largest size of a user's folder of code, when packed; unpacked 20 times as "
+        "much, and above 64 MiB at most 50 times its own packed size.",
     )
     max_code_total_bytes: Annotated[int, Field(ge=1)] = Field(
         default=1 << 30,
-        description="Largest size of all stored code; the longest unused of ended jobs goes first, "
-        "but none that was sent or submitted in the last 10 minutes.",
+        description="Largest size of all stored code. The longest unused goes first, but none that "
+        "an unfinished job needs, or that was sent or submitted in the last 10 minutes; without "
+        "any to remove, a new folder is refused (`code_store_full`).",
     )
     allow_fault_injection: bool = Field(
         default=False,
-        description="Whether users may inject faults into their jobs, for a drill.",
+        description="Users may break their jobs on purpose, for a drill.",
     )
     crash_at: str | None = Field(
         default=None,
-        description="For chaos tests: the process kills itself at this point (crash_points.py).",
+        description="For tests: the server kills itself at this crash point (`crash_points.py`).",
+    )
+    pace: Pace = Field(
+        default=Pace(),
+        description="For tests: other intervals and internal deadlines (`pace.py`), as "
+        "`HOLDFAST_PACE__NODE_LOOK_S`.",
     )
 
     @classmethod
@@ -396,13 +285,7 @@ class Settings(BaseSettings):
 
     @property
     def quarantine_rules(self) -> QuarantineRules:
-        return QuarantineRules(
-            incidents=self.quarantine_incidents,
-            window_s=self.quarantine_window_s,
-            first_s=self.quarantine_first_s,
-            longest_s=self.quarantine_longest_s,
-            largest_share=self.quarantine_share,
-        )
+        return QuarantineRules(self.quarantine_incidents)
 
     @property
     def secrets_dir(self) -> Path:

@@ -37,7 +37,7 @@ class Room:
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     with ray_processes(redis=True, nodes=2) as cluster:
         folder = tmp_path_factory.mktemp("product")
-        server = Product(folder, cluster, HOLDFAST_RAY_LOOK_S="0.5", HOLDFAST_RAY_ANSWER_S="1")
+        server = Product(folder, cluster)
         try:
             server.start()
             job = server.client.submit(document("trains-on", 100_000)).id

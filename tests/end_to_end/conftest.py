@@ -95,10 +95,11 @@ class Product:
                     "PYTHONPATH": _python_path(),
                     "OMP_NUM_THREADS": "1",
                     "HOLDFAST_NODE_LOGS": "json",
-                    "HOLDFAST_CLUSTER_CHECK_S": "100",
+                    "HOLDFAST_PACE__CLUSTER_CHECK_S": "100",
                     "HOLDFAST_CANCEL_DEADLINE_S": "600",
                     "HOLDFAST_ALLOW_LOCAL_STORAGE": "true",
-                    "HOLDFAST_RECONCILE_INTERVAL_S": "0.25",  # a step is seen before its job ends
+                    # a step is seen before its job ends
+                    "HOLDFAST_PACE__RECONCILE_INTERVAL_S": "0.25",
                     **dict.fromkeys(SERVERS_SECRETS, PLANTED),
                     "HOLDFAST_WORKER_ENV": "NAMED_*",
                     "NAMED_BY_OPERATOR": "yes",

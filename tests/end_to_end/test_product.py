@@ -113,7 +113,7 @@ def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(
     product: Product, undisturbed: dict[int, str], tmp_path: Path
 ) -> None:
     """The second server has an empty database, and looks for remains all the time."""
-    second = Product(tmp_path, beside=product.cluster, HOLDFAST_REAP_INTERVAL_S="0.2")
+    second = Product(tmp_path, beside=product.cluster, HOLDFAST_PACE__REAP_INTERVAL_S="0.2")
     second.start()
     try:
         mine = product.client.submit(spec(resources=WITHOUT_STANDBY))
@@ -163,7 +163,7 @@ def test_a_server_that_hardly_ever_polls_sees_incidents_and_the_end_within_secon
     product: Product,
 ) -> None:
     product.stop()
-    rarely = product.with_settings(HOLDFAST_RECONCILE_INTERVAL_S="600")
+    rarely = product.with_settings(HOLDFAST_PACE__RECONCILE_INTERVAL_S="600")
     rarely.start()
     try:
         job = rarely.client.submit(spec(resources=WITHOUT_STANDBY))

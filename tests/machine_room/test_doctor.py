@@ -48,7 +48,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRoom]:
 
         with ThreadPoolExecutor(len(plans)) as pool:
             list(pool.map(join, plans))
-        it.serve(HOLDFAST_STORAGE_PROBE_S="8", HOLDFAST_CLUSTER_CHECK_S="100")
+        it.serve(HOLDFAST_PACE__CLUSTER_CHECK_S="100")
         it.room["d"].run("chown 12345 /dev/shm/holdfast-*")
         for unreachable in ("d", SERVICES):
             it.room["c"].run(f"ip route add blackhole {it.room.address(unreachable)}/32")

@@ -130,7 +130,7 @@ def test_without_sent_code_nodes_are_named_until_they_have_holdfast_and_the_bits
     assert client.wait(sent.id, JOB_S).state == "SUCCEEDED"
     room.server.end()
 
-    client = room.serve_any("", HOLDFAST_NODE_ROOM_FRESH_S="20")
+    client = room.serve_any("", HOLDFAST_PACE__NODE_ROOM_FRESH_S="20")
     found = {result["what"]: result for result in doctor(room)}
     bare, other = (f"{room.room.address(name)} holdfast" for name in (BARE, OTHER))
     assert set(found) == {bare, other}

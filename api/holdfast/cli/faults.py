@@ -17,7 +17,7 @@ from holdfast_workers.fault_injection.kinds import FaultKind
 
 def inject(
     job_word: JobWord,
-    kind: Annotated[FaultKind, Parameter(help="The fault; operations.md has the table.")],
+    kind: Annotated[FaultKind, Parameter(help="The fault; operations/drills.md has the table.")],
     /,
     *others: Annotated[FaultKind, Parameter(help="More kinds, for a storm.")],
     rank: Annotated[int | None, Parameter(help="The rank; default: a random rank.")] = None,

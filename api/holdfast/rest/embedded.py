@@ -34,10 +34,11 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def _options(settings: Settings) -> dict[str, Any]:
+    pace = settings.pace
     return {
         "nodes": settings.local_nodes,
         "gpus": settings.local_gpus,
-        "health": RayHealthCheck(settings.node_health_period_s, settings.node_health_failures),
+        "health": RayHealthCheck(pace.node_health_period_s, pace.node_health_failures),
         "metrics_port": settings.ray_metrics_port,
         "end_with_stdin": settings.end_with_stdin,
     }

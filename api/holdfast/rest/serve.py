@@ -270,7 +270,6 @@ async def _connection(settings: Settings, store: Store, broken: _Broken) -> Conn
 
     def connect(find_address: Callable[[], str]) -> RayCluster:
         # Late: Ray reads its settings from the environment on import.
-        from holdfast_service.cluster.connection import ConnectionTimes
         from holdfast_service.cluster.ray_cluster import RayCluster
         from holdfast_service.cluster.runtime_env import OwnCode
         from holdfast_service.cluster.sent_code import own_code
@@ -281,12 +280,6 @@ async def _connection(settings: Settings, store: Store, broken: _Broken) -> Conn
             key,
             settings.secrets_dir,
             broken.end,
-            ConnectionTimes(
-                look_s=settings.ray_look_s,
-                answer_s=settings.ray_answer_s,
-                lost_after_s=settings.ray_lost_after_s,
-                renew_s=settings.ray_connect_s,
-            ),
             lambda address: settings.ray_address is None and _has_ended(settings, address),
             can_grow=settings.autoscale,
             code=OwnCode(own_code() if settings.send_own_code else None),
@@ -333,7 +326,7 @@ async def _run(
         stopping.set()
         beside = [task for task in (webhooks, expiring, operations) if task is not None]
         try:
-            await _await_reconciler(reconciling, settings.stop_deadline_s)
+            await _await_reconciler(reconciling, settings.pace.stop_deadline_s)
         finally:
             for task in beside:
                 task.cancel()

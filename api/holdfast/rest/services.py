@@ -99,7 +99,7 @@ def services_over(
         cluster_check=ClusterCheck(cluster, settings),
         injections=InjectionService(store, settings, wake),
         overview=Overview(store, nodes, settings, goodput_cache),
-        live=LiveHub(store, settings),
+        live=LiveHub(store),
         changes=store.changes,
         code=CodeService(store, settings),
         fleet=FleetReader(store),

@@ -33,7 +33,7 @@ from holdfast_service.store.installation import fingerprint_of
 from holdfast_service.store.migrate import UnknownSchema, known_revision
 from holdfast_service.store.models import Installation
 
-_NOT_SAVED = frozenset({"database_url", "webhook_url", "webhook_secret", "crash_at"})
+_NOT_SAVED = frozenset({"database_url", "webhook_url", "webhook_secret", "crash_at", "pace"})
 """Settings that may have a secret in them, or are for tests."""
 
 Progress = Callable[[str], None]

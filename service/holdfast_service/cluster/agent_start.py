@@ -14,7 +14,7 @@ AGAIN_S = 60.0
 INSTALLED_AFTER_S = 300.0
 """The same where software is missing: each new process costs events of the job, and a person has to
 install something first. Shorter than a node without software is left out of the placement
-(`HOLDFAST_NODE_ROOM_FRESH_S`), so the report stays fresh while the seat is held."""
+(`Pace.node_room_fresh_s`), so the report stays fresh while the seat is held."""
 
 
 def own_versions() -> dict[str, str]:

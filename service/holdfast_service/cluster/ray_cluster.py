@@ -123,7 +123,6 @@ class RayCluster:
         key: bytes,
         secrets_dir: Path,
         on_stuck: Callable[[str], None],
-        times: ConnectionTimes | None = None,
         has_ended: Callable[[str], bool] = lambda _: False,
         can_grow: bool = False,
         code: OwnCode | None = None,
@@ -139,7 +138,7 @@ class RayCluster:
         connection = RayConnection(
             find_address,
             actor_names.namespace(installation),
-            times or ConnectionTimes(),
+            ConnectionTimes(),
             on_stuck,
             has_ended,
         )

@@ -22,10 +22,10 @@ import structlog
 
 from holdfast_service.live import job_channel
 from holdfast_service.live.job_channel import Channel
-from holdfast_service.live.rows import JobRowFeed
+from holdfast_service.live.rows import ROWS_PER_S, JobRowFeed
 from holdfast_service.live.stream_cursor import NOTHING, Batch, Position, StreamMessage, reset
-from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.job_changes import POLL_S
 from holdfast_service.store.job_lookup import find_job
 from holdfast_service.views.live import LiveHello
 
@@ -45,11 +45,13 @@ log = structlog.get_logger(__name__)
 class LiveHub:
     """Polls the store while listeners are connected. One instance per server."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(
+        self, store: Store, *, poll_s: float = POLL_S, rows_per_s: float = ROWS_PER_S
+    ) -> None:
         self._store = store
-        self._settings = settings
+        self._poll_s = poll_s
         self._id = uuid4().hex[:12]
-        self._job_rows = JobRowFeed(self._id, store.postgres, settings)
+        self._job_rows = JobRowFeed(self._id, store.postgres, rows_per_s, poll_s)
         self._channels: dict[str, Channel] = {}
         self.listeners = 0
         self._poll_task: asyncio.Task[None] | None = None
@@ -176,7 +178,7 @@ class LiveHub:
     # ---- polling
 
     async def _poll_forever(self) -> None:
-        period_s = self._settings.live_poll_s
+        period_s = self._poll_s
         while True:
             began = time.monotonic()
             try:

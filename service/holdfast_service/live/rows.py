@@ -18,7 +18,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage, reset
-from holdfast_service.settings import Settings
 from holdfast_service.store import listing
 from holdfast_service.store.change_numbers import OLDEST_RUNNING_TRANSACTION, NextChange
 from holdfast_service.store.models import JobRecord, RemovedJob
@@ -34,6 +33,9 @@ MAX_ENDED_KEPT = 20_000
 """Ended jobs that are remembered, so that their rows are not sent again without a change."""
 MAX_ROWS_PER_POLL = 5_000
 """Maximum rows read by one poll; the next poll continues after them."""
+ROWS_PER_S = 100.0
+"""Most rows per second that a listener gets of jobs that only advanced; changes of state are sent
+at once and do not count."""
 _PROGRESS_INTERVAL_S = 0.001
 _MAX_PROGRESS_INTERVAL_S = 1.5
 """Time between two batches of progress rows, per listener and at most: the cost of a batch grows
@@ -74,7 +76,7 @@ class _Known:
 class JobRowFeed:
     """The rows of all jobs as this process sent them. Row numbers only grow."""
 
-    def __init__(self, hub: str, postgres: bool, settings: Settings) -> None:
+    def __init__(self, hub: str, postgres: bool, rows_per_s: float, poll_s: float) -> None:
         self.number = 0
         """Number of the row sent last."""
         self.known: dict[str, _Known] = {}
@@ -82,7 +84,8 @@ class JobRowFeed:
         """Progress rows to send, by job id, each with the change number since which it waits."""
         self._hub = hub
         self._postgres = postgres
-        self._settings = settings
+        self._rows_per_s = rows_per_s
+        self._poll_s = poll_s
         self._kept: deque[_NumberedRow] = deque(maxlen=MAX_KEPT)
         self._changed = 0
         self._page: _Page | None = None
@@ -140,8 +143,8 @@ class JobRowFeed:
 
     def send_pending(self, listeners: int) -> None:
         """Send progress rows, as many as the rate and the number of listeners allow now."""
-        rate = self._settings.live_rows_per_s
-        self._allowance = min(2 * rate, self._allowance + rate * self._settings.live_poll_s)
+        rate = self._rows_per_s
+        self._allowance = min(2 * rate, self._allowance + rate * self._poll_s)
         now = time.monotonic()
         if now - self._progress_sent_at < min(
             _MAX_PROGRESS_INTERVAL_S, listeners * _PROGRESS_INTERVAL_S

@@ -124,7 +124,7 @@ class OperationRunner:
                     log.warning("operations were not looked for", error=str(error))
                 # Not `wait_for`, which can swallow a cancellation that comes with the wake-up.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.claim_interval_s):
+                    async with asyncio.timeout(self._settings.pace.claim_interval_s):
                         await self._woken.wait()
         finally:
             for task in self._running:

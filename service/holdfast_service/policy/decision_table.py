@@ -1,16 +1,11 @@
-"""Generates the table of decisions in `docs/recovery-policy.md` from the decision ladder: for every
-cause and every combination of known facts and available nodes, the decision and its reason.
-
-`python -m holdfast_service.policy.decision_table docs/recovery-policy.md` writes it into that page;
-without a page, it is printed. Everything else is pure.
+"""The table of decisions in `docs/recovery-policy.md`, from the decision ladder: for every cause
+and every combination of known facts and available nodes, the decision and its reason. Pure.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from holdfast_service.policy.causes import Cause
@@ -21,9 +16,6 @@ from holdfast_service.policy.decision_ladder import (
     Situation,
     decide,
 )
-
-BEGIN = "<!-- the ladder, made by holdfast_service.policy.decision_table -->"
-END = "<!-- the end of the ladder -->"
 
 Known = dict[str, Any]
 
@@ -118,8 +110,8 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def table() -> str:
-    """The table as Markdown, including its markers."""
-    lines = [BEGIN, "", "| Cause | Known | At hand | Decision | Reason |", "|---|---|---|---|---|"]
+    """The table as Markdown."""
+    lines = ["| Cause | Known | At hand | Decision | Reason |", "|---|---|---|---|---|"]
     for text, budget in _EXCEEDED_BUDGETS:
         decision = decision_for(Cause.WORKER_CRASH, {**_DEFAULTS, "room": True}, budget)
         assert decision.end is not None
@@ -127,13 +119,7 @@ def table() -> str:
             f"| any cause that ends an attempt | {text} | | `stop`, `{decision.end.code}` | |"
         )
     lines += [f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in row)}|" for row in rows()]
-    return "\n".join([*lines, "", END])
-
-
-def updated_page(page: str) -> str:
-    """The page with the current table. Raises ValueError if a marker is missing."""
-    start, stop = page.index(BEGIN), page.index(END) + len(END)
-    return page[:start] + table() + page[stop:]
+    return "\n".join(lines)
 
 
 def _merged(cause: Cause, members: list[Known]) -> list[dict[str, str]]:
@@ -167,15 +153,3 @@ def _mergeable_pair(found: list[Merged]) -> tuple[Merged, Merged, str] | None:
 
 def _describe(name: str, values: frozenset[Any]) -> str:
     return " or ".join(_TEXT[name, value] for value in DOMAINS[name] if value in values)
-
-
-def main(arguments: list[str]) -> None:
-    if not arguments:
-        print(table())
-    for name in arguments:
-        page = Path(name)
-        page.write_text(updated_page(page.read_text()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

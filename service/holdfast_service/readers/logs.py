@@ -15,7 +15,6 @@ from typing import Any
 
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.log_filters import LogFilter
-from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job
@@ -23,6 +22,8 @@ from holdfast_service.store.series import LogSlice
 from holdfast_service.views.history import LogLineView
 from holdfast_service.views.pages import LogPage
 
+SEARCH_S = 1.0
+"""Longest search of a job's log lines; then the answer says how far it got."""
 _TEXT_BYTES = 64 * 1024
 """Size of the parts of a download."""
 
@@ -32,9 +33,8 @@ NumberedLine = tuple[int, list[Any]]
 class LogReader:
     """Reads the log lines of jobs. All calls raise JobNotFound."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._settings = settings
 
     async def page(
         self,
@@ -53,7 +53,7 @@ class LogReader:
             return await self._backwards(job_id, log_filter, after, before, most)
         found: list[NumberedLine] = []
         truncated, seen = False, after
-        deadline = self._deadline()
+        deadline = time.monotonic() + SEARCH_S
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             newest = job.log_lines
@@ -99,7 +99,7 @@ class LogReader:
         while True:
             texts: list[str] = []
             size, seen = 0, after
-            deadline = self._deadline()
+            deadline = time.monotonic() + SEARCH_S
             async with (
                 self._store.read() as session,
                 aclosing(series.read_log_chunks(session, job_id, after)) as chunks,
@@ -122,7 +122,7 @@ class LogReader:
         self, job_id: str, log_filter: LogFilter, after: int, before: int | None, most: int
     ) -> LogPage:
         found: list[LogLineView] = []
-        deadline = self._deadline()
+        deadline = time.monotonic() + SEARCH_S
         first: int | None = None
         async with self._store.read() as session:
             job = await find_job(session, job_id)
@@ -147,9 +147,6 @@ class LogReader:
             first_line=first if more else None,
             ended=before is None and State(job.state).terminal,
         )
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self._settings.log_search_s
 
 
 FilteredLines = tuple[list[NumberedLine], int, float | None]

@@ -98,7 +98,7 @@ class CompetingDemand:
 
     async def shortcomings(self, session: AsyncSession, now: float) -> Shortcomings:
         """Of the nodes, as far as they count now."""
-        return await nodes.shortcomings(session, now - self._settings.node_room_fresh_s)
+        return await nodes.shortcomings(session, now - self._settings.pace.node_room_fresh_s)
 
     async def _live_jobs(
         self, session: AsyncSession, now: float, *, settled: bool = True

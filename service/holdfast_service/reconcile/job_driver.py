@@ -69,6 +69,8 @@ from holdfast_service.store.transaction import Effect, JobTransaction, job_trans
 from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_workers.protocol import codec
 
+SUPERVISOR_STARTS = 20
+"""Supervisors created for one job, without a new row in between, before the job fails."""
 _AVOIDED_FRESH_S = 1.0
 _SILENT_LOOK_S = 2.0
 """Longest wait between two calls to a supervisor that does not answer: it sends no news either."""
@@ -129,7 +131,7 @@ class JobDriver:
         """The receiving supervisor's epoch, and the order."""
         self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)
         """The receiving supervisor's epoch, and the nodes sent."""
-        self._hold = InitHold(self._store, sources, lease, settings.error_retry_max_s)
+        self._hold = InitHold(self._store, sources, lease, settings.pace.error_retry_max_s)
         self._silent_since: float | None = None
         """Monotonic time of the first unanswered call to the supervisor."""
         self._ended_since: float | None = None
@@ -176,7 +178,7 @@ class JobDriver:
         if state is State.QUEUED:
             return await self._install_packages(job) or await self._admit(intents)
         if state is State.PAUSED:
-            return NextStep(self._settings.paused_look_s, keep_lease=False)
+            return NextStep(self._settings.pace.paused_look_s, keep_lease=False)
         next_step = None
         if job.desired == Desired.CANCELLED:
             next_step = await self._cancel(job, intents)
@@ -201,19 +203,19 @@ class JobDriver:
         except StorageUnavailable as error:
             async with self._transaction() as tx:
                 tx.wait_for("storage", f"restored, and its remote storage must be read: {error}")
-            return NextStep(settings.error_retry_max_s, keep_lease=False)
+            return NextStep(settings.pace.error_retry_max_s, keep_lease=False)
         now = time.monotonic()
         self._silent_since = self._silent_since or now
-        patient = now - self._silent_since < settings.supervisor_deadline_s
+        patient = now - self._silent_since < settings.pace.supervisor_deadline_s
         verdict = restored_job.judge(state, Desired(job.desired), seen, patient=patient)
         if verdict is Verdict.PAUSE and not await self._cluster.release(job.id):
-            return NextStep(settings.release_retry_s)
+            return NextStep(settings.pace.release_retry_s)
         async with self._transaction() as tx:
             if (tx.state, tx.job.desired) != (state, job.desired):
                 return NextStep(0.0)  # a user's command
             if verdict is Verdict.WAIT:
                 tx.wait_for("supervisor", restored_job.WAITS)
-                return NextStep(settings.reconcile_interval_s)
+                return NextStep(settings.pace.reconcile_interval_s)
             await tx.forget_intents(Effect.RESTORED)
             if verdict is Verdict.ADOPT:
                 await restored_job.adopt(tx)
@@ -283,7 +285,7 @@ class JobDriver:
                     reserved=admission.reservation,
                     asked=growth.requests.get(tx.job.id),
                 )
-                return NextStep(self._settings.queue_retry_s, keep_lease=False)
+                return NextStep(self._settings.pace.queue_retry_s, keep_lease=False)
             intent = await tx.record_intent(Effect.START, intents)
             tx.job.kept_off = list(admission.reserved_nodes)
             self._given = admission.given_nodes
@@ -443,7 +445,7 @@ class JobDriver:
     def _drained(self) -> bool:
         """Whether the wait for late rows of an ended job is over."""
         since = self._ended_since
-        return since is not None and time.monotonic() - since > self._settings.drain_deadline_s
+        return since is not None and time.monotonic() - since > self._settings.pace.drain_deadline_s
 
     # ---- ending
 
@@ -493,7 +495,7 @@ class JobDriver:
     async def _finish_pause(self, job: JobRecord, intents: Mapping[str, Intent]) -> NextStep:
         """PAUSING, and the supervisor has ended: release the job's resources."""
         if not await self._cluster.release(job.id):
-            return NextStep(self._settings.release_retry_s)
+            return NextStep(self._settings.pace.release_retry_s)
         await self._crash_hook(CrashPoint.PAUSED)
         async with self._transaction() as tx:
             if tx.state is not State.PAUSING:
@@ -516,7 +518,7 @@ class JobDriver:
     async def _cancel_by_force(self, job: JobRecord) -> NextStep:
         """Release the resources of a job that did not end in time, then record its end."""
         if not await self._cluster.release(job.id):
-            return NextStep(self._settings.release_retry_s)
+            return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:
             if not tx.state.terminal:
                 tx.end(
@@ -544,22 +546,22 @@ class JobDriver:
                 if (await tx.record_done(Effect.RELEASE)).times == 1:
                     tx.emit(JobReleasedEvent())
         if is_held_for(job) and not await self._hold.release(job):
-            return NextStep(self._settings.error_retry_max_s, keep_lease=False)
+            return NextStep(self._settings.pace.error_retry_max_s, keep_lease=False)
         async with self._transaction() as tx:
             tx.job.cleaned = True
         return None
 
     async def _retry_clean_up(self, intent: Intent | None) -> NextStep:
-        if intent is None or time.time() - intent.at <= self._settings.release_deadline_s:
-            return NextStep(self._settings.release_retry_s)
+        if intent is None or time.time() - intent.at <= self._settings.pace.release_deadline_s:
+            return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:
             tx.wait_for(
                 "release",
                 f"resources of the job are still on the cluster after "
-                f"{self._settings.release_deadline_s:g} s; the release is retried",
+                f"{self._settings.pace.release_deadline_s:g} s; the release is retried",
                 event=ReleaseOverdueEvent,
             )
-        return NextStep(self._settings.error_retry_max_s, keep_lease=False)
+        return NextStep(self._settings.pace.error_retry_max_s, keep_lease=False)
 
     # ---- unanswered calls
 
@@ -568,7 +570,7 @@ class JobDriver:
             tx.wait_for("cluster", f"the cluster cannot be reached: {error}")
         # Another server may reach it, and the job keeps its place in the queue meanwhile.
         keeps_lease = tx.state is not State.QUEUED
-        return NextStep(self._settings.cluster_retry_s, keep_lease=keeps_lease)
+        return NextStep(self._settings.pace.cluster_retry_s, keep_lease=keeps_lease)
 
     async def _without_supervisor(
         self, job: JobRecord, intents: dict[str, Intent], error: SupervisorUnavailable
@@ -577,7 +579,7 @@ class JobDriver:
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now
-        waited = now - self._silent_since > self._settings.supervisor_deadline_s
+        waited = now - self._silent_since > self._settings.pace.supervisor_deadline_s
         if State(job.state) is State.CANCELLING and (
             waited or intents[Effect.START].done_at is None
         ):
@@ -585,8 +587,8 @@ class JobDriver:
         if not waited:
             async with self._transaction() as tx:
                 tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
-            return NextStep(min(self._settings.reconcile_interval_s, _SILENT_LOOK_S))
-        if intents[Effect.START].times >= self._settings.supervisor_starts:
+            return NextStep(min(self._settings.pace.reconcile_interval_s, _SILENT_LOOK_S))
+        if intents[Effect.START].times >= SUPERVISOR_STARTS:
             return await self._fail_supervisor_lost(job, error)
         async with self._transaction() as tx:
             (await tx.record_intent(Effect.START)).done_at = None
@@ -597,11 +599,10 @@ class JobDriver:
     async def _fail_supervisor_lost(self, job: JobRecord, error: SupervisorUnavailable) -> NextStep:
         """Fail a job whose supervisor was lost too often, instead of restarting it forever."""
         if not await self._cluster.release(job.id):
-            return NextStep(self._settings.release_retry_s)
+            return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:
             if not tx.state.terminal:
-                times = self._settings.supervisor_starts
-                why = f"the supervisor was lost {times} times, at last: {error}"
+                why = f"the supervisor was lost {SUPERVISOR_STARTS} times, at last: {error}"
                 tx.end(State.FAILED, "supervisor_lost", why)
         await self._crash_hook(CrashPoint.ENDED)
         return NextStep(0.0)

@@ -45,6 +45,8 @@ from holdfast_service.store.transaction import LeaseLost, job_transaction
 
 log = structlog.get_logger(__name__)
 
+CLAIM_LIMIT = 10_000
+"""Most jobs that one reconciler drives at the same time."""
 _LEAVE_TIMEOUT_S = 2.0
 _WAITED_FOR = Avoided(NodeStanding.CORDONED, "another job waits for it")
 _MANY_DRIVES = 100
@@ -87,9 +89,9 @@ class Reconciler:
         self._init_sources = InitSources(store, settings)
         self._restored = RestoredJobs(cluster, settings)
         self._competing_demand = CompetingDemand(settings)
-        self._poll_rate = PollRate(settings.polls_per_s)
-        self._urgent_poll_rate = PollRate(settings.polls_per_s)
-        self._news_rate = PollRate(settings.polls_per_s)
+        self._poll_rate = PollRate(settings.pace.polls_per_s)
+        self._urgent_poll_rate = PollRate(settings.pace.polls_per_s)
+        self._news_rate = PollRate(settings.pace.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
         self._avoided: dict[str, Avoided] | None = None  # not read yet
         self._lacked_nodes = LackedNodes()  # as last read
@@ -107,10 +109,10 @@ class Reconciler:
     async def run(self, stop: asyncio.Event) -> None:
         """Drive until `stop` is set, then release every lease. Never raises for a single job."""
         every = {
-            self._claim: self._settings.claim_interval_s,
+            self._claim: self._settings.pace.claim_interval_s,
             self._renew: self._settings.lease_s / 3,
-            self._refresh_nodes: self._settings.node_look_s,
-            self._reap: self._settings.reap_interval_s,
+            self._refresh_nodes: self._settings.pace.node_look_s,
+            self._reap: self._settings.pace.reap_interval_s,
         }
         self._stop = stop
         self._store.watched_jobs.on_watch_started = self.wake
@@ -122,7 +124,7 @@ class Reconciler:
             await stop.wait()
             for wake in (self._claim_wake, self._nodes_wake, *self._job_wakes.values()):
                 wake.set()
-            await asyncio.wait(tasks, timeout=self._settings.stop_deadline_s)
+            await asyncio.wait(tasks, timeout=self._settings.pace.stop_deadline_s)
         finally:
             for task in tasks:
                 task.cancel()
@@ -147,7 +149,7 @@ class Reconciler:
 
     async def _claim(self) -> None:
         self._claim_wake.clear()
-        room = self._settings.claim_limit - len(self._drives)
+        room = CLAIM_LIMIT - len(self._drives)
         taken = await leases.claim(self._store, self._owner, room)
         for lease in taken:
             self._job_wakes[lease.job_id] = wake = _WakeUp()
@@ -275,7 +277,7 @@ class Reconciler:
         try:
             due_in_s = await self._advance_until_idle(driver, lease, wake)
             await leases.release(self._store, lease, due_in_s)
-            if due_in_s < self._settings.claim_interval_s:  # else another server may be faster
+            if due_in_s < self._settings.pace.claim_interval_s:  # else another server may be faster
                 asyncio.get_running_loop().call_later(due_in_s, self._claim_wake.set)
         except LeaseLost:
             log.warning("lease.lost", job=lease.job_id)
@@ -300,8 +302,8 @@ class Reconciler:
         settings = self._settings
         many = len(self._urgent_jobs) if urgent else len(self._drives)
         quiet = not urgent and not self._store.watched_jobs.is_looked_at(job_id)
-        shortest_s = settings.reconcile_interval_s * (_QUIET_FACTOR if quiet else 1.0)
-        return max(shortest_s, many / settings.polls_per_s)
+        shortest_s = settings.pace.reconcile_interval_s * (_QUIET_FACTOR if quiet else 1.0)
+        return max(shortest_s, many / settings.pace.polls_per_s)
 
     def _news_delay_s(self) -> float:
         """All jobs may have news at the same moment."""
@@ -350,8 +352,8 @@ class Reconciler:
     async def _after_error(self, lease: JobLease, error: Exception, errors: int) -> NextStep:
         """Record the error as the job's wait reason; retry with exponential backoff."""
         seconds = min(
-            self._settings.error_retry_s * 2.0 ** min(errors - 1, 20),
-            self._settings.error_retry_max_s,
+            self._settings.pace.error_retry_s * 2.0 ** min(errors - 1, 20),
+            self._settings.pace.error_retry_max_s,
         )
         log.error("drive.failed", job=lease.job_id, retry_s=seconds, exc_info=error)
         try:
@@ -395,7 +397,7 @@ class Reconciler:
         """Wait until the running drives release their leases; cancel those that take too long."""
         drives = list(self._drives.values())
         if drives:
-            _, late = await asyncio.wait(drives, timeout=self._settings.stop_deadline_s)
+            _, late = await asyncio.wait(drives, timeout=self._settings.pace.stop_deadline_s)
             for drive in late:
                 drive.cancel()
             await asyncio.gather(*late, return_exceptions=True)

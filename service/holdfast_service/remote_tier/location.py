@@ -35,6 +35,8 @@ from holdfast_workers.private_files import PrivateFileRefused, read_private
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import RemoteTierSpec, SpecFault
 
+PROBE_S = 10.0
+"""Deadline of the test of a job's remote storage at submission."""
 _SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CREDENTIALS = ("access_key_id", "secret_access_key", "session_token")
 _REQUIRED_KEYS = {"access_key_id", "secret_access_key", "bucket"}
@@ -153,27 +155,25 @@ async def probe_storage(remote: RemoteTierSpec, settings: Settings, threads: Exe
     access = hasty_access(remote, settings)
     if access is None:
         return
-    deadline_s = settings.storage_probe_s
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(PROBE_S):
             await asyncio.wrap_future(threads.submit(probe, *access))
     except TimeoutError as error:
-        why = f"it did not answer within {deadline_s:g} s: check endpoint and network"
+        why = f"it did not answer within {PROBE_S:g} s: check endpoint and network"
         raise TransientStorageError(access[0], why) from error
 
 
 def hasty_access(remote: RemoteTierSpec, settings: Settings) -> tuple[str, StorageOptions] | None:
-    """URI of the storage, and options that give up within `storage_probe_s`; None: `remote` names
+    """URI of the storage, and options that give up within `PROBE_S`; None: `remote` names
     no place. Raises SecretUnusable."""
     if remote.uri is None:
         return None
     credentials = credentials_for(remote.uri, remote, settings.secrets_dir)
-    deadline_s = settings.storage_probe_s
     short = {
-        "connect_timeout_s": deadline_s / 4,
-        "read_timeout_s": deadline_s / 4,
-        "part_timeout_s": deadline_s / 4,
-        "patience_s": deadline_s / 2,
+        "connect_timeout_s": PROBE_S / 4,
+        "read_timeout_s": PROBE_S / 4,
+        "part_timeout_s": PROBE_S / 4,
+        "patience_s": PROBE_S / 2,
         "attempts": 2,
     }
     local = not settings.allow_local_storage

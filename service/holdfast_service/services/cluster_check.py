@@ -44,7 +44,7 @@ class ClusterCheck:
         began = time.monotonic()
         store, own = self._store()
         try:
-            nodes = await self._cluster.inspect(store, self._settings.cluster_check_s)
+            nodes = await self._cluster.inspect(store, self._settings.pace.cluster_check_s)
         except ClusterUnavailable as error:
             raise ClusterUnreachable(f"the cluster does not answer: {error}") from error
         data_dir = self._settings.data_dir

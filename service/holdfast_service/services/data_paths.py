@@ -21,6 +21,8 @@ from holdfast_workers.spec import SpecFault
 BUNDLED_SOURCES = ("python-stdlib",)
 _OF_TEXT = f"the path or glob of text files that every node can read, or {BUNDLED_SOURCES[0]!r}"
 _OF_IMAGES = "a folder that every node can read, with a subfolder of images for each class"
+SEARCH_S = 5.0
+"""Deadline of the search for a job's data at submission."""
 MAX_SEARCHES = 4
 """Searches at the same time."""
 
@@ -28,10 +30,10 @@ _log = structlog.get_logger()
 
 
 class DataPaths:
-    """The checks of one service, each within `data_path_check_s`."""
+    """The checks of one service, each within `deadline_s`."""
 
-    def __init__(self, settings: Settings, cluster: Cluster) -> None:
-        self._deadline_s = settings.data_path_check_s
+    def __init__(self, settings: Settings, cluster: Cluster, deadline_s: float = SEARCH_S) -> None:
+        self._deadline_s = deadline_s
         self._cluster = cluster
         self.on_nodes = settings.ray_address is not None
         """Whether nodes have file systems of their own, which this server does not see."""

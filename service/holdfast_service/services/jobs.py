@@ -65,6 +65,8 @@ from holdfast_workers.spec import SpecFault
 
 MOST_AT_ONCE = 500
 """Jobs that one call cancels at most."""
+KEEP_KEYS_S = 7 * 86400.0
+"""An `Idempotency-Key` that was used longer ago may be used for a new request."""
 _MAX_KEY_LENGTH = 255
 _PROBE_THREADS = 8
 _log = structlog.get_logger()
@@ -92,7 +94,7 @@ class JobService:
         self._data_paths = DataPaths(settings, cluster)
         self._init_sources = InitSources(store, settings, self._data_paths)
         self._probe_threads = DaemonThreads(_PROBE_THREADS, "storage-probe")
-        self.log_reader = LogReader(store, settings)
+        self.log_reader = LogReader(store)
         self.history = JobHistory(store, accounts or GoodputCache())
 
     async def submit(
@@ -287,18 +289,15 @@ class JobService:
     async def _forget_expired(self, session: AsyncSession, key: str) -> None:
         await session.execute(
             update(JobRecord)
-            .where(JobRecord.idempotency_key == key, JobRecord.created_at < self._oldest_key())
+            .where(JobRecord.idempotency_key == key, JobRecord.created_at < _oldest_key())
             .values(idempotency_key=None, changed=JobRecord.changed)  # no change that users see
             .execution_options(synchronize_session=False)
         )
 
-    def _oldest_key(self) -> float:
-        return time.time() - self._settings.keep_idempotency_keys_s
-
     async def _find_by_key(self, key: str, digest: str) -> JobView | None:
         async with self._store.read() as session:
             job = await session.scalar(select(JobRecord).where(JobRecord.idempotency_key == key))
-            if job is None or job.created_at < self._oldest_key():
+            if job is None or job.created_at < _oldest_key():
                 return None
             if job.request_digest != digest:
                 raise IdempotencyConflict(
@@ -320,6 +319,10 @@ def check_key(key: str) -> None:
         raise InvalidKey(
             f"the idempotency key must have 1 to {_MAX_KEY_LENGTH} printable characters"
         )
+
+
+def _oldest_key() -> float:
+    return time.time() - KEEP_KEYS_S
 
 
 def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobRecord:

@@ -59,7 +59,7 @@ class Store:
     """Access to the database. Created by :meth:`open`, which brings the schema up to date, or by
     :meth:`at`, which does not."""
 
-    def __init__(self, engine: AsyncEngine, poll_s: float) -> None:
+    def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """Job state transitions stored by this process: (from, to, outcome code) -> count."""
@@ -78,7 +78,7 @@ class Store:
         )
         """Called after the end of an incident is stored; must neither block nor raise."""
         self.watched_jobs = WatchedJobs()
-        self.changes = FeedChanges(self.read, poll_s)
+        self.changes = FeedChanges(self.read)
         # By default each PostgreSQL statement sees a newer snapshot; SQLite keeps one anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
@@ -96,10 +96,10 @@ class Store:
         """The store of these settings, as it is: for backups. Raises UnsupportedDatabase."""
         url = database_url(settings.resolved_database_url())
         if url.get_backend_name() == "sqlite":
-            engine = sqlite.engine_for(url, settings.database_busy_s, settings.database_pool)
+            engine = sqlite.engine_for(url, settings.pace.database_busy_s, settings.database_pool)
         else:
             engine = postgres.engine_for(url, settings.database_pool)
-        store = cls(engine, settings.live_poll_s)
+        store = cls(engine)
         store.sends_webhooks = settings.webhook_url is not None
         return store
 

@@ -27,6 +27,8 @@ from holdfast_service.store.statement import Statement
 
 T = TypeVar("T")
 
+POLL_S = 0.25
+"""Between two reads of the store for all followers of jobs, and for all live streams."""
 MAX_JOBS_PER_READ = 1000
 SAFETY_READ_S = 30.0
 """Followers read at least this often, even if no change was found."""
@@ -102,7 +104,7 @@ class FeedChanges:
     """One instance per process, used in its event loop only."""
 
     def __init__(
-        self, read: Callable[[], AbstractAsyncContextManager[AsyncSession]], poll_s: float
+        self, read: Callable[[], AbstractAsyncContextManager[AsyncSession]], poll_s: float = POLL_S
     ) -> None:
         self._read = read
         self._poll_s = poll_s

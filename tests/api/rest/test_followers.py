@@ -22,6 +22,7 @@ from holdfast.rest.serve import _http, bound
 from holdfast.rest.services import Services, services_over
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.readers import logs
 from holdfast_service.settings import Settings
 from holdfast_service.store import job_changes, series
 from holdfast_service.store.engine import Store
@@ -156,13 +157,13 @@ async def test_idle_followers_cost_one_poll_and_share_each_read(
             began = time.monotonic()
             await asyncio.sleep(2)
             await until(lambda: bool(reads))
-            counts.append((len(reads), (time.monotonic() - began) / settings.live_poll_s + 1))
+            counts.append((len(reads), (time.monotonic() - began) / job_changes.POLL_S + 1))
     with counted_reads(store) as reads:
         began = time.monotonic()
         await write(store, jobs[0])
         for follower, feed in followers[:10]:
             await follower.has(3 if feed == "events" else 2)
-        polls = (time.monotonic() - began) / settings.live_poll_s + 1
+        polls = (time.monotonic() - began) / job_changes.POLL_S + 1
     writing, events, logs = 3, 2, 4
     assert len(reads) <= writing + events + logs + polls, reads
 
@@ -276,10 +277,10 @@ async def test_a_client_that_does_not_read_delays_nobody_and_takes_no_memory(
 
 @on_sqlite
 async def test_the_stream_of_a_removed_job_closes_without_an_end(
-    store: Store, settings: Settings
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient = settings.model_copy(update={"log_search_s": 1e-6})  # each read searches a line
-    async with serving(store, impatient) as server:
+    monkeypatch.setattr(logs, "SEARCH_S", 1e-6)  # each read searches a line
+    async with serving(store, settings) as server:
         job = await server.new_job()
         async with job_transaction(store, job) as tx:
             for _ in range(600):
@@ -345,9 +346,11 @@ async def test_streams_resume_on_a_restarted_server_without_gaps_or_repeats(
 
 
 @on_sqlite
-async def test_a_long_search_is_kept_alive(settings: Settings, store: Store) -> None:
-    impatient = settings.model_copy(update={"log_search_s": 1e-6})  # each read searches a line
-    async with serving(store, impatient, keep_alive_s=0.02) as server:
+async def test_a_long_search_is_kept_alive(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "SEARCH_S", 1e-6)  # each read searches a line
+    async with serving(store, settings, keep_alive_s=0.02) as server:
         job = await server.new_job()
         async with job_transaction(store, job) as tx:
             lines = [line(number, f"of {number}") for number in range(1, 301)]

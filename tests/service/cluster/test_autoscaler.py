@@ -43,7 +43,7 @@ def served(bound):
                    str(folder / "store"), "--autoscale", "--autoscale-nodes", str(bound)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE,
                                   stderr=(folder / "server.log").open("wb"),
-                                  env={**os.environ, "HOLDFAST_NODE_LOOK_S": "1"})
+                                  env={**os.environ, "HOLDFAST_PACE__NODE_LOOK_S": "1"})
         ray.init(address, log_to_driver=False)
         line = server.stdout.readline()
         assert line, (folder / "server.log").read_text()

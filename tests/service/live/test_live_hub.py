@@ -19,6 +19,7 @@ from holdfast_service.job_model.lifecycle import State
 from holdfast_service.live import hub as live_hub
 from holdfast_service.live import job_channel, rows
 from holdfast_service.live.hub import LiveHub
+from holdfast_service.live.rows import ROWS_PER_S
 from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
@@ -72,14 +73,12 @@ async def listening(
         await stream.aclose()  # type: ignore[attr-defined]
 
 
-def hub_of(store: Store, settings: Settings, **changed: float) -> LiveHub:
-    return LiveHub(store, settings.model_copy(update={"live_poll_s": 0.02, **changed}))
+def hub_of(store: Store, rows_per_s: float = ROWS_PER_S) -> LiveHub:
+    return LiveHub(store, poll_s=0.02, rows_per_s=rows_per_s)
 
 
-async def test_every_changed_job_is_sent_to_every_listener(
-    store: Store, settings: Settings, jobs: JobService
-) -> None:
-    hub = hub_of(store, settings)
+async def test_every_changed_job_is_sent_to_every_listener(store: Store, jobs: JobService) -> None:
+    hub = hub_of(store)
     old, _ = await jobs.submit({"name": "old"})
     async with listening(hub) as first, listening(hub) as second:
         assert first.messages[0].kind == "hello"
@@ -95,9 +94,9 @@ async def test_every_changed_job_is_sent_to_every_listener(
 
 
 async def test_the_first_listener_of_a_job_triggers_the_watch_callback(
-    store: Store, settings: Settings, jobs: JobService
+    store: Store, jobs: JobService
 ) -> None:
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     job, _ = await jobs.submit({"name": "x"})
     watched: list[str] = []
     store.watched_jobs.on_watch_started = watched.append
@@ -111,10 +110,8 @@ async def test_the_first_listener_of_a_job_triggers_the_watch_callback(
     assert watched == [job.id]
 
 
-async def test_a_reconnected_stream_has_no_gaps_or_repeats(
-    store: Store, settings: Settings, jobs: JobService
-) -> None:
-    hub = hub_of(store, settings)
+async def test_a_reconnected_stream_has_no_gaps_or_repeats(store: Store, jobs: JobService) -> None:
+    hub = hub_of(store)
     job, _ = await jobs.submit({"name": "x"})
     seen: list[int] = []
     cursor: Position | None = None
@@ -133,12 +130,10 @@ async def test_a_reconnected_stream_has_no_gaps_or_repeats(
     assert seen[-1] >= 12
 
 
-async def test_a_stream_continues_on_another_server(
-    store: Store, settings: Settings, jobs: JobService
-) -> None:
+async def test_a_stream_continues_on_another_server(store: Store, jobs: JobService) -> None:
     job, _ = await jobs.submit({"name": "x"})
     other, _ = await jobs.submit({"name": "other"})
-    async with listening(hub_of(store, settings), job.id) as first:
+    async with listening(hub_of(store), job.id) as first:
         async with job_transaction(store, job.id) as tx:
             tx.emit(UnknownEvent("one", {}))
         await first.until(lambda it: bool(it.received("event")))
@@ -148,7 +143,7 @@ async def test_a_stream_continues_on_another_server(
         await series.store_rows(tx.session, job.id, [row(1, step) for step in (1, 2, 3)])
         tx.job.cursor_attempt, tx.job.cursor_step, tx.job.log_lines = 1, 3, 7
     await jobs.cancel(other.id)
-    async with listening(hub_of(store, settings), job.id, cursor) as second:
+    async with listening(hub_of(store), job.id, cursor) as second:
         await second.until(lambda it: bool(it.received("logs")))
         assert [event["kind"] for event in second.received("event")] == ["two"]
         steps = [
@@ -160,10 +155,8 @@ async def test_a_stream_continues_on_another_server(
 
 
 @pytest.mark.seconds
-async def test_a_job_stream_sends_all_parts_of_the_job(
-    store: Store, settings: Settings, jobs: JobService
-) -> None:
-    hub = hub_of(store, settings)
+async def test_a_job_stream_sends_all_parts_of_the_job(store: Store, jobs: JobService) -> None:
+    hub = hub_of(store)
     job, _ = await jobs.submit({"name": "x"})
     async with listening(hub, job.id) as listener:
         for step in (1, 2, 3):
@@ -185,9 +178,9 @@ async def test_a_job_stream_sends_all_parts_of_the_job(
 
 
 async def test_progress_rows_are_rate_limited_and_state_changes_are_not(
-    store: Store, settings: Settings, jobs: JobService
+    store: Store, jobs: JobService
 ) -> None:
-    hub = hub_of(store, settings, live_rows_per_s=1.0)
+    hub = hub_of(store, rows_per_s=1.0)
     ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(10)]
     async with listening(hub) as listener:
         for step in range(1, 4):
@@ -202,10 +195,10 @@ async def test_progress_rows_are_rate_limited_and_state_changes_are_not(
 
 
 async def test_streams_survive_a_database_outage(
-    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_hub, "_WAKE_S", 0.02)
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     async with listening(hub) as listener:
         with monkeypatch.context() as outage:
             outage.setattr(store, "read", refuses)
@@ -228,10 +221,8 @@ def refuses() -> AsyncIterator[None]:
 
 
 @pytest.mark.seconds
-async def test_an_unreadable_job_does_not_affect_other_jobs(
-    store: Store, settings: Settings, jobs: JobService
-) -> None:
-    hub = hub_of(store, settings)
+async def test_an_unreadable_job_does_not_affect_other_jobs(store: Store, jobs: JobService) -> None:
+    hub = hub_of(store)
     bad, _ = await jobs.submit({"name": "bad"})
     good, _ = await jobs.submit({"name": "good"})
     async with listening(hub, bad.id) as of_bad, listening(hub, good.id) as of_good:
@@ -247,9 +238,9 @@ async def test_an_unreadable_job_does_not_affect_other_jobs(
 
 
 async def test_events_during_the_start_of_a_stream_are_sent(
-    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     job, _ = await jobs.submit({"name": "x"})
     shown = queries.job_view
 
@@ -273,10 +264,10 @@ async def test_events_during_the_start_of_a_stream_are_sent(
 
 @pytest.mark.seconds
 async def test_a_failed_read_of_a_job_is_retried(
-    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_channel, "RETRY_S", 0.02)
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     job, _ = await jobs.submit({"name": "x"})
     shown = queries.job_view
 
@@ -294,10 +285,10 @@ async def test_a_failed_read_of_a_job_is_retried(
 
 
 async def test_a_listener_far_behind_gets_a_reset(
-    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_channel, "MAX_CATCH_UP_POINTS", 500)
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     job, _ = await jobs.submit({"name": "x"})
     async with listening(hub, job.id) as first:
         cursor = first.cursor
@@ -311,10 +302,10 @@ async def test_a_listener_far_behind_gets_a_reset(
 
 
 async def test_remembered_ended_jobs_are_bounded(
-    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "MAX_ENDED_KEPT", 2)
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     async with listening(hub) as listener:
         ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(6)]
         for job_id in ids[:5]:
@@ -328,10 +319,10 @@ async def test_remembered_ended_jobs_are_bounded(
 
 
 async def test_more_rows_than_the_poll_limit_are_read_by_several_polls(
-    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "MAX_ROWS_PER_POLL", 2)
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(7)]
     async with listening(hub) as listener:
         async with store.write() as session:  # all rows get the same change number
@@ -341,10 +332,8 @@ async def test_more_rows_than_the_poll_limit_are_read_by_several_polls(
 
 
 @pytest.mark.parametrize("settings", ["postgresql"], indirect=True)
-async def test_a_position_is_below_all_pending_rows(
-    store: Store, settings: Settings, jobs: JobService
-) -> None:
-    hub = hub_of(store, settings, live_rows_per_s=1e-6)
+async def test_a_position_is_below_all_pending_rows(store: Store, jobs: JobService) -> None:
+    hub = hub_of(store, rows_per_s=1e-6)
     early, _ = await jobs.submit({"name": "early"})
     late, _ = await jobs.submit({"name": "x"})
     async with listening(hub) as listener:
@@ -375,7 +364,7 @@ async def test_a_restored_database_sends_new_changes(
     try:
         async with restored.read() as session:
             assert list(await session.scalars(select(JobRecord.changed))) == [0]
-        async with listening(hub_of(restored, settings), None, before) as listener:
+        async with listening(hub_of(restored), None, before) as listener:
             assert len(listener.received("reset")) == 1
             await jobs.cancel(old.id)
             await listener.until(lambda it: len(it.received("row")) == 1)

@@ -21,8 +21,8 @@ from holdfast_service.job_model.log_filters import (
     compile_pattern,
 )
 from holdfast_service.job_model.log_levels import LogLevel, level_of
+from holdfast_service.readers import logs
 from holdfast_service.services.jobs import JobService
-from holdfast_service.settings import Settings
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import to_json
@@ -80,13 +80,13 @@ async def test_backward_pages_reach_the_first_line(store: Store, jobs: JobServic
 
 
 async def test_a_slow_search_returns_its_position(
-    store: Store, jobs: JobService, settings: Settings
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await job_with_lines(store, jobs, 60, each=20)
-    impatient = JobService(store, jobs._cluster, settings.model_copy(update={"log_search_s": 1e-6}))
+    monkeypatch.setattr(logs, "SEARCH_S", 1e-6)
     after, rounds, seen = 0, 0, 0
     while True:
-        page = await impatient.log_reader.page(
+        page = await jobs.log_reader.page(
             job, LogFilter(grep=compile_pattern("line 60$")), after=after
         )
         assert page.last_line > after

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from tests.support.service.databases import paced
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import (
     JOB,
@@ -193,7 +194,7 @@ async def test_the_next_driver_of_a_job_keeps_it_off_the_nodes_that_were_reserve
             dies.set()
             await asyncio.Event().wait()
 
-    hasty = at_once.model_copy(update={"stop_deadline_s": 0.05})
+    hasty = paced(at_once, stop_deadline_s=0.05)
     async with reconciling(store, cluster, hasty, crash_hook):
         await running(jobs, cluster, "node0", **SMALL)
         await queued(jobs, **ALL)

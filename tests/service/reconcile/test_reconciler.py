@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.support.service.databases import paced
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, line, three_nodes
 from tests.support.service.job_drives import (
     JOB,
@@ -31,6 +32,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Phase,
     SupervisorReport,
 )
+from holdfast_service.reconcile import job_driver
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.fault_injection import InjectionService
 from holdfast_service.services.jobs import JobService
@@ -72,7 +74,7 @@ async def test_a_job_that_is_hardly_ever_polled_is_seen_to_run_and_end_at_once(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     cluster.tells = True
-    rarely = settings.model_copy(update={"reconcile_interval_s": 300.0})
+    rarely = paced(settings, reconcile_interval_s=300.0)
 
     async def first_step_is_stored() -> bool:
         return (await jobs.get(job_id)).progress.step == 1
@@ -99,9 +101,8 @@ async def test_a_command_through_another_server_does_not_wait_for_a_poll(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     cluster.tells = True
-    rarely = settings.model_copy(
-        update={"reconcile_interval_s": 300.0, "allow_fault_injection": True}
-    )
+    rarely = paced(settings, reconcile_interval_s=300.0)
+    rarely = rarely.model_copy(update={"allow_fault_injection": True})
     async with reconciling(store, cluster, rarely):
         supervisor = await submitted(jobs, cluster)
         job_id = supervisor.launch.job_id
@@ -149,9 +150,7 @@ async def test_a_supervisor_that_answers_late_is_followed_although_polls_are_rar
 ) -> None:
     """It sends no news before the first answer."""
     cluster.tells = True
-    rarely = settings.model_copy(
-        update={"reconcile_interval_s": 3600.0, "supervisor_deadline_s": 3600.0}
-    )
+    rarely = paced(settings, reconcile_interval_s=3600.0, supervisor_deadline_s=3600.0)
     ensure = FakeCluster.ensure_supervisor
 
     async def starts_slowly(launch: JobLaunch) -> bool:
@@ -171,9 +170,14 @@ async def test_a_supervisor_that_answers_late_is_followed_although_polls_are_rar
 
 
 async def test_a_supervisor_that_is_lost_too_often_ends_the_job(
-    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hasty = settings.model_copy(update={"supervisor_deadline_s": 0.03, "supervisor_starts": 3})
+    monkeypatch.setattr(job_driver, "SUPERVISOR_STARTS", 3)
+    hasty = paced(settings, supervisor_deadline_s=0.03)
     async with reconciling(store, cluster, hasty):
         supervisor = await submitted(jobs, cluster)
         cluster.silent.add(supervisor.launch.job_id)
@@ -264,7 +268,7 @@ async def test_a_fault_that_cannot_be_delivered_does_not_block_its_job(
 async def test_overdue_clean_up_is_reported_and_retried(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
-    hasty = settings.model_copy(update={"release_deadline_s": 0.1, "error_retry_max_s": 0.05})
+    hasty = paced(settings, release_deadline_s=0.1, error_retry_max_s=0.05)
     async with reconciling(store, cluster, hasty):
         supervisor = await submitted(jobs, cluster)
         job_id = supervisor.launch.job_id
@@ -365,7 +369,7 @@ async def test_a_request_during_the_release_of_a_lease_is_served_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given_back = leases.release
-    seldom = settings.model_copy(update={"claim_interval_s": 3600.0, "paused_look_s": 3600.0})
+    seldom = paced(settings, claim_interval_s=3600.0, paused_look_s=3600.0)
     async with reconciling(store, cluster, seldom) as reconciler:
 
         async def give_back(store: Store, lease: leases.JobLease, due_in_s: float) -> None:
@@ -411,7 +415,7 @@ async def many_running(
 
     monkeypatch.setattr(FakeSupervisor, "report", counted)
     cluster.nodes = three_nodes(roomy=True)
-    slow = settings.model_copy(update={"polls_per_s": POLLS_PER_S})
+    slow = paced(settings, polls_per_s=POLLS_PER_S)
     async with reconciling(store, cluster, slow) as reconciler:
         for _ in range(MANY):
             supervisor = await submitted(jobs, cluster)
@@ -505,7 +509,7 @@ async def test_a_job_that_is_resumed_by_its_user_has_no_age_in_the_queue(
 async def test_an_earlier_end_does_not_shorten_the_wait_for_the_outcome(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
-    settings = settings.model_copy(update={"drain_deadline_s": 1.0})
+    settings = paced(settings, drain_deadline_s=1.0)
     async with reconciling(store, cluster, settings):
         first = await submitted(jobs, cluster)
         job_id = first.launch.job_id
@@ -519,7 +523,7 @@ async def test_an_earlier_end_does_not_shorten_the_wait_for_the_outcome(
         second.form(2, restore_step=5)
         second.enter(Phase.RUNNING)
         await until_state(jobs, job_id, State.RUNNING)
-        await asyncio.sleep(settings.drain_deadline_s)
+        await asyncio.sleep(settings.pace.drain_deadline_s)
         second.run(2, 6, 10)
         second.enter(Phase.ENDED)  # its last rows are collected before the outcome is reported
         await asyncio.sleep(0.3)

@@ -95,7 +95,7 @@ async def test_two_servers_never_place_two_jobs_on_one_node_nor_let_a_job_pass_a
     """One of the servers starts again and again. A node is in quarantine, one is too small for some
     jobs, and the oldest job can never start."""
     rng = random.Random(arrivals)
-    quick = settings.model_copy(update={"queue_retry_s": 0.05, "reserve_after_s": 0.5})
+    quick = settings.model_copy(update={"reserve_after_s": 0.5})
     cluster = PlacingCluster(rng)
     first, second = await Store.open(quick), await Store.open(quick)
     ended: list[str] = []

@@ -18,6 +18,7 @@ from tests.support.service.fake_cluster import FakeCluster
 from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.errors import InvalidSpec
+from holdfast_service.remote_tier import location
 from holdfast_service.remote_tier.location import SecretUnusable, read_secret
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
@@ -115,9 +116,9 @@ async def test_a_missing_bucket_is_reported(
 
 @pytest.mark.slow
 async def test_an_unreachable_or_silent_endpoint_is_reported_within_the_deadline(
-    jobs: JobService, store: Store, settings: Settings
+    jobs: JobService, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hasty = JobService(store, FakeCluster(), settings.model_copy(update={"storage_probe_s": 2.0}))
+    monkeypatch.setattr(location, "PROBE_S", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         unused = socket.create_server(("127.0.0.1", 0))
         ports = (unused.getsockname()[1], silent.getsockname()[1])
@@ -127,7 +128,7 @@ async def test_an_unreachable_or_silent_endpoint_is_reported_within_the_deadline
             _keep(settings, "ours", CREDENTIALS, bucket="bucket", endpoint=endpoint)
             async with asyncio.timeout(DEADLINE_S):
                 path, why = await _fault(
-                    hasty, uri="s3://bucket/x", endpoint=endpoint, secret="ours"
+                    jobs, uri="s3://bucket/x", endpoint=endpoint, secret="ours"
                 )
             assert path == "checkpoint.remote.uri"
             assert "endpoint" in why

@@ -14,6 +14,7 @@ from tests.support.service.fake_cluster import FakeCluster
 
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.remote_tier import location
 from holdfast_service.remote_tier.server_store import (
     StoreUnusable,
     refuse_unusable,
@@ -132,14 +133,14 @@ async def test_a_missing_secret_and_a_blocked_folder_end_the_server(
 
 
 async def test_a_store_that_is_away_is_reported_and_ends_no_server(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(location, "PROBE_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         keep(settings, "bucket", endpoint)
-        hasty = settings.model_copy(update={"storage_probe_s": 1.0})
         place = {"store_uri": "s3://bucket/x", "store_endpoint": endpoint, "store_secret": "lab"}
-        await tested(hasty, **place)
+        await tested(settings, **place)
     printed = capsys.readouterr()
     assert "new jobs are refused" in printed.out + printed.err
 

@@ -62,7 +62,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 async def test_a_file_system_that_hangs_delays_no_other_path(hanging: str, tmp_path: Path) -> None:
-    paths = DataPaths(Settings(data_path_check_s=0.3), FakeCluster())
+    paths = DataPaths(Settings(), FakeCluster(), deadline_s=0.3)
     specs = [JobSpec.model_validate({"name": "x", "data": {"source": hanging}})] * 12
     faults = await asyncio.gather(*map(paths.find_fault, specs))
     refused = [fault for fault in faults if fault is not None]

@@ -37,11 +37,11 @@ async def ended(store: Store, jobs: JobService, name: str) -> str:
 
 
 async def test_listeners_learn_of_a_removal_and_miss_no_later_change(
-    store: Store, settings: Settings, jobs: JobService, removal: JobRemoval
+    store: Store, jobs: JobService, removal: JobRemoval
 ) -> None:
     other, _ = await jobs.submit({"name": "other"})
     gone = await ended(store, jobs, "gone")  # its change number is the greatest
-    hub = hub_of(store, settings)
+    hub = hub_of(store)
     async with listening(hub) as listener:
         before = listener.cursor
         await removal.remove(gone, with_checkpoints=False)
@@ -50,17 +50,17 @@ async def test_listeners_learn_of_a_removal_and_miss_no_later_change(
         await listener.until(lambda it: bool(it.received("row")))
         assert listener.received("removed") == [{"id": gone}]
         assert [row["id"] for row in listener.received("row")] == [other.id]
-    async with listening(hub_of(store, settings), cursor=before) as elsewhere:
+    async with listening(hub_of(store), cursor=before) as elsewhere:
         await elsewhere.until(lambda it: bool(it.received("row") and it.received("removed")))
 
 
 async def test_a_page_of_a_removed_job_is_not_read_again(
-    store: Store, settings: Settings, jobs: JobService, removal: JobRemoval
+    store: Store, jobs: JobService, removal: JobRemoval
 ) -> None:
     gone = await ended(store, jobs, "gone")
     other, _ = await jobs.submit({"name": "other"})
     with capture_logs() as logs:
-        async with listening(hub_of(store, settings), gone) as listener:
+        async with listening(hub_of(store), gone) as listener:
             await removal.remove(gone, with_checkpoints=False)
             await listener.until(lambda it: bool(it.received("removed")))
             await jobs.cancel(other.id)

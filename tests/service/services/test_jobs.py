@@ -25,6 +25,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     SupervisorEvent,
     SupervisorReport,
 )
+from holdfast_service.services import jobs as job_service
 from holdfast_service.services.jobs import JobService
 from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
@@ -68,15 +69,13 @@ async def test_the_same_idempotency_key_returns_the_same_job(jobs: JobService) -
 
 
 async def test_an_expired_key_names_a_new_job(
-    store: Store, cluster: FakeCluster, settings: Settings
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = JobService(store, cluster, settings)
     first, _ = await jobs.submit({"name": "x"}, "key")
-    brief = settings.model_copy(update={"keep_idempotency_keys_s": 1e-6})
-    later = JobService(store, cluster, brief)
+    monkeypatch.setattr(job_service, "KEEP_KEYS_S", 1e-6)
     async with store.read() as session:
         before = (await session.get_one(JobRecord, first.id)).changed
-    second, created = await later.submit({"name": "y"}, "key")
+    second, created = await jobs.submit({"name": "y"}, "key")
     assert created and second.id != first.id
     async with store.read() as session:
         job = await session.get_one(JobRecord, first.id)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text as sql
 from sqlalchemy.exc import DBAPIError
+from tests.support.service.databases import paced
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, three_nodes
 from tests.support.service.job_drives import (
     JOB,
@@ -294,7 +295,7 @@ async def test_a_node_that_lacks_software_is_used_by_no_job_and_not_quarantined(
 async def test_a_job_for_which_too_few_nodes_are_large_enough_waits_with_the_figures(
     jobs: JobService, store: Store, cluster: FakeCluster, settings: Settings, service: NodeService
 ) -> None:
-    quick = settings.model_copy(update={"node_room_fresh_s": 1.0})
+    quick = paced(settings, node_room_fresh_s=1.0)
     async with reconciling(store, cluster, quick):
         await until_seen(service)
         supervisor = await submitted(jobs, cluster)  # with its standby it needs all three
@@ -426,7 +427,7 @@ async def test_a_cordon_is_sent_at_once_if_this_process_drives_the_job(
 ) -> None:
     """It waits neither for the next read of the nodes nor for the next poll."""
     cluster.tells = True
-    seldom = settings.model_copy(update={"node_look_s": 3600.0, "reconcile_interval_s": 300.0})
+    seldom = paced(settings, node_look_s=3600.0, reconcile_interval_s=300.0)
     async with reconciling(store, cluster, seldom) as reconciler:
         service = NodeService(store, reconciler.wake_for_nodes)
         await until_seen(service)

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from uuid import uuid4
 import asyncpg
 from sqlalchemy import make_url
 
+from holdfast_service.policy.pace import Pace
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -76,19 +78,26 @@ async def _execute(server: Any, command: str) -> None:
         await connection.close()
 
 
+QUICK = Pace(
+    reconcile_interval_s=0.02,
+    claim_interval_s=0.02,
+    queue_retry_s=0.05,
+    cluster_retry_s=0.05,
+    error_retry_s=0.05,
+    release_retry_s=0.02,
+    supervisor_deadline_s=0.3,
+    drain_deadline_s=5.0,
+    reap_interval_s=0.1,
+    node_look_s=0.05,
+    database_busy_s=600.0,  # a lock that is never released outlasts every wait of a test
+)
+
+
 def fast_settings(data_dir: Path, database_url: str | None = None, **changed: Any) -> Settings:
-    times = {
-        "reconcile_interval_s": 0.02,
-        "claim_interval_s": 0.02,
-        "queue_retry_s": 0.05,
-        "cluster_retry_s": 0.05,
-        "error_retry_s": 0.05,
-        "release_retry_s": 0.02,
-        "supervisor_deadline_s": 0.3,
-        "drain_deadline_s": 5.0,
-        "reap_interval_s": 0.1,
-        "node_look_s": 0.05,
-        "lease_s": 5.0,
-        "database_busy_s": 600.0,  # a lock that is never released outlasts every wait of a test
-    }
-    return Settings(data_dir=data_dir, database_url=database_url, **{**times, **changed})
+    given = {"pace": QUICK, "lease_s": 5.0, **changed}
+    return Settings(data_dir=data_dir, database_url=database_url, **given)
+
+
+def paced(settings: Settings, **times: Any) -> Settings:
+    """The same settings with other times of `Pace`."""
+    return settings.model_copy(update={"pace": replace(settings.pace, **times)})

@@ -60,7 +60,7 @@ from holdfast_service.views.timeline import TimelineView, VerdictView
 T = TypeVar("T")
 
 CLUSTER_CHECK_S = 300.0
-"""The server has a shorter deadline, `HOLDFAST_CLUSTER_CHECK_S`."""
+"""The server has a shorter deadline, `cluster_check_s`."""
 
 
 class AsyncRequestMethods:

@@ -16,6 +16,7 @@ from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.client.calls import LogQuery
+from holdfast_service.readers import logs
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -106,11 +107,11 @@ def test_an_incomplete_message_is_not_delivered() -> None:
 
 
 @pytest.mark.slow
-def test_a_tail_search_continues_until_it_has_enough_matches(tmp_path: Path) -> None:
+def test_a_tail_search_continues_until_it_has_enough_matches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "SEARCH_S", 1e-6)  # each request searches a line
     server = LiveServer(tmp_path)
-    server.settings = server.settings.model_copy(
-        update={"log_search_s": 1e-6}
-    )  # each request searches a line
     server.start()
     try:
         with Client(server.address) as client:
