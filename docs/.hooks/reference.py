@@ -50,10 +50,7 @@ def written_pages() -> dict[Path, str]:
     tables = {"decisions": decision_table.table(), "settings": "\n".join(_settings())}
     found = {}
     for name, path in WRITTEN.items():
-        begin, end = (
-            f"<!-- {name}, written by docs/.hooks/reference.py -->",
-            f"<!-- end of {name} -->",
-        )
+        begin, end = f"<!-- {name}, written by {HOOK} -->", f"<!-- end of {name} -->"
         before, after = (DOCS / path).read_text().split(begin)
         found[DOCS / path] = f"{before}{begin}\n\n{tables[name]}\n\n{end}{after.split(end)[1]}"
     return found

@@ -36,8 +36,9 @@ class ConnectionTimes:
     look_s: float = 2.0
     """Between two looks."""
     answer_s: float = 2.0
-    """Deadline of the GCS's answer to a look."""
+    """Deadline of the GCS's answer to a look; then it counts as away."""
     lost_after_s: float = 6.0
+    """A connection is made anew if the GCS has answered others for so long, but not this one."""
     drain_s: float = 20.0
     """How long a new connection waits for calls of the old one; after that the process ends."""
     renew_s: float = 60.0

@@ -36,6 +36,7 @@ class QuarantineRules:
     """Number of incidents within the window that quarantines a node. 0: no quarantine at all."""
     window_s: float = 3600.0
     first_s: float = 600.0
+    """Length of a node's first quarantine; each further one is twice as long."""
     longest_s: float = 86400.0
     forget_s: float = 86400.0
     """After this long in use, a node's next quarantine lasts `first_s` again."""
