@@ -325,8 +325,7 @@ def _interface_of(host: str) -> str:
 
 
 def code_folder() -> str:
-    """The folder of the job's code package; "": there is none, or it is of an older version, whose
-    package is the working folder itself."""
+    """The folder of the job's code package; "": there is none."""
     try:
         folder = Path.cwd() / CODE_FOLDER
     except FileNotFoundError:
