@@ -525,6 +525,7 @@ async def test_a_starting_server_sends_no_empty_set_of_nodes_to_supervisors(
         await service.cordon("node2", "repair", None)
         await until(lambda: bool(supervisor.avoided and "node2" in supervisor.avoided[-1]))
     supervisor.avoided.clear()
+    supervisor.avoids = {"node0": Avoided(NodeStanding.CORDONED, "of long ago")}
     looked = asyncio.Event()
 
     async def capacity_late() -> Capacity:
