@@ -258,10 +258,7 @@ def _not_understood(response: httpx.Response, why: str) -> ServerError:
     url, client = response.url.copy_with(query=None), client_version()
     match response.headers.get(VERSION_HEADER):
         case None:
-            remedy = (
-                f"is it a Holdfast server? A proxy may have answered, or a server of version 0.1, "
-                f"which this client ({client}) cannot use: pip install '{DISTRIBUTION}<0.2'"
-            )
+            remedy = "is it a Holdfast server? A proxy may have answered"
         case server if server != client:
             remedy = (
                 f"the server has version {server} and this client {client}: "

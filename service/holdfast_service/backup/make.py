@@ -72,7 +72,8 @@ async def _make(
                         "--data-dir and --database-url those of the server?"
                     )
                 tables = await connection.run_sync(present_tables)
-                installation = (await connection.execute(_identity(tables))).one_or_none()
+                identity = select(Installation.id, Installation.key_fingerprint)
+                installation = (await connection.execute(identity)).one_or_none()
                 fingerprint = installation.key_fingerprint if installation else None
                 keys = _add_keys(writer, settings, fingerprint) if with_keys else ()
                 contents = [await _add(writer, connection, each, progress) for each in tables]
@@ -122,17 +123,6 @@ def _require_sqlite_file(settings: Settings) -> None:
             f"there is no database {file}: give the server's --data-dir or --database-url, also as "
             "HOLDFAST_DATA_DIR or HOLDFAST_DATABASE_URL"
         )
-
-
-def _identity(tables: list[Table]) -> Any:
-    """The row of the installation; older schemas have none."""
-    found = [table for table in tables if table.name == Installation.__tablename__]
-    if not found:
-        raise BackupError(
-            "the database is of Holdfast 0.1, which has no key to back up: start a server of this "
-            "version on it once, which migrates it"
-        )
-    return select(found[0].c.id, found[0].c.key_fingerprint)
 
 
 def _add_keys(

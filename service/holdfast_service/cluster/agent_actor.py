@@ -97,8 +97,6 @@ class AgentSeat:
     env: dict[str, str] = field(default_factory=dict)
     """The job's own environment variables."""
     installation: str = ""
-    cache_dir: str = ""
-    """Of supervisors before 0.2; "": the node's own."""
     threads: int = 1
     """With which torch computes in each worker."""
     failure_label: str = ""
@@ -206,7 +204,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
     floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
     ports, ports_problem = _port_range(os.environ.get(RANGE_VARIABLE, ""))
     tls_dir, tls_problem = _tls_folder(os.environ.get(TLS_VARIABLE, ""))
-    cache, cache_problem = _cache_folder(seat.cache_dir, os.environ)
+    cache, cache_problem = _cache_folder(os.environ)
     device = os.environ.get(DEVICE_VARIABLE) or device_of(seat.gpus_per_worker)
     reform, unknown_reform = _reform(os.environ.get(reforming.VARIABLE, ""), device)
     return AgentConfig(
@@ -296,11 +294,11 @@ def _tls_folder(setting: str) -> tuple[str, str]:
     return setting, ""
 
 
-def _cache_folder(given: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The folder of this node's caches, unless one is given, and why there is none."""
+def _cache_folder(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The folder of this node's caches, and why there is none."""
     try:
         cache_limit_bytes(environ)
-        return given or str(cache_folder(environ)), ""
+        return str(cache_folder(environ)), ""
     except (InvalidCacheLimit, NoCacheFolder) as error:
         return "", str(error)
 
@@ -325,8 +323,7 @@ def _interface_of(host: str) -> str:
 
 
 def code_folder() -> str:
-    """The folder of the job's code package; "": there is none, or it is of an older version, whose
-    package is the working folder itself."""
+    """The folder of the job's code package; "": there is none."""
     try:
         folder = Path.cwd() / CODE_FOLDER
     except FileNotFoundError:

@@ -226,15 +226,10 @@ class RayCluster:
 
     async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
         def call() -> Any:
-            supervisor = self._supervisor(job_id)
-            if not hasattr(supervisor, "await_news"):
-                return None  # of an earlier version
-            method = supervisor.await_news.options(concurrency_group=WAITING_CALLS)
+            method = self._supervisor(job_id).await_news.options(concurrency_group=WAITING_CALLS)
             return method.remote(codec.encode(cursors), timeout_s)
 
         waiting = await self._call_supervisor(job_id, call)
-        if waiting is None:
-            return False
         try:
             return bool(await self._answer(waiting, timeout_s + POLL_S))
         except (RayError, ConnectionError, TimeoutError) as error:

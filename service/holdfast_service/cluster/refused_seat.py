@@ -42,7 +42,7 @@ def answer_of(
             attempt = 0
         case _:
             raise RequestRefused(Refusal("UnusableNode", what))
-    lacks_software = bool(refusal.get("lacks_software", True))  # agents of older versions: unknown
+    lacks_software = bool(refusal["lacks_software"])
     finding = HealthFinding(SOFTWARE, fault.what, Level.UNFIT, what, lost=True)
     return AgentReport(
         agent=seat,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
-from pathlib import Path
 
 import ray
 
@@ -23,10 +21,9 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig, ScheduledShape
-from holdfast_service.remote_tier.location import remote_uri, storage_options
+from holdfast_service.remote_tier.location import storage_options
 from holdfast_service.supervisor.agent_commands import CallTimes
 from holdfast_service.supervisor.fence_record import open_fence
-from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
 from holdfast_workers import build, log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
@@ -55,8 +52,6 @@ class SupervisorActor:
         launch = codec.decode(document, JobLaunch)
         log_setup.configure(timestamps=True)
         spec = JobSpec.model_validate(launch.spec)
-        if not launch.remote_root:
-            launch = _of_former_server(launch, spec)
         remote_root = launch.remote_root
         storage = storage_options(spec.checkpoint.remote, credentials)
         self._agents = agents = RayAgents(
@@ -113,14 +108,6 @@ class SupervisorActor:
                 if not size.holds_all:  # then the nodes of the last order still hold
                     self._agents.grow_off(size.held_off or ())
                 self._supervisor.resize(size)
-
-
-def _of_former_server(launch: JobLaunch, spec: JobSpec) -> JobLaunch:
-    """The launch by a server before 0.2, which Ray starts again: server and nodes of such a cluster
-    share the job's folder."""
-    job_dir = Path(launch.data_dir)
-    root = remote_uri(spec.checkpoint.remote.uri, job_dir)
-    return replace(launch, remote_root=root, former=former_numbers(job_dir))
 
 
 NO_LAST_STEP = 2**53

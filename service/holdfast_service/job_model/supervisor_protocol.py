@@ -145,9 +145,9 @@ class SupervisorReport:
     digests: dict[int, str] = field(default_factory=dict)  # step -> digest, newly known
     logs: tuple[LogLine, ...] = ()
     beats: tuple[Beat, ...] = ()  # the progress of each rank, ages as of now; () if unknown
-    build: str = ""  # of Holdfast, that the job's ranks run; "" from versions before 0.2
-    avoided: dict[str, Avoided] | None = None  # the newest order taken; None before 0.2
-    size: SizeOrder | None = None  # the same
+    build: str = ""  # of Holdfast, that the job's ranks run
+    avoided: dict[str, Avoided] = field(default_factory=dict)  # the newest order taken
+    size: SizeOrder = field(default_factory=lambda: SizeOrder(None))  # the same
 
 
 @dataclass(frozen=True)
@@ -195,23 +195,12 @@ class GrowthRequest:
 
 
 @dataclass(frozen=True)
-class FormerNumbers:
-    """What supervisors of version 0.1 noted in the job's folder: the highest numbers in use."""
-
-    epoch: int = 0
-    attempt: int = 0
-    fault: int = 0
-    """The newest injected fault that was taken."""
-
-
-@dataclass(frozen=True)
 class JobLaunch:
     """The arguments of a supervisor; they do not change while it lives."""
 
     job_id: str
     name: str
     spec: dict[str, Any]  # the resolved JobSpec, as JSON
-    data_dir: str = ""  # the job's folder, of servers before 0.2; "": nothing is read from it
     last_event: int = 0  # the number of the last stored event
     last_attempt: int = 0  # number of the last known attempt; numbers only grow
     origin: InitialCheckpoint | None = None  # None: random from the seed
@@ -224,8 +213,7 @@ class JobLaunch:
         default=None, repr=False
     )  # the zip file that `spec.code` refers to
     installation: str = ""  # the installation's id; the cluster sets it
-    remote_root: str = ""  # URI below which its remote checkpoints are; "": in `data_dir`
-    former: FormerNumbers = field(default_factory=FormerNumbers)
+    remote_root: str = ""  # URI below which its remote checkpoints are
     packages: tuple[str, ...] = ()  # the exact requirements that each node installs
 
 
@@ -298,8 +286,7 @@ class Cluster(Protocol):
 
     async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
         """True as soon as the supervisor has an event, or a step of an attempt, after the cursors.
-        False after the timeout, for a supervisor of an earlier version, and once a later call waits
-        for the same job."""
+        False after the timeout, and once a later call waits for the same job."""
         ...
 
     async def stop(self, job_id: str, order: StopOrder) -> None:

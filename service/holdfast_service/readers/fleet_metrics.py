@@ -152,7 +152,7 @@ async def _closed_incidents(session: AsyncSession, since: float) -> list[_Closed
         select(RemovedJob.id, RemovedJob.incidents).where(RemovedJob.removed_at > since)
     )
     for job_id, incidents in removed:
-        for kept in incidents or ():
+        for kept in incidents:
             if kept["closed_at"] > since:
                 found.append(_ClosedIncident(job_id, kept["number"], kept["closed_at"], kept))
     return sorted(found, key=lambda closed: closed.at)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select, text
@@ -66,7 +66,6 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.leases import JobLease
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
-from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_workers.protocol import codec
 
 SUPERVISOR_STARTS = 20
@@ -127,10 +126,6 @@ class JobDriver:
         self._news = news
         self._restored = restored
         self._growth = growth
-        self._sent_size: tuple[int, SizeOrder] | None = None
-        """The receiving supervisor's epoch, and the order."""
-        self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)
-        """The receiving supervisor's epoch, and the nodes sent."""
         self._hold = InitHold(self._store, sources, lease, settings.pace.error_retry_max_s)
         self._silent_since: float | None = None
         """Monotonic time of the first unanswered call to the supervisor."""
@@ -315,7 +310,6 @@ class JobDriver:
         named = job.spec["checkpoint"]["remote"]["uri"]
         if named is None:
             await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
-        former = await asyncio.to_thread(former_numbers, folder)
         created = await self._cluster.ensure_supervisor(
             JobLaunch(
                 job_id=job.id,
@@ -331,7 +325,6 @@ class JobDriver:
                 given=self._given,
                 package=package,
                 remote_root=remote_uri(named, folder),
-                former=former,
                 packages=tuple(job.packages or ()),
             )
         )
@@ -420,27 +413,16 @@ class JobDriver:
         """Send the avoided nodes to a supervisor that has others: a restarted one knows only those
         at the job's start, and a late order may have replaced a newer one."""
         avoided_nodes = self._avoided()
-        if avoided_nodes is None or report.phase is Phase.ENDED:
+        if avoided_nodes in (None, report.avoided) or report.phase is Phase.ENDED:
             return
-        now = (report.epoch, avoided_nodes)
-        knows = now == self._sent_avoided if report.avoided is None else report.avoided == now[1]
-        if not knows:
-            await self._cluster.avoid(job.id, avoided_nodes)
-            self._sent_avoided = now
+        await self._cluster.avoid(job.id, avoided_nodes)
 
     async def _send_size(self, job: JobRecord, report: SupervisorReport) -> None:
         """Send the size of an elastic job to a supervisor that has another."""
         if job.spec["resources"].get("nodes") is None or report.phase is Phase.ENDED:
             return
-        size = self._size_of(job)
-        now = (report.epoch, size)
-        knows = now == self._sent_size
-        if report.size is not None:
-            in_part = replace(size, held_off=None)  # all that a former version knows of it
-            knows = report.size == size or (knows and report.size == in_part)
-        if not knows:
-            await self._cluster.resize(job.id, now[1])
-            self._sent_size = now
+        if report.size != (size := self._size_of(job)):
+            await self._cluster.resize(job.id, size)
 
     def _drained(self) -> bool:
         """Whether the wait for late rows of an ended job is over."""

@@ -1,7 +1,7 @@
 """Waits for news of one job's supervisor, so that its polls are a safety net only.
 
-The call waits at the supervisor and costs nothing meanwhile. A supervisor of an earlier version,
-and one that does not answer, is found by the polls.
+The call waits at the supervisor and costs nothing meanwhile. A supervisor that does not answer is
+found by the polls.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ async def _remove_rows(tx: JobTransaction, removed_checkpoints: tuple[str, ...])
         id=job.id,
         removed_at=tx.now,
         answer=answer.model_dump(mode="json"),
-        productive_s=job.productive_s or 0.0,
+        productive_s=job.productive_s,
         held_s=job.held_s,
         incidents=[counted_of(incident) for incident in closed],
     )

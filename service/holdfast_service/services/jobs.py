@@ -342,7 +342,6 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
         event_seq=1,
         owner=spec.labels.get("owner"),
         priority=spec.priority,
-        productive_s=0.0,
     )
 
 

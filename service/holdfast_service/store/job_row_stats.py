@@ -29,10 +29,9 @@ async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attemp
     job.told_at = tx.now
     if rows:
         _update_pace(job, rows, known_attempt)
-        if job.productive_s is not None:
-            job.productive_s += sum(number(row.step_time_s) or 0.0 for row in rows)
-            for attempt in sorted({row.attempt for row in rows if row.attempt > known_attempt}):
-                job.productive_s = max(0.0, job.productive_s - await _rolled_back_s(tx, attempt))
+        job.productive_s += sum(number(row.step_time_s) or 0.0 for row in rows)
+        for attempt in sorted({row.attempt for row in rows if row.attempt > known_attempt}):
+            job.productive_s = max(0.0, job.productive_s - await _rolled_back_s(tx, attempt))
     tx.update_goodput()
 
 

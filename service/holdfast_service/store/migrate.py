@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from holdfast_service.extras import DISTRIBUTION
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_FIRST = "0008"  # earlier revisions were written by pre-releases
 _ADVISORY_LOCK = 0x486F6C64  # "Hold": one migration at a time in a PostgreSQL database
 
 
@@ -89,10 +88,10 @@ def _write_ahead(connection: Connection) -> None:
 
 
 def _unknown(present: str, what: str) -> str:
-    if present < _FIRST:
+    if present < (first := min(_known())):
         return (
             f"{what} has schema version {present}, written by a pre-release of Holdfast, and "
-            f"this version reads {_FIRST} and later: start with an empty database "
+            f"this version reads {first} and later: start with an empty database "
             "(--database-url, --data-dir), or export its jobs with the version that wrote it"
         )
     return (

@@ -90,7 +90,7 @@ class JobRecord(Base):
     # For lists, which read no series; see job_row_stats.py.
     owner: Mapped[str | None] = mapped_column(String(64))
     goodput: Mapped[float | None]
-    productive_s: Mapped[float | None]  # None: the job is older than this column
+    productive_s: Mapped[float] = mapped_column(default=0.0)
     held_s: Mapped[float] = mapped_column(default=0.0)
     held_since: Mapped[float | None]  # start of the current stay on the cluster; None: not on it
     step_s: Mapped[float | None]  # seconds per step at the present pace
@@ -147,7 +147,7 @@ class RemovedJob(Base):
     # Totals over all jobs must not fall.
     productive_s: Mapped[float]
     held_s: Mapped[float]
-    incidents: Mapped[list[Any] | None]  # closed ones; null: removed by an older version
+    incidents: Mapped[list[Any]]  # closed ones
     # Greater than that of every job before it, so that change numbers are never used again.
     changed: Mapped[int] = mapped_column(default=NextChange(), index=True)
 

@@ -136,7 +136,7 @@ class JobTransaction:
         held_s = job.held_s
         if job.held_since is not None:
             held_s += max(0.0, self.now - job.held_since)
-        if job.productive_s is not None and held_s > 0:
+        if held_s > 0:
             job.goodput = min(1.0, job.productive_s / held_s)
 
     def _update_held_time(self, new: State, when: float) -> None:

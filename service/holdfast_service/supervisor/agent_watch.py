@@ -225,7 +225,7 @@ class AgentWatch:
             return  # not up yet; the next refresh repeats the call
         report = call.result()
         line = _lifeline_name(seat, report.incarnation)
-        unnamed = ProcessIdentity("", report.pid, 0, report.node_id)  # of an older agent
+        unnamed = ProcessIdentity("", report.pid, 0, report.node_id)  # no agent runs there
         self._processes[line] = report.process or unnamed
         known = self._known.get(seat)
         silent_agent = self._silent.get(seat)

@@ -52,7 +52,6 @@ from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
 from holdfast_workers.agent.run_journal import PAGE_LINES, PAGE_ROWS
-from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.kinds import Injection, Victim
@@ -138,10 +137,9 @@ class Supervisor:
         self._run_buffer = RunBuffer()
         self._progress = ProgressRecord()
         self._rank_times, self._comparing = ProgramRankTimes(), threading.Lock()
-        former = launch.former
-        self._fence = FenceRecord(fence, FenceFloor(former.epoch, former.attempt))
+        self._fence = FenceRecord(fence)
         self._successors = SuccessorWatch(self._fence, is_latest, config.lease_margin_s)
-        self._injections = InjectionRecord(fence, former.fault)
+        self._injections = InjectionRecord(fence)
         self._watch = AgentWatch(
             agents,
             secret,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Table, func, insert, select, text
 from tests.support.service.databases import fast_settings, new_database
-from tests.support.upgrade.fixture import copy_to_postgres, versions
 
 from holdfast_service.settings import JOB_KEY, SECRETS, Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.installation import check_key, load_or_create_key
 from holdfast_service.store.models import (
+    Base,
     CodePackage,
     InjectedFault,
     LeaseOwner,
@@ -42,19 +43,12 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Databases:
 
 
 @pytest.fixture
-def filled(empty: Databases, tmp_path: Path) -> Databases:
-    """The same with jobs in every state, rows in every table, and keys."""
+def filled(empty: Databases) -> Databases:
+    """The same with rows in every table, and keys."""
 
     async def make(kind: str, folder: str) -> Settings:
-        left = tmp_path / f"{folder}-left"
-        left.mkdir()
-        versions()[0].install(left)
         settings = await empty(kind, folder)
         settings.data_dir.mkdir()
-        if kind == "postgresql":
-            await copy_to_postgres(left, settings.resolved_database_url())
-        else:
-            (left / "holdfast.db").rename(settings.data_dir / "holdfast.db")
         await fill(settings)
         return settings
 
@@ -67,6 +61,9 @@ async def fill(settings: Settings) -> None:
     create_private(settings.data_dir / SECRET, '{"bucket": "b"}')
     async with store.write() as session:
         await check_key(session, key, settings.job_key_file)
+        for table in Base.metadata.sorted_tables:
+            if not await session.scalar(select(func.count()).select_from(table)):
+                await session.execute(insert(table).values(row_of(table)))
         session.add(CodePackage(id="sha256:ff", content=bytes(range(256)) * 9, used_at=1e308))
         session.add(LeaseOwner(id="dead", until=5.0))
         session.add(
@@ -87,3 +84,14 @@ async def fill(settings: Settings) -> None:
         )
         await session.execute(text("UPDATE jobs SET lease_owner = 'dead', lease_token = 't'"))
     await store.close()
+
+
+def row_of(table: Table) -> dict[str, Any]:
+    """A value for every column that has no default."""
+    values: dict[type, Any] = {str: "text", int: 7, float: 0.25, bool: True, bytes: b"\0\xff"}
+    named = {"job_id": JOB, "state": "RUNNING", **({"id": JOB} if table.name == "jobs" else {})}
+    columns = [column for column in table.columns if column.default is None]
+    return {
+        column.name: named.get(column.name, values.get(column.type.python_type, {"a": [None, 1]}))
+        for column in columns
+    }

@@ -72,8 +72,6 @@ def test_caches_are_in_a_folder_of_the_node(
     assert config().cache_dir == "/caches/holdfast"
     monkeypatch.setenv(CACHE_VARIABLE, "/fast-disk")
     assert config().cache_dir == "/fast-disk"
-    of_former_supervisor = replace(SEAT, cache_dir="/shared/cache")
-    assert agent_actor._config(of_former_supervisor, "node").cache_dir == "/shared/cache"
 
 
 def test_a_node_without_a_folder_for_caches_says_which_variable_to_set(
@@ -86,7 +84,6 @@ def test_a_node_without_a_folder_for_caches_says_which_variable_to_set(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(Path, "home", no_home)
     assert f"set {CACHE_VARIABLE}" in config().problem
-    assert not agent_actor._config(replace(SEAT, cache_dir="/shared/cache"), "node").problem
 
 
 def test_the_range_of_ports_is_the_nodes_and_a_wrong_one_is_reported(

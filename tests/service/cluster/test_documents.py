@@ -1,13 +1,11 @@
-"""The documents between API servers and supervisors survive the codec, and older ones are read."""
+"""The documents between API servers and supervisors survive the codec."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.protocol.messages import check_golden, example, expanded, name_of, values_of
+from tests.support.protocol.messages import example, expanded, name_of, values_of
 
 from holdfast_service.cluster.agent_actor import AgentSeat
 from holdfast_service.job_model.supervisor_protocol import (
@@ -20,7 +18,6 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_workers.protocol import codec
 
-GOLDEN = Path(__file__).parent / "golden" / "documents.json"
 KINDS = (
     *(AgentSeat, JobLaunch, Cursors, SupervisorReport),
     *(StopOrder, FaultOrder, AvoidOrder),
@@ -34,10 +31,6 @@ KINDS = (
 def test_every_document_survives_the_codec(kind: type, data: st.DataObject) -> None:
     value = data.draw(values_of(kind))
     assert codec.decode(codec.encode(value), kind) == value
-
-
-def test_documents_of_the_first_version_are_still_read() -> None:
-    check_golden(GOLDEN, [example(kind) for kind in KINDS], KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -26,6 +26,7 @@ REFUSAL = {
     "host": "10.0.0.7",
     "pid": 12,
     "incarnation": "12-1.5",
+    "lacks_software": True,
 }
 
 

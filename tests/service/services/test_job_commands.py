@@ -191,7 +191,7 @@ async def test_an_ordered_size_reaches_each_supervisor_of_the_job(
         reconciler.wake(job_id)
         await until(lambda: SizeOrder(2) in supervisor.sizes, what="the order")
         assert supervisor.sizes.count(SizeOrder(2)) == 1
-        supervisor.epoch += 1
+        supervisor.size = SizeOrder(None)  # a restarted one
         await until(lambda: supervisor.sizes.count(SizeOrder(2)) == 2, what="the order again")
         await jobs.resize(job_id, None)
         reconciler.wake(job_id)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, MetaData, Table, text
+from sqlalchemy import Connection, text
 
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.migrate import UnknownSchema, upgrade
+from holdfast_service.store.migrate import UnknownSchema
 from holdfast_service.store.models import Base
 
 _OPEN = """
@@ -62,7 +62,7 @@ async def test_reopening_changes_nothing(unmigrated_settings: Settings) -> None:
 
 @pytest.mark.parametrize(
     ("revision", "reason"),
-    [("0001", "a pre-release"), ("0007", "a pre-release"), ("9999", "a later version")],
+    [("0016", "a pre-release"), ("9999", "a later version")],
 )
 async def test_a_database_of_another_version_is_refused_and_unchanged(
     settings: Settings, revision: str, reason: str
@@ -79,49 +79,3 @@ async def test_a_database_of_another_version_is_refused_and_unchanged(
         message = str(refused.value)
         assert revision in message and reason in message and "empty database" in message
         assert "\n" not in message
-
-
-QUEUED_AGAIN = ("job.state", {"from": "PAUSED", "to": "QUEUED"})
-
-
-@pytest.mark.parametrize(
-    ("state", "events", "queued_at"),
-    [
-        pytest.param("QUEUED", [("job.submitted", {})], 10.0, id="submitted"),
-        pytest.param("QUEUED", [QUEUED_AGAIN, ("waiting", {}), QUEUED_AGAIN], 22.0, id="again"),
-        pytest.param("RUNNING", [QUEUED_AGAIN], 0.0, id="running"),
-    ],
-)
-async def test_a_job_that_was_queued_before_keeps_its_age(
-    unmigrated_settings: Settings,
-    state: str,
-    events: list[tuple[str, dict[str, str]]],
-    queued_at: float,
-) -> None:
-    """Also one whose last look at the cluster had failed, which had restarted its wait."""
-    waiting = {"resource": "cluster", "since": 90.0}
-
-    def found(connection: Connection) -> object:
-        upgrade(connection, "0016")
-        tables = MetaData()
-        tables.reflect(connection)
-        jobs, rows = tables.tables["jobs"], tables.tables["events"]
-        job = {"id": "job", "state": state, "created_at": 10.0, "waiting": waiting}
-        connection.execute(jobs.insert().values(_filled(jobs) | job))
-        for seq, (kind, data) in enumerate(events):
-            event = {"job_id": "job", "seq": seq, "at": 20.0 + seq, "kind": kind, "data": data}
-            connection.execute(rows.insert().values(event))
-        upgrade(connection)
-        return connection.scalar(text("SELECT queued_at FROM jobs"))
-
-    store = Store.at(unmigrated_settings)
-    async with store.write() as session:
-        assert await (await session.connection()).run_sync(found) == queued_at
-    await store.close()
-
-
-def _filled(table: Table) -> dict[str, Any]:
-    """Something for each column that needs a value."""
-    needed = (column for column in table.columns if not column.nullable)
-    plain: dict[type[Any], Any] = {str: "", int: 0, float: 0.0, bool: False}
-    return {column.name: plain.get(column.type.python_type, {}) for column in needed}

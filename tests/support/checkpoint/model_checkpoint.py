@@ -21,8 +21,8 @@ def save_model(root: Storage, step: int, training: TrainingSpec, attempt: int = 
     for name, shape in shapes_of(training.model).items():
         nbytes = 4 * math.prod(shape)
         zeros = (0,) * len(shape)
-        entry = TensorEntry(MODEL_PREFIX + name, "float32", shape, zeros, shape, end, nbytes)
-        entries.append(entry)
+        named = MODEL_PREFIX + name
+        entries.append(TensorEntry(named, "float32", shape, zeros, shape, end, nbytes, weight=True))
         end += aligned(nbytes)
     checkpoint = root.below(checkpoint_folder(step, attempt))
     record = save_shard(

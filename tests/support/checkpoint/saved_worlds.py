@@ -12,7 +12,13 @@ from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder
 from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.checkpoint.storage import Storage
-from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
+from holdfast_workers.state.layout import (
+    MODEL_PREFIX,
+    SMALL_STATE,
+    StateLayout,
+    TensorEntry,
+    aligned,
+)
 
 # name: (global shape, dimension that dp cuts, dimension that tp cuts)
 STATE: dict[str, tuple[tuple[int, ...], int | None, int | None]] = {
@@ -59,9 +65,9 @@ def layout_of(mesh: dict[str, int], rank: int) -> StateLayout:
     for name, (shape, _dp, _tp) in STATE.items():
         offsets, lengths, primary = _box(name, mesh, dp, tp)
         nbytes = 4 * math.prod(lengths)
-        entries.append(
-            TensorEntry(name, "float32", shape, offsets, lengths, offset, nbytes, primary=primary)
-        )
+        weight = name.startswith(MODEL_PREFIX)
+        place = (shape, offsets, lengths, offset, nbytes)
+        entries.append(TensorEntry(name, "float32", *place, primary=primary, weight=weight))
         offset += aligned(nbytes)
     entries.append(
         TensorEntry(

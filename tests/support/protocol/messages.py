@@ -1,17 +1,9 @@
-"""Messages of the protocol for its tests: random values, fixed examples, and the golden files.
-
-A golden file holds an encoded example of every kind of message, one a line, as the first version
-with that kind wrote it. It must stay decodable for ever: a line of it is never edited.
-`HOLDFAST_WRITE_GOLDEN=1` adds the lines of new kinds.
-"""
+"""Messages of the protocol for its tests: random values and fixed examples."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
@@ -105,32 +97,6 @@ def expanded(value: object) -> bytes:
     document = json.loads(codec.encode(value))
     known = _expand(document["value"], type(value))
     return json.dumps({**document, "value": known, "a_later_header": 1}).encode()
-
-
-def check_golden(path: Path, values: Sequence[object], kinds: Sequence[type]) -> None:
-    """Assert that the file has an example of every kind of `values`, that each is still readable,
-    and that nothing of it gets lost."""
-    golden = json.loads(path.read_text()) if path.exists() else {}
-    present = {name_of(value): json.loads(codec.encode(value)) for value in values}
-    if os.environ.get("HOLDFAST_WRITE_GOLDEN"):
-        golden = present | golden
-        lines = (f"{json.dumps(name)}: {json.dumps(golden[name])}" for name in sorted(golden))
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    assert golden.keys() == present.keys(), "a kind was removed or renamed, or has no line yet"
-    for name, document in golden.items():
-        read: object = codec.decode(json.dumps(document).encode(), *kinds)
-        again = json.loads(codec.encode(read))
-        assert _includes(again["value"], document["value"]), name
-
-
-def _includes(present: Any, stored: Any) -> bool:
-    """Whether a value contains everything that an older version stored."""
-    if isinstance(stored, dict):
-        return all(key in present and _includes(present[key], stored[key]) for key in stored)
-    if isinstance(stored, list):
-        return len(present) == len(stored) and all(map(_includes, present, stored))
-    return bool(present == stored)
 
 
 def _expand(data: Any, declared: Any) -> Any:

@@ -79,7 +79,7 @@ class DurableCluster:
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
         name, last_event, last_attempt = self._present(job_id)
-        launch = JobLaunch(job_id, name, {}, "", last_event, last_attempt)
+        launch = JobLaunch(job_id, name, {}, last_event, last_attempt)
         supervisor = FakeSupervisor(launch, rows_per_poll=7)
         supervisor.form(last_attempt + 1, restore_step=last_attempt * STEPS)
         supervisor.enter(Phase.RUNNING)

@@ -1,4 +1,4 @@
-"""Recorded events of every kind, and strategies that build any event."""
+"""Realistic events of every kind, and strategies that build any event."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from holdfast_service.job_model.events.codec import EVENT_TYPES
 from holdfast_service.job_model.events.kinds import JobEvent
 
-GOLDEN = Path(__file__).parents[2] / "service" / "job_model" / "golden" / "events_v1.json"
-"""Events as version 1 of the format wrote them. The file only grows: each must decode for ever."""
+EXAMPLES = Path(__file__).parent / "event_examples.json"
 
 _PLAIN: Mapping[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=8),
@@ -28,8 +27,8 @@ _PLAIN: Mapping[Any, st.SearchStrategy[Any]] = {
 
 
 def recorded() -> list[tuple[str, dict[str, Any]]]:
-    """(kind, data) of the recorded events; some kinds have several."""
-    return [(entry["kind"], entry["data"]) for entry in json.loads(GOLDEN.read_text())]
+    """(kind, data) of the events in the file; some kinds have several."""
+    return [(entry["kind"], entry["data"]) for entry in json.loads(EXAMPLES.read_text())]
 
 
 def wire_names(part: type) -> set[str]:

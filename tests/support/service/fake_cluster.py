@@ -90,8 +90,9 @@ class FakeSupervisor:
     orders: list[StopOrder] = field(default_factory=list)
     wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     avoided: list[dict[str, Avoided]] = field(default_factory=list)
-    avoids: dict[str, Avoided] | None = None  # as it reports
+    avoids: dict[str, Avoided] = field(default_factory=dict)  # as it reports
     sizes: list[SizeOrder] = field(default_factory=list)
+    size: SizeOrder = field(default_factory=lambda: SizeOrder(None))  # as it reports
     obeys: bool = True
     rows_per_poll: int = 100
     build: str = ""
@@ -177,6 +178,7 @@ class FakeSupervisor:
             step=self.step,
             attempt=self.attempt,
             avoided=self.avoids,
+            size=self.size,
             events=tuple(event for event in self.events if event.seq > cursors.event),
             rows=tuple(rows),
             digests={r.step: self.digests[r.step] for r in rows if r.step in self.digests},
@@ -276,11 +278,15 @@ class FakeCluster:
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
         self._reach()
-        self._supervisor(job_id).avoided.append(nodes)
+        supervisor = self._supervisor(job_id)
+        supervisor.avoided.append(nodes)
+        supervisor.avoids = nodes
 
     async def resize(self, job_id: str, order: SizeOrder) -> None:
         self._reach()
-        self._supervisor(job_id).sizes.append(order)
+        supervisor = self._supervisor(job_id)
+        supervisor.sizes.append(order)
+        supervisor.size = order
 
     async def release(self, job_id: str) -> bool:
         self._reach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -170,15 +169,3 @@ def test_a_value_that_would_come_back_as_another_is_named_with_its_path(kind: st
     create, message = _UNSUPPORTED[kind]
     with pytest.raises(FunctionError, match=message):
         encode({"x": [create()]}, "it")
-
-
-def test_what_an_earlier_version_has_saved_is_decoded() -> None:
-    saved = {
-        "t": {"~tensor": ["float32", [2], "AACAPwAAAEA="]},
-        "a": {"~array": ["float32", [2], "AACAPwAAAEA="]},
-        "d": {"~dict": [[1, {"~tuple": [1]}]]},
-    }
-    back = decode(json.dumps(saved).encode())
-    assert torch.equal(back["t"], torch.tensor([1.0, 2.0]))
-    assert back["a"].tolist() == [1.0, 2.0] and back["a"].dtype == np.float32
-    assert back["d"] == {1: (1,)}

@@ -8,14 +8,12 @@ import sys
 import time
 import warnings
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.protocol.messages import (
-    check_golden,
     example,
     expanded,
     name_of,
@@ -62,7 +60,6 @@ from holdfast_workers.protocol.signals import (
     WorkerFailed,
 )
 
-GOLDEN = Path(__file__).parent / "golden" / "messages.json"
 COMMANDS: tuple[type, ...] = get_args(Command | Query)
 DETAILS: tuple[type, ...] = get_args(SignalDetail)
 ANSWERS: tuple[type, ...] = get_args(Answer)
@@ -129,10 +126,6 @@ def examples() -> list[object]:
         *(Signal(example(kind), "n0", "life", 7, 1.5, 2, 1, "n0.life.1", 42) for kind in DETAILS),
         *(example(kind) for kind in (*ANSWERS, *CONTROL)),
     ]
-
-
-def test_messages_of_the_first_version_are_still_read() -> None:
-    check_golden(GOLDEN, examples(), WHOLE)
 
 
 @pytest.mark.parametrize("value", examples(), ids=name_of)

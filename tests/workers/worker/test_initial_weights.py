@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from holdfast_workers.functions.registry import Registry
 from holdfast_workers.protocol.messages import InitPart, Restore, Tier
 from holdfast_workers.protocol.processes import LoadOrder, LoadOutcome
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.layout import StateLayout, TensorEntry, model_weights
+from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import RankState, ShardBox, StateTensor
 from holdfast_workers.training.recipe import World
 from holdfast_workers.worker.initial_state import (
@@ -58,19 +56,12 @@ class _Job:
         self.recipe.initialize()
         return self
 
-    def saved(self, root: Path, marked: bool = True) -> Manifest:
-        """`marked`: as this version writes it; else as versions did that marked no weights."""
+    def saved(self, root: Path) -> Manifest:
         layout = self.recipe.layout()
         payload = memoryview(bytearray(layout.payload_bytes))
         self.recipe.write_state(payload, 7)
         checkpoint = open_storage(str(root)).below(checkpoint_folder(7, 1))
-        if not marked:
-            entries = tuple(replace(entry, weight=None) for entry in layout.tensors)
-            layout = StateLayout(entries, layout.payload_bytes)
         record = save_shard(checkpoint, payload, layout, 0, 1, 7)
-        if not marked:
-            for tensor in record["tensors"]:
-                del tensor["weight"]
         return finalize(checkpoint, [record], ALONE, {})
 
     def load(self, uri: str, part: InitPart = InitPart.MODEL) -> None:
@@ -106,14 +97,13 @@ def _trained(**modules: nn.Module) -> _Job:
     return job
 
 
-@pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("name", ["model", "net", "optim"])
 def test_the_model_is_loaded_under_whatever_name_it_is_registered(
-    name: str, marked: bool, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
     trained = _trained(**{name: _network()})
     job = _Job({name: _network()}).begun()
-    job.load(trained.saved(tmp_path, marked).uri)
+    job.load(trained.saved(tmp_path).uri)
     for key, value in trained.weights().items():
         assert torch.equal(job.weights()[key], value), key
     optimizer = job.registry.optimizers["optimizer"]
@@ -203,14 +193,4 @@ def test_a_recipe_marks_its_weights_or_names_them() -> None:
 
     pieces = [piece("vector", True), piece("model.w"), piece("model.ema", False), piece("moment")]
     layout = RankState(pieces).layout
-    assert [entry.name for entry in model_weights(layout.tensors)] == ["vector", "model.w"]
-
-
-def test_a_layout_of_an_earlier_version_equals_a_marked_one() -> None:
-    """A segment in memory keeps the layout of the version that made it."""
-    entry = TensorEntry("model.w", "float32", (2,), (0,), (2,), 0, 8, weight=True)
-    fields = json.loads(StateLayout((entry,), 64).to_json())
-    del fields["tensors"][0]["weight"]
-    earlier = StateLayout.from_json(json.dumps(fields))
-    assert earlier == StateLayout((entry,), 64)
-    assert model_weights(earlier.tensors) == [entry]
+    assert [entry.name for entry in layout.tensors if entry.weight] == ["vector", "model.w"]

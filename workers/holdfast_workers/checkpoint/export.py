@@ -34,7 +34,6 @@ from holdfast_workers.state.layout import (
     MODEL_PREFIX,
     StateLayout,
     TensorEntry,
-    model_weights,
     module_prefix,
 )
 
@@ -157,7 +156,7 @@ def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
 
 
 def _model_tensors(manifest: Manifest) -> Iterator[SavedTensor]:
-    return (tensor for tensor in model_weights(manifest.tensors) if not tensor.per_rank)
+    return (tensor for tensor in manifest.tensors if tensor.weight and not tensor.per_rank)
 
 
 def _check(manifest: Manifest) -> None:

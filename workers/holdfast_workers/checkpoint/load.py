@@ -36,7 +36,7 @@ from holdfast_workers.checkpoint.manifest import (
 )
 from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes
 from holdfast_workers.checkpoint.storage import Storage, joined
-from holdfast_workers.state.layout import StateLayout, TensorEntry, model_weights, module_of
+from holdfast_workers.state.layout import StateLayout, TensorEntry, module_of
 from holdfast_workers.state.object_room import rooms, with_rooms
 
 Bytes = npt.NDArray[np.void]
@@ -81,7 +81,7 @@ def load_whole_state(
     missing = [
         e for e in layout.tensors if not (e.per_rank or e.name in saved) and 0 not in e.global_shape
     ]
-    weights = dict.fromkeys(tensor.name for tensor in model_weights(manifest.tensors))
+    weights = dict.fromkeys(tensor.name for tensor in manifest.tensors if tensor.weight)
     unexpected = [name for name in weights if name not in own]
     if missing or (exact and unexpected):
         raise IncompatibleCheckpoint(_other_names(checkpoint.uri, missing, unexpected))
@@ -120,7 +120,7 @@ def _load(
 
 def _other_names(uri: str, missing: Sequence[TensorEntry], unexpected: Sequence[str]) -> str:
     """Why the checkpoint does not fit, with the names of both sides."""
-    here = {module_of(entry.name) for entry in model_weights(missing)}
+    here = {module_of(entry.name) for entry in missing if entry.weight}
     there = {module_of(name) for name in unexpected}
     why = f"{uri} has no {listed([entry.name for entry in missing])}" if missing else uri
     if unexpected:

@@ -87,7 +87,7 @@ class SavedTensor:
     length: int
     data_offset: int  # of the raw bytes, from the start of the file
     nbytes: int
-    weight: bool | None = None  # as in the layout
+    weight: bool = False  # as in the layout
 
     @property
     def box(self) -> Box:

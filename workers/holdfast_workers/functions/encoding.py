@@ -225,5 +225,4 @@ _UNMARKED: dict[str, Callable[[Any], Any]] = {
     "~tensor": lambda parts: tensor_of(*parts),
     "~ndarray": lambda parts: array_of(*parts),
     "~scalar": lambda parts: scalar_of(*parts),
-    "~array": lambda parts: tensor_of(*parts).numpy(),  # as versions before 0.2 wrote arrays
 }

@@ -229,8 +229,7 @@ class Registry:
             state.restore_plain(decode(saved[name]))
         for name, part in self._objects.items():
             part.load_state_dict(decode(saved[name]))
-            # Encoded again: an earlier version wrote some values in another form.
-            if lost := lost_by(name, part, encode(decode(saved[name]), name)):
+            if lost := lost_by(name, part, saved[name]):
                 log_lost_state(f"{name}: {lost}")
         return small
 

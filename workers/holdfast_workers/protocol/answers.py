@@ -95,7 +95,7 @@ class AgentReport:
     process: ProcessIdentity | None = None
     """The agent's process; None: not known."""
     build: str = ""
-    """The build of Holdfast that the agent and its ranks run; "": of a version before 0.2."""
+    """The build of Holdfast that the agent and its ranks run."""
     fast_domain: str = ""
     """Nodes with the same name are connected fastest; "": those of one failure domain are."""
 
@@ -124,7 +124,7 @@ class PollAnswer:
     failed_shards: tuple[FailedShard, ...] = ()
     """The shards that this agent gave up, newest last; a bounded number."""
     digest_attempts: dict[int, int] = field(default_factory=dict)
-    """The attempt that computed each digest; an agent of a version before 0.2 does not say it."""
+    """The attempt that computed each digest."""
     health: HealthReport = field(default_factory=HealthReport)
     """Of the node, as last reported."""
 

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Protocol, TypeVar
 
 ALIGNMENT = 64
 KEPT_LAYOUTS = 64
@@ -23,7 +22,6 @@ OBJECT_PREFIX = "object."
 """Prefix of a function's encoded objects, and of its optimizers' settings; their name follows."""
 SMALL_STATE = "holdfast.small"
 """Name of the entry with the run's small state: JSON in UTF-8, padded with zeros to its size."""
-_PARTS_THAT_ARE_NO_MODULES = frozenset({"object", "guards", "data", "holdfast"})
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,9 @@ class TensorEntry:
     """True for an entry of this rank alone (its own bytes, small state), which is not resharded."""
     primary: bool = True
     """False if another rank holds the same box and writes it to the remote tier."""
-    weight: bool | None = field(default=None, compare=False)
-    """Whether it is a model's parameter or persistent buffer; None if it was written by a version
-    that did not say so. It does not change what the bytes are, so it is not compared."""
+    weight: bool = field(default=False, compare=False)
+    """Whether it is a model's parameter or persistent buffer. It does not change what the bytes
+    are, so it is not compared."""
     local: bool = False
     """True if each rank that holds the box has its own values in it (running statistics). It is
     saved of every rank; a rank of another mesh takes the values of the primary."""
@@ -97,40 +95,6 @@ def _parsed(text: bytes | str) -> StateLayout:
         for entry in fields["tensors"]
     )
     return StateLayout(tensors=tensors, payload_bytes=fields["payload_bytes"])
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def per_rank(self) -> bool: ...
-    @property
-    def weight(self) -> bool | None: ...
-
-
-_Entry = TypeVar("_Entry", bound=_Named)
-
-
-def model_weights(entries: Iterable[_Entry]) -> list[_Entry]:
-    """Those of a whole state's entries that are weights of a model.
-
-    Entries of earlier versions are judged by their names: a function's state has an
-    entry with `OBJECT_PREFIX` for each optimizer and object, and its other parts are modules and
-    Holdfast's own; a recipe's weights have `MODEL_PREFIX`.
-    """
-    entries = list(entries)
-    named = (entry.name for entry in entries if entry.name.startswith(OBJECT_PREFIX))
-    objects = {name.removeprefix(OBJECT_PREFIX) for name in named}
-    others = objects | _PARTS_THAT_ARE_NO_MODULES
-
-    def is_weight(entry: _Entry) -> bool:
-        if entry.weight is not None:
-            return entry.weight
-        if not objects:
-            return entry.name.startswith(MODEL_PREFIX)
-        return not entry.per_rank and module_of(entry.name) not in others
-
-    return [entry for entry in entries if is_weight(entry)]
 
 
 def module_of(weight: str) -> str:

@@ -14,7 +14,7 @@ from holdfast_workers.checkpoint.manifest import CheckpointError
 from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.layout import StateLayout, model_weights
+from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.training.recipe import make_room
 from holdfast_workers.worker.remote_loading import LoadBuffer, load_with_room
 
@@ -67,10 +67,10 @@ def knows_all_weights(spec: TrainingSpec, mesh: Mapping[str, int]) -> bool:
 def _part(whole: StateLayout, restore: Restore) -> StateLayout:
     if restore.what is InitPart.EVERYTHING:
         return whole
-    weights = model_weights(whole.tensors)
+    weights = tuple(entry for entry in whole.tensors if entry.weight)
     if not weights:
         raise CannotBegin(
             f"the model of {restore.uri} cannot be loaded: nothing in this job's state is a weight "
             "of a model. Register the module, or in a recipe pass weight=True to its StateTensors"
         )
-    return StateLayout(tuple(weights), whole.payload_bytes)
+    return StateLayout(weights, whole.payload_bytes)

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
 
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.checkpoint_intervals import IntervalChoice
-
-
-def _axes(mesh: Any) -> Any:
-    """The short form of a mesh, `dp_shard=2,tp=2`, as a mapping."""
-    if not isinstance(mesh, str):
-        return mesh or {}
-    pairs = (axis.partition("=") for axis in mesh.split(",") if axis)
-    return {axis: size for axis, _, size in pairs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +20,7 @@ class CheckpointSavedEvent(JobEvent):
     tier: str = "remote"
     uri: str
     nbytes: int = 0
-    mesh: Annotated[Mapping[str, int], BeforeValidator(_axes)] = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """The metrics of its step, as far as known."""
 

