@@ -214,7 +214,7 @@ class Settings(BaseSettings):
     )
     lease_s: Seconds = Field(
         default=10.0,
-        description="Lifetime of a lease on a job: the jobs of a dead reconciler wait this long.",
+        description="Lifetime of a lease: jobs and operations of a dead server wait this long.",
     )
     queue_retry_s: Seconds = Field(
         default=1.0, description="Interval between two admission checks of a queued job."
