@@ -190,7 +190,7 @@ class Settings(BaseSettings):
     )
 
     lease_s: Seconds = Field(
-        default=10.0, description="A dead server's jobs wait this long for another server."
+        default=10.0, description="Jobs and operations of a dead server wait this long for another."
     )
     reserve_after_s: Seconds = Field(
         default=300.0,

@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from holdfast_service.cluster.node_tasks import nodes_by_cpus, task_on
-from holdfast_service.diagnosis.unfit_software import NOT_LOADED
+from holdfast_service.diagnosis.unfit_software import cannot_load
 from holdfast_workers.data.source_search import is_folder, may_exist
 
 
@@ -24,7 +24,7 @@ def look(
         try:
             return _look_on(node, source, folder, end - time.monotonic(), code)
         except RayTaskError as error:
-            if NOT_LOADED not in str(error):
+            if not cannot_load(error):
                 raise
     return _look_on(nodes[-1], source, folder, end - time.monotonic(), code)
 

@@ -51,7 +51,7 @@ from holdfast_service.cluster.supervisor_actor import (
 )
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
-from holdfast_service.diagnosis.unfit_software import NOT_LOADED, import_fault
+from holdfast_service.diagnosis.unfit_software import cannot_load, import_fault
 from holdfast_service.job_model.node_labels import ACCELERATOR_PREFIX
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
@@ -188,7 +188,7 @@ class RayCluster:
             except (RayTaskError, WorkerCrashedError, OutOfMemoryError, TimeoutError) as error:
                 said = str(error).strip().rpartition("\n")[2]  # before it: a traceback, with paths
                 failed = PackagesAnswer(f"node {node}", error=f"{type(error).__name__}: {said}")
-                if NOT_LOADED not in str(error):
+                if not cannot_load(error):
                     break
             except (RayError, ConnectionError) as error:
                 raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
@@ -401,7 +401,7 @@ class RayCluster:
             try:
                 ray.get(call)
             except RayError as error:
-                if NOT_LOADED not in str(error):  # else its Python is another: no job ran there
+                if not cannot_load(error):  # else its Python is another: no job ran there
                     del sweeps[node]  # a node that has died is not swept again
         if late or sweeps.keys() != alive:
             self._sweeps[job_id] = sweeps

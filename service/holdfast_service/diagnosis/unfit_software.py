@@ -2,6 +2,9 @@
 
 A node needs the server's minor version of Python and its Ray, Holdfast, and what Holdfast imports.
 The code of Holdfast itself can come from the server (`sends_code`); the rest cannot.
+
+Ray and Python report such a node only as text, which this module alone reads: Ray has no error type
+for it, and the traceback of another process is text.
 """
 
 from __future__ import annotations
@@ -11,10 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 OWN_PACKAGES = ("holdfast_workers", "holdfast_service")
-NOT_LOADED = "failed to import on the worker"
-"""Part of Ray's message if a node cannot import what is to run there."""
 MOST_CHARACTERS = 300
 _IMPORT_ERROR = re.compile(r"(?:ModuleNotFoundError|ImportError): (.+?)\s*$", re.MULTILINE)
+_NOT_LOADED = "failed to import on the worker"
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -28,6 +30,11 @@ class SoftwareFault:
 
     def __str__(self) -> str:
         return f"{self.seen}: {self.advice}"
+
+
+def cannot_load(error: Exception) -> bool:
+    """Whether this error of Ray says that a node cannot import what was to run there."""
+    return _NOT_LOADED in str(error)
 
 
 def import_fault(

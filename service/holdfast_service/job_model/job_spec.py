@@ -318,16 +318,11 @@ _SIZED_BY_MESH = (
 
 
 def _depends_on(fault: SpecFault, paths: Iterable[str]) -> bool:
-    """Whether `fault` depends on a field (or a section) at one of `paths`.
-
-    The message of a fault between fields names all of those fields.
-    """
-    for path in paths:
-        if fault.path == path or fault.path.startswith(f"{path}."):
-            return True
-        if re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", fault.message):
-            return True
-    return False
+    """Whether `fault` depends on a field (or a section) at one of `paths`."""
+    ours = [f"{path}." for path in (fault.path, *fault.beside)]
+    # A field of an invalid section, or a section with an invalid field.
+    theirs = [f"{path}." for path in paths]
+    return any(own.startswith(path) or path.startswith(own) for own in ours for path in theirs)
 
 
 def _recipe_faults(spec: JobSpec) -> list[SpecFault]:
@@ -365,6 +360,7 @@ def remote_tier_faults(remote: RemoteTierSpec) -> list[SpecFault]:
             SpecFault(
                 path=f"checkpoint.remote.{name}",
                 message=f"{name} needs a bucket: set uri to s3://bucket/prefix, or remove {name}",
+                beside=("checkpoint.remote.uri",),
             )
             for name in ("endpoint", "region", "secret")
             if getattr(remote, name) is not None
@@ -381,7 +377,8 @@ def remote_tier_faults(remote: RemoteTierSpec) -> list[SpecFault]:
         and (remote.uri or "").startswith("s3://")
     ):
         message = "an endpoint needs a secret: the server's own credentials are for AWS only"
-        found.append(SpecFault(path="checkpoint.remote.secret", message=message))
+        beside = ("checkpoint.remote.endpoint",)
+        found.append(SpecFault(path="checkpoint.remote.secret", message=message, beside=beside))
     return found
 
 
@@ -442,6 +439,7 @@ def _resource_faults(spec: JobSpec) -> list[SpecFault]:
                 path="resources.workers_per_node",
                 message=f"workers_per_node {per_node} exceeds the world of {world} "
                 f"({spec.parallel.product})",
+                beside=("parallel",),
             )
         )
     elif world % per_node:
@@ -450,6 +448,7 @@ def _resource_faults(spec: JobSpec) -> list[SpecFault]:
                 path="resources.workers_per_node",
                 message=f"the world of {world} ({spec.parallel.product}) is not a multiple of "
                 f"workers_per_node {per_node}",
+                beside=("parallel",),
             )
         )
     return [*found, *node_request_faults(spec.resources)]
@@ -482,8 +481,19 @@ def _lease_faults(spec: JobSpec) -> list[SpecFault]:
             message=f"lease_s {_g(lease_s)} is shorter than heartbeat_timeout_s {_g(timeout_s)}: "
             "ranks would stop sooner after their supervisor's end than after its silence; make it "
             "at least as long, or 0 for no lease",
+            beside=("recovery.heartbeat_timeout_s",),
         )
     ]
+
+
+_NODES_NEEDED = (
+    "parallel",
+    "resources.nodes",
+    "resources.workers_per_node",
+    "resources.cpus_per_worker",
+    "resources.gpus_per_worker",
+    "resources.standby_nodes",
+)
 
 
 def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
@@ -500,6 +510,7 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
                 message=f"{spec.resources.workers_per_node} workers of {_g(cpus)} CPUs together "
                 f"do not fit on any node: the largest has {_g(largest)} "
                 "(workers_per_node, cpus_per_worker)",
+                beside=("resources.workers_per_node",),
             )
         )
     if gpus and not any(node.gpus >= gpus for node in capacity.nodes):
@@ -510,6 +521,7 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
                 message=f"{spec.resources.workers_per_node} workers of {_g(gpus)} GPUs together "
                 f"do not fit on any node: the largest has {_g(largest)} "
                 "(workers_per_node, gpus_per_worker)",
+                beside=("resources.workers_per_node",),
             )
         )
     if found:
@@ -525,6 +537,7 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
             message=f"needs {spec.nodes} nodes of {_g(cpus)} CPUs and {_g(gpus)} GPUs "
             f"({spec.training_nodes} that train, standby_nodes {standby}), and the cluster, "
             f"which cannot grow, has {fitting}",
+            beside=_NODES_NEEDED,
         )
     ]
 

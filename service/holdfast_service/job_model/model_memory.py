@@ -127,7 +127,8 @@ def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]
     """The fault of a mesh whose ranks need more memory than allowed."""
     why = limits.why_too_large(parallel.mesh)
     message = f"the mesh {parallel.product} needs {why}"
-    return [SpecFault(path="resources.memory_per_worker_bytes", message=message)] if why else []
+    path, beside = "resources.memory_per_worker_bytes", ("model", "optim", "train", "parallel")
+    return [SpecFault(path=path, message=message, beside=beside)] if why else []
 
 
 def _lacks_sizes(model: ModelSpec) -> bool:

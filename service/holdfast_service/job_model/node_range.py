@@ -181,7 +181,8 @@ def schedule_faults(
             found.append(SpecFault(path=f"{path}.after_step", message=message))
         if not before < entry.after_step < steps:
             message = f"{entry.after_step} must be more than {before} and less than {steps} steps"
-            found.append(SpecFault(path=f"{path}.after_step", message=message))
+            beside = ("train.steps",)
+            found.append(SpecFault(path=f"{path}.after_step", message=message, beside=beside))
         if mesh_key(entry.mesh) not in legal:
             names = "; ".join(shape.name for shape in shapes[:_MESHES_LISTED])
             message = f"the job has no such mesh: use one of {names}"
@@ -294,7 +295,7 @@ def _list_faults(nodes: NodeRange, parallel: ParallelSpec, limits: MeshLimits) -
             f"the mesh {parallel.product} is not the first of resources.nodes.preferred, "
             f"{limits.shape_of(first).name}: write auto for the sizes that are listed"
         )
-        found.append(SpecFault(path="parallel", message=message))
+        found.append(SpecFault(path="parallel", message=message, beside=("resources.nodes",)))
     return found
 
 

@@ -168,6 +168,7 @@ def node_request_faults(resources: ResourcesSpec) -> Iterator[SpecFault]:
             path="resources.accelerator_type",
             message="accelerator_type without gpus_per_worker reserves no accelerator: set "
             "gpus_per_worker to 1, or choose nodes by node_labels",
+            beside=("resources.gpus_per_worker",),
         )
     for name, amount in resources.custom.items():
         path = f"resources.custom.{name}"

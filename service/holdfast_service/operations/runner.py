@@ -1,7 +1,8 @@
-"""Carries out operations: claims them, reads in threads, stores progress and result.
+"""Carries out operations: leases them, reads in threads, stores progress and result.
 
-Every server has a runner. All of it may die at any moment: a claim expires, and the work is started
-again from its beginning by another server.
+Every server has a runner. All of it may die at any moment: its leases expire, and the work is
+started again from its beginning by another server. Every write needs the lease, so that a slow
+server that was replaced, or whose operation was cancelled, changes nothing any more.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
+from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import crash_points
 from holdfast_service.crash_points import CrashHook, CrashPoint
@@ -28,12 +31,19 @@ from holdfast_service.errors import (
     ServerError,
     StorageUnavailable,
 )
-from holdfast_service.job_model.operations import OperationKind, OperationState, ParameterNames
+from holdfast_service.job_model.operations import (
+    ACTIVE,
+    OperationKind,
+    OperationState,
+    ParameterNames,
+)
 from holdfast_service.operations.export_files import ExportFiles
 from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
 from holdfast_service.settings import Settings
-from holdfast_service.store import json_safe, operation_claims
+from holdfast_service.store import json_safe, leases
 from holdfast_service.store.engine import Store
+from holdfast_service.store.lease_holder import LeaseHolder, repeat
+from holdfast_service.store.leases import Lease, LeaseLost
 from holdfast_service.store.models import Operation
 from holdfast_service.views.operations import ContentView
 from holdfast_workers.checkpoint.export import NotExportable
@@ -49,8 +59,8 @@ from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageE
 AT_ONCE = 4
 """As many as there are threads that read whole checkpoints."""
 MAX_STARTS = 5
-RENEW_S = 0.5
-GIVE_BACK_S = 2.0
+PROGRESS_S = 0.5
+HAND_ON_S = 2.0
 THREAD_S = 600.0
 """Longest wait for a thread that reads."""
 EXPIRE_EVERY_S = 60.0
@@ -58,10 +68,6 @@ EXPIRE_EVERY_S = 60.0
 Answer = TypeVar("Answer")
 
 log = structlog.get_logger(__name__)
-
-
-class _Lost(Exception):
-    """The operation was cancelled, or is another server's."""
 
 
 class _Abandoned(Exception):
@@ -102,81 +108,81 @@ class OperationRunner:
         self._files = files
         self._settings = settings
         self._crash = crash_hook or crash_points.hook_from_setting(settings.crash_at)
-        self._woken = asyncio.Event()
-        self._running: set[asyncio.Task[None]] = set()
+        self._leases = LeaseHolder(store, Operation, settings, AT_ONCE, self._perform)
 
     def wake(self) -> None:
         """Look for operations now."""
-        self._woken.set()
+        self._leases.wake()
 
     async def run(self) -> None:
         """Until it is cancelled; then what it works on is given back."""
-        expired_at = 0.0
+        never = asyncio.Event()
         try:
-            while True:
-                self._woken.clear()
-                try:
-                    await self._start_claimed()
-                    if time.monotonic() - expired_at > EXPIRE_EVERY_S:
-                        expired_at = time.monotonic()
-                        await self._expire()
-                except (SQLAlchemyError, OSError) as error:
-                    log.warning("operations were not looked for", error=str(error))
-                # Not `wait_for`, which can swallow a cancellation that comes with the wake-up.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.pace.claim_interval_s):
-                        await self._woken.wait()
+            await asyncio.gather(
+                self._leases.keep(never), repeat(self._expire, EXPIRE_EVERY_S, never)
+            )
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
-
-    async def _start_claimed(self) -> None:
-        for operation in await operation_claims.claim(self._store, AT_ONCE - len(self._running)):
-            task = asyncio.create_task(self._perform(operation), name=f"operation {operation.id}")
-            self._running.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self.wake()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an operation's end was not stored", exc_info=error)  # its claim expires
+            await self._leases.leave(within_s=0.0)
 
     async def _expire(self) -> None:
-        await operation_claims.expire(self._store, time.time())
-        # The files first: one that appears after this is of a claim that the database knows.
+        """Remove the operations that are kept no longer, and the files that nobody can fetch."""
+        async with self._store.write() as session:
+            await session.execute(delete(Operation).where(Operation.expires_at < time.time()))
+        # The files first: one that appears after this is of a lease that the database knows.
         present = await asyncio.to_thread(self._files.tokens)
-        kept = await operation_claims.tokens_of_exports(self._store)
+        kept = await self._tokens_of_files()
         await asyncio.to_thread(self._files.remove, present - kept)
 
-    async def _perform(self, operation: Operation) -> None:
+    async def _tokens_of_files(self) -> set[str]:
+        """The tokens whose files are being written, or may be fetched."""
+        exports = select(Operation.lease_token).where(
+            Operation.kind == OperationKind.EXPORT,
+            Operation.state.in_((*ACTIVE, OperationState.SUCCEEDED)),
+        )
+        async with self._store.read() as session:
+            return {token for token in await session.scalars(exports) if token is not None}
+
+    async def _perform(self, lease: Lease) -> float:
+        operation = await self._begin(lease)
         reading = _Reading()
         try:
             await self._crash(CrashPoint.OPERATION_CLAIMED)
             await self._work(operation, reading)
             await self._crash(CrashPoint.OPERATION_ENDED)
-        except _Lost:
-            log.info("operation.lost", id=operation.id)
+        except (LeaseLost, SQLAlchemyError, OSError):
+            raise  # it is begun again, unless it was cancelled
         except asyncio.CancelledError:
-            # Otherwise the claim expires.
-            with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):
-                async with asyncio.timeout(GIVE_BACK_S):
-                    await operation_claims.give_back(self._store, operation)
+            await self._hand_on(operation)
             raise
         except ApiError as error:
             await self._fail(operation, error)
-        except (SQLAlchemyError, OSError) as error:  # the claim expires, and it is tried again
-            log.error("operation.interrupted", id=operation.id, exc_info=error)
         except Exception as error:
             log.error("operation.failed", id=operation.id, exc_info=error)
             why = f"an unexpected error: see the server's log of operation {operation.id}"
             await self._fail(operation, ServerError(why, code="internal_error"))
         finally:
             reading.abandoned = True
+        return 0.0
+
+    async def _begin(self, lease: Lease) -> Operation:
+        async with self._store.write() as session:
+            operation = await _held(session, lease)
+            operation.state = OperationState.RUNNING
+            operation.started_at = time.time()
+            operation.starts += 1
+            operation.done_bytes = 0
+            return operation
+
+    async def _hand_on(self, operation: Operation) -> None:
+        """Another server, or the next one, may start it at once; this start does not count."""
+        with contextlib.suppress(LeaseLost, SQLAlchemyError, OSError, TimeoutError):
+            async with asyncio.timeout(HAND_ON_S), self._changed(operation) as stored:
+                stored.state = OperationState.PENDING
+                stored.starts -= 1
+                stored.due_at = 0.0
 
     async def _work(self, operation: Operation, reading: _Reading) -> None:
-        """Raises ApiError, _Lost."""
+        """Raises ApiError, LeaseLost."""
         if operation.starts > MAX_STARTS:
             raise OperationAbandoned(
                 f"{MAX_STARTS} servers began with it, and each ended before it was done: look into "
@@ -200,10 +206,9 @@ class OperationRunner:
         if bad is not None:
             await self._end_as_bad(operation, found, reading, json_safe.text(bad))
             return
-        values = self._end(OperationState.SUCCEEDED, reading)
         async with self._checkpoints.verified(found, None) as tx:
-            if not await operation_claims.finish(tx.session, operation, **values):
-                raise _Lost
+            stored = await _held(tx.session, _lease(operation))
+            self._end(stored, OperationState.SUCCEEDED, reading)
 
     async def _end_as_bad(
         self, operation: Operation, found: FoundCheckpoint, reading: _Reading, bad: str
@@ -211,9 +216,7 @@ class OperationRunner:
         """Store the fault, then mark the checkpoint: a cancellation before leaves nothing of both,
         one after cannot take back what was found, so that the mark is made in any case."""
         async with self._checkpoints.verified(found, bad) as tx:
-            if not await operation_claims.record(tx.session, operation, bad=bad):
-                raise _Lost
-        values = self._end(OperationState.SUCCEEDED, reading)
+            (await _held(tx.session, _lease(operation))).bad = bad
         try:
             mark = partial(quarantine, found.storage, bad)
             # A copy is abandoned by nobody, even if no thread is free before the operation is lost.
@@ -221,15 +224,15 @@ class OperationRunner:
             await self._in_thread(operation, copy.copy(reading), start, mark)
         except StorageUnavailable as error:
             why = f"step {operation.step} is bad ({bad}), and could not be quarantined: {error}"
-            values = self._failed(StorageUnavailable(why), reading)
-        async with self._store.write() as session:
-            if not await operation_claims.finish(session, operation, **values):
-                raise _Lost
+            await self._fail(operation, StorageUnavailable(why), reading)
+            return
+        async with self._changed(operation) as stored:
+            self._end(stored, OperationState.SUCCEEDED, reading)
 
     async def _export(
         self, operation: Operation, found: FoundCheckpoint, reading: _Reading
     ) -> None:
-        token = str(operation.token)
+        token = str(operation.lease_token)
 
         def write() -> ContentView:
             with _unless_removed(found.storage):
@@ -251,26 +254,29 @@ class OperationRunner:
                 f"step {operation.step} differs from what was saved: {error}"
             ) from error
         await self._crash(CrashPoint.OPERATION_WORKED)
-        values = self._end(OperationState.SUCCEEDED, reading, content=content.model_dump())
-        async with self._store.write() as session:
-            if not await operation_claims.finish(session, operation, **values):
-                raise _Lost
+        async with self._changed(operation) as stored:
+            stored.content = content.model_dump()
+            self._end(stored, OperationState.SUCCEEDED, reading)
 
-    async def _fail(self, operation: Operation, error: ApiError) -> None:
-        async with self._store.write() as session:
-            await operation_claims.finish(session, operation, **self._failed(error))
+    async def _fail(
+        self, operation: Operation, error: ApiError, reading: _Reading | None = None
+    ) -> None:
+        async with self._changed(operation) as stored:
+            stored.error = {**error.problem, "detail": json_safe.text(error.problem["detail"])}
+            self._end(stored, OperationState.FAILED, reading)
 
-    def _failed(self, error: ApiError, reading: _Reading | None = None) -> dict[str, Any]:
-        problem = {**error.problem, "detail": json_safe.text(error.problem["detail"])}
-        return self._end(OperationState.FAILED, reading, error=problem)
-
-    def _end(
-        self, state: OperationState, reading: _Reading | None, **values: Any
-    ) -> dict[str, Any]:
+    def _end(self, stored: Operation, state: OperationState, reading: _Reading | None) -> None:
+        stored.state = state
+        stored.ended_at = time.time()
+        stored.expires_at = stored.ended_at + self._settings.keep_operations_s
         if reading is not None:
-            values |= {"done_bytes": reading.done_bytes, "total_bytes": reading.total_bytes}
-        keep_s = self._settings.keep_operations_s
-        return {"state": state, "expires_at": time.time() + keep_s} | values
+            stored.done_bytes, stored.total_bytes = reading.done_bytes, reading.total_bytes
+
+    @contextlib.asynccontextmanager
+    async def _changed(self, operation: Operation) -> AsyncIterator[Operation]:
+        """The stored operation, to be changed. Raises LeaseLost."""
+        async with self._store.write() as session:
+            yield await _held(session, _lease(operation))
 
     async def _in_thread(
         self,
@@ -280,7 +286,7 @@ class OperationRunner:
         call: Callable[[], Answer],
     ) -> Answer:
         """The result of a call. Raises its error; StorageUnavailable if the storage fails or sends
-        nothing for too long; _Lost."""
+        nothing for too long; LeaseLost."""
 
         def begun() -> Answer:
             reading.on_read(0)
@@ -291,7 +297,7 @@ class OperationRunner:
         thread = start(begun)
         thread.add_done_callback(_take_error)
         while not thread.done():
-            await asyncio.wait({thread}, timeout=RENEW_S)
+            await asyncio.wait({thread}, timeout=PROGRESS_S)
             quiet_s = time.monotonic() - since
             if reading.signs != seen:
                 seen, since = reading.signs, time.monotonic()
@@ -302,7 +308,7 @@ class OperationRunner:
             elif seen != began and quiet_s > silence_s:
                 raise StorageUnavailable(f"the storage sent no byte in {silence_s:g} s")
             if not thread.done():
-                await self._renew(operation, reading)
+                await self._store_progress(operation, reading)
         try:
             return thread.result()
         except ObjectMissing as error:
@@ -310,17 +316,26 @@ class OperationRunner:
         except StorageError as error:
             raise StorageUnavailable(str(error)) from error
 
-    async def _renew(self, operation: Operation, reading: _Reading) -> None:
-        """Raises _Lost. A database that does not answer is asked again: the claim is long."""
+    async def _store_progress(self, operation: Operation, reading: _Reading) -> None:
+        """Raises LeaseLost. A database that does not answer is asked again."""
         try:
-            kept = await operation_claims.renew(
-                self._store, operation, reading.done_bytes, reading.total_bytes
-            )
+            async with self._changed(operation) as stored:
+                stored.done_bytes, stored.total_bytes = reading.done_bytes, reading.total_bytes
         except (SQLAlchemyError, OSError) as error:
-            log.warning("operation.not_renewed", id=operation.id, error=str(error))
-            return
-        if not kept:
-            raise _Lost
+            log.warning("operation.progress_not_stored", id=operation.id, error=str(error))
+
+
+def _lease(operation: Operation) -> Lease:
+    return Lease(operation.id, operation.lease_token or "")
+
+
+async def _held(session: AsyncSession, lease: Lease) -> Operation:
+    """The operation, to be changed in this transaction. Raises LeaseLost: it was cancelled, or is
+    another server's."""
+    operation = await leases.lock(session, Operation, lease.id, lease.token)
+    if operation is None or operation.state not in ACTIVE:
+        raise LeaseLost(lease.id)
+    return operation
 
 
 @contextlib.contextmanager

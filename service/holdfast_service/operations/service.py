@@ -19,7 +19,6 @@ from holdfast_service.job_model.operations import (
 from holdfast_service.operations.export_files import Content, ExportFiles
 from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
 from holdfast_service.settings import Settings
-from holdfast_service.store import operation_claims
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import canonical, not_found
 from holdfast_service.store.models import JobRecord, Operation
@@ -85,8 +84,10 @@ class OperationService:
         """Idempotent. Raises OperationNotFound, OperationEnded."""
         async with self._store.write() as session:
             operation = await _find(session, operation_id, lock=True)
-            await operation_claims.cancel(session, operation.id, time.time() + self._keep_s)
-            await session.refresh(operation)
+            if operation.state in ACTIVE:  # its server learns of it with its next write
+                operation.state = OperationState.CANCELLED
+                operation.ended_at = time.time()
+                operation.expires_at = operation.ended_at + self._keep_s
             if operation.state != OperationState.CANCELLED:
                 raise OperationEnded(f"operation {operation.id} has {operation.state.lower()}")
             return _view(operation)
@@ -96,12 +97,12 @@ class OperationService:
         NoContent, ContentGone."""
         async with self._store.write() as session:
             operation = await _find(session, operation_id, lock=True)
-            if operation.content is None or operation.token is None:
+            if operation.content is None or operation.lease_token is None:
                 raise NoContent(
                     f"operation {operation.id} ({operation.kind}) is {operation.state}: only an "
                     "export that succeeded has a file"
                 )
-            content = self._files.open(operation.token, ContentView(**operation.content))
+            content = self._files.open(operation.lease_token, ContentView(**operation.content))
             operation.expires_at = time.time() + self._keep_s
         return content
 
@@ -151,7 +152,7 @@ class OperationService:
         ):
             if operation.state in ACTIVE:
                 return operation
-            if operation.content is not None and self._files.exists(str(operation.token)):
+            if operation.content is not None and self._files.exists(str(operation.lease_token)):
                 operation.expires_at = time.time() + self._keep_s
                 return operation
         return None

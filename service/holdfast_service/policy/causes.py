@@ -59,8 +59,10 @@ class Fault:
     """All ranks that were lost with it, if it is more than one process."""
     step: int = 0
     error: ErrorReport | None = None
-    ended_by: str = ""
-    """How the process ended: a signal's name ("SIGSEGV"), or "exit code 3"."""
+    signal: str = ""
+    """The name of the signal that ended the process, such as "SIGSEGV"."""
+    exit_code: int | None = None
+    """The exit code with which the process ended."""
     on_notice: bool = False
     """Whether the cluster had announced that it would remove the node."""
     certain: bool = True
@@ -147,7 +149,7 @@ def blames_node(fault: Fault) -> bool:
     if fault.agent is None or fault.on_notice:
         return False
     if fault.cause is Cause.WORKER_CRASH:
-        return fault.ended_by in _NODE_BLAMING_SIGNALS
+        return fault.signal in _NODE_BLAMING_SIGNALS
     return fault.cause in NODE_BLAMING_CAUSES
 
 
@@ -155,7 +157,7 @@ def is_external(fault: Fault) -> bool:
     """Whether the fault came from outside of the program, so that it does not predict the next
     attempt's outcome."""
     if fault.cause is Cause.WORKER_CRASH:
-        return fault.ended_by.startswith("SIG") and fault.ended_by not in SELF_INFLICTED_SIGNALS
+        return fault.signal != "" and fault.signal not in SELF_INFLICTED_SIGNALS
     return fault.cause in _EXTERNAL_CAUSES
 
 
@@ -182,8 +184,8 @@ def error_mark_of(fault: Fault) -> ErrorMark | None:
     """The mark by which a repetition is recognised; None if the fault is not the program's own."""
     if fault.cause is Cause.OUT_OF_MEMORY:
         return ErrorMark("out of memory", fault.step)
-    if fault.cause is Cause.WORKER_CRASH and fault.ended_by.startswith("exit code"):
-        return ErrorMark(fault.ended_by, fault.step)
+    if fault.cause is Cause.WORKER_CRASH and fault.exit_code is not None:
+        return ErrorMark(f"exit code {fault.exit_code}", fault.step)
     error = fault.error
     if fault.cause is not Cause.USER_ERROR or error is None:
         return None

@@ -63,7 +63,7 @@ from holdfast_service.services.init_sources import (
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes, projection
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import JobLease
+from holdfast_service.store.leases import Lease
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
 from holdfast_workers.protocol import codec
@@ -99,7 +99,7 @@ class JobDriver:
         cluster: Cluster,
         settings: Settings,
         crash_hook: CrashHook,
-        lease: JobLease,
+        lease: Lease,
         sources: InitSources,
         avoided: Callable[[], dict[str, Avoided] | None],
         interval_s: Callable[[bool], float],
@@ -602,11 +602,11 @@ class JobDriver:
     def _transaction(
         self, store: Store | None = None
     ) -> AbstractAsyncContextManager[JobTransaction]:
-        return job_transaction(store or self._store, self._lease.job_id, token=self._lease.token)
+        return job_transaction(store or self._store, self._lease.id, token=self._lease.token)
 
     async def _read(self) -> tuple[JobRecord, dict[str, Intent]]:
         async with self._store.read() as session:
-            job = await session.get_one(JobRecord, self._lease.job_id)
+            job = await session.get_one(JobRecord, self._lease.id)
             intents = await session.scalars(select(Intent).where(Intent.job_id == job.id))
             return job, {intent.name: intent for intent in intents}
 

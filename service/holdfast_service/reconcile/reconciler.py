@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from uuid import uuid4
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -39,15 +38,15 @@ from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases, nodes
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import JobLease
+from holdfast_service.store.lease_holder import LeaseHolder, repeat, wait_until_set
+from holdfast_service.store.leases import Lease, LeaseLost
 from holdfast_service.store.models import JobRecord
-from holdfast_service.store.transaction import LeaseLost, job_transaction
+from holdfast_service.store.transaction import job_transaction
 
 log = structlog.get_logger(__name__)
 
 CLAIM_LIMIT = 10_000
 """Most jobs that one reconciler drives at the same time."""
-_LEAVE_TIMEOUT_S = 2.0
 _WAITED_FOR = Avoided(NodeStanding.CORDONED, "another job waits for it")
 _MANY_DRIVES = 100
 """Above this number of jobs, the poll rate adapts to the server's load."""
@@ -84,7 +83,7 @@ class Reconciler:
         self._cluster = cluster
         self._settings = settings
         self._crash_hook = crash_hook or crash_points.hook_from_setting(settings.crash_at)
-        self._owner = str(uuid4())
+        self._leases = LeaseHolder(store, JobRecord, settings, CLAIM_LIMIT, self._drive)
         self._reaper = Reaper(store, cluster, settings.release_unknown_jobs)
         self._init_sources = InitSources(store, settings)
         self._restored = RestoredJobs(cluster, settings)
@@ -95,116 +94,78 @@ class Reconciler:
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
         self._avoided: dict[str, Avoided] | None = None  # not read yet
         self._lacked_nodes = LackedNodes()  # as last read
-        self._drives: dict[str, asyncio.Task[None]] = {}
         self._job_wakes: dict[str, _WakeUp] = {}
         self._commanded: dict[str, tuple[int, int]] = {}  # see leases.commanded
-        self._claim_wake = _WakeUp()
         self._nodes_wake = asyncio.Event()
         self._jobs_on_changed_nodes: set[str] = set()
         """Jobs with ranks on nodes whose standing has just changed."""
-        self._undriven: set[JobLease] = set()  # result of the last check
-        self._claimed_at: float | None = None
         self._stop = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Drive until `stop` is set, then release every lease. Never raises for a single job."""
-        every = {
-            self._claim: self._settings.pace.claim_interval_s,
-            self._renew: self._settings.lease_s / 3,
-            self._refresh_nodes: self._settings.pace.node_look_s,
-            self._reap: self._settings.pace.reap_interval_s,
-        }
-        self._stop = stop
+        settings, self._stop = self._settings, stop
         self._store.watched_jobs.on_watch_started = self.wake
-        tasks = [
-            asyncio.create_task(self._every(seconds, action)) for action, seconds in every.items()
-        ]
-        tasks.append(asyncio.create_task(self._measure_loop_lag()))
+        loops = (
+            self._leases.keep(stop),
+            repeat(self._wake_commanded, settings.pace.claim_interval_s, stop),
+            repeat(self._refresh_nodes, settings.pace.node_look_s, stop, self._nodes_wake),
+            repeat(self._reap, settings.pace.reap_interval_s, stop),
+            self._measure_loop_lag(),
+        )
+        tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             await stop.wait()
-            for wake in (self._claim_wake, self._nodes_wake, *self._job_wakes.values()):
+            self._leases.wake()
+            for wake in (self._nodes_wake, *self._job_wakes.values()):
                 wake.set()
-            await asyncio.wait(tasks, timeout=self._settings.pace.stop_deadline_s)
+            await asyncio.wait(tasks, timeout=settings.pace.stop_deadline_s)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._release_leases()
+            await self._leases.leave(settings.pace.stop_deadline_s)
 
     def seconds_since_claim(self) -> float | None:
         """Since the last successful claim; None: none yet (for readiness)."""
-        return None if self._claimed_at is None else time.monotonic() - self._claimed_at
+        claimed_at = self._leases.claimed_at
+        return None if claimed_at is None else time.monotonic() - claimed_at
 
     def wake(self, job_id: str) -> None:
         """Drive this job now instead of at the next interval.
 
         Only for changes that this process made; each claim looks for those of other processes.
         """
-        self._job_wakes.get(job_id, self._claim_wake).set()
+        wake = self._job_wakes.get(job_id)
+        if wake is None:
+            self._leases.wake()
+        else:
+            wake.set()
 
     def wake_for_nodes(self, jobs: Iterable[str]) -> None:
         """The standing of nodes changed: inform the supervisors of these jobs now."""
         self._jobs_on_changed_nodes.update(jobs)
         self._nodes_wake.set()
 
-    async def _claim(self) -> None:
-        self._claim_wake.clear()
-        room = CLAIM_LIMIT - len(self._drives)
-        taken = await leases.claim(self._store, self._owner, room)
-        for lease in taken:
-            self._job_wakes[lease.job_id] = wake = _WakeUp()
-            task = asyncio.create_task(self._drive(lease, wake), name=f"drive {lease.job_id}")
-            self._drives[lease.job_id] = task
-        if len(taken) == leases.MAX_CLAIMED:
-            self._claim_wake.set()  # there may be more
-        self._claimed_at = time.monotonic()
-        await self._wake_commanded()
-
     async def _wake_commanded(self) -> None:
         """Drive the jobs at once whose users gave a command through another server."""
         known, self._commanded = (
             self._commanded,
-            await leases.commanded(self._store, self._owner) if self._drives else {},
+            await leases.commanded(self._store, self._leases.owner) if self._leases.tasks else {},
         )
         for job_id, newest in self._commanded.items():
             if known.get(job_id) != newest and job_id in self._job_wakes:
                 self._job_wakes[job_id].set()
 
-    async def _renew(self) -> None:
-        drives = dict(self._drives)
-        kept = await leases.renew(self._store, self._owner, drives, self._settings.lease_s)
-        for job_id in drives.keys() - kept:
-            # The drive may have released its lease meanwhile, and a new drive may have started.
-            if self._drives.get(job_id) is drives[job_id]:
-                log.warning("lease.lost", job=job_id)
-                drives[job_id].cancel()
-                del self._drives[job_id]
-        self._claim_wake.set()  # a new or an expired owner claims nothing before this
-        await self._give_back_undriven()
-
-    async def _give_back_undriven(self) -> None:
-        """Release leases without a drive if two checks in a row find them.
-
-        A lease that was claimed a moment ago has no drive yet.
-        """
-        undriven = await leases.undriven(self._store, self._owner, self._drives)
-        for lease in undriven & self._undriven:
-            log.warning("lease.undriven", job=lease.job_id)
-            await leases.release(self._store, lease, 0.0)
-            self._claim_wake.set()
-        self._undriven = undriven
-
     async def _reap(self) -> None:
         await collect_garbage(self._store)
         try:
-            for job_id in await self._reaper.sweep(self._drives):
+            for job_id in await self._reaper.sweep(self._leases.tasks):
                 log.warning("reaped", job=job_id)
         except ClusterUnavailable as error:
             log.warning("reaper.waits", error=str(error))
 
     async def _refresh_nodes(self) -> None:
         """Record the present nodes and read the avoided nodes, for the drives' supervisors."""
-        self._nodes_wake.clear()
         async with self._store.read() as session:
             self._avoided = aside = await nodes.avoided(session, time.time())
         users, self._jobs_on_changed_nodes = self._jobs_on_changed_nodes, set()
@@ -257,8 +218,10 @@ class Reconciler:
         none_left = demand is None or self._lacked_nodes.leaves_none(job.id, demand)
         return SizeOrder(job.wanted_nodes, True, None if none_left else tuple(sorted(others)))
 
-    async def _drive(self, lease: JobLease, wake: _WakeUp) -> None:
-        """Drive a job until it needs nothing for long, is finished, or its lease is lost."""
+    async def _drive(self, lease: Lease) -> float:
+        """Drive a job until it needs nothing for long, or is finished. Returns the seconds until it
+        must be claimed again. Raises LeaseLost."""
+        wake = self._job_wakes[lease.id] = _WakeUp()
         driver = JobDriver(
             self._store,
             self._cluster,
@@ -267,31 +230,20 @@ class Reconciler:
             lease,
             self._init_sources,
             lambda: self._avoided,
-            lambda urgent: self._interval_s(lease.job_id, urgent),
+            lambda urgent: self._interval_s(lease.id, urgent),
             self._competing_demand,
             self._size_of,
-            NewsWatch(self._cluster, lease.job_id, wake.set, self._news_delay_s),
+            NewsWatch(self._cluster, lease.id, wake.set, self._news_delay_s),
             self._restored,
             lambda: self._store.growth,
         )
         try:
-            due_in_s = await self._advance_until_idle(driver, lease, wake)
-            await leases.release(self._store, lease, due_in_s)
-            if due_in_s < self._settings.pace.claim_interval_s:  # else another server may be faster
-                asyncio.get_running_loop().call_later(due_in_s, self._claim_wake.set)
-        except LeaseLost:
-            log.warning("lease.lost", job=lease.job_id)
-        except SQLAlchemyError as error:
-            log.error("lease.kept", job=lease.job_id, exc_info=error)
+            return await self._advance_until_idle(driver, lease, wake)
         finally:
+            self._urgent_jobs.discard(lease.id)
+            if self._job_wakes.get(lease.id) is wake:
+                del self._job_wakes[lease.id]
             await driver.close()
-            self._urgent_jobs.discard(lease.job_id)
-            if self._drives.get(lease.job_id) is asyncio.current_task():
-                del self._drives[lease.job_id]
-            if self._job_wakes.get(lease.job_id) is wake:
-                del self._job_wakes[lease.job_id]
-            if wake.is_set():
-                self._claim_wake.set()  # set during the release: the job must be claimed again
 
     def _interval_s(self, job_id: str, urgent: bool) -> float:
         """Between two polls of one job.
@@ -300,18 +252,18 @@ class Reconciler:
         waits, share the same rate among themselves.
         """
         settings = self._settings
-        many = len(self._urgent_jobs) if urgent else len(self._drives)
+        many = len(self._urgent_jobs) if urgent else len(self._leases.tasks)
         quiet = not urgent and not self._store.watched_jobs.is_looked_at(job_id)
         shortest_s = settings.pace.reconcile_interval_s * (_QUIET_FACTOR if quiet else 1.0)
         return max(shortest_s, many / settings.pace.polls_per_s)
 
     def _news_delay_s(self) -> float:
         """All jobs may have news at the same moment."""
-        if len(self._drives) <= _MANY_DRIVES:
+        if len(self._leases.tasks) <= _MANY_DRIVES:
             return 0.0
         return self._news_rate.reserve(time.monotonic())
 
-    async def _advance_until_idle(self, driver: JobDriver, lease: JobLease, wake: _WakeUp) -> float:
+    async def _advance_until_idle(self, driver: JobDriver, lease: Lease, wake: _WakeUp) -> float:
         """Returns the seconds until the job must be claimed again."""
         errors = 0
         due = time.monotonic()
@@ -330,18 +282,18 @@ class Reconciler:
             if not next_step.keep_lease:
                 return next_step.delay_s
             if next_step.urgent:
-                self._urgent_jobs.add(lease.job_id)
+                self._urgent_jobs.add(lease.id)
             else:
-                self._urgent_jobs.discard(lease.job_id)
+                self._urgent_jobs.discard(lease.id)
             if self._stop.is_set():
                 return 0.0
             due = time.monotonic() + next_step.delay_s
-            woken = await _wait_until_set(wake, next_step.delay_s)
-            if not woken and next_step.delay_s > 0 and len(self._drives) > _MANY_DRIVES:
+            woken = await wait_until_set(wake, next_step.delay_s)
+            if not woken and next_step.delay_s > 0 and len(self._leases.tasks) > _MANY_DRIVES:
                 rate = self._urgent_poll_rate if next_step.urgent else self._poll_rate
                 wait_s = rate.reserve(time.monotonic())
                 due = time.monotonic() + wait_s
-                woken = await _wait_until_set(wake, wait_s)
+                woken = await wait_until_set(wake, wait_s)
             if woken:
                 due = min(due, wake.set_at)
                 wake.clear()
@@ -349,68 +301,31 @@ class Reconciler:
             if self._stop.is_set():
                 return 0.0
 
-    async def _after_error(self, lease: JobLease, error: Exception, errors: int) -> NextStep:
+    async def _after_error(self, lease: Lease, error: Exception, errors: int) -> NextStep:
         """Record the error as the job's wait reason; retry with exponential backoff."""
         seconds = min(
             self._settings.pace.error_retry_s * 2.0 ** min(errors - 1, 20),
             self._settings.pace.error_retry_max_s,
         )
-        log.error("drive.failed", job=lease.job_id, retry_s=seconds, exc_info=error)
+        log.error("drive.failed", job=lease.id, retry_s=seconds, exc_info=error)
         try:
-            async with job_transaction(self._store, lease.job_id, token=lease.token) as tx:
+            async with job_transaction(self._store, lease.id, token=lease.token) as tx:
                 tx.wait_for("reconciler", f"the job could not be driven: {error!r}")
         except SQLAlchemyError as again:
             # The store itself fails, so the error cannot be recorded there; the job is retried.
-            log.error("drive.unrecorded", job=lease.job_id, exc_info=again)
+            log.error("drive.unrecorded", job=lease.id, exc_info=again)
         return NextStep(seconds)
 
     async def _measure_loop_lag(self) -> None:
         """Measure how busy and how late the event loop is, and adjust the poll rate."""
         while not self._stop.is_set():
-            if len(self._drives) <= _MANY_DRIVES:
-                await _wait_until_set(self._stop, _LAG_PAUSE_S)
+            if len(self._leases.tasks) <= _MANY_DRIVES:
+                await wait_until_set(self._stop, _LAG_PAUSE_S)
                 continue
             began, used, late_s = time.monotonic(), time.thread_time(), 0.0
             for _ in range(_LAG_SAMPLES):
                 began_sample = time.monotonic()
-                await _wait_until_set(self._stop, _LAG_SAMPLE_S)
+                await wait_until_set(self._stop, _LAG_SAMPLE_S)
                 late_s += time.monotonic() - began_sample - _LAG_SAMPLE_S
             busy_share = (time.thread_time() - used) / (time.monotonic() - began)
             self._poll_rate.adjust(busy_share, late_s / _LAG_SAMPLES)
-
-    async def _every(self, seconds: float, action: Callable[[], Awaitable[None]]) -> None:
-        """Call `action` periodically; an exception ends only that call."""
-        wakes: dict[Callable[[], Awaitable[None]], asyncio.Event] = {
-            self._claim: self._claim_wake,
-            self._refresh_nodes: self._nodes_wake,
-        }
-        while True:
-            try:
-                await action()
-            except Exception as error:
-                log.error("periodic_action.failed", action=action.__name__, exc_info=error)
-            await _wait_until_set(wakes.get(action, self._stop), seconds)
-            if self._stop.is_set():
-                return
-
-    async def _release_leases(self) -> None:
-        """Wait until the running drives release their leases; cancel those that take too long."""
-        drives = list(self._drives.values())
-        if drives:
-            _, late = await asyncio.wait(drives, timeout=self._settings.pace.stop_deadline_s)
-            for drive in late:
-                drive.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):  # the lease expires then
-            async with asyncio.timeout(_LEAVE_TIMEOUT_S):
-                await leases.leave(self._store, self._owner)
-
-
-async def _wait_until_set(wake: asyncio.Event, seconds: float) -> bool:
-    """Wait until the event is set or the time is over; True if it is set."""
-    if seconds <= 0:
-        await asyncio.sleep(0)
-    else:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(wake.wait(), timeout=seconds)
-    return wake.is_set()

@@ -82,7 +82,6 @@ from holdfast_service.recovery.world import (
     outcome,
     requeue,
 )
-from holdfast_service.recovery.world.attempt_formation import NODE_FOR
 from holdfast_workers.protocol.signals import NodeUnwell, Signal, StepRecomputed
 
 _MAY_END_WAIT = (
@@ -315,7 +314,7 @@ def _end_after_wait(state: CoreState, now: float) -> None:
         return
     if state.ending.giving_back is not None:  # it could not be saved in time
         requeue.end(state, now, state.ending.why_giving_back)
-    elif state.config.requeue and state.timer.waiting_for.startswith(NODE_FOR):
+    elif state.config.requeue and state.timer.lacks_nodes:
         requeue.give_back(state, now, waited)
     else:
         outcome.fail(state, now, "no_replacement", waited)

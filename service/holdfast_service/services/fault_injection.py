@@ -33,7 +33,7 @@ from holdfast_service.services.job_commands import command_transaction
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
-from holdfast_service.store.leases import JobLease
+from holdfast_service.store.leases import Lease
 from holdfast_service.store.models import InjectedFault
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_service.views.incidents import FaultView
@@ -92,24 +92,24 @@ class InjectionService:
         return FaultPage(items=items, next_cursor=next_number(found, limit))
 
 
-async def deliver(store: Store, cluster: Cluster, lease: JobLease, after: int) -> None:
+async def deliver(store: Store, cluster: Cluster, lease: Lease, after: int) -> None:
     """Send the faults with a number above `after` to the job's supervisor, in order.
 
     A fault may be sent repeatedly: the supervisor accepts a number once. If the supervisor cannot
     be reached, that fault and those after it wait for the next call. Raises LeaseLost.
     """
     async with store.read() as session:
-        rows = await _rows(session, lease.job_id, after)
+        rows = await _rows(session, lease.id, after)
     for row in rows:
         try:
-            await cluster.inject(lease.job_id, row.number, row.fault)
+            await cluster.inject(lease.id, row.number, row.fault)
         except (ClusterUnavailable, SupervisorUnavailable) as error:
-            log.warning("fault.waits", job=lease.job_id, number=row.number, error=str(error))
+            log.warning("fault.waits", job=lease.id, number=row.number, error=str(error))
             return
-        async with job_transaction(store, lease.job_id, token=lease.token) as tx:
+        async with job_transaction(store, lease.id, token=lease.token) as tx:
             if tx.state.terminal:
                 return  # the job ended before the fault was injected
-            stored = await tx.session.get_one(InjectedFault, (lease.job_id, row.number))
+            stored = await tx.session.get_one(InjectedFault, (lease.id, row.number))
             stored.injected_at = tx.now
             tx.job.faults_injected = row.number
             fault = Injection.of(row.fault)

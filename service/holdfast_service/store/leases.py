@@ -1,11 +1,11 @@
-"""Job leases: they assign each job to one reconciler, with tokens and by the database's clock.
+"""Leases: they assign each job and each operation to one holder, by the database's clock.
 
-A reconciler keeps one expiry time for all the jobs that it holds and renews it periodically. When
-the reconciler dies, the time runs out and other reconcilers take its jobs with new tokens. The
+A holder (`lease_holder.py`) keeps one expiry time for all the rows that it holds and renews it
+periodically. When the holder dies, the time runs out and others take its rows with new tokens. The
 token, not the time, guards every write: a slow holder finds its token replaced and stops.
 
-A job is free if its owner is not among the living: expired, or forgotten. Only a renewal brings
-an owner to life. An owner locks its own row while it claims or renews, and a claim takes jobs only
+A row is free if its owner is not among the living: expired, or forgotten. Only a renewal brings
+an owner to life. An owner locks its own row while it claims or renews, and a claim takes rows only
 from owners whose rows it has locked or which have none: a transaction that commits late is never
 overtaken.
 """
@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import (
     ColumnElement,
     Select,
+    Update,
     and_,
     case,
     delete,
     exists,
-    false,
     func,
     or_,
     select,
@@ -33,28 +34,46 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import JobRecord, LeaseOwner
+from holdfast_service.store.models import JobRecord, Leased, LeaseOwner, Operation
 
 MAX_CLAIMED = 200
 LOOKUP_BATCH = 500
+_TABLES: tuple[type[Leased], ...] = (JobRecord, Operation)
+
+Row = TypeVar("Row", bound=Leased)
+
+
+class LeaseLost(Exception):
+    """Another holder works on the row now, or its work is over: the writer must stop."""
 
 
 @dataclass(frozen=True)
-class JobLease:
-    job_id: str
+class Lease:
+    id: str  # of the row
     token: str
 
 
-async def claim(store: Store, owner: str, limit: int) -> list[JobLease]:
-    """Claim up to `limit` jobs (at most `MAX_CLAIMED`) that have work left, are due, and have no
+async def lock(
+    session: AsyncSession, table: type[Row], row_id: str, token: str | None = None
+) -> Row | None:
+    """The row, which nobody else changes before the transaction ends. `token`: of the lease under
+    which it will be changed. Raises LeaseLost if it is not the row's."""
+    row = await session.scalar(select(table).where(table.id == row_id).with_for_update())
+    if row is not None and token is not None and row.lease_token != token:
+        raise LeaseLost(row_id)
+    return row
+
+
+async def claim(store: Store, table: type[Leased], owner: str, limit: int) -> list[Lease]:
+    """Claim up to `limit` rows (at most `MAX_CLAIMED`) that have work left, are due, and have no
     live holder. Claims nothing if the owner itself is not alive: it must renew first, and learns
-    which jobs it has lost."""
+    which rows it has lost."""
     if limit <= 0:
         return []
     living = select(LeaseOwner.id).where(LeaseOwner.until > store.clock())
     async with store.read() as session:
         # This check takes no lock; SQLite has a single write lock.
-        candidates = select(JobRecord.id).where(_is_due(store), _is_free(living)).limit(1)
+        candidates = select(table.id).where(_is_due(store, table), _is_free(table, living)).limit(1)
         if await session.scalar(candidates) is None:
             return []
     token = str(uuid4())
@@ -69,34 +88,34 @@ async def claim(store: Store, owner: str, limit: int) -> list[JobLease]:
         dead = list(await session.scalars(expired.with_for_update(skip_locked=True)))
         living = select(LeaseOwner.id).where(LeaseOwner.id.not_in(dead))
         due = (
-            select(JobRecord.id)
-            .where(_is_due(store), _is_free(living))
-            .order_by(JobRecord.due_at, JobRecord.id)
+            select(table.id)
+            .where(_is_due(store, table), _is_free(table, living))
+            .order_by(table.due_at, table.id)
             .limit(min(limit, MAX_CLAIMED))
             .with_for_update(skip_locked=True)
         )
         locked = list(await session.scalars(due))
         taken = await session.scalars(
-            update(JobRecord)
-            # Checked again, now that the row cannot change: a claim, and the row of its owner, may
-            # have been committed since the previous statement began.
-            .where(JobRecord.id.in_(locked), _is_free(living))
-            .values(
+            _update(
+                table,
                 lease_owner=owner,
                 lease_token=token,
                 due_at=store.clock(),  # a later 0 means that a user command needs handling
-                changed=JobRecord.changed,  # unchanged: leases are not visible to users
             )
-            .returning(JobRecord.id)
-            .execution_options(synchronize_session=False)
+            # Checked again, now that the row cannot change: a claim, and the row of its owner, may
+            # have been committed since the previous statement began.
+            .where(table.id.in_(locked), _is_free(table, living))
+            .returning(table.id)
         )
-        leases = [JobLease(job_id, token) for job_id in sorted(taken)]
+        leases = [Lease(row_id, token) for row_id in sorted(taken)]
         await _delete_idle_owners(session, dead)
         return leases
 
 
-async def renew(store: Store, owner: str, job_ids: Collection[str], lease_s: float) -> set[str]:
-    """Renew the leases of `owner`; returns the jobs that it still holds."""
+async def renew(
+    store: Store, table: type[Leased], owner: str, ids: Collection[str], lease_s: float
+) -> set[str]:
+    """Renew the leases of `owner`; returns the rows that it still holds."""
     async with store.write() as session:
         in_time = await session.scalar(_is_alive(store, owner))
         insert = (postgresql.insert if store.postgres else sqlite.insert)(LeaseOwner)
@@ -106,50 +125,46 @@ async def renew(store: Store, owner: str, job_ids: Collection[str], lease_s: flo
                 index_elements=[LeaseOwner.id], set_={"until": upsert.excluded.until}
             )
         )
-        return set(job_ids) if in_time else await _still_held(session, owner, job_ids)
+        return set(ids) if in_time else await _still_held(session, table, owner, ids)
 
 
-async def release(store: Store, lease: JobLease, due_in_s: float) -> None:
-    """Release the job; it is due again after `due_in_s`, or at once if a user command arrived since
-    it was claimed. Does nothing if the lease is lost."""
+async def release(store: Store, table: type[Leased], lease: Lease, due_in_s: float) -> bool:
+    """Release the row; it is due again after `due_in_s`, or at once if a user command arrived since
+    it was claimed: then True. Does nothing if the lease is lost, or the row finished."""
+    later = case((table.due_at == 0.0, 0.0), else_=store.clock() + due_in_s)
     async with store.write() as session:
-        await session.execute(
-            update(JobRecord)
-            .where(JobRecord.id == lease.job_id, JobRecord.lease_token == lease.token)
-            .values(
-                lease_owner=None,
-                lease_token=None,
-                changed=JobRecord.changed,
-                due_at=case((JobRecord.due_at == 0.0, 0.0), else_=store.clock() + due_in_s),
-            )
-            .execution_options(synchronize_session=False)
+        commanded = await session.scalar(
+            _update(table, lease_owner=None, lease_token=None, due_at=later)
+            .where(table.unfinished(), table.id == lease.id, table.lease_token == lease.token)
+            .returning(table.due_at == 0.0)
         )
+        return bool(commanded)
 
 
 async def commanded(store: Store, owner: str) -> dict[str, tuple[int, int]]:
     """The jobs of `owner` that got a user's command since their claim, with the numbers of the
     newest: of changes, and of injected faults."""
     columns = (JobRecord.id, JobRecord.generation, JobRecord.faults_wanted)
-    mine = (JobRecord.cleaned == false(), JobRecord.lease_owner == owner, JobRecord.due_at == 0.0)
+    mine = (JobRecord.unfinished(), JobRecord.lease_owner == owner, JobRecord.due_at == 0.0)
     async with store.read() as session:
         rows = await session.execute(select(*columns).where(*mine))
         return {job_id: (changes, faults) for job_id, changes, faults in rows}
 
 
-async def undriven(store: Store, owner: str, driven: Collection[str]) -> set[JobLease]:
-    """The leases that `owner` holds without driving the job: the answer to its claim was lost, or a
-    release failed."""
-    mine = and_(JobRecord.cleaned == false(), JobRecord.lease_owner == owner)
+async def idle(store: Store, table: type[Leased], owner: str, busy: Collection[str]) -> set[Lease]:
+    """The leases that `owner` holds on rows that it does not work on: the answer to its claim was
+    lost, or a release failed."""
+    mine = and_(table.unfinished(), table.lease_owner == owner)
     async with store.read(long=True) as session:
-        held = await session.scalar(select(func.count()).select_from(JobRecord).where(mine))
-        if not held or held <= len(driven):
+        held = await session.scalar(select(func.count()).select_from(table).where(mine))
+        if not held or held <= len(busy):
             return set()
-        rows = await session.execute(select(JobRecord.id, JobRecord.lease_token).where(mine))
-        return {JobLease(job_id, token or "") for job_id, token in rows if job_id not in driven}
+        rows = await session.execute(select(table.id, table.lease_token).where(mine))
+        return {Lease(row_id, token or "") for row_id, token in rows if row_id not in busy}
 
 
 async def leave(store: Store, owner: str) -> None:
-    """Expire `owner`, so that others may claim its jobs at once."""
+    """Expire `owner`, so that others may claim its rows at once."""
     async with store.write() as session:
         await session.execute(
             update(LeaseOwner)
@@ -160,28 +175,34 @@ async def leave(store: Store, owner: str) -> None:
         await _delete_idle_owners(session, [owner])
 
 
-async def _still_held(session: AsyncSession, owner: str, job_ids: Collection[str]) -> set[str]:
-    """The jobs of an expired owner that no other reconciler has taken, or is about to take."""
-    ids = sorted(job_ids)
+async def _still_held(
+    session: AsyncSession, table: type[Leased], owner: str, ids: Collection[str]
+) -> set[str]:
+    """The rows of an expired owner that no other holder has taken, or is about to take."""
+    ordered = sorted(ids)
     kept: set[str] = set()
-    for start in range(0, len(ids), LOOKUP_BATCH):
-        batch = ids[start : start + LOOKUP_BATCH]
-        held = select(JobRecord.id).where(JobRecord.lease_owner == owner, JobRecord.id.in_(batch))
-        kept |= set(await session.scalars(held.order_by(JobRecord.id).with_for_update()))
+    for start in range(0, len(ordered), LOOKUP_BATCH):
+        batch = ordered[start : start + LOOKUP_BATCH]
+        held = select(table.id).where(table.lease_owner == owner, table.id.in_(batch))
+        kept |= set(await session.scalars(held.order_by(table.id).with_for_update()))
     return kept
 
 
 async def _delete_idle_owners(session: AsyncSession, owners: list[str]) -> None:
-    """Delete the given owners, except those that still hold unfinished jobs."""
+    """Delete the given owners, except those that still hold unfinished rows."""
     if owners:
-        await session.execute(
-            delete(LeaseOwner).where(
-                LeaseOwner.id.in_(owners),
-                ~exists().where(
-                    JobRecord.cleaned == false(), JobRecord.lease_owner == LeaseOwner.id
-                ),
-            )
+        holding = (
+            exists().where(table.unfinished(), table.lease_owner == LeaseOwner.id)
+            for table in _TABLES
         )
+        await session.execute(delete(LeaseOwner).where(LeaseOwner.id.in_(owners), ~or_(*holding)))
+
+
+def _update(table: type[Leased], **values: Any) -> Update:
+    """Leases are not visible to users: a job keeps its change number."""
+    unchanged = {"changed": JobRecord.changed} if table is JobRecord else {}
+    changes = update(table).values(**values, **unchanged)
+    return changes.execution_options(synchronize_session=False)
 
 
 def _is_alive(store: Store, owner: str) -> Select[bool]:
@@ -190,9 +211,9 @@ def _is_alive(store: Store, owner: str) -> Select[bool]:
     return alive.with_for_update()
 
 
-def _is_due(store: Store) -> ColumnElement[bool]:
-    return and_(JobRecord.cleaned == false(), JobRecord.due_at <= store.clock())
+def _is_due(store: Store, table: type[Leased]) -> ColumnElement[bool]:
+    return and_(table.unfinished(), table.due_at <= store.clock())
 
 
-def _is_free(living: Select[str]) -> ColumnElement[bool]:
-    return or_(JobRecord.lease_owner.is_(None), JobRecord.lease_owner.not_in(living))
+def _is_free(table: type[Leased], living: Select[str]) -> ColumnElement[bool]:
+    return or_(table.lease_owner.is_(None), table.lease_owner.not_in(living))

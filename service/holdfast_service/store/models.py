@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -20,9 +21,11 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from holdfast_service.job_model.operations import ACTIVE
 from holdfast_service.store.change_numbers import NextChange
 
 Json = dict[str, Any]
@@ -46,12 +49,25 @@ class Base(DeclarativeBase):
     }
 
 
-class JobRecord(Base):
+class Leased:
+    """A row that one server at a time works on, until nothing is left to do; see leases.py."""
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)  # uuid7: ordered by creation
+    lease_owner: Mapped[str | None] = mapped_column(String(64))  # valid while it renews its time
+    lease_token: Mapped[str | None] = mapped_column(String(36))
+    due_at: Mapped[float] = mapped_column(default=0.0)  # no server works on it before
+
+    @classmethod
+    def unfinished(cls) -> ColumnElement[bool]:
+        """Whether there is work left. A finished row is claimed no more, and keeps its lease."""
+        raise NotImplementedError
+
+
+class JobRecord(Leased, Base):
     """A job: the requested spec, the observed state, the cursors into its supervisor's reports."""
 
     __tablename__ = "jobs"
 
-    id: Mapped[str] = mapped_column(String(36), primary_key=True)  # uuid7: ordered by creation
     name: Mapped[str] = mapped_column(String(64), index=True)
     spec: Mapped[Json]
     desired: Mapped[str] = mapped_column(String(16))
@@ -118,10 +134,6 @@ class JobRecord(Base):
 
     own_metrics: Mapped[list[Any]] = mapped_column(default=list)  # names reported by its function
 
-    # The reconciler that drives the job; valid while the owner renews its time. See leases.py.
-    lease_owner: Mapped[str | None] = mapped_column(String(64))
-    lease_token: Mapped[str | None] = mapped_column(String(36))
-    due_at: Mapped[float] = mapped_column(default=0.0)  # no reconciler handles the job before
     cleaned: Mapped[bool] = mapped_column(default=False)  # ended and released from the cluster
 
     __table_args__ = (
@@ -130,6 +142,10 @@ class JobRecord(Base):
         Index("ix_jobs_goodput", "goodput", "id"),
         Index("ix_jobs_search", "state", "name", "owner", "id"),  # covers all filters
     )
+
+    @classmethod
+    def unfinished(cls) -> ColumnElement[bool]:
+        return cls.cleaned == false()
 
 
 QUEUE_ORDER = (JobRecord.priority.desc(), JobRecord.id)
@@ -163,7 +179,7 @@ class Installation(Base):
 
 
 class LeaseOwner(Base):
-    """A reconciler that is alive until `until`, by the database's clock; see leases.py."""
+    """A holder of leases that is alive until `until`, by the database's clock; see leases.py."""
 
     __tablename__ = "lease_owners"
 
@@ -330,12 +346,11 @@ class Checkpoint(Base):
     bad: Mapped[str | None] = mapped_column(Text)
 
 
-class Operation(Base):
+class Operation(Leased, Base):
     """Long work that a user requested; see operations/."""
 
     __tablename__ = "operations"
 
-    id: Mapped[str] = mapped_column(String(36), primary_key=True)  # uuid7: ordered by creation
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     kind: Mapped[str] = mapped_column(String(16))
     uri: Mapped[str] = mapped_column(String(1024))  # of the checkpoint
@@ -351,13 +366,13 @@ class Operation(Base):
     bad: Mapped[str | None] = mapped_column(Text)
     content: Mapped[Json | None]  # {name, nbytes, digest}
     error: Mapped[Json | None]  # a problem document
-
-    # The server that works on it; see store/operation_claims.py.
-    token: Mapped[str | None] = mapped_column(String(36))
-    claimed_until: Mapped[float] = mapped_column(default=0.0)  # by the database's clock
     starts: Mapped[int] = mapped_column(default=0)
 
-    __table_args__ = (Index("ix_operations_work", "state", "claimed_until"),)
+    __table_args__ = (Index("ix_operations_work", "state", "lease_owner", "due_at"),)
+
+    @classmethod
+    def unfinished(cls) -> ColumnElement[bool]:
+        return cls.state.in_(ACTIVE)
 
 
 class MetricChunk(Base):

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.admission import Reservation
@@ -25,6 +25,7 @@ from holdfast_service.job_model.lifecycle import TERMINAL, Desired, State, requi
 from holdfast_service.job_model.program_levels import has_goodput
 from holdfast_service.job_model.supervisor_protocol import GrowthRequest
 from holdfast_service.job_model.webhook_messages import is_sent, message
+from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, Event, Intent, JobRecord, Outbox
@@ -40,10 +41,6 @@ class Effect(StrEnum):
     RELEASE = "release"
     REMOVE_CHECKPOINTS = "remove.checkpoints"  # and then the job; see services/job_removal.py
     RESTORED = "restored"  # set by `holdfast restore` until the cluster was asked about the job
-
-
-class LeaseLost(Exception):
-    """Another reconciler drives the job now; the writer must stop driving it."""
 
 
 class NoSuchJob(Exception):
@@ -242,13 +239,9 @@ async def job_transaction(
     Raises NoSuchJob, and LeaseLost if `token` is not the job's.
     """
     async with store.write() as session:
-        job = await session.scalar(
-            select(JobRecord).where(JobRecord.id == job_id).with_for_update()
-        )
+        job = await leases.lock(session, JobRecord, job_id, token)
         if job is None:
             raise NoSuchJob(job_id)
-        if token is not None and job.lease_token != token:
-            raise LeaseLost(job_id)
         transaction = JobTransaction(
             session, job, time.time() if now is None else now, sends_webhooks=store.sends_webhooks
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast_service.diagnosis.unfit_software import (
     MOST_CHARACTERS,
-    NOT_LOADED,
+    cannot_load,
     import_fault,
     version_fault,
 )
@@ -19,10 +19,17 @@ INSTALLED = {"structlog": "structlog==25.1.0", "PIL": "pillow==12.0.0"}
 RAY = (
     "The actor died because of an error raised in its creation task, "
     "\x1b[36mray::NodeProbe.__init__()\x1b[39m (pid=7, ip=10.0.0.3)\n"
-    f"RuntimeError: The actor with name NodeProbe {NOT_LOADED}. This may be because needed library "
-    "dependencies are not installed in the worker environment:\n\nTraceback (most recent call last)"
-    ':\n  File "x.py", line 1, in <module>\n{}\n'
+    "RuntimeError: The actor with name NodeProbe failed to import on the worker. This may be "
+    "because needed library dependencies are not installed in the worker environment:\n\n"
+    'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n{}\n'
 )
+
+
+@pytest.mark.parametrize(("message", "expected"), [(RAY, True), ("the task failed", False)])
+def test_a_node_that_cannot_import_a_task_is_told_from_a_task_that_failed(
+    message: str, *, expected: bool
+) -> None:
+    assert cannot_load(RuntimeError(message)) is expected
 
 
 def explained(error: str, *, sends_code: bool = False) -> tuple[str, str, str]:

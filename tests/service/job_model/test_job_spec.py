@@ -159,6 +159,9 @@ def test_a_job_that_asks_for_labels_and_resources_is_accepted_whatever_the_clust
 def test_an_invalid_field_causes_no_faults_of_other_fields() -> None:
     # dim is refused; that 128, its default, is not divisible by 3 heads is not the user's doing.
     assert set(faults("{name: x, model: {dim: wide, heads: 3}}")) == {"model.dim"}
+    # That tp 2 does not divide them is, whatever dim will be.
+    found = faults("{name: x, model: {dim: wide, heads: 3}, parallel: {tp: 2}}", None)
+    assert set(found) == {"model.dim", "parallel.tp"}
     # With as many workers on a node as the user may mean, the job fits.
     text = "{name: x, parallel: {dp_shard: 4}, resources: {workers_per_node: two}}"
     assert set(faults(text)) == {"resources.workers_per_node"}

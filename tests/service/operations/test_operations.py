@@ -40,9 +40,10 @@ from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.job_removal import JobRemoval
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
-from holdfast_service.store import operation_claims
+from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Checkpoint, Event, JobRecord, Operation
+from holdfast_service.store.lease_holder import LeaseHolder
+from holdfast_service.store.models import Checkpoint, Event, JobRecord, LeaseOwner, Operation
 from holdfast_service.views.operations import OperationView
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import MANIFEST
@@ -95,9 +96,10 @@ class World:
         async with self.runner():
             return await self.ended(operation)
 
-    async def let_claims_expire(self) -> None:
+    async def let_leases_expire(self) -> None:
+        held = LeaseOwner.id.in_(select(Operation.lease_owner))
         async with self.store.write() as session:
-            await session.execute(update(Operation).values(claimed_until=0.0))
+            await session.execute(update(LeaseOwner).where(held).values(until=0.0))
 
     async def events(self) -> Counter[str]:
         async with self.store.read() as session:
@@ -138,7 +140,7 @@ def requested(world: World, kind: OperationKind) -> Awaitable[OperationView]:
 @pytest.mark.parametrize("kind", list(OperationKind))
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_server_that_dies_is_replaced_and_each_effect_happens_once(
-    world: World, kind: OperationKind, point: CrashPoint
+    world: World, kind: OperationKind, point: CrashPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died = asyncio.Event()
 
@@ -147,15 +149,20 @@ async def test_a_server_that_dies_is_replaced_and_each_effect_happens_once(
             died.set()
             raise Killed
 
+    async def expire(holder: LeaseHolder, within_s: float) -> None:
+        """Instead of leaving."""
+
     operation = await requested(world, kind)
-    async with world.runner(die):
-        await asyncio.wait_for(died.wait(), DEADLINE_S)
+    with monkeypatch.context() as killed:
+        killed.setattr(LeaseHolder, "leave", expire)
+        async with world.runner(die):
+            await asyncio.wait_for(died.wait(), DEADLINE_S)
     left = await world.service.get(operation.id)
     assert left.state.ended == (point is CrashPoint.OPERATION_ENDED)
     async with world.runner() as other:
         await asyncio.sleep(0.1)
-        assert (await world.service.get(operation.id)).state == left.state, "its claim is alive"
-        await world.let_claims_expire()
+        assert (await world.service.get(operation.id)).state == left.state, "its lease is alive"
+        await world.let_leases_expire()
         done = await world.ended(operation)
         await other._expire()  # removes what the dead server left
     assert done.state is OperationState.SUCCEEDED
@@ -201,7 +208,7 @@ async def test_a_cancelled_operation_leaves_nothing(
         cancelled = await world.service.cancel(operation.id)
         assert cancelled.state is OperationState.CANCELLED
         slow()
-        await until(lambda: not runner._running)
+        await until(lambda: not runner._leases.tasks)
         await runner._expire()
     assert await world.service.cancel(operation.id) == cancelled
     assert await world.events() == {}
@@ -269,31 +276,6 @@ async def test_a_checkpoint_that_is_removed_meanwhile_is_not_bad(
     assert await world.events() == {}
 
 
-async def test_a_slow_mark_of_a_bad_checkpoint_keeps_the_claim(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proceed, renewed = threading.Event(), 0
-
-    def waiting(storage: object, why: str) -> None:
-        assert proceed.wait(DEADLINE_S)
-
-    async def renew(*arguments: Any) -> bool:
-        nonlocal renewed
-        renewed += 1
-        if renewed == 5:
-            proceed.set()
-        return await original(*arguments)
-
-    original = operation_claims.renew
-    monkeypatch.setattr(runner_module, "quarantine", waiting)
-    monkeypatch.setattr(runner_module, "RENEW_S", 0.05)
-    monkeypatch.setattr(operation_claims, "renew", renew)
-    spoil(world.folder)
-    verified = await world.perform(await requested(world, OperationKind.VERIFY))
-    assert verified.state is OperationState.SUCCEEDED and renewed >= 5
-    assert await world.events() == {"checkpoint.bad": 1}
-
-
 async def bad_in_database(world: World) -> str | None:
     async with world.store.read() as session:
         return (await session.get_one(Checkpoint, (world.job, str(world.folder)))).bad
@@ -311,7 +293,7 @@ async def test_a_verification_that_is_cancelled_before_its_result_is_stored_mark
 
     async with world.runner(cancel) as runner:
         await world.ended(operation)
-        await until(lambda: not runner._running)
+        await until(lambda: not runner._leases.tasks)
     assert not (world.folder / "why-bad.txt").exists()
     assert await bad_in_database(world) is None
     assert await world.events() == {}
@@ -331,14 +313,14 @@ async def test_a_verification_that_ends_while_it_marks_leaves_the_mark_and_its_r
         marked.set()
 
     monkeypatch.setattr(runner_module, "quarantine", slowly)
-    monkeypatch.setattr(runner_module, "RENEW_S", 0.05)
+    monkeypatch.setattr(runner_module, "PROGRESS_S", 0.05)
     spoil(world.folder)
     operation = await requested(world, OperationKind.VERIFY)
     async with world.runner() as runner:
         await until(marking.is_set)
         if by_user:
             await world.service.cancel(operation.id)
-            await until(lambda: not runner._running)
+            await until(lambda: not runner._leases.tasks)
     proceed.set()
     await until(marked.is_set)
     assert (world.folder / "why-bad.txt").exists()
@@ -352,44 +334,42 @@ async def test_a_verification_that_ends_while_it_marks_leaves_the_mark_and_its_r
 async def test_a_database_that_fails_for_a_moment_fails_no_operation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, failures = operation_claims.finish, 0
+    end, failures = OperationRunner._end, 0
 
-    async def fails_once(*arguments: Any, **values: Any) -> bool:
+    def fails_once(*arguments: Any) -> None:
         nonlocal failures
         failures += 1
         if failures == 1:
             raise OperationalError("COMMIT", {}, Exception("the server closed the connection"))
-        return await finish(*arguments, **values)
+        end(*arguments)
 
-    monkeypatch.setattr(operation_claims, "finish", fails_once)
+    monkeypatch.setattr(OperationRunner, "_end", fails_once)
+    world.settings = world.settings.model_copy(update={"lease_s": 0.6})
     operation = await requested(world, OperationKind.VERIFY)
-    async with world.runner():
-        await until(lambda: failures == 1)
-        await asyncio.sleep(0.1)
-        assert (await world.service.get(operation.id)).state is OperationState.RUNNING
-        await world.let_claims_expire()
-        assert (await world.ended(operation)).state is OperationState.SUCCEEDED
+    done = await world.perform(operation)
+    assert (done.state, failures) == (OperationState.SUCCEEDED, 2)
     assert await world.events() == {"checkpoint.verified": 1}
 
 
 async def test_a_file_that_appears_during_the_clean_up_is_kept(
     world: World, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed, claimed = world.files.tokens, []
+    claimed: list[str] = []
     await requested(world, OperationKind.EXPORT)
     (world.settings.data_dir / "exports").mkdir()
     world.files._path("of-a-dead-server").write_bytes(b"")
 
-    async def claimed_before(of: Store) -> set[str]:
-        claimed.extend(await operation_claims.claim(of, 1))
-        world.files._path(str(claimed[0].token)).write_bytes(b"begun")
-        return await read(of)
+    async def claimed_before(runner: OperationRunner) -> set[str]:
+        await leases.renew(store, Operation, "server", [], 3600.0)
+        claimed.extend(lease.token for lease in await leases.claim(store, Operation, "server", 1))
+        world.files._path(claimed[0]).write_bytes(b"begun")
+        return await read(runner)
 
-    read = operation_claims.tokens_of_exports
-    monkeypatch.setattr(operation_claims, "tokens_of_exports", claimed_before)
+    read = OperationRunner._tokens_of_files
+    monkeypatch.setattr(OperationRunner, "_tokens_of_files", claimed_before)
     runner = OperationRunner(store, world.checkpoints, world.files, world.settings)
     await runner._expire()
-    assert listed() == {str(claimed[0].token)}
+    assert world.files.tokens() == set(claimed)
 
 
 async def test_a_silent_storage_fails_the_operation_by_its_deadline(
@@ -408,8 +388,9 @@ async def test_operations_expire_with_their_files_and_go_with_their_job(
     done = await world.perform(await requested(world, OperationKind.EXPORT))
     content = await world.service.content(done.id)
     content.file.close()
+    async with store.write() as session:
+        await session.execute(update(Operation).values(expires_at=time.time() - 1))
     async with world.runner() as runner:
-        await operation_claims.expire(store, time.time() + settings.keep_operations_s + 1)
         await runner._expire()
     assert world.exported() == []
     with pytest.raises(OperationNotFound):
@@ -425,43 +406,6 @@ async def test_operations_expire_with_their_files_and_go_with_their_job(
         await session.execute(update(JobRecord).values(cleaned=True))
     await JobRemoval(store, world.checkpoints, settings).remove(world.job, with_checkpoints=False)
     assert (await world.service.list()).items == ()
-
-
-async def test_a_replaced_server_changes_nothing_any_more(world: World, store: Store) -> None:
-    await requested(world, OperationKind.VERIFY)
-    [slow] = await operation_claims.claim(store, 4)
-    assert await operation_claims.claim(store, 4) == []
-    await world.let_claims_expire()
-    [now] = await operation_claims.claim(store, 4)
-    assert not await operation_claims.renew(store, slow, 1, 2)
-    await operation_claims.give_back(store, slow)
-    async with store.write() as session:
-        assert not await operation_claims.finish(session, slow, state=OperationState.FAILED)
-    assert await operation_claims.renew(store, now, 1, 2)
-    async with store.write() as session:
-        assert await operation_claims.finish(session, now, state=OperationState.SUCCEEDED)
-
-
-async def test_two_servers_never_claim_the_same_operation(world: World, store: Store) -> None:
-    async with store.write() as session:
-        for number in range(20):
-            session.add(
-                Operation(
-                    id=f"00000000-0000-7000-8000-{number:012}",
-                    job_id=world.job,
-                    kind=OperationKind.VERIFY,
-                    uri=str(world.folder),
-                    step=STEP,
-                    state=OperationState.PENDING,
-                    created_at=0.0,
-                )
-            )
-    claimed: list[str] = []
-    while claims := await asyncio.gather(*(operation_claims.claim(store, 3) for _ in range(4))):
-        if not any(claims):
-            break
-        claimed += [operation.id for each in claims for operation in each]
-    assert len(claimed) == len(set(claimed)) == 20
 
 
 async def test_lists_are_pages_newest_first(world: World) -> None:
@@ -491,5 +435,5 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         return opened(self, name)
 
     monkeypatch.setattr(LocalStorage, "open", wait)
-    monkeypatch.setattr(runner_module, "RENEW_S", 0.05)
+    monkeypatch.setattr(runner_module, "PROGRESS_S", 0.05)
     return proceed.set

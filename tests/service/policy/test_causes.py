@@ -26,8 +26,14 @@ ValueError: no
 """
 
 
-def fault(cause: Cause, at: float = 0.0, rank: int = 0, ended_by: str = "") -> Fault:
-    return Fault(cause, 1, at, f"{cause}", rank=rank, agent="n0", step=10, ended_by=ended_by)
+def fault(cause: Cause, at: float = 0.0, rank: int = 0) -> Fault:
+    return Fault(cause, 1, at, f"{cause}", rank=rank, agent="n0", step=10)
+
+
+def crash(end: str | int) -> Fault:
+    """By a signal, or with an exit code."""
+    crashed = fault(Cause.WORKER_CRASH)
+    return replace(crashed, signal=end) if isinstance(end, str) else replace(crashed, exit_code=end)
 
 
 def raised(message: str = "no", step: int = 10, line: int = 40, type_: str = "ValueError") -> Fault:
@@ -50,14 +56,14 @@ def test_errors_match_by_type_step_message_and_location_ignoring_numbers() -> No
 
 
 def test_a_process_end_is_a_repeat_if_no_later_step_was_reached() -> None:
-    for left in (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), fault(Cause.OUT_OF_MEMORY)):
+    for left in (crash(3), fault(Cause.OUT_OF_MEMORY)):
         before = error_mark_of(left)
         assert is_repeat_of(before, replace(left, rank=2))
         assert is_repeat_of(before, replace(left, step=0)), "before it had joined"
         assert not is_repeat_of(before, replace(left, step=11))
         assert not is_repeat_of(None, left)
-        assert not is_repeat_of(before, fault(Cause.WORKER_CRASH, ended_by="exit code 4"))
-    assert error_mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL")) is None
+        assert not is_repeat_of(before, crash(4))
+    assert error_mark_of(crash("SIGKILL")) is None
 
 
 def test_an_exception_is_a_repeat_only_at_the_same_step() -> None:
@@ -69,10 +75,10 @@ def test_an_exception_is_a_repeat_only_at_the_same_step() -> None:
 @pytest.mark.parametrize(
     ("accused", "blamed"),
     [
-        (fault(Cause.WORKER_CRASH, ended_by="SIGSEGV"), True),
-        (fault(Cause.WORKER_CRASH, ended_by="SIGABRT"), False),  # a watchdog gave up on its peers
-        (fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), False),  # sent from outside to that process
-        (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), False),
+        (crash("SIGSEGV"), True),
+        (crash("SIGABRT"), False),  # a watchdog gave up on its peers
+        (crash("SIGKILL"), False),  # sent from outside to that process
+        (crash(3), False),
         (fault(Cause.HANG), True),
         (fault(Cause.CORRUPTION), True),
         (fault(Cause.PREEMPTED), False),  # node eligibility considers it while it lasts
@@ -86,5 +92,5 @@ def test_a_node_is_blamed_only_for_faults_it_may_have_caused(accused: Fault, bla
 
 
 def test_an_abort_is_the_programs_own_act_and_predicts_the_next_attempt() -> None:
-    assert not is_external(fault(Cause.WORKER_CRASH, ended_by="SIGABRT"))
-    assert is_external(fault(Cause.WORKER_CRASH, ended_by="SIGKILL"))
+    assert not is_external(crash("SIGABRT"))
+    assert is_external(crash("SIGKILL"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from tests.support.service.databases import paced
@@ -39,7 +38,7 @@ from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import JobRecord
+from holdfast_service.store.models import JobRecord, Leased
 
 
 async def test_a_job_goes_from_the_queue_to_its_end(
@@ -334,33 +333,6 @@ async def test_reconcilers_on_one_store_start_a_job_once(
         assert (await kinds(jobs, job_id)).count("supervisor.started") == 1
 
 
-@pytest.mark.slow
-async def test_a_job_is_driven_after_the_answer_to_its_claim_was_lost(
-    store: Store,
-    jobs: JobService,
-    cluster: FakeCluster,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The COMMIT succeeded, but the connection broke before its answer."""
-    claim, lost = leases.claim, asyncio.Event()
-
-    async def lose_answer(*args: Any) -> list[leases.JobLease]:
-        taken = await claim(*args)
-        if taken and not lost.is_set():
-            lost.set()
-            raise ConnectionError("the answer was lost")
-        return taken
-
-    monkeypatch.setattr(leases, "claim", lose_answer)
-    async with reconciling(store, cluster, settings):
-        supervisor = await submitted(jobs, cluster)
-        assert lost.is_set()
-        supervisor.form(1)
-        supervisor.enter(Phase.RUNNING)
-        await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
-
-
 async def test_a_request_during_the_release_of_a_lease_is_served_at_once(
     store: Store,
     jobs: JobService,
@@ -372,11 +344,13 @@ async def test_a_request_during_the_release_of_a_lease_is_served_at_once(
     seldom = paced(settings, claim_interval_s=3600.0, paused_look_s=3600.0)
     async with reconciling(store, cluster, seldom) as reconciler:
 
-        async def give_back(store: Store, lease: leases.JobLease, due_in_s: float) -> None:
-            if (await jobs.get(lease.job_id)).state is State.PAUSED:
-                await jobs.resume(lease.job_id)
-                reconciler.wake(lease.job_id)
-            await given_back(store, lease, due_in_s)
+        async def give_back(
+            store: Store, table: type[Leased], lease: leases.Lease, due_in_s: float
+        ) -> bool:
+            if (await jobs.get(lease.id)).state is State.PAUSED:
+                await jobs.resume(lease.id)
+                reconciler.wake(lease.id)
+            return await given_back(store, table, lease, due_in_s)
 
         monkeypatch.setattr(leases, "release", give_back)
         job, _ = await jobs.submit(JOB)

@@ -1,4 +1,4 @@
-"""Job leases under every interleaving: each statement and each commit waits for its turn.
+"""Leases under every interleaving: each statement and each commit waits for its turn.
 
 Time is a number that the schedule advances, so that an owner can expire between any two statements
 of its own transaction, and before its commit.
@@ -20,19 +20,20 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import ColumnElement
 from tests.support.service.databases import fast_settings, new_database
-from tests.support.service.fake_cluster import FakeCluster
+from tests.support.service.leased_rows import add_rows, table
 
-from holdfast_service.services.jobs import JobService
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import JobRecord, LeaseOwner
+from holdfast_service.store.models import Leased, LeaseOwner
+
+__all__ = ["table"]
 
 T = TypeVar("T")
 
 LEASE_S = 10.0
 OWNERS = ("a", "b", "c")
-JOBS = 4
-SCHEDULES = 60
+ROWS = 4
+SCHEDULES = 30
 BLOCKED_S = 0.02
 """A step that takes longer is taken to wait for a lock; a wrong guess only changes the schedule."""
 DEADLINE_S = 60.0
@@ -59,7 +60,7 @@ class _PausedSession:
 
 
 class PausedStore(Store):
-    """The view of one operation on the store: it waits for a turn before each statement and before
+    """The view of one call on the store: it waits for a turn before each statement and before
     each commit; the time is `now[0]`."""
 
     def __init__(self, store: Store, now: list[float]) -> None:
@@ -67,7 +68,7 @@ class PausedStore(Store):
         self._now = now
         self._turn = asyncio.Event()
         self.waits = asyncio.Event()
-        """Set while the operation waits for its turn."""
+        """Set while the call waits for its turn."""
         self.commits = False
         """Whether a write has nothing left but its commit."""
 
@@ -96,8 +97,8 @@ class PausedStore(Store):
         self._turn.clear()
 
 
-class Operation:
-    """A started operation of an owner, carried on step by step."""
+class StartedCall:
+    """A call of an owner, carried on step by step."""
 
     def __init__(self, owner: str, store: PausedStore, work: Coroutine[Any, Any, None]) -> None:
         self.owner = owner
@@ -130,33 +131,34 @@ class Operation:
         await self._task
 
 
-class Reconcilers:
-    """Several owners with the jobs of which each believes that it holds them."""
+class Owners:
+    """Several owners with the rows of which each believes that it holds them."""
 
-    def __init__(self, store: Store, ids: list[str]) -> None:
+    def __init__(self, store: Store, table: type[Leased], ids: list[str]) -> None:
         self.store = store
+        self.table = table
         self.ids = ids
         self.now = [1000.0]
         self.believed: defaultdict[str, dict[str, str]] = defaultdict(dict)
 
-    def start(self, owner: str, name: str) -> Operation:
+    def start(self, owner: str, name: str) -> StartedCall:
         view = PausedStore(self.store, self.now)
         work: dict[str, Callable[[str, PausedStore], Coroutine[Any, Any, None]]] = {
             "claim": self._claim,
             "renew": self._renew,
             "leave": self._leave,
         }
-        return Operation(owner, view, work[name](owner, view))
+        return StartedCall(owner, view, work[name](owner, view))
 
     async def _claim(self, owner: str, view: PausedStore) -> None:
-        for lease in await _retried(lambda: leases.claim(view, owner, 3)):
-            self.believed[owner][lease.job_id] = lease.token
+        for lease in await _retried(lambda: leases.claim(view, self.table, owner, 3)):
+            self.believed[owner][lease.id] = lease.token
 
     async def _renew(self, owner: str, view: PausedStore) -> None:
         asked = dict(self.believed[owner])
-        kept = await _retried(lambda: leases.renew(view, owner, asked, LEASE_S))
-        for job_id in asked.keys() - kept:
-            self.believed[owner].pop(job_id, None)
+        kept = await _retried(lambda: leases.renew(view, self.table, owner, asked, LEASE_S))
+        for row_id in asked.keys() - kept:
+            self.believed[owner].pop(row_id, None)
 
     async def _leave(self, owner: str, view: PausedStore) -> None:
         await _retried(lambda: leases.leave(view, owner))
@@ -185,15 +187,13 @@ async def store(
 
 
 @pytest.fixture
-async def ids(store: Store, tmp_path: Path) -> list[str]:
-    jobs = JobService(store, FakeCluster(), fast_settings(tmp_path))
-    return sorted([(await jobs.submit({"name": "x"}))[0].id for _ in range(JOBS)])
+async def world(store: Store, table: type[Leased], tmp_path: Path) -> Owners:
+    return Owners(store, table, await add_rows(store, fast_settings(tmp_path), table, ROWS))
 
 
-async def test_a_claim_that_commits_after_its_owner_was_forgotten_leaves_a_claimable_job(
-    store: Store, ids: list[str]
+async def test_a_claim_that_commits_after_its_owner_was_forgotten_leaves_a_claimable_row(
+    world: Owners,
 ) -> None:
-    world = Reconcilers(store, ids)
     await world.start("a", "renew").finish()
     slow = world.start("a", "claim")
     while not slow.at_commit:
@@ -203,30 +203,29 @@ async def test_a_claim_that_commits_after_its_owner_was_forgotten_leaves_a_claim
     await world.start("b", "claim").finish()  # finds that the promise of `a` ran out
     await slow.finish()
     world.now[0] += 2 * LEASE_S
-    assert await _claimed_by_a_new_owner(world) == set(ids)
+    assert await _claimed_by_a_new_owner(world) == set(world.ids)
 
 
-async def test_a_job_whose_owner_is_not_among_the_living_is_free(
-    store: Store, ids: list[str]
-) -> None:
-    async with store.write() as session:
-        await session.execute(update(JobRecord).values(lease_owner="gone", lease_token="t"))
-    await leases.renew(store, "new", [], LEASE_S)
-    assert {lease.job_id for lease in await leases.claim(store, "new", 10)} == set(ids)
+async def test_a_row_whose_owner_is_not_among_the_living_is_free(world: Owners) -> None:
+    async with world.store.write() as session:
+        await session.execute(update(world.table).values(lease_owner="gone", lease_token="t"))
+    await leases.renew(world.store, world.table, "new", [], LEASE_S)
+    claimed = await leases.claim(world.store, world.table, "new", 10)
+    assert {lease.id for lease in claimed} == set(world.ids)
 
 
 @pytest.mark.seconds
 async def test_every_interleaving_of_claims_renewals_and_leavings_keeps_the_leases(
-    store: Store, ids: list[str]
+    store: Store, table: type[Leased], world: Owners
 ) -> None:
     for seed in range(SCHEDULES):
         rng = random.Random(seed)
-        world = Reconcilers(store, ids)
-        await _reset(store)
-        running: list[Operation] = []
+        world = Owners(store, table, world.ids)
+        await _reset(world)
+        running: list[StartedCall] = []
         for _ in range(rng.randint(20, 60)):
-            running = [operation for operation in running if not operation.done]
-            idle = [o for o in OWNERS if all(operation.owner != o for operation in running)]
+            running = [call for call in running if not call.done]
+            idle = [o for o in OWNERS if all(call.owner != o for call in running)]
             choice = rng.random()
             if idle and choice < 0.35:
                 name = rng.choices(("claim", "renew", "leave"), (5, 3, 1))[0]
@@ -235,39 +234,40 @@ async def test_every_interleaving_of_claims_renewals_and_leavings_keeps_the_leas
                 await rng.choice(running).step()
             else:
                 world.now[0] += rng.choice((1.0, LEASE_S / 2, 1.5 * LEASE_S))
-        await asyncio.gather(*(operation.finish() for operation in running))
+        await asyncio.gather(*(call.finish() for call in running))
         await _check(world, f"seed {seed}")
 
 
-async def _check(world: Reconcilers, what: str) -> None:
-    """Each job has at most one owner that is told it holds it, and no job is lost."""
-    rows = await _leases(world.store)
+async def _check(world: Owners, what: str) -> None:
+    """Each job has at most one owner that is told it holds it, and no row is lost."""
+    rows = await _leases(world)
     told: dict[str, str] = {}
     for owner in OWNERS:
         await world.start(owner, "renew").finish()
-        for job_id, token in world.believed[owner].items():
-            assert job_id not in told, f"{what}: {owner} and {told[job_id]} both hold {job_id}"
-            assert rows[job_id] == (owner, token), f"{what}: {owner} does not hold {job_id}"
-            told[job_id] = owner
+        for row_id, token in world.believed[owner].items():
+            assert row_id not in told, f"{what}: {owner} and {told[row_id]} both hold {row_id}"
+            assert rows[row_id] == (owner, token), f"{what}: {owner} does not hold {row_id}"
+            told[row_id] = owner
     world.now[0] += 3 * LEASE_S
-    assert await _claimed_by_a_new_owner(world) == set(world.ids), f"{what}: a job is lost"
+    assert await _claimed_by_a_new_owner(world) == set(world.ids), f"{what}: a row is lost"
 
 
-async def _claimed_by_a_new_owner(world: Reconcilers) -> set[str]:
+async def _claimed_by_a_new_owner(world: Owners) -> set[str]:
     await world.start("new", "renew").finish()
     for _ in world.ids:  # a claim takes three
         await world.start("new", "claim").finish()
     return set(world.believed.pop("new"))
 
 
-async def _leases(store: Store) -> dict[str, tuple[str | None, str | None]]:
-    columns = select(JobRecord.id, JobRecord.lease_owner, JobRecord.lease_token)
-    async with store.read() as session:
-        return {job_id: (owner, token) for job_id, owner, token in await session.execute(columns)}
+async def _leases(world: Owners) -> dict[str, tuple[str | None, str | None]]:
+    table = world.table
+    columns = select(table.id, table.lease_owner, table.lease_token)
+    async with world.store.read() as session:
+        return {row_id: (owner, token) for row_id, owner, token in await session.execute(columns)}
 
 
-async def _reset(store: Store) -> None:
+async def _reset(world: Owners) -> None:
     values: dict[str, Any] = {"lease_owner": None, "lease_token": None, "due_at": 0.0}
-    async with store.write() as session:
+    async with world.store.write() as session:
         await session.execute(delete(LeaseOwner))
-        await session.execute(update(JobRecord).values(**values))
+        await session.execute(update(world.table).values(**values))

@@ -17,8 +17,8 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     faults: list[SpecFault] = [] if spec.function_name is not None else model_faults(spec)
     train, parallel = spec.train, spec.parallel
 
-    def add(path: str, message: str) -> None:
-        faults.append(SpecFault(path=path, message=message))
+    def add(path: str, message: str, *beside: str) -> None:
+        faults.append(SpecFault(path=path, message=message, beside=beside))
 
     if spec.function_name is not None and parallel.cp > 1:
         add("parallel.cp", f"cp {parallel.cp} divides sequences of the built-in model only: use 1")
@@ -29,6 +29,7 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             "train.global_batch",
             f"global_batch {train.global_batch} is not a multiple of micro_batch "
             f"{train.micro_batch}",
+            "train.micro_batch",
         )
     elif train.global_batch < train.micro_batch * parallel.data_parallel:
         add(
@@ -36,11 +37,13 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             f"global_batch {train.global_batch} has less than one micro_batch of "
             f"{train.micro_batch} for each of dp_replicate × dp_shard = {parallel.dp_replicate} × "
             f"{parallel.dp_shard} = {parallel.data_parallel} ranks",
+            *("train.micro_batch", "parallel.dp_replicate", "parallel.dp_shard"),
         )
     if spec.function_name is None and train.schedule.warmup_steps > train.steps:
         add(
             "train.schedule.warmup_steps",
             f"warmup_steps {train.schedule.warmup_steps} exceeds steps {train.steps}",
+            "train.steps",
         )
     guards = spec.guards
     policies = (guards.nonfinite.policy, guards.loss_spike.policy, guards.grad_norm_spike.policy)
@@ -49,6 +52,7 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             "guards.rollback_steps",
             f"a rollback skips {guards.rollback_steps} windows; max_skips {guards.max_skips} "
             "allows fewer",
+            "guards.max_skips",
         )
     return faults
 

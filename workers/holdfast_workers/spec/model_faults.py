@@ -18,6 +18,10 @@ MOST_PIXELS = 4096
 """Of an image's side."""
 MOST_CLASSES = 1 << 16
 _OF_VIT = ("image_size", "patch_size", "classes")
+_BESIDE_CP = (
+    *("model.sequence_length", "model.kv_heads", "model.heads", "model.compile", "parallel.tp"),
+    *("parallel.sequence_parallel", "parallel.context_method"),
+)
 _NOT_OF_VIT = (
     *("model.kv_heads", "model.sequence_length", "model.rope_theta", "model.rope_scaling"),
     *("model.tied_embeddings", "parallel.vocabulary_parallel", "parallel.cp"),
@@ -30,14 +34,16 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
     model, parallel = spec.model, spec.parallel
     kv_heads = model.kv_heads or model.heads
 
-    def add(path: str, message: str) -> None:
-        faults.append(SpecFault(path=path, message=message))
+    def add(path: str, message: str, *beside: str) -> None:
+        faults.append(SpecFault(path=path, message=message, beside=beside))
 
     if model.dim % model.heads:
-        add("model.heads", f"dim {model.dim} is not divisible by heads {model.heads}")
+        add("model.heads", f"dim {model.dim} is not divisible by heads {model.heads}", "model.dim")
     elif model.family == "llama" and (model.dim // model.heads) % 2:
         add(
-            "model.heads", f"head size {model.dim // model.heads} must be even for rotary positions"
+            "model.heads",
+            f"head size {model.dim // model.heads} must be even for rotary positions",
+            *("model.dim", "model.family"),
         )
     scaling = model.rope_scaling
     if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
@@ -45,31 +51,40 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
             "model.rope_scaling.high_freq_factor",
             f"high_freq_factor {scaling.high_freq_factor:g} must exceed low_freq_factor "
             f"{scaling.low_freq_factor:g}",
+            "model.rope_scaling.low_freq_factor",
         )
     if model.heads % kv_heads:
-        add("model.kv_heads", f"heads {model.heads} is not divisible by kv_heads {kv_heads}")
+        message = f"heads {model.heads} is not divisible by kv_heads {kv_heads}"
+        add("model.kv_heads", message, "model.heads")
     if model.heads % parallel.tp:
-        add("parallel.tp", f"heads {model.heads} is not divisible by tp {parallel.tp}")
+        message = f"heads {model.heads} is not divisible by tp {parallel.tp}"
+        add("parallel.tp", message, "model.heads")
     if model.family == "llama" and kv_heads % parallel.tp:
-        add("parallel.tp", f"kv_heads {kv_heads} is not divisible by tp {parallel.tp}")
+        message = f"kv_heads {kv_heads} is not divisible by tp {parallel.tp}"
+        add("parallel.tp", message, "model.kv_heads", "model.heads", "model.family")
     if model.family == "llama" and model.sequence_length % parallel.tp:
         add(
             "parallel.tp",
             f"sequence_length {model.sequence_length} is not divisible by tp {parallel.tp}",
+            *("model.sequence_length", "model.family"),
         )
     faults += _pipeline_faults(spec)
     if parallel.sequence_parallel and model.compile:
-        add("parallel.sequence_parallel", "sequence_parallel cannot be combined with compile")
+        message = "sequence_parallel cannot be combined with compile"
+        add("parallel.sequence_parallel", message, "model.compile")
     vocabulary = VOCABULARIES[spec.data.tokenizer]
     if parallel.vocabulary_parallel and vocabulary % parallel.tp:
         add(
             "parallel.vocabulary_parallel",
             f"the vocabulary of {vocabulary} is not divisible by tp {parallel.tp}",
+            *("data.tokenizer", "parallel.tp"),
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
-        add("parallel.tp", f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}")
+        message = f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}"
+        add("parallel.tp", message, "model.ffn_dim")
     if parallel.cp > 1:
-        faults += [SpecFault(path="parallel.cp", message=m) for m in _why_not_cp(model, parallel)]
+        for why in _why_not_cp(model, parallel):
+            add("parallel.cp", why, *_BESIDE_CP)
     return [*faults, *(_llama_faults(model) if model.family == "llama" else _vit_faults(spec))]
 
 
@@ -80,8 +95,8 @@ def _pipeline_faults(spec: TrainingSpec) -> list[SpecFault]:
     if parallel.pp == 1:
         return faults
 
-    def add(path: str, message: str) -> None:
-        faults.append(SpecFault(path=path, message=message))
+    def add(path: str, message: str, *beside: str) -> None:
+        faults.append(SpecFault(path=path, message=message, beside=beside))
 
     schedule, stages = parallel.schedule, parallel.stages_on_a_rank
     count = parallel.pp * stages
@@ -92,16 +107,18 @@ def _pipeline_faults(spec: TrainingSpec) -> list[SpecFault]:
             "parallel.pp",
             f"{model.layers} layers cannot be divided among pp {parallel.pp} × {stages} stages per "
             f"rank = {count} stages: {nearest}",
+            *("model.layers", "parallel.stages_per_rank", "parallel.schedule"),
         )
     needed = {"gpipe": "1", "1f1b": "1", "interleaved": "2 or more", "zero_bubble": "2"}[schedule]
     if stages != (stages if needed == "2 or more" and stages > 1 else int(needed[0])):
         add(
             "parallel.stages_per_rank",
             f"schedule {schedule} has {needed} stages per rank, not {stages}",
+            "parallel.schedule",
         )
     passes = -(-train.global_batch // (train.micro_batch * parallel.data_parallel))
     if why := parallel.why_no_schedule(passes):
-        add("parallel.schedule", why)
+        add("parallel.schedule", why, "train.global_batch", "train.micro_batch", "parallel")
     if parallel.zero in (2, 3):
         add(
             "parallel.zero",
@@ -124,7 +141,7 @@ def _llama_faults(model: ModelSpec) -> Iterator[SpecFault]:
     for name in _OF_VIT:
         if getattr(model, name) is not None:
             message = f"{name} is for models of the family vit: remove it"
-            yield SpecFault(path=f"model.{name}", message=message)
+            yield SpecFault(path=f"model.{name}", message=message, beside=("model.family",))
 
 
 def _vit_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
@@ -160,13 +177,14 @@ def _vit_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
         message = (
             f"image_size {images.image_size} is not divisible by patch_size {images.patch_size}"
         )
-        yield SpecFault(path="model.patch_size", message=message)
+        yield SpecFault(path="model.patch_size", message=message, beside=("model.image_size",))
     elif parallel.sequence_parallel and model.positions % parallel.tp:
         message = (
             f"sequence_parallel divides the {model.positions} patches of an image: their number "
             f"is not divisible by tp {parallel.tp}"
         )
-        yield SpecFault(path="parallel.sequence_parallel", message=message)
+        beside = ("parallel.tp", "model.image_size", "model.patch_size")
+        yield SpecFault(path="parallel.sequence_parallel", message=message, beside=beside)
 
 
 def _why_not_cp(model: ModelSpec, parallel: ParallelSpec) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class SpecFault(BaseModel):
@@ -12,3 +12,5 @@ class SpecFault(BaseModel):
 
     path: str
     message: str
+    beside: tuple[str, ...] = Field(default=(), exclude=True)
+    """The paths of the other fields, or sections, on which the fault depends."""

@@ -43,6 +43,8 @@ class StageTimer:
     """Since when enough agents are ready to start; None if there are not enough."""
     waiting_for: str = ""
     """The resource that the stage WAITING waits for."""
+    lacks_nodes: bool = False
+    """Whether it waits for it because the job has too few nodes."""
     waiting_until: float | None = None
     """A former supervisor's deadline: a restart does not extend the wait."""
     phase: Phase = Phase.STARTING
@@ -90,9 +92,10 @@ class StageTimer:
             self.waiting_until = None
         return patience_s
 
-    def name_resource(self, resource: str) -> bool:
+    def name_resource(self, resource: str, *, lacks_nodes: bool) -> bool:
         """Name the resource that the stage waits for. True if it was another one before."""
         is_news, self.waiting_for = resource != self.waiting_for, resource
+        self.lacks_nodes = lacks_nodes
         return is_news
 
     def forget_resource(self) -> None:

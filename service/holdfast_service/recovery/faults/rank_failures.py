@@ -6,6 +6,8 @@ decided by `judgement.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.placement.restore_points import BadCopy
@@ -51,11 +53,11 @@ def handle_exit(
         return ()  # its last state is with a saver process, or in the memory of its node
     step = exited.step or state.progress.committed
     description = f"rank {member.rank} on {signal.agent} ended by {ending} at step {step}"
-    ended_by, short = _ended_by(exited), exited.out_of_memory
-    cause = Cause.PREEMPTED if ended_by == "SIGTERM" else Cause.WORKER_CRASH
-    if short:
-        cause, description = Cause.OUT_OF_MEMORY, f"{description}: {short}"
-    return (_fault(state, signal, member, cause, description, step=step, ended_by=ended_by),)
+    cause = Cause.PREEMPTED if exited.name == "SIGTERM" else Cause.WORKER_CRASH
+    if exited.out_of_memory:
+        cause, description = Cause.OUT_OF_MEMORY, f"{description}: {exited.out_of_memory}"
+    fault = _fault(state, signal, member, cause, description, step=step)
+    return (replace(fault, signal=exited.name, exit_code=exited.exit_code),)
 
 
 def handle_failure(
@@ -167,14 +169,9 @@ def handle_forming_deadline(state: CoreState, now: float) -> tuple[Fault, ...]:
     return (fault,)
 
 
-def _ended_by(exited: WorkerExited) -> str:
-    """See `Fault.ended_by`."""
-    return exited.name if exited.exit_code is None else f"exit code {exited.exit_code}"
-
-
 def _exit_description(exited: WorkerExited) -> str:
-    why = f": {exited.why}" if exited.why else ""
-    return f"{_ended_by(exited)}{why}".removeprefix(": ") or "an unknown cause"
+    end = exited.name if exited.exit_code is None else f"exit code {exited.exit_code}"
+    return ": ".join(filter(None, (end, exited.why))) or "an unknown cause"
 
 
 def _follows_from_restored_state(state: CoreState, error: ErrorReport) -> bool:
@@ -198,7 +195,6 @@ def _fault(
     description: str,
     *,
     step: int,
-    ended_by: str = "",
     error: ErrorReport | None = None,
 ) -> Fault:
     return Fault(
@@ -211,5 +207,4 @@ def _fault(
         agent=signal.agent,
         step=step,
         error=error,
-        ended_by=ended_by,
     )

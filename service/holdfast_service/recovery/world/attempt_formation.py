@@ -56,8 +56,6 @@ MAX_FOUND_REPORTED = 8
 
 
 IN_MEMORY = (RestoreSource.MEMORY, RestoreSource.RESHARD)
-NODE_FOR = "node for "
-"""Begins the resource that a job waits for if it has too few nodes."""
 
 
 def open_attempt(state: CoreState, now: float) -> None:
@@ -135,7 +133,8 @@ def form_if_ready(state: CoreState, now: float) -> None:
         return
     if isinstance(result, Shortage) or store_agent(result.assignment, records) is None:
         ranks = format_ranks(result.ranks) if isinstance(result, Shortage) else ""
-        _wait_for(state, f"{NODE_FOR}{ranks}" if ranks else "rendezvous store", now)
+        resource = f"node for {ranks}" if ranks else "rendezvous store"
+        _wait_for(state, resource, now, lacks_nodes=bool(ranks))
         return
     _form_from_saved_state(state, result, records, now)
 
@@ -242,7 +241,7 @@ def _has_waited(state: CoreState, now: float) -> bool:
     return timer.stage is Stage.WAITING and timer.deadline is not None and now >= timer.deadline
 
 
-def _wait_for(state: CoreState, resource: str, now: float) -> None:
+def _wait_for(state: CoreState, resource: str, now: float, *, lacks_nodes: bool = False) -> None:
     if state.timer.stage is not Stage.WAITING:
         patience = state.config.wait_for_replacement_s
         if state.worlds.last is None and state.progress.committed == 0:
@@ -251,7 +250,7 @@ def _wait_for(state: CoreState, resource: str, now: float) -> None:
         if state.fencing.unproven:
             patience = max(patience, state.config.lapse_s or 0.0)  # until the leases have ended
         state.enter(Stage.WAITING, now, patience)
-    if state.timer.name_resource(resource):
+    if state.timer.name_resource(resource, lacks_nodes=lacks_nodes):
         state.incidents.amend(decision=Action.WAIT.value, reason=f"no {resource} is available")
         state.emit_incident()
         state.emit(WaitingEvent(resource=resource, until=state.timer.deadline))

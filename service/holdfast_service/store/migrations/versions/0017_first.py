@@ -287,14 +287,15 @@ def _operations() -> None:
         sa.Column("bad", sa.Text(), nullable=True),
         sa.Column("content", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("token", sa.String(length=36), nullable=True),
-        sa.Column("claimed_until", sa.Double(), nullable=False),
+        sa.Column("lease_owner", sa.String(length=64), nullable=True),
+        sa.Column("lease_token", sa.String(length=36), nullable=True),
+        sa.Column("due_at", sa.Double(), nullable=False),
         sa.Column("starts", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_operations_job_id_jobs")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_operations")),
     )
     op.create_index(op.f("ix_operations_job_id"), "operations", ["job_id"])
-    op.create_index("ix_operations_work", "operations", ["state", "claimed_until"])
+    op.create_index("ix_operations_work", "operations", ["state", "lease_owner", "due_at"])
 
 
 def _series() -> None:
