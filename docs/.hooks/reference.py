@@ -21,10 +21,15 @@ from holdfast.rest.monitoring.metric_series import SERIES
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy import decision_table
 from holdfast_service.settings import Settings
+from holdfast_workers.fault_injection.kinds import KINDS, Victim
 
 DOCS = Path(__file__).parents[1]
 HOOK = "docs/.hooks/reference.py"
-WRITTEN = {"decisions": "recovery-policy.md", "settings": "operations/configure.md"}
+WRITTEN = {
+    "decisions": "recovery-policy.md",
+    "faults": "operations/drills.md",
+    "settings": "operations/configure.md",
+}
 """The page of each committed table, which lies between two comments."""
 METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -47,13 +52,25 @@ def pages() -> dict[str, str]:
 
 def written_pages() -> dict[Path, str]:
     """The pages of WRITTEN with the tables of the present code."""
-    tables = {"decisions": decision_table.table(), "settings": "\n".join(_settings())}
+    tables = {
+        "decisions": decision_table.table(),
+        "faults": "\n".join(_faults()),
+        "settings": "\n".join(_settings()),
+    }
     found = {}
     for name, path in WRITTEN.items():
         begin, end = f"<!-- {name}, written by {HOOK} -->", f"<!-- end of {name} -->"
         before, after = (DOCS / path).read_text().split(begin)
         found[DOCS / path] = f"{before}{begin}\n\n{tables[name]}\n\n{end}{after.split(end)[1]}"
     return found
+
+
+def _faults() -> Iterator[str]:
+    yield "| Kind | What happens | Parameters |\n|---|---|---|"
+    for kind, found in KINDS.items():
+        on_rank = found.victim in (Victim.RANK, Victim.NODE)
+        names = ", ".join(f"`{name}`" for name in (*["rank"] * on_rank, *sorted(found.parameters)))
+        yield f"| `{kind}` | {found.description} | {names} |"
 
 
 def _settings() -> Iterator[str]:

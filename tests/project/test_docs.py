@@ -18,7 +18,7 @@ from holdfast_service.crash_points import CrashPoint
 from holdfast_service.job_model.lifecycle import TRANSITIONS
 from holdfast_service.policy.causes import Cause
 from holdfast_service.readers.metric_series import METRICS
-from holdfast_workers.fault_injection.kinds import KINDS, PHASES, FaultKind
+from holdfast_workers.fault_injection.kinds import PHASES
 from holdfast_workers.program_metrics.metric_names import RESERVED_NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -201,13 +201,9 @@ def test_every_exit_code_cause_and_transition_is_documented() -> None:
     assert len(CrashPoint) == 16  # "sixteen points between transition and effect"
 
 
-def test_every_fault_kind_with_its_parameters_is_documented() -> None:
-    operations = (ROOT / "docs/operations/drills.md").read_text()
-    rows = {kind: re.search(rf"^\| `{kind}` \|.*$", operations, re.MULTILINE) for kind in FaultKind}
-    for kind, row in rows.items():
-        assert row is not None, kind
-        assert not [name for name in KINDS[kind].parameters if f"`{name}`" not in row[0]], kind
-    assert not [phase for phase in PHASES if f"`{phase}`" not in operations]
+def test_every_phase_of_a_fault_is_documented() -> None:
+    drills = (ROOT / "docs/operations/drills.md").read_text()
+    assert not [phase for phase in PHASES if f"`{phase}`" not in drills]
 
 
 def test_every_series_of_a_job_is_documented() -> None:

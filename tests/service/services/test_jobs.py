@@ -72,10 +72,11 @@ async def test_an_expired_key_names_a_new_job(
     store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = await jobs.submit({"name": "x"}, "key")
-    monkeypatch.setattr(job_service, "KEEP_KEYS_S", 1e-6)
     async with store.read() as session:
         before = (await session.get_one(JobRecord, first.id)).changed
-    second, created = await jobs.submit({"name": "y"}, "key")
+    with monkeypatch.context() as later:
+        later.setattr(job_service, "KEEP_KEYS_S", 1e-6)
+        second, created = await jobs.submit({"name": "y"}, "key")
     assert created and second.id != first.id
     async with store.read() as session:
         job = await session.get_one(JobRecord, first.id)
