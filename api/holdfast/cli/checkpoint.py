@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions
+from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions, complete_job
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 CheckpointWord = Annotated[
     str,
     Parameter(
-        name="JOB", help="A job or JOB/STEP; a job by its name, its id, or the start of the id."
+        name="JOB",
+        help="A job or JOB/STEP; a job by its name, its id, or the start of the id.",
+        completer=complete_job,
     ),
 ]
 Step = Annotated[int | None, Parameter(help="Step of the checkpoint; default: the newest.")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +15,46 @@ from cyclopts import Group, Parameter
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
     from holdfast.client.synchronous.client import Client
 
 SHORT_RETRY_S = 2.0  # a user waits at the terminal
 LONG_RETRY_S = 60.0  # long enough for a server restart while a command waits
+COMPLETION_TIMEOUT_S = 1.0
+MAX_COMPLETED_JOBS = 200
+PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+"""A text that no shell interprets: a job's name is chosen by any user."""
+
+
+def complete_job(context: CompletionContext) -> Iterator[tuple[str, str]]:
+    """The names of jobs, or the ids of jobs whose name is not unique; active jobs first."""
+    from collections import Counter
+
+    from holdfast.client.job_names import short
+    from holdfast.client.synchronous.client import Client
+
+    prefix, address = context.incomplete, os.environ.get("HOLDFAST_ADDRESS")
+    with Client(address, retry_s=0.0, timeout_s=COMPLETION_TIMEOUT_S) as client:
+        rows = client.list(prefix)
+        found = [job for job, _ in zip(rows, range(MAX_COMPLETED_JOBS), strict=False)]
+    found.sort(key=lambda job: job.state.terminal)
+    count_of_name = Counter(job.name for job in found)
+    for short_id, job in zip(short([job.id for job in found]), found, strict=True):
+        unique = count_of_name[job.name] == 1 and PLAIN.fullmatch(job.name)
+        if unique and job.name.startswith(prefix):
+            yield job.name, job.state.value
+        elif job.id.startswith(prefix):
+            yield short_id, f"{job.name} {job.state.value}"
+
 
 JobWord = Annotated[
-    str, Parameter(name="JOB", help="Name of the job, its id, or the start of the id.")
+    str,
+    Parameter(
+        name="JOB",
+        help="Name of the job, its id, or the start of the id.",
+        completer=complete_job,
+    ),
 ]
 COMMON = Group("Server and output", sort_key=100)
 

@@ -7,14 +7,19 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
-from holdfast.cli.common import OPTIONS, Options
+from holdfast.cli.common import OPTIONS, Options, complete_job
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 
 
 def dashboard(
     job: Annotated[
-        str | None, Parameter(name="JOB", help="Open the page of this job; default: the list.")
+        str | None,
+        Parameter(
+            name="JOB",
+            help="Open the page of this job; default: the list.",
+            completer=complete_job,
+        ),
     ] = None,
     /,
     *,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from holdfast.cli.common import OPTIONS, SERVER, Options, ServerOptions
+from holdfast.cli.common import OPTIONS, SERVER, Options, ServerOptions, complete_job
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
@@ -26,7 +26,8 @@ COLUMNS = (
 
 def ls(
     job_word: Annotated[
-        str | None, Parameter(name="JOB", help="Only of this job, by its name or id.")
+        str | None,
+        Parameter(name="JOB", help="Only of this job, by its name or id.", completer=complete_job),
     ] = None,
     /,
     *,

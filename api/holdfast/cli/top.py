@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
+from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options, complete_job
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output, top_view
 from holdfast.client.synchronous.client import Client
@@ -25,7 +25,11 @@ SHORTEST_S = 0.2
 def top(
     job_word: Annotated[
         str | None,
-        Parameter(name="JOB", help="Show the ranks of this job; default: all active jobs."),
+        Parameter(
+            name="JOB",
+            help="Show the ranks of this job; default: all active jobs.",
+            completer=complete_job,
+        ),
     ] = None,
     /,
     *,
