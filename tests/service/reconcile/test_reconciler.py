@@ -36,9 +36,8 @@ from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.fault_injection import InjectionService
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
-from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import JobRecord, Leased
+from holdfast_service.store.models import JobRecord
 
 
 async def test_a_job_goes_from_the_queue_to_its_end(
@@ -331,40 +330,6 @@ async def test_reconcilers_on_one_store_start_a_job_once(
     assert {cluster.asked[job_id] for job_id in submitted} == {1}
     for job_id in submitted:
         assert (await kinds(jobs, job_id)).count("supervisor.started") == 1
-
-
-async def test_a_request_during_the_release_of_a_lease_is_served_at_once(
-    store: Store,
-    jobs: JobService,
-    cluster: FakeCluster,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given_back = leases.release
-    seldom = paced(settings, claim_interval_s=3600.0, paused_look_s=3600.0)
-    async with reconciling(store, cluster, seldom) as reconciler:
-
-        async def give_back(
-            store: Store, table: type[Leased], lease: leases.Lease, due_in_s: float
-        ) -> bool:
-            if (await jobs.get(lease.id)).state is State.PAUSED:
-                await jobs.resume(lease.id)
-                reconciler.wake(lease.id)
-            return await given_back(store, table, lease, due_in_s)
-
-        monkeypatch.setattr(leases, "release", give_back)
-        job, _ = await jobs.submit(JOB)
-        reconciler.wake(job.id)
-        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
-        first = cluster.supervisors[job.id]
-        first.form(1)
-        first.enter(Phase.RUNNING)
-        await until_state(jobs, job.id, State.RUNNING)
-        await jobs.pause(job.id)
-        reconciler.wake(job.id)
-        await until(
-            lambda: cluster.supervisors.get(job.id, first) is not first, what="another supervisor"
-        )
 
 
 MANY, POLLS_PER_S = 20, 1.0

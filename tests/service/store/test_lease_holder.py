@@ -146,11 +146,24 @@ async def test_a_row_whose_task_failed_is_begun_again(servers: Servers) -> None:
         await until(lambda: all(begun.count(row_id) == 2 for row_id in servers.ids))
 
 
-async def test_rows_of_a_holder_that_leaves_are_taken_at_once(servers: Servers) -> None:
-    servers.settings = servers.settings.model_copy(update={"lease_s": 3600.0})
-    async with servers.holder(forever, limit=3) as first:
-        await until(lambda: len(first.tasks) == 3)
-        tasks = list(first.tasks.values())
-    assert all(task.cancelled() for task in tasks)
-    async with servers.holder(forever, limit=3) as second:
-        await until(lambda: len(second.tasks) == 3)
+async def test_a_command_during_the_release_of_a_row_is_served_at_once(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seldom = {"claim_interval_s": LATER_S, "lease_s": LATER_S}
+    servers.settings = servers.settings.model_copy(update=seldom)
+    release, begun = leases.release, list[str]()
+
+    async def commanded(store: Store, table: type[Leased], lease: Lease, due_in_s: float) -> bool:
+        if begun.count(lease.id) == 1:
+            async with store.write() as session:
+                (await session.get_one(table, lease.id)).due_at = 0.0
+            holder.wake()
+        return await release(store, table, lease, due_in_s)
+
+    async def work(lease: Lease) -> float:
+        begun.append(lease.id)
+        return LATER_S
+
+    monkeypatch.setattr(leases, "release", commanded)
+    async with servers.holder(work, limit=3) as holder:
+        await until(lambda: all(begun.count(row_id) == 2 for row_id in servers.ids))
