@@ -54,9 +54,15 @@ from uuid import uuid4
 import httpx
 import psutil
 
-from benchmarks.api_figures import ApiFigures, api_summary, milliseconds
-from benchmarks.api_token import TOKEN
-from benchmarks.conditions import beside_load, kept_awake, machine, print_json, report
+from benchmarks.api_figures import TOKEN, ApiFigures, api_summary, milliseconds
+from benchmarks.conditions import (
+    beside_load,
+    kept_awake,
+    parser,
+    print_json,
+    report,
+    report_conditions,
+)
 
 READS_PER_S = 40.0
 TRANSITIONS_PER_S = 1.0
@@ -156,7 +162,7 @@ class StealTime:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
     summary = api_summary(
@@ -481,22 +487,21 @@ def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one line of JSON at the end")
-    parser.add_argument("--jobs", type=int, default=5000)
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
-    parser.add_argument(
+    options = parser("api", __doc__, idle=False)
+    options.add_argument("--jobs", type=int, default=5000)
+    options.add_argument("--clients", type=int, default=1000)
+    options.add_argument("--seconds", type=float, default=30.0)
+    options.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    options.add_argument(
         "--keep-awake", action="store_true", help="keep all processors awake meanwhile"
     )
-    parser.add_argument(
+    options.add_argument(
         "--load",
         type=float,
         default=0.0,
         help="share of the time of all processors that a load beside it takes",
     )
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

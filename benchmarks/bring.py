@@ -20,15 +20,15 @@ from functools import partial
 
 from benchmarks import holdfast_side, ray_train_side
 from benchmarks.brought import holdfast_sides, stock_sides
-from benchmarks.brought.step_files import StepFiles
 from benchmarks.conditions import (
-    add_idle_options,
-    machine,
+    parser,
     print_json,
     report,
+    report_conditions,
     wait_for_idle_machine,
 )
 from benchmarks.figures import MeasuredFault, median_phases, spread
+from benchmarks.step_files import StepFiles
 
 RANKS = 2
 RAY_TRAIN = "ray_train_"
@@ -57,12 +57,12 @@ class BringResult:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     report(
         f"{RANKS} ranks, a network of width {stock_sides.WIDTH}, a checkpoint every "
         f"{stock_sides.EVERY} steps; {options.kills} kills per side"
     )
-    wait_for_idle_machine(options.quiet, options.patience_s)
+    wait_for_idle_machine(options)
     faults = {name: _measure(name, side, options) for name, side in _stock(options.sides).items()}
     if any(name in options.sides for name in HOLDFAST):
         with holdfast_side.serving(RANKS) as server:
@@ -84,7 +84,8 @@ def _stock(names: list[str]) -> dict[str, Side]:
 def _measure(name: str, side: Side, options: argparse.Namespace) -> list[MeasuredFault]:
     report(name)
     with side() as files:
-        found = files.measure(options.kills, RANKS, options.steps_between)
+        victims = [number % RANKS for number in range(options.kills)]
+        found = files.measure(victims, RANKS, options.steps_between)
     report(f"  {spread(fault.recovery_s for fault in found)}")
     phases = median_phases([fault.phases_s for fault in found])
     report("  " + ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in phases.items()))
@@ -113,22 +114,20 @@ def _ratio(stock_s: float | None, holdfast_s: float | None) -> float | None:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bring", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--kills", type=int, default=3, help="per side; default 3")
-    parser.add_argument(
+    options = parser("bring", __doc__)
+    options.add_argument("--kills", type=int, default=3, help="per side; default 3")
+    options.add_argument(
         "--steps-between", type=int, default=12, help="steps between two kills; default 12"
     )
     stock = ("torchrun", *(f"{RAY_TRAIN}{setting.name}" for setting in ray_train_side.SETTINGS))
-    parser.add_argument(
+    options.add_argument(
         "--sides",
         nargs="+",
         default=list(DEFAULT_SIDES),
         choices=[*stock, *HOLDFAST],
         help=f"default: {' '.join(DEFAULT_SIDES)}",
     )
-    add_idle_options(parser)
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

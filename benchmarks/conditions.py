@@ -9,12 +9,12 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import yaml
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
+POLL_S = 0.05
+
+Found = TypeVar("Found")
+
+
+class BenchmarkFailed(Exception):
+    """A side did not start, or did not reach the awaited state in time."""
 
 
 def report(text: str) -> None:
@@ -37,6 +44,22 @@ def report(text: str) -> None:
 def print_json(result: DataclassInstance) -> None:
     """Print a benchmark's result as its last line; raises ValueError if a figure is not finite."""
     print(json.dumps(asdict(result), allow_nan=False), flush=True)
+
+
+def awaited(
+    find: Callable[[], Found | None],
+    within_s: float,
+    failure: Callable[[], str],
+    poll_s: float = POLL_S,
+) -> Found:
+    """What `find` returns as soon as that is neither None nor False; BenchmarkFailed is raised with
+    `failure` if it is late."""
+    deadline = time.monotonic() + within_s
+    while not (found := find()):
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"not within {within_s:g} s: {failure()}")
+        time.sleep(poll_s)
+    return found
 
 
 def load_job(path: Path) -> dict[str, Any]:
@@ -75,8 +98,8 @@ def describe_model(job: Mapping[str, Any]) -> str:
 
 
 def describe_mesh(mesh: Mapping[str, Any]) -> str:
-    """E.g. "dp_shard 2 × tp 2"."""
-    return " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+    """E.g. "dp_shard 2 × tp 2"; an axis of size 1 is left out."""
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size != 1)
 
 
 @contextmanager
@@ -141,18 +164,24 @@ while not select.select([sys.stdin], [], [], 0.02)[0]:
 """
 
 
-def add_idle_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `wait_for_idle_machine`."""
-    parser.add_argument(
-        "--quiet", type=float, default=1.0, help="start when the load is below this"
-    )
-    parser.add_argument("--patience-s", type=float, default=60.0, help="longest wait for that")
+def parser(name: str, description: str | None, *, idle: bool = True) -> argparse.ArgumentParser:
+    """The options that all benchmarks have. `idle`: also those of the wait for an idle machine."""
+    options = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    options.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    if idle:
+        options.add_argument("--quiet", type=float, default=1.0, help="start below this load")
+        options.add_argument("--patience-s", type=float, default=60.0, help="longest wait for that")
+    return options
 
 
-def wait_for_idle_machine(limit: float, patience_s: float) -> None:
-    """Wait at most `patience_s` until the one-minute load average is below `limit`."""
-    deadline = time.monotonic() + patience_s
-    while os.getloadavg()[0] >= limit:
+def report_conditions() -> None:
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+
+
+def wait_for_idle_machine(options: argparse.Namespace) -> None:
+    """Wait until the one-minute load average is low enough, or as long as the options allow."""
+    deadline = time.monotonic() + options.patience_s
+    while os.getloadavg()[0] >= options.quiet:
         if time.monotonic() >= deadline:
             report(f"the machine is not idle: load {os.getloadavg()[0]:.2f}; measuring anyway")
             return

@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-SAVERS = ("none", "torch_save", "dcp_default", "dcp_best")
-"""The settings of PyTorch's savers (`benchmarks.stock_savers`), named here without importing it."""
-
 
 @dataclass(frozen=True)
 class AppliedStep:
@@ -157,12 +154,15 @@ class OverheadResult:
     bare_step_s: list[float]
     steps: dict[str, int]
     cpu_share: dict[str, float]
+    check_share: float
+    """Of the checks for silent corruption, in the rest of a step of two replicas."""
 
 
 def overhead_summary(
     holdfast: Sequence[Sequence[float]],
     bare: Sequence[Sequence[float]],
     cpu_share: Mapping[str, float],
+    check_share: float,
 ) -> OverheadResult:
     """From each run's steady step times.
 
@@ -185,6 +185,7 @@ def overhead_summary(
         bare_step_s=[round(their, 6) for their in theirs],
         steps={"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
         cpu_share=dict(cpu_share),
+        check_share=round(check_share, 5),
     )
 
 

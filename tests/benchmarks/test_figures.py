@@ -90,12 +90,12 @@ def test_a_spread_without_values_raises() -> None:
 def test_overhead_compares_each_run_with_its_neighbours() -> None:
     runs = [steady([9.0, 1.0, 1.0, 1.1, 9.0], 1, 3), steady([8.0, 1.2, 1.3, 1.0], 1, 3)]
     assert runs == [[1.0, 1.0, 1.1], [1.2, 1.3, 1.0]]
-    summary = overhead_summary(runs, [[0.8, 0.8, 9.0], [1.2, 1.2, 1.2], [1.2, 1.2, 1.2]], {})
+    summary = overhead_summary(runs, [[0.8, 0.8, 9.0], [1.2, 1.2, 1.2], [1.2, 1.2, 1.2]], {}, 0.0)
     assert summary.round_ratios == [1.0, 1.0]  # only the machine became slower
     assert summary.ratio == 1.0
-    assert overhead_summary([[1.1]], [[1.0], [1.0]], {}).ratio == 1.1
+    assert overhead_summary([[1.1]], [[1.0], [1.0]], {}, 0.0).ratio == 1.1
     with pytest.raises(ValueError, match="2 bare ones"):
-        overhead_summary([[1.0]], [[1.0]], {})
+        overhead_summary([[1.0]], [[1.0]], {}, 0.0)
 
 
 def test_the_measured_jobs_are_valid(tmp_path: Path) -> None:
