@@ -1,7 +1,7 @@
 """Control plane latency and throughput with many jobs and live streams, on SQLite and PostgreSQL.
 
     python -m benchmarks.api --json [--jobs 5000] [--clients 1000] [--seconds 30]
-                             [--database sqlite|postgresql|both] [--keep-awake] [--load SHARE]
+                             [--database sqlite|postgresql|both] [--load SHARE]
 
 One server, configured as for users, drives `--jobs` jobs with simulated supervisors
 (`benchmarks.api_server`), while this process submits, reads, watches, pauses and resumes. Measured
@@ -19,9 +19,8 @@ p99 covers all calls of the paced phase. Limits of the measurement:
 
 - The load generator shares the server's cores. `cores_used` reports the use by each part; the
   streams are read in a separate process, so that reading them does not delay timed calls.
-- `load_late_p99_ms` is the scheduling delay of this process, which is part of every measured time.
-- `stolen` is the share of the wanted processor time that the host gave to other guests; see
-  `conditions.kept_awake` for the effect of `--keep-awake`.
+- `load_late` is the scheduling delay of this process, which is part of every measured time.
+- `stolen` is the share of the wanted processor time that the host gave to other guests.
 - `--load 0.33` runs a load beside it that takes a third of the time of all processors.
 - A simulated supervisor answers at once and without cost; a real one costs a call through Ray.
 - The server polls `polls_per_s` supervisors a second, whatever their number. With 5,000 jobs each
@@ -54,10 +53,9 @@ from uuid import uuid4
 import httpx
 import psutil
 
-from benchmarks.api_figures import TOKEN, ApiFigures, api_summary, milliseconds
+from benchmarks.api_figures import TOKEN, ApiFigures, ApiResult, latency
 from benchmarks.conditions import (
     beside_load,
-    kept_awake,
     parser,
     print_json,
     report,
@@ -165,15 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report_conditions()
     kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
-    summary = api_summary(
-        found,
-        jobs=options.jobs,
-        clients=options.clients,
-        kept_awake=options.keep_awake,
-        load=options.load,
-    )
-    for kind, missed in summary.missed.items():
-        for name, message in missed.items():
+    missed = {kind: figures.missed(options.clients) for kind, figures in found.items()}
+    summary = ApiResult(options.jobs, options.load, missed, found)
+    for kind, messages in missed.items():
+        for name, message in messages.items():
             report(f"{kind}: {name} missed: {message}")
     if options.json:
         print_json(summary)
@@ -192,7 +185,7 @@ async def _measure(kind: str, options: argparse.Namespace) -> ApiFigures:
         await _all_running(client, options.jobs, report_progress)
         starting_s = time.monotonic() - began
         async with WatcherProcess.opened(server.address, options.clients) as watchers:
-            with kept_awake(options.keep_awake), beside_load(options.load):
+            with beside_load(options.load):
                 loaded = await _loaded(client, server, watchers, ids, options, report_progress)
     found = ApiFigures(
         submissions_per_s=round(submissions_per_s, 1),
@@ -245,36 +238,22 @@ async def _loaded(
     after = await watchers.counts()
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
     last = await watchers.counts()
-    latencies = [took for times in reads.values() for took in times]
-    transitions = [took for times in orders.values() for took in times]
     messages = (after["messages"] - before["messages"]) / took / max(1, after["held"])
     return {
         "reads_per_s": round(reads_per_s, 1),
-        "reads": len(latencies),
-        "read_p50_ms": milliseconds(latencies, 0.5),
-        "read_p99_ms": milliseconds(latencies, 0.99),
-        "read_p99_ms_by_call": {
-            name: milliseconds(times, 0.99) for name, times in sorted(reads.items())
-        },
-        "transitions": len(transitions),
-        "transition_p50_ms": milliseconds(transitions, 0.5),
-        "transition_p99_ms": milliseconds(transitions, 0.99),
-        "transition_max_ms_by_order": {
-            name: milliseconds(times, 1.0) for name, times in orders.items()
-        },
-        "events": len(events),
-        "event_p50_ms": milliseconds(events, 0.5),
-        "event_p99_ms": milliseconds(events, 0.99),
-        "token_checks": len(checks),
-        "token_check_p50_ms": milliseconds(checks, 0.5, 4),
-        "token_check_p99_ms": milliseconds(checks, 0.99, 4),
+        "reads": latency([took for times in reads.values() for took in times]),
+        "reads_by_call": {name: latency(times) for name, times in sorted(reads.items())},
+        "transitions": latency([took for times in orders.values() for took in times]),
+        "transitions_by_order": {name: latency(times) for name, times in orders.items()},
+        "events": latency(events),
+        "token_checks": latency(checks),
         "sse_clients": last["held"],
         "sse_lost": last["lost"],
         "sse_messages_per_s_each": round(messages, 1),
         "sse_mb_per_s": round((after["nbytes"] - before["nbytes"]) / took / 1e6, 1),
         "cores_used": cores,
         "stolen": stolen_share,
-        "load_late_p99_ms": milliseconds(late, 0.99),
+        "load_late": latency(late),
     }
 
 
@@ -487,14 +466,11 @@ def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    options = parser("api", __doc__, idle=False)
+    options = parser("api", __doc__)
     options.add_argument("--jobs", type=int, default=5000)
     options.add_argument("--clients", type=int, default=1000)
     options.add_argument("--seconds", type=float, default=30.0)
     options.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
-    options.add_argument(
-        "--keep-awake", action="store_true", help="keep all processors awake meanwhile"
-    )
     options.add_argument(
         "--load",
         type=float,

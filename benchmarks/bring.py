@@ -25,9 +25,8 @@ from benchmarks.conditions import (
     print_json,
     report,
     report_conditions,
-    wait_for_idle_machine,
 )
-from benchmarks.figures import MeasuredFault, median_phases, spread
+from benchmarks.figures import MeasuredFault, SideFigures, side_figures
 from benchmarks.step_files import StepFiles
 
 RANKS = 2
@@ -43,7 +42,7 @@ DEFAULT_SIDES = ("torchrun", f"{RAY_TRAIN}{ray_train_side.BEST.name}", *HOLDFAST
 
 @dataclass(frozen=True)
 class BringResult:
-    """The last line: medians in seconds, and the ratios of stock to Holdfast. None: left out.
+    """The last line: each side, and the ratios of the medians, stock to Holdfast. None: left out.
 
     Of Ray Train's settings the faster one counts.
     """
@@ -51,8 +50,7 @@ class BringResult:
     ray_train_level2_ratio: float | None
     ray_train_level0_ratio: float | None
     torchrun_level0_ratio: float | None
-    median_s: dict[str, float]
-    min_max_s: dict[str, list[float]]
+    sides: dict[str, SideFigures]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
         f"{RANKS} ranks, a network of width {stock_sides.WIDTH}, a checkpoint every "
         f"{stock_sides.EVERY} steps; {options.kills} kills per side"
     )
-    wait_for_idle_machine(options)
     faults = {name: _measure(name, side, options) for name, side in _stock(options.sides).items()}
     if any(name in options.sides for name in HOLDFAST):
         with holdfast_side.serving(RANKS) as server:
@@ -85,27 +82,21 @@ def _measure(name: str, side: Side, options: argparse.Namespace) -> list[Measure
     report(name)
     with side() as files:
         victims = [number % RANKS for number in range(options.kills)]
-        found = files.measure(victims, RANKS, options.steps_between)
-    report(f"  {spread(fault.recovery_s for fault in found)}")
-    phases = median_phases([fault.phases_s for fault in found])
-    report("  " + ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in phases.items()))
-    return found
+        return files.measure(victims, RANKS, options.steps_between)
 
 
 def _result(faults: dict[str, list[MeasuredFault]]) -> BringResult:
-    spreads = {name: spread(fault.recovery_s for fault in found) for name, found in faults.items()}
-    medians = {name: found.median for name, found in spreads.items()}
+    sides = {name: side_figures(found) for name, found in faults.items()}
+    for name, figures in sides.items():
+        report(f"{name}: {figures}")
+    medians = {name: figures.median_s for name, figures in sides.items()}
     ray_train = [medians[name] for name in medians if name.startswith(RAY_TRAIN)]
     best = min(ray_train, default=None)
     return BringResult(
         ray_train_level2_ratio=_ratio(best, medians.get("holdfast_ray_level2")),
         ray_train_level0_ratio=_ratio(best, medians.get("holdfast_ray_level0")),
         torchrun_level0_ratio=_ratio(medians.get("torchrun"), medians.get("holdfast_script")),
-        median_s={name: round(seconds, 3) for name, seconds in medians.items()},
-        min_max_s={
-            name: [round(found.least, 3), round(found.greatest, 3)]
-            for name, found in spreads.items()
-        },
+        sides=sides,
     )
 
 

@@ -66,12 +66,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options() -> argparse.ArgumentParser:
-    options = parser("checkpoint", __doc__, idle=False)
+    options = parser("checkpoint", __doc__)
     for name, default, meaning in (
         ("state-mb", 256, "per rank, of saves and restores"),
         ("steps", 50, "of each run with saves"),
         ("work", 300, "matrix products per step"),
-        ("saves", 500, "to measure growth"),
         ("tier-mb", 192, "of both ranks of `tier` together"),
         ("rounds", 7, "of `tier` and of restores"),
         ("reshard-mb", 128, "of all ranks of `reshard`"),

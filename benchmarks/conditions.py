@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -103,89 +103,48 @@ def describe_mesh(mesh: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def kept_awake(enabled: bool) -> Iterator[None]:
-    """Keep every processor awake with a loop at idle priority (`SCHED_IDLE`) on each.
-
-    A virtual machine that sleeps gives its processors back to its host and waits for them when it
-    wakes. With thousands of short sleeps a second, that wait can exceed the work itself.
-    """
-    with _on_each_core(_IDLE_LOOP if enabled else None):
-        yield
-
-
-@contextmanager
-def beside_load(share: float) -> Iterator[None]:
-    """Run a load of normal priority, a process for each processor, that computes `share` of the
-    time of all processors, in bursts; report the share that it got. Raises ValueError."""
-    if not 0.0 <= share < 1.0:
-        raise ValueError(f"a load takes a share from 0 to below 1, not {share}")
+def beside_load(share: float, per_core: int = 1) -> Iterator[None]:
+    """Run a load of normal priority, `per_core` processes for each processor that each want `share`
+    of its time, in bursts; report the share that they got. Raises ValueError."""
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"a load takes a share from 0 to 1, not {share}")
+    cores = len(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", _LOAD, str(share)]
     began = time.monotonic()
-    with _on_each_core(_LOAD if share else None, str(share)) as loops:
+    count = per_core * cores if share else 0
+    loops = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(count)]
+    try:
         yield
         used = sum(sum(psutil.Process(loop.pid).cpu_times()[:2]) for loop in loops)
-    if share:
-        got = used / (time.monotonic() - began) / len(os.sched_getaffinity(0))
-        report(f"the load took {got:.2f} of all processors")
-
-
-@contextmanager
-def _on_each_core(
-    program: str | None, *arguments: str
-) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
-    loops = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(core), *arguments], stdin=subprocess.PIPE
-        )
-        for core in sorted(os.sched_getaffinity(0))
-        if program
-    ]
-    try:
-        yield loops
+        if loops:
+            got = used / (time.monotonic() - began) / cores
+            report(f"the load took {got:.2f} of all processors")
     finally:
         for loop in loops:
             loop.kill()
             loop.communicate()
 
 
-_IDLE_LOOP = """
-import os, select, sys
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-os.sched_setaffinity(0, {int(sys.argv[1])})
-while not select.select([sys.stdin], [], [], 0)[0]:  # until the parent process exits
-    for _ in range(100_000):
-        pass
-"""
 _LOAD = """
 import select, sys, time
-share, began = float(sys.argv[2]), time.monotonic()
-while not select.select([sys.stdin], [], [], 0.02)[0]:
-    while time.thread_time() < share * (time.monotonic() - began):  # what it lacks, it makes up
-        pass
+share, began = float(sys.argv[1]), time.monotonic()
+while not select.select([sys.stdin], [], [], 0.02 * (1 - share))[0]:  # until the parent exits
+    burst = time.monotonic() + 0.1
+    while time.thread_time() < share * (time.monotonic() - began) and time.monotonic() < burst:
+        pass  # what it lacks, it makes up
 """
 
 
-def parser(name: str, description: str | None, *, idle: bool = True) -> argparse.ArgumentParser:
-    """The options that all benchmarks have. `idle`: also those of the wait for an idle machine."""
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """With the option that all benchmarks have."""
     options = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     options.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    if idle:
-        options.add_argument("--quiet", type=float, default=1.0, help="start below this load")
-        options.add_argument("--patience-s", type=float, default=60.0, help="longest wait for that")
     return options
 
 
 def report_conditions() -> None:
+    """Other load on the machine makes figures worse: the conditions have its average."""
     report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-
-
-def wait_for_idle_machine(options: argparse.Namespace) -> None:
-    """Wait until the one-minute load average is low enough, or as long as the options allow."""
-    deadline = time.monotonic() + options.patience_s
-    while os.getloadavg()[0] >= options.quiet:
-        if time.monotonic() >= deadline:
-            report(f"the machine is not idle: load {os.getloadavg()[0]:.2f}; measuring anyway")
-            return
-        time.sleep(5)
 
 
 def environment() -> dict[str, str]:

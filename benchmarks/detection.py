@@ -21,12 +21,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,14 +32,14 @@ from typing import Any
 from tests.support.nodes.supervised import SupervisedRun, supervised
 
 from benchmarks.conditions import (
+    beside_load,
     describe_mesh,
     parser,
     print_json,
     report,
     report_conditions,
-    wait_for_idle_machine,
 )
-from benchmarks.hang_figures import HangTrial, by_kind, detection_summary, high
+from benchmarks.hang_figures import HangTrial, detection_summary, high
 from benchmarks.recipes.hang_recipe import DELAY_ENV, TIMES_ENV, phase_times
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_workers.spec import (
@@ -78,7 +76,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     report_conditions()
     report(f"stock, not run: {STOCK}")
-    wait_for_idle_machine(options)
     floor_s = TrainingSpec().detection.hang_floor_s
     trials: list[HangTrial] = []
     for mesh in MESHES[: options.meshes]:
@@ -87,9 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     false_alarms = _healthy(MESHES[1], on_four, options.loaded)
     on_two = options.healthy_steps - on_four
     false_alarms += _healthy(SMALL_MESH, on_two, options.loaded)
-    for kind, found in by_kind(trials).items():
-        report(f"{kind:<10} " + ", ".join(_describe(trial) for trial in found))
     summary = detection_summary(trials, floor_s, false_alarms, options.healthy_steps)
+    for kind, figures in summary.kinds.items():
+        report(f"{kind:<10} {figures}")
     if options.json:
         print_json(summary)
     return 0
@@ -182,7 +179,7 @@ def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
         run.wait_step(unloaded_steps, START_S + steps)
         report(f"{name}: {unloaded_steps} steps, {_alarms(run)} false alarms; now under load")
         _report_longest_phases(times)
-        with _load():
+        with beside_load(1.0, per_core=2):
             run.wait_step(steps, START_S + 4 * steps)
         _report_longest_phases(times)
         stalls = len(run.of(EventKind.STALLED))
@@ -233,28 +230,6 @@ def _training(
         finally:
             for name in (TIMES_ENV, *environment):
                 os.environ.pop(name)
-
-
-@contextlib.contextmanager
-def _load() -> Iterator[None]:
-    """Run twice as many busy processes as there are processors."""
-    count = 2 * (os.cpu_count() or 1)
-    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
-    for process in busy:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-
-
-def _spin() -> None:
-    """Keep a processor busy until the parent process exits, for whatever reason."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        for _ in range(100_000):
-            time.perf_counter()
 
 
 def _describe(trial: HangTrial) -> str:

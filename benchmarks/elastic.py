@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,10 @@ from benchmarks.conditions import (
     print_json,
     report,
     report_conditions,
-    wait_for_idle_machine,
 )
 from benchmarks.recovery import endless, ray_train_spec
 from benchmarks.resizes import holdfast_changes, ray_train_changes
-from benchmarks.resizes.changes import MeasuredChange, elastic_summary, spreads
+from benchmarks.resizes.changes import MeasuredChange, elastic_summary
 from benchmarks.resizes.ray_train_changes import SETTINGS
 from holdfast_service.embedded_cluster.local_cluster import RayHealthCheck
 
@@ -45,7 +44,6 @@ def main(arguments: list[str] | None = None) -> int:
     job = _sized(endless(load_job(options.job)), options.nodes, options.ranks_per_node)
     _print_conditions(job, options)
     health = RayHealthCheck(options.health_period_s, options.health_failures)
-    wait_for_idle_machine(options)
     load = [os.getloadavg()[0]]
     found = {
         HOLDFAST: _reported(
@@ -64,8 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
             found[setting.name] = _reported(f"Ray Train {setting.name}", changes)
     load.append(os.getloadavg()[0])
     ours = found.pop(HOLDFAST)
-    _print_table({HOLDFAST: ours, **found})
     summary = elastic_summary(ours, found, load)
+    for side, of_side in {HOLDFAST: summary.holdfast, **summary.ray_train}.items():
+        for change, figures in of_side.items():
+            report(f"{side:<9} {change:<15} {figures}")
     report(
         f"shrink: {summary.ratio} times faster than Ray Train (bar: 15); "
         f"pause of a planned grow: {summary.planned_ratio} of a recovery in place (bar: 1.5)"
@@ -107,13 +107,6 @@ def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> No
     for setting in SETTINGS:
         if setting.name in options.settings:
             report(f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1)")
-
-
-def _print_table(found: Mapping[str, Sequence[MeasuredChange]]) -> None:
-    for side, changes in found.items():
-        for change, (recovery, pause) in spreads(changes).items():
-            report(f"{side:<9} {change:<15} to the first new step: {recovery}")
-            report(f"{'':<9} {'':<15} pause:                 {pause}")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -62,7 +62,9 @@ class RunningJob:
         awaited(is_reached, timeout_s, lambda: f"step {step}: {self}", poll_s)
 
     def __str__(self) -> str:
-        return str(self.client.get(self.id))
+        found = self.client.get(self.id)
+        state = f"{found.state.value} at step {found.progress.step}"
+        return f"the job is {state}: {found.outcome or found.waiting}"
 
 
 @contextlib.contextmanager

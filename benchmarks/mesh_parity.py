@@ -64,51 +64,44 @@ class Option:
     """An axis without which the option does nothing."""
 
 
+SEQUENCE = {"sequence_parallel": True}
+BOTH = {"sequence_parallel": True, "vocabulary_parallel": True}
+SELECTIVE = {"activation_checkpointing": "selective"}
 OPTIONS = (
     Option("plain"),
     Option("zero 1", {"zero": 1}, needs="dp_shard"),
     Option("zero 2", {"zero": 2}, needs="dp_shard"),
     Option("zero 3", {"zero": 3}, needs="dp_shard"),
-    Option("sequence", {"sequence_parallel": True}, needs="tp"),
+    Option("sequence", SEQUENCE, needs="tp"),
     Option("vocabulary", {"vocabulary_parallel": True}, needs="tp"),
-    Option(
-        "sequence, vocabulary, zero 3, selective",
-        {"sequence_parallel": True, "vocabulary_parallel": True, "zero": 3},
-        {"activation_checkpointing": "selective"},
-        needs="tp",
-    ),
+    Option("sequence, vocabulary, zero 3, selective", {**BOTH, "zero": 3}, SELECTIVE, "tp"),
     Option("ring", {"context_method": "ring"}, needs="cp"),
-    Option("ulysses", {"context_method": "ulysses"}, {"kv_heads": 4}, needs="cp"),
-    Option(
-        "ring, zero 3, selective",
-        {"context_method": "ring", "zero": 3},
-        {"activation_checkpointing": "selective"},
-        needs="cp",
-    ),
+    Option("ulysses", {"context_method": "ulysses"}, {"kv_heads": 4}, "cp"),
+    Option("ring, zero 3, selective", {"context_method": "ring", "zero": 3}, SELECTIVE, "cp"),
     Option("full checkpointing", model={"activation_checkpointing": "full"}),
-    Option("selective checkpointing", model={"activation_checkpointing": "selective"}),
+    Option("selective checkpointing", model=SELECTIVE),
     Option("tied embeddings", model={"tied_embeddings": True}),
     Option("gpipe", {"schedule": "gpipe"}, needs="pp"),
-    Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, needs="pp"),
-    Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, needs="pp"),
+    Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, "pp"),
+    Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, "pp"),
     Option(
         "zero bubble, sequence, vocabulary",
-        {"schedule": "zero_bubble", "sequence_parallel": True, "vocabulary_parallel": True},
+        {**BOTH, "schedule": "zero_bubble"},
         {"layers": 4},
-        needs="pp",
+        "pp",
     ),
     Option(
         "interleaved, ring, tied, uneven",
         {"schedule": "interleaved", "context_method": "ring"},
         {"layers": 5, "tied_embeddings": True},
-        needs="pp",
+        "pp",
     ),
     Option("vit", model={"family": "vit"}),
     Option(
         "vit, sequence, zero 3, selective",
-        {"sequence_parallel": True, "zero": 3},
-        {"family": "vit", "activation_checkpointing": "selective"},
-        needs="tp",
+        {**SEQUENCE, "zero": 3},
+        {**SELECTIVE, "family": "vit"},
+        "tp",
     ),
 )
 OF_THE_MODEL = ("family", "tied_embeddings", "layers", "kv_heads")

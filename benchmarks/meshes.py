@@ -146,7 +146,7 @@ def speed_of(times: Sequence[tuple[float, float]]) -> MeshSpeed:
 
 
 def _options() -> argparse.ArgumentParser:
-    options = parser("meshes", __doc__, idle=False)
+    options = parser("meshes", __doc__)
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--steps", type=int, default=2, help="of either side, per round")
     options.add_argument("--meshes", type=int, help="measure only the first so many")

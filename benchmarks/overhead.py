@@ -39,7 +39,6 @@ from benchmarks.conditions import (
     report,
     report_conditions,
     torchrun,
-    wait_for_idle_machine,
     world_size,
 )
 from benchmarks.cpu_use import CpuUse
@@ -62,7 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
         f"model: {describe_model(job)}; no checkpoints; {options.rounds} rounds of "
         f"{options.steps} steps, after {options.skip} skipped steps"
     )
-    wait_for_idle_machine(options)
     ours, theirs = [], [steady(bare(job), options.skip, options.steps)]
     shares: dict[str, float] = {}
     for number in range(options.rounds):

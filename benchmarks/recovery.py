@@ -28,10 +28,9 @@ from benchmarks.conditions import (
     print_json,
     report,
     report_conditions,
-    wait_for_idle_machine,
     world_size,
 )
-from benchmarks.figures import MeasuredFault, median_phases, recovery_summary, spread
+from benchmarks.figures import MeasuredFault, recovery_summary
 from holdfast_workers.spec import TrainingSpec
 
 ENDLESS = 1_000_000
@@ -47,15 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     job = endless(load_job(options.job))
     sides = _sides(job, options.settings)
     _print_conditions(job, options)
-    wait_for_idle_machine(options)
     faults = _rounds(sides, options.faults, options.after_step, world_size(job))
-    ray_train = {name: found for name, found in faults.items() if name != HOLDFAST}
-    summary = recovery_summary(faults[HOLDFAST], ray_train)
-    _print_table(faults)
+    summary = recovery_summary(faults.pop(HOLDFAST), faults)
+    for name, found in {HOLDFAST: summary.holdfast, **summary.ray_train}.items():
+        report(f"{name}: {found}")
+    report(f"ratio {summary.ratio} against the setting {summary.ray_train_setting!r}")
     if options.json:
         print_json(summary)
-    else:
-        report(f"ratio {summary.ratio} against the setting {summary.ray_train_setting!r}")
     return 0
 
 
@@ -108,12 +105,6 @@ def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> No
         report(
             f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1), one raylet"
         )
-
-
-def _print_table(faults: Mapping[str, list[MeasuredFault]]) -> None:
-    for name, found in faults.items():
-        report(f"{name:<9} {spread(fault.recovery_s for fault in found)}")
-        report(f"{'':<9} phases: {_phases(median_phases([fault.phases_s for fault in found]))}")
 
 
 def _phases(phases_s: Mapping[str, float]) -> str:

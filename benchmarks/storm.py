@@ -44,7 +44,7 @@ from benchmarks.conditions import (
     report,
     report_conditions,
 )
-from benchmarks.figures import StormFigure, storm_limit, storm_summary
+from benchmarks.figures import StormFigure, StormResult, storm_limit, storm_rate
 from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.recipes.storm_recipe import STEP_S
 from benchmarks.recovery import SMALL_JOB, endless
@@ -74,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     ours = _holdfast(options, mtbf_s)
     theirs = _best_torchft(python, options, mtbf_s) if options.torchft_s else {}
     if options.json:
-        print_json(storm_summary(ours, theirs, mtbf_s))
+        rates = {name: storm_rate(ours[name], theirs.get(name), mtbf_s[name]) for name in ours}
+        print_json(StormResult(rates))
     return 0
 
 
@@ -210,7 +211,7 @@ def _report_figure(side: str, mtbf_s: float, figure: StormFigure) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    options = parser("storm", __doc__, idle=False)
+    options = parser("storm", __doc__)
     options.add_argument("--torchft-python", help=f"an interpreter with {TORCHFT}")
     options.add_argument(
         "--torchft-home",

@@ -5,8 +5,7 @@ serve and REST, one job after the other on one server: without checkpoints, in l
 and with a partner's copy. Under torchrun, with the same recipe and loop: no saver, `torch.save`,
 and `async_save` of `torch.distributed.checkpoint` at its default and at its best settings, all to
 /dev/shm. The stall is the time that a save blocks the training thread; the added time is the
-increase of the step time. The last measurement is the growth in resident memory of ranks and node
-agents over 500 saves (`--saves`) of a smaller state with a partner.
+increase of the step time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import psutil
 import yaml
 
 from benchmarks import holdfast_side
@@ -35,11 +33,6 @@ SKIP = 14
 """Skipped first steps: they fill caches and use up the time allowance for late partners."""
 MATRIX_MB = 16
 MATRIX_DIM = 2048
-WARM_UP_SHARE = 5
-"""The saves before the growth is measured: one per this many measured saves."""
-SMALL_MB = 16
-SMALL_WORK = 10
-NO_END = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,6 @@ class SaveFigures:
     added_s: dict[str, float]
     interval_steps: dict[str, float]
     floor_s: dict[str, float]
-    resident_growth_mb: float
 
 
 def measure(ranks: int, options: argparse.Namespace, memory: Path) -> SaveFigures:
@@ -97,18 +89,12 @@ def measure(ranks: int, options: argparse.Namespace, memory: Path) -> SaveFigure
             document = job(ranks, state_mb, steps, work, every_steps, per_node)
             found[name] = under_holdfast(document, server)
             _report_steps(name, found[name])
-        grown_mb = growth(server, ranks, options.saves, min(work, SMALL_WORK))
-    report(f"{options.saves} saves added {grown_mb} MB to the process with the largest growth")
     parts = floor(ranks, state_mb << 20, memory / f"floor-{ranks}")
     report("floor: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts.items()))
-    return summary(found, parts, grown_mb)
+    return summary(found, parts)
 
 
-def summary(
-    found: Mapping[str, MeasuredSteps],
-    floor_s: Mapping[str, float],
-    resident_growth_mb: float,
-) -> SaveFigures:
+def summary(found: Mapping[str, MeasuredSteps], floor_s: Mapping[str, float]) -> SaveFigures:
     """`floor_s`: of each of its parts. Without a partner, nothing is sent."""
     added = {
         name: steps.added_s(found["holdfast_none" if "holdfast" in name else "none"])
@@ -127,7 +113,6 @@ def summary(
         added_s=_rounded(added),
         interval_steps=_rounded({name: steps.interval for name, steps in found.items()}),
         floor_s=_rounded(floor_s),
-        resident_growth_mb=resident_growth_mb,
     )
 
 
@@ -170,20 +155,6 @@ def under_holdfast(
     times, waits, protected = (list(column) for column in zip(*rows, strict=True))
     saves = len(set(protected)) - 1
     return MeasuredSteps(times, waits, (protected[-1] - protected[0]) / saves if saves else 1.0)
-
-
-def growth(server: holdfast_side.RunningServer, ranks: int, saves: int, work: int) -> float:
-    """Largest growth in resident memory of one process over `saves` saves, in MB."""
-    warm_up = saves // WARM_UP_SHARE
-    document = job(ranks, SMALL_MB, NO_END, work, memory=1)
-    with holdfast_side.submitted(server, document) as running:
-        running.wait_step(warm_up, RUN_S)
-        rank_processes = [psutil.Process(pid) for pid in running.pids().values()]
-        agents = {rank.parent() or rank for rank in rank_processes}
-        before = {process: process.memory_info().rss for process in (*rank_processes, *agents)}
-        running.wait_step(warm_up + saves, RUN_S)
-        grown = [process.memory_info().rss - rss for process, rss in before.items()]
-    return round(max(0, *grown) / (1 << 20), 2)
 
 
 def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:

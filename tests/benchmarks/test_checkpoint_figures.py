@@ -36,7 +36,7 @@ def test_ratios_use_the_figures_with_a_partner_copy() -> None:
         "holdfast_own": MeasuredSteps([1.13], [0.0]),
         "holdfast_partner": MeasuredSteps([1.16], [0.01]),
     }
-    figures = summary(found, FLOOR_S, resident_growth_mb=1.5)
+    figures = summary(found, FLOOR_S)
     assert figures.stall_vs_dcp_default == pytest.approx(0.02)
     assert figures.stall_vs_dcp_best == pytest.approx(0.1)
     assert figures.own_added_vs_floor == pytest.approx(1.0)
@@ -46,7 +46,7 @@ def test_ratios_use_the_figures_with_a_partner_copy() -> None:
 def test_a_saver_that_was_left_out_has_no_ratio() -> None:
     names = ("none", "dcp_best", "holdfast_none", "holdfast_own", "holdfast_partner")
     found = {name: MeasuredSteps([1.0], [0.1]) for name in names}
-    figures = summary(found, FLOOR_S, resident_growth_mb=0.0)
+    figures = summary(found, FLOOR_S)
     assert (figures.stall_vs_dcp_default, figures.stall_vs_dcp_best) == (None, 1.0)
 
 
