@@ -45,7 +45,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -61,6 +61,7 @@ from benchmarks.conditions import (
     report,
     report_conditions,
 )
+from benchmarks.cpu_use import CpuUse, with_children
 
 READS_PER_S = 40.0
 TRANSITIONS_PER_S = 1.0
@@ -76,7 +77,6 @@ SPEC = {
 }
 _RUNNING_S = 600.0
 _OPENING_S = 60.0
-_REPORT_EVERY_S = 15.0
 _SEED = 7
 
 
@@ -116,35 +116,6 @@ class WatcherProcess:
         return found
 
 
-@dataclass
-class CpuShares:
-    """CPU seconds used by each part of the benchmark since construction."""
-
-    pids: Mapping[str, int]
-    began: Mapping[str, float] = field(default_factory=dict)
-    since: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.began = self._used()
-
-    def cores(self) -> dict[str, float]:
-        """Part -> average number of processors used."""
-        took = time.monotonic() - self.since
-        now = self._used()
-        return {name: round((now[name] - self.began[name]) / took, 2) for name in now}
-
-    def _used(self) -> dict[str, float]:
-        """CPU seconds per part. PostgreSQL includes its children; other children are parts
-        themselves."""
-        found: dict[str, float] = {}
-        for name, pid in self.pids.items():
-            process = psutil.Process(pid)
-            children = process.children(recursive=True) if name == "postgresql" else []
-            times = [member.cpu_times() for member in (process, *children)]
-            found[name] = sum(used.user + used.system for used in times)
-        return found
-
-
 class StealTime:
     """The share of the wanted processor time that the host gave to other guests."""
 
@@ -179,10 +150,10 @@ async def _measure(kind: str, options: argparse.Namespace) -> ApiFigures:
 
     async with _server(kind) as server, _client(server.address) as client:
         report_progress(f"submitting {options.jobs} jobs")
-        ids, submissions_per_s = await _submit(client, options.jobs, report_progress)
+        ids, submissions_per_s = await _submit(client, options.jobs)
         report_progress(f"{submissions_per_s:.0f} submissions/s; waiting until all run")
         began = time.monotonic()
-        await _all_running(client, options.jobs, report_progress)
+        await _all_running(client, options.jobs)
         starting_s = time.monotonic() - began
         async with WatcherProcess.opened(server.address, options.clients) as watchers:
             with beside_load(options.load):
@@ -221,7 +192,7 @@ async def _loaded(
     orders: dict[str, list[float]] = {}
     late: list[float] = []
     stolen = StealTime()
-    parts = CpuShares({**server.pids, "load": os.getpid(), "streams": watchers.pid})
+    parts = CpuUse(lambda: server.parts() | {os.getpid(): "load", watchers.pid: "streams"})
     began = time.monotonic()
     lag_task = asyncio.create_task(_own_lag(late))
     async with _client(
@@ -265,9 +236,7 @@ async def _own_lag(found: list[float]) -> None:
         found.append(time.monotonic() - due)
 
 
-async def _submit(
-    client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]
-) -> tuple[list[str], float]:
+async def _submit(client: httpx.AsyncClient, count: int) -> tuple[list[str], float]:
     ids: list[str] = []
     numbers = iter(range(count))
 
@@ -276,29 +245,19 @@ async def _submit(
             answer = await client.post("/api/v1/jobs", json={**SPEC, "name": f"bench-{number}"})
             answer.raise_for_status()
             ids.append(answer.json()["id"])
-            if len(ids) % max(1, count // 5) == 0:
-                report_progress(f"{len(ids)} submitted after {time.monotonic() - began:.0f} s")
 
     began = time.monotonic()
     await asyncio.gather(*(submitter() for _ in range(SUBMITTERS)))
     return ids, count / (time.monotonic() - began)
 
 
-async def _all_running(
-    client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]
-) -> None:
-    began = reported_at = time.monotonic()
-    running = 0
-    while time.monotonic() - began < _RUNNING_S:
-        answer = await client.get("/api/v1/jobs", params={"limit": 1})
-        running = answer.json()["counts"].get("RUNNING", 0)
-        if running >= count:
-            return
-        if time.monotonic() - reported_at > _REPORT_EVERY_S:
-            reported_at = time.monotonic()
-            report_progress(f"{running} run after {reported_at - began:.0f} s")
-        await asyncio.sleep(1)
-    raise TimeoutError(f"{running} of {count} jobs run after {_RUNNING_S:g} s")
+async def _all_running(client: httpx.AsyncClient, count: int) -> None:
+    async with asyncio.timeout(_RUNNING_S):
+        while True:
+            answer = await client.get("/api/v1/jobs", params={"limit": 1})
+            if answer.json()["counts"].get("RUNNING", 0) >= count:
+                return
+            await asyncio.sleep(1)
 
 
 def _calls(ids: Sequence[str], rng: random.Random) -> dict[str, Callable[[], str]]:
@@ -405,6 +364,13 @@ class BenchServer:
     pids: Mapping[str, int]
     folder: Path
     """With the files `events` and `checks` of `benchmarks.api_server`."""
+
+    def parts(self) -> dict[int, str]:
+        """PostgreSQL includes its children; those of other parts are parts themselves."""
+        found = {pid: name for name, pid in self.pids.items()}
+        if "postgresql" in self.pids:
+            found |= with_children(self.pids["postgresql"], "postgresql")
+        return found
 
     def event_times(self, since: float) -> list[float]:
         """Seconds until each event that happened after `since` was stored."""

@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +42,7 @@ from benchmarks.conditions import (
     torchrun,
     world_size,
 )
-from benchmarks.cpu_use import CpuUse
+from benchmarks.cpu_use import CpuUse, of_holdfast
 from benchmarks.figures import overhead_summary, steady
 from benchmarks.recipes.hang_recipe import CHECKS, TIMES_ENV, phase_times
 
@@ -98,9 +99,9 @@ def under_holdfast(job: Mapping[str, Any], poll_s: float) -> tuple[list[float], 
     """Step times in s, and the share of a core used by each kind of other process."""
     with holdfast_side.running(job) as running:
         running.wait_step(1, holdfast_side.START_S)
-        use = CpuUse(Path(running.data_dir))
+        use = CpuUse(partial(of_holdfast, Path(running.data_dir)))
         running.wait_step(job["train"]["steps"] - TAIL, RUN_S, poll_s)
-        shares = use.shares()
+        shares = use.cores()
         points = running.points()
     times = [point.values["step_time_s"] for point in points]
     return [float(time) for time in times if time is not None], shares
