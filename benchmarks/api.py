@@ -1,7 +1,7 @@
 """Control plane latency and throughput with many jobs and live streams, on SQLite and PostgreSQL.
 
     python -m benchmarks.api --json [--jobs 5000] [--clients 1000] [--seconds 30]
-                             [--database sqlite|postgresql|both] [--keep-awake] [--load SHARE]
+                             [--database sqlite|postgresql|both] [--load SHARE]
 
 One server, configured as for users, drives `--jobs` jobs with simulated supervisors
 (`benchmarks.api_server`), while this process submits, reads, watches, pauses and resumes. Measured
@@ -19,9 +19,8 @@ p99 covers all calls of the paced phase. Limits of the measurement:
 
 - The load generator shares the server's cores. `cores_used` reports the use by each part; the
   streams are read in a separate process, so that reading them does not delay timed calls.
-- `load_late_p99_ms` is the scheduling delay of this process, which is part of every measured time.
-- `stolen` is the share of the wanted processor time that the host gave to other guests; see
-  `conditions.kept_awake` for the effect of `--keep-awake`.
+- `load_late` is the scheduling delay of this process, which is part of every measured time.
+- `stolen` is the share of the wanted processor time that the host gave to other guests.
 - `--load 0.33` runs a load beside it that takes a third of the time of all processors.
 - A simulated supervisor answers at once and without cost; a real one costs a call through Ray.
 - The server polls `polls_per_s` supervisors a second, whatever their number. With 5,000 jobs each
@@ -46,7 +45,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -54,9 +53,15 @@ from uuid import uuid4
 import httpx
 import psutil
 
-from benchmarks.api_figures import ApiFigures, api_summary, milliseconds
-from benchmarks.api_token import TOKEN
-from benchmarks.conditions import beside_load, kept_awake, machine, print_json, report
+from benchmarks.api_figures import TOKEN, ApiFigures, ApiResult, latency
+from benchmarks.conditions import (
+    beside_load,
+    parser,
+    print_json,
+    report,
+    report_conditions,
+)
+from benchmarks.cpu_use import CpuUse, with_children
 
 READS_PER_S = 40.0
 TRANSITIONS_PER_S = 1.0
@@ -72,7 +77,6 @@ SPEC = {
 }
 _RUNNING_S = 600.0
 _OPENING_S = 60.0
-_REPORT_EVERY_S = 15.0
 _SEED = 7
 
 
@@ -112,35 +116,6 @@ class WatcherProcess:
         return found
 
 
-@dataclass
-class CpuShares:
-    """CPU seconds used by each part of the benchmark since construction."""
-
-    pids: Mapping[str, int]
-    began: Mapping[str, float] = field(default_factory=dict)
-    since: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.began = self._used()
-
-    def cores(self) -> dict[str, float]:
-        """Part -> average number of processors used."""
-        took = time.monotonic() - self.since
-        now = self._used()
-        return {name: round((now[name] - self.began[name]) / took, 2) for name in now}
-
-    def _used(self) -> dict[str, float]:
-        """CPU seconds per part. PostgreSQL includes its children; other children are parts
-        themselves."""
-        found: dict[str, float] = {}
-        for name, pid in self.pids.items():
-            process = psutil.Process(pid)
-            children = process.children(recursive=True) if name == "postgresql" else []
-            times = [member.cpu_times() for member in (process, *children)]
-            found[name] = sum(used.user + used.system for used in times)
-        return found
-
-
 class StealTime:
     """The share of the wanted processor time that the host gave to other guests."""
 
@@ -156,18 +131,13 @@ class StealTime:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
-    summary = api_summary(
-        found,
-        jobs=options.jobs,
-        clients=options.clients,
-        kept_awake=options.keep_awake,
-        load=options.load,
-    )
-    for kind, missed in summary.missed.items():
-        for name, message in missed.items():
+    missed = {kind: figures.missed(options.clients) for kind, figures in found.items()}
+    summary = ApiResult(options.jobs, options.load, missed, found)
+    for kind, messages in missed.items():
+        for name, message in messages.items():
             report(f"{kind}: {name} missed: {message}")
     if options.json:
         print_json(summary)
@@ -180,13 +150,13 @@ async def _measure(kind: str, options: argparse.Namespace) -> ApiFigures:
 
     async with _server(kind) as server, _client(server.address) as client:
         report_progress(f"submitting {options.jobs} jobs")
-        ids, submissions_per_s = await _submit(client, options.jobs, report_progress)
+        ids, submissions_per_s = await _submit(client, options.jobs)
         report_progress(f"{submissions_per_s:.0f} submissions/s; waiting until all run")
         began = time.monotonic()
-        await _all_running(client, options.jobs, report_progress)
+        await _all_running(client, options.jobs)
         starting_s = time.monotonic() - began
         async with WatcherProcess.opened(server.address, options.clients) as watchers:
-            with kept_awake(options.keep_awake), beside_load(options.load):
+            with beside_load(options.load):
                 loaded = await _loaded(client, server, watchers, ids, options, report_progress)
     found = ApiFigures(
         submissions_per_s=round(submissions_per_s, 1),
@@ -222,7 +192,7 @@ async def _loaded(
     orders: dict[str, list[float]] = {}
     late: list[float] = []
     stolen = StealTime()
-    parts = CpuShares({**server.pids, "load": os.getpid(), "streams": watchers.pid})
+    parts = CpuUse(lambda: server.parts() | {os.getpid(): "load", watchers.pid: "streams"})
     began = time.monotonic()
     lag_task = asyncio.create_task(_own_lag(late))
     async with _client(
@@ -239,36 +209,22 @@ async def _loaded(
     after = await watchers.counts()
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
     last = await watchers.counts()
-    latencies = [took for times in reads.values() for took in times]
-    transitions = [took for times in orders.values() for took in times]
     messages = (after["messages"] - before["messages"]) / took / max(1, after["held"])
     return {
         "reads_per_s": round(reads_per_s, 1),
-        "reads": len(latencies),
-        "read_p50_ms": milliseconds(latencies, 0.5),
-        "read_p99_ms": milliseconds(latencies, 0.99),
-        "read_p99_ms_by_call": {
-            name: milliseconds(times, 0.99) for name, times in sorted(reads.items())
-        },
-        "transitions": len(transitions),
-        "transition_p50_ms": milliseconds(transitions, 0.5),
-        "transition_p99_ms": milliseconds(transitions, 0.99),
-        "transition_max_ms_by_order": {
-            name: milliseconds(times, 1.0) for name, times in orders.items()
-        },
-        "events": len(events),
-        "event_p50_ms": milliseconds(events, 0.5),
-        "event_p99_ms": milliseconds(events, 0.99),
-        "token_checks": len(checks),
-        "token_check_p50_ms": milliseconds(checks, 0.5, 4),
-        "token_check_p99_ms": milliseconds(checks, 0.99, 4),
+        "reads": latency([took for times in reads.values() for took in times]),
+        "reads_by_call": {name: latency(times) for name, times in sorted(reads.items())},
+        "transitions": latency([took for times in orders.values() for took in times]),
+        "transitions_by_order": {name: latency(times) for name, times in orders.items()},
+        "events": latency(events),
+        "token_checks": latency(checks),
         "sse_clients": last["held"],
         "sse_lost": last["lost"],
         "sse_messages_per_s_each": round(messages, 1),
         "sse_mb_per_s": round((after["nbytes"] - before["nbytes"]) / took / 1e6, 1),
         "cores_used": cores,
         "stolen": stolen_share,
-        "load_late_p99_ms": milliseconds(late, 0.99),
+        "load_late": latency(late),
     }
 
 
@@ -280,9 +236,7 @@ async def _own_lag(found: list[float]) -> None:
         found.append(time.monotonic() - due)
 
 
-async def _submit(
-    client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]
-) -> tuple[list[str], float]:
+async def _submit(client: httpx.AsyncClient, count: int) -> tuple[list[str], float]:
     ids: list[str] = []
     numbers = iter(range(count))
 
@@ -291,29 +245,19 @@ async def _submit(
             answer = await client.post("/api/v1/jobs", json={**SPEC, "name": f"bench-{number}"})
             answer.raise_for_status()
             ids.append(answer.json()["id"])
-            if len(ids) % max(1, count // 5) == 0:
-                report_progress(f"{len(ids)} submitted after {time.monotonic() - began:.0f} s")
 
     began = time.monotonic()
     await asyncio.gather(*(submitter() for _ in range(SUBMITTERS)))
     return ids, count / (time.monotonic() - began)
 
 
-async def _all_running(
-    client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]
-) -> None:
-    began = reported_at = time.monotonic()
-    running = 0
-    while time.monotonic() - began < _RUNNING_S:
-        answer = await client.get("/api/v1/jobs", params={"limit": 1})
-        running = answer.json()["counts"].get("RUNNING", 0)
-        if running >= count:
-            return
-        if time.monotonic() - reported_at > _REPORT_EVERY_S:
-            reported_at = time.monotonic()
-            report_progress(f"{running} run after {reported_at - began:.0f} s")
-        await asyncio.sleep(1)
-    raise TimeoutError(f"{running} of {count} jobs run after {_RUNNING_S:g} s")
+async def _all_running(client: httpx.AsyncClient, count: int) -> None:
+    async with asyncio.timeout(_RUNNING_S):
+        while True:
+            answer = await client.get("/api/v1/jobs", params={"limit": 1})
+            if answer.json()["counts"].get("RUNNING", 0) >= count:
+                return
+            await asyncio.sleep(1)
 
 
 def _calls(ids: Sequence[str], rng: random.Random) -> dict[str, Callable[[], str]]:
@@ -421,6 +365,13 @@ class BenchServer:
     folder: Path
     """With the files `events` and `checks` of `benchmarks.api_server`."""
 
+    def parts(self) -> dict[int, str]:
+        """PostgreSQL includes its children; those of other parts are parts themselves."""
+        found = {pid: name for name, pid in self.pids.items()}
+        if "postgresql" in self.pids:
+            found |= with_children(self.pids["postgresql"], "postgresql")
+        return found
+
     def event_times(self, since: float) -> list[float]:
         """Seconds until each event that happened after `since` was stored."""
         return self._times("events", since)
@@ -481,22 +432,18 @@ def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one line of JSON at the end")
-    parser.add_argument("--jobs", type=int, default=5000)
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
-    parser.add_argument(
-        "--keep-awake", action="store_true", help="keep all processors awake meanwhile"
-    )
-    parser.add_argument(
+    options = parser("api", __doc__)
+    options.add_argument("--jobs", type=int, default=5000)
+    options.add_argument("--clients", type=int, default=1000)
+    options.add_argument("--seconds", type=float, default=30.0)
+    options.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    options.add_argument(
         "--load",
         type=float,
         default=0.0,
         help="share of the time of all processors that a load beside it takes",
     )
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,38 +26,29 @@ from typing import Any
 import structlog
 import uvicorn
 from starlette.types import Scope
+from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
 
-from benchmarks.api_token import TOKEN
+from benchmarks.api_figures import TOKEN
 from holdfast.rest.app import create_app
 from holdfast.rest.connections import server_config
 from holdfast.rest.http import authentication
 from holdfast.rest.local_access import LocalAccess, Principal
 from holdfast.rest.services import services_over
-from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.embedded_cluster import process_priority
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
     EventKind,
-    GrowthRequest,
     JobLaunch,
     NodeCapacity,
-    PackagesAnswer,
-    PathAnswer,
     Phase,
-    SizeOrder,
-    StopKind,
-    StopOrder,
     SupervisorEvent,
     SupervisorReport,
-    SupervisorUnavailable,
 )
-from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
-from holdfast_workers.protocol.processes import StorageOptions
 
 RANKS = 4
 EVENTS_PER_S = 5.0
@@ -67,74 +58,42 @@ MOST_ROWS = 50
 
 
 @dataclass
-class SimulatedSupervisor:
+class SimulatedSupervisor(FakeSupervisor):
     """Derives its steps from the clock."""
 
-    launch: JobLaunch
-    step_s: float
+    step_s: float = 1.0
     began: float = field(default_factory=time.time)
-    phase: Phase = Phase.RUNNING
-    events: list[SupervisorEvent] = field(default_factory=list)
-    _told: asyncio.Event = field(default_factory=asyncio.Event)
     unstored: list[SupervisorEvent] = field(default_factory=list)
+    _told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.attempt = self.launch.last_attempt + 1
-        members = [
-            {
-                "rank": rank,
-                "worker": f"n{rank // 2}.{self.launch.job_id[-6:]}.{rank}",
-                "agent": f"n{rank // 2}",
-                "node_id": f"node{rank // 2}",
-                "host": f"10.0.0.{rank // 2}",
-                "pid": 100 + rank,
-                "role": "worker",
-            }
-            for rank in range(RANKS)
-        ]
-        self._emit(
-            EventKind.ATTEMPT_FORMING,
-            attempt=self.attempt,
-            mesh={"dp_shard": RANKS, "tp": 1},
-            world_size=RANKS,
-            members=members,
-            standbys=[],
-            restore={"step": 0},
-        )
-        self._emit(EventKind.ATTEMPT_RUNNING, attempt=self.attempt, members=members, joined={})
-        self._emit(EventKind.PHASE, phase=Phase.RUNNING)
+        self.form(self.launch.last_attempt + 1, mesh={"dp_shard": RANKS, "tp": 1})
+        self.enter(Phase.RUNNING)
 
-    def stop(self, order: StopOrder) -> None:
-        if self.phase is Phase.ENDED:
-            return
-        self.phase = Phase.ENDED
-        outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]
-        self._emit(EventKind.ENDED, outcome=outcome, code=outcome.lower(), message=order.reason)
+    def emit(self, kind: EventKind, at: float | None = None, **data: Any) -> None:
+        super().emit(kind, time.time() if at is None else at, **data)
+        self._told.set()
 
     def report(self, cursors: Cursors) -> SupervisorReport:
         now = time.time()
-        step = int((now - self.began) / self.step_s)
-        attempt, stored = cursors.row
-        after = stored if attempt == self.attempt else 0
-        rows = [self._row(number) for number in range(max(after, step - MOST_ROWS) + 1, step + 1)]
-        ended = self.phase is Phase.ENDED
-        source = f"n0.{self.attempt}"
-        lines = () if ended else (self._line(cursors.logs.get(source, 0) + 1, now, step),)
-        return SupervisorReport(
-            epoch=1,
-            phase=self.phase,
-            step=step,
-            attempt=self.attempt,
-            events=tuple(event for event in self.events if event.seq > cursors.event),
-            rows=() if ended else tuple(rows),
-            digests={} if ended else {row.step: f"{row.step:032x}" for row in rows},
-            logs=lines,
-            beats=() if ended else self._beats(step, now),
-        )
+        self.step = step = int((now - self.began) / self.step_s)
+        if self.phase is not Phase.ENDED:
+            attempt, stored = cursors.row
+            after = stored if attempt == self.attempt else 0
+            first = max(after, step - MOST_ROWS) + 1
+            self.rows = [self._row(number) for number in range(first, step + 1)]
+            self.digests = {row.step: f"{row.step:032x}" for row in self.rows}
+            seq = cursors.logs.get(f"n0.{self.attempt}", 0) + 1
+            self.logs = [self._line(seq, now, step)]
+            self.beats = [
+                Beat(rank, f"w{rank}", 100 + rank, self.attempt, step + 1, "backward", 0, 0.1, 10.0)
+                for rank in range(RANKS)
+            ]
+        return super().report(cursors)
 
     def happen(self) -> None:
         """Have an event whose way to the store is timed."""
-        self._emit(EventKind.STANDBY, agent="n1", state="ready")
+        self.emit(EventKind.STANDBY, agent="n1", state="ready")
         self.unstored.append(self.events[-1])
 
     async def await_news(self, cursors: Cursors, timeout_s: float) -> bool:
@@ -144,11 +103,6 @@ class SimulatedSupervisor:
                     self._told.clear()
                     await self._told.wait()
         return self.events[-1].seq > cursors.event
-
-    def _emit(self, kind: EventKind, **data: Any) -> None:
-        seq = self.launch.last_event + len(self.events) + 1
-        self.events.append(SupervisorEvent(seq, time.time(), kind, data))
-        self._told.set()
 
     def _row(self, step: int) -> StepRow:
         return StepRow(
@@ -169,97 +123,48 @@ class SimulatedSupervisor:
         text = f"INFO step {step} done, loss {3.0 / (1 + step / 100):.4f}"
         return LogLine("n0", str(self.attempt), seq, now, "n0.a.0", self.attempt, 0, "stdout", text)
 
-    def _beats(self, step: int, now: float) -> tuple[Beat, ...]:
-        del now
-        return tuple(
-            Beat(rank, f"w{rank}", 100 + rank, self.attempt, step + 1, "backward", 0, 0.1, 10.0)
-            for rank in range(RANKS)
-        )
 
-
-class SimulatedCluster:
+class TimedCluster(FakeCluster):
     """A cluster of simulated supervisors with capacity for every job."""
 
     def __init__(self, step_s: float, times: Path) -> None:
+        nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
+        super().__init__(Capacity(nodes=nodes, can_grow=False, unlimited=True))
         self._step_s = step_s
         self._times = times
-        self._supervisors: dict[str, SimulatedSupervisor] = {}
-
-    async def capacity(self) -> Capacity:
-        nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
-        return Capacity(nodes=nodes, can_grow=False, unlimited=True)
-
-    async def ask_for_nodes(
-        self, requests: Collection[GrowthRequest], may_start: Collection[str]
-    ) -> None:
-        """It has no autoscaler."""
-
-    async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
-        return PathAnswer("10.0.0.1", True)
-
-    async def install_packages(
-        self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
-    ) -> PackagesAnswer:
-        return PackagesAnswer("10.0.0.1", tuple(requirements))
+        self._simulated: dict[str, SimulatedSupervisor] = {}
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
-        if launch.job_id in self._supervisors:
+        if launch.job_id in self.supervisors:
             return False
-        self._supervisors[launch.job_id] = SimulatedSupervisor(launch, self._step_s)
+        simulated = SimulatedSupervisor(launch, step_s=self._step_s)
+        self.supervisors[launch.job_id] = self._simulated[launch.job_id] = simulated
         return True
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
-        self._time_stored(self._of(job_id), cursors)
-        return self._of(job_id).report(cursors)
+        self._time_stored(job_id, cursors)
+        return await super().poll(job_id, cursors)
+
+    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
+        self._time_stored(job_id, cursors)
+        self._supervisor(job_id)
+        return await self._simulated[job_id].await_news(cursors, timeout_s)
 
     async def happen_forever(self) -> None:
         rng = random.Random(7)
         while True:
             await asyncio.sleep(rng.expovariate(EVENTS_PER_S))
-            supervisors = self._supervisors.values()
-            running = [found for found in supervisors if found.phase is Phase.RUNNING]
+            running = [job for job, of in self.supervisors.items() if of.phase is Phase.RUNNING]
             if running:
-                rng.choice(running).happen()
+                self._simulated[rng.choice(running)].happen()
 
-    def _time_stored(self, supervisor: SimulatedSupervisor, stored: Cursors) -> None:
-        while supervisor.unstored and supervisor.unstored[0].seq <= stored.event:
-            event = supervisor.unstored.pop(0)
+    def _time_stored(self, job_id: str, stored: Cursors) -> None:
+        self._supervisor(job_id)
+        unstored = self._simulated[job_id].unstored
+        while unstored and unstored[0].seq <= stored.event:
+            event = unstored.pop(0)
             with self._times.open("a") as file:
                 file.write(f"{event.at:.6f} {time.time() - event.at:.6f}\n")
-
-    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
-        self._time_stored(self._of(job_id), cursors)
-        return await self._of(job_id).await_news(cursors, timeout_s)
-
-    async def stop(self, job_id: str, order: StopOrder) -> None:
-        self._of(job_id).stop(order)
-
-    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
-        del job_id, number, fault
-
-    async def avoid(self, job_id: str, nodes: Mapping[str, Avoided]) -> None:
-        del job_id, nodes
-
-    async def resize(self, job_id: str, order: SizeOrder) -> None:
-        del job_id, order
-
-    async def release(self, job_id: str) -> bool:
-        self._supervisors.pop(job_id, None)
-        return True
-
-    async def inspect(
-        self, store: tuple[str, StorageOptions] | None, deadline_s: float
-    ) -> list[InspectedNode]:
-        del store, deadline_s
-        return []
-
-    async def jobs_present(self) -> set[str]:
-        return set(self._supervisors)
-
-    def _of(self, job_id: str) -> SimulatedSupervisor:
-        if job_id not in self._supervisors:
-            raise SupervisorUnavailable(job_id)
-        return self._supervisors[job_id]
 
 
 def timed(
@@ -289,7 +194,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         check_data_paths=False,
         lease_s=60.0,
     )
-    cluster = SimulatedCluster(step_s, data_dir / "events")
+    cluster = TimedCluster(step_s, data_dir / "events")
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()

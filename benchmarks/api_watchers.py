@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from benchmarks.api_token import TOKEN
+from benchmarks.api_figures import TOKEN
 
 OPENED_TOGETHER = 50
 PAUSE_S = 0.1

@@ -20,15 +20,14 @@ from functools import partial
 
 from benchmarks import holdfast_side, ray_train_side
 from benchmarks.brought import holdfast_sides, stock_sides
-from benchmarks.brought.step_files import StepFiles
 from benchmarks.conditions import (
-    add_idle_options,
-    machine,
+    parser,
     print_json,
     report,
-    wait_for_idle_machine,
+    report_conditions,
 )
-from benchmarks.figures import MeasuredFault, median_phases, spread
+from benchmarks.figures import MeasuredFault, SideFigures, side_figures
+from benchmarks.step_files import StepFiles
 
 RANKS = 2
 RAY_TRAIN = "ray_train_"
@@ -43,7 +42,7 @@ DEFAULT_SIDES = ("torchrun", f"{RAY_TRAIN}{ray_train_side.BEST.name}", *HOLDFAST
 
 @dataclass(frozen=True)
 class BringResult:
-    """The last line: medians in seconds, and the ratios of stock to Holdfast. None: left out.
+    """The last line: each side, and the ratios of the medians, stock to Holdfast. None: left out.
 
     Of Ray Train's settings the faster one counts.
     """
@@ -51,18 +50,16 @@ class BringResult:
     ray_train_level2_ratio: float | None
     ray_train_level0_ratio: float | None
     torchrun_level0_ratio: float | None
-    median_s: dict[str, float]
-    min_max_s: dict[str, list[float]]
+    sides: dict[str, SideFigures]
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     report(
         f"{RANKS} ranks, a network of width {stock_sides.WIDTH}, a checkpoint every "
         f"{stock_sides.EVERY} steps; {options.kills} kills per side"
     )
-    wait_for_idle_machine(options.quiet, options.patience_s)
     faults = {name: _measure(name, side, options) for name, side in _stock(options.sides).items()}
     if any(name in options.sides for name in HOLDFAST):
         with holdfast_side.serving(RANKS) as server:
@@ -84,27 +81,22 @@ def _stock(names: list[str]) -> dict[str, Side]:
 def _measure(name: str, side: Side, options: argparse.Namespace) -> list[MeasuredFault]:
     report(name)
     with side() as files:
-        found = files.measure(options.kills, RANKS, options.steps_between)
-    report(f"  {spread(fault.recovery_s for fault in found)}")
-    phases = median_phases([fault.phases_s for fault in found])
-    report("  " + ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in phases.items()))
-    return found
+        victims = [number % RANKS for number in range(options.kills)]
+        return files.measure(victims, RANKS, options.steps_between)
 
 
 def _result(faults: dict[str, list[MeasuredFault]]) -> BringResult:
-    spreads = {name: spread(fault.recovery_s for fault in found) for name, found in faults.items()}
-    medians = {name: found.median for name, found in spreads.items()}
+    sides = {name: side_figures(found) for name, found in faults.items()}
+    for name, figures in sides.items():
+        report(f"{name}: {figures}")
+    medians = {name: figures.median_s for name, figures in sides.items()}
     ray_train = [medians[name] for name in medians if name.startswith(RAY_TRAIN)]
     best = min(ray_train, default=None)
     return BringResult(
         ray_train_level2_ratio=_ratio(best, medians.get("holdfast_ray_level2")),
         ray_train_level0_ratio=_ratio(best, medians.get("holdfast_ray_level0")),
         torchrun_level0_ratio=_ratio(medians.get("torchrun"), medians.get("holdfast_script")),
-        median_s={name: round(seconds, 3) for name, seconds in medians.items()},
-        min_max_s={
-            name: [round(found.least, 3), round(found.greatest, 3)]
-            for name, found in spreads.items()
-        },
+        sides=sides,
     )
 
 
@@ -113,22 +105,20 @@ def _ratio(stock_s: float | None, holdfast_s: float | None) -> float | None:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bring", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--kills", type=int, default=3, help="per side; default 3")
-    parser.add_argument(
+    options = parser("bring", __doc__)
+    options.add_argument("--kills", type=int, default=3, help="per side; default 3")
+    options.add_argument(
         "--steps-between", type=int, default=12, help="steps between two kills; default 12"
     )
     stock = ("torchrun", *(f"{RAY_TRAIN}{setting.name}" for setting in ray_train_side.SETTINGS))
-    parser.add_argument(
+    options.add_argument(
         "--sides",
         nargs="+",
         default=list(DEFAULT_SIDES),
         choices=[*stock, *HOLDFAST],
         help=f"default: {' '.join(DEFAULT_SIDES)}",
     )
-    add_idle_options(parser)
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -1,288 +1,96 @@
-"""The cost of a memory checkpoint at every step, against none and against PyTorch's own savers.
+"""Memory checkpoints: saves, those of users' programs, restores and resharding.
 
-    python -m benchmarks.checkpoint --json [--ranks N ...] [--state-mb M] [--steps N]
+    python -m benchmarks.checkpoint --json [--parts saves tier restore reshard] [--ranks N ...]
 
-One rank runs per raylet, with `--state-mb` of state that changes in every step. Under Holdfast,
-through serve and REST, one job after the other on one server: without checkpoints, in local memory
-only, and with a partner's copy. Under torchrun, with the same recipe and loop: no saver,
-`torch.save`, and `async_save` of `torch.distributed.checkpoint` at its default and at its best
-settings, all to /dev/shm. The floor is the time to copy, hash and send those bytes with nothing
-else running. The stall is the time that a save blocks the training thread; the added time is the
-increase of the step time. The last measurement is the growth in resident memory of ranks and node
-agents over 500 saves (`--saves`) of a smaller state with a partner.
+Each part is a module of `benchmarks.checkpoint_parts`, which says what it measures, and against
+what: torch's savers and the machine's floor (`saves`), PyTorch's checkpoints on a local disk
+(`tier`, `reshard`), a raw stream over loopback (`restore`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-import psutil
-import yaml
+from benchmarks.checkpoint_parts import reshard, restore, saves, tier
+from benchmarks.checkpoint_parts.reshard import ReshardFigures
+from benchmarks.checkpoint_parts.restore import RestoreFigures
+from benchmarks.checkpoint_parts.saves import SaveFigures
+from benchmarks.checkpoint_parts.tier import TierFigures
+from benchmarks.conditions import parser, print_json, report, report_conditions
+from holdfast_workers.ipc.children import COPY_TUNING
 
-from benchmarks import holdfast_side
-from benchmarks.conditions import machine, print_json, report, torchrun
-from benchmarks.figures import SAVERS
-from benchmarks.floor import floor
-
-RUN_S = 300.0
-SKIP = 14
-"""Skipped first steps: they fill caches and use up the time allowance for late partners."""
-MATRIX_MB = 16
-MATRIX_DIM = 2048
-WARM_UP_SHARE = 5
-"""The saves before the growth is measured: one per this many measured saves."""
-SMALL_MB = 16
-SMALL_WORK = 10
-NO_END = 1_000_000
-
-
-@dataclass(frozen=True)
-class MeasuredSteps:
-    """Measured steps without the skipped ones: seconds per step, the part of them during which a
-    save blocked the training thread, and the number of steps from one save to the next."""
-
-    times_s: Sequence[float]
-    stalls_s: Sequence[float]
-    interval: float = 1.0
-
-    @property
-    def step_s(self) -> float:
-        return _trimmed_mean(self.times_s)
-
-    @property
-    def stall_s(self) -> float:
-        """Per save."""
-        return _trimmed_mean(self.stalls_s) * self.interval
-
-    def added_s(self, without: MeasuredSteps) -> float:
-        """Increase of the step time per save. A negative difference is noise and counts as 0."""
-        return max(0.0, self.step_s - without.step_s) * self.interval
-
-
-@dataclass(frozen=True)
-class CheckpointFigures:
-    """The figures of one number of ranks: trimmed means in seconds by saver, and ratios, which are
-    None if that saver was left out or never waited."""
-
-    stall_vs_dcp_default: float | None
-    stall_vs_dcp_best: float | None
-    added_vs_floor: float
-    own_added_vs_floor: float
-    step_s: dict[str, float]
-    stall_s: dict[str, float]
-    added_s: dict[str, float]
-    interval_steps: dict[str, float]
-    floor_s: dict[str, dict[str, float]]
-    resident_growth_mb: float
+PARTS = ("saves", "tier", "restore", "reshard")
 
 
 @dataclass(frozen=True)
 class CheckpointResult:
-    """The last line, with the greatest figure of any number of ranks."""
+    """The last line; `saves` by the number of ranks. None, or empty: the part was left out."""
 
-    stall_vs_dcp_default: float | None
-    stall_vs_dcp_best: float | None
-    added_vs_floor: float
-    resident_growth_mb: float
-    by_ranks: dict[str, CheckpointFigures]
+    saves: dict[str, SaveFigures]
+    tier: TierFigures | None
+    restore: RestoreFigures | None
+    reshard: ReshardFigures | None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    by_ranks = {}
-    for ranks in options.ranks:
-        report(f"{ranks} ranks of {options.state_mb} MB each, {options.steps} steps")
-        by_ranks[str(ranks)] = measure(ranks, options)
-    figures = by_ranks.values()
-    result = CheckpointResult(
-        stall_vs_dcp_default=_greatest(found.stall_vs_dcp_default for found in figures),
-        stall_vs_dcp_best=_greatest(found.stall_vs_dcp_best for found in figures),
-        added_vs_floor=max(found.added_vs_floor for found in figures),
-        resident_growth_mb=max(found.resident_growth_mb for found in figures),
-        by_ranks=by_ranks,
-    )
+    options = _options().parse_args(arguments)
+    report_conditions()
+    os.environ |= COPY_TUNING  # of processes that this one starts, as Holdfast's ranks have it
+    disk = Path(tempfile.mkdtemp(prefix="bench-", dir=options.folder))
+    memory = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
+    of_saves, of_tier, of_restore, of_reshard = {}, None, None, None
+    try:
+        for ranks in options.ranks if "saves" in options.parts else ():
+            report(f"{ranks} ranks of {options.state_mb} MB each, {options.steps} steps")
+            of_saves[str(ranks)] = saves.measure(ranks, options, memory)
+        if "tier" in options.parts:
+            of_tier = tier.measure(options.tier_mb, options.rounds, memory / "tier", disk)
+        if "restore" in options.parts:
+            of_restore = restore.measure(options.state_mb, options.rounds, memory / "restore")
+        if "reshard" in options.parts:
+            of_reshard = reshard.measure(
+                options.reshard_mb, options.pairs, options.most_ranks, memory, disk
+            )
+    finally:
+        for folder in (disk, memory):
+            shutil.rmtree(folder, ignore_errors=True)
     if options.json:
-        print_json(result)
+        print_json(CheckpointResult(of_saves, of_tier, of_restore, of_reshard))
     return 0
 
 
-def measure(ranks: int, options: argparse.Namespace) -> CheckpointFigures:
-    state_mb, steps, work = options.state_mb, options.steps, options.work
-    found: dict[str, MeasuredSteps] = {}
-    for saver in options.savers:
-        found[saver] = stock(job(ranks, state_mb, steps, work, memory=0), ranks, saver)
-        _report_steps(saver, found[saver])
-    with holdfast_side.serving(ranks) as server:
-        for name, memory, per_node in (
-            ("holdfast_none", 0, 1),
-            ("holdfast_own", 1, ranks),
-            ("holdfast_partner", 1, 1),
-        ):
-            document = job(ranks, state_mb, steps, work, memory, per_node)
-            found[name] = under_holdfast(document, server)
-            _report_steps(name, found[name])
-        grown_mb = growth(server, ranks, options.saves, min(work, SMALL_WORK))
-    report(f"{options.saves} saves added {grown_mb} MB to the process with the largest growth")
-    floors = {
-        "own": floor(ranks, state_mb << 20, partner=False),
-        "partner": floor(ranks, state_mb << 20, partner=True),
-    }
-    report(f"floor: own {floors['own']['total']:.3f} s, partner {floors['partner']['total']:.3f} s")
-    return summary(found, floors, grown_mb)
-
-
-def summary(
-    found: Mapping[str, MeasuredSteps],
-    floors: Mapping[str, Mapping[str, float]],
-    resident_growth_mb: float,
-) -> CheckpointFigures:
-    added = {
-        name: steps.added_s(found["holdfast_none" if "holdfast" in name else "none"])
-        for name, steps in found.items()
-    }
-    stall = {name: steps.stall_s for name, steps in found.items()}
-    ours = stall["holdfast_partner"]
-    return CheckpointFigures(
-        stall_vs_dcp_default=_ratio(ours, stall.get("dcp_default", 0.0)),
-        stall_vs_dcp_best=_ratio(ours, stall.get("dcp_best", 0.0)),
-        added_vs_floor=round(added["holdfast_partner"] / floors["partner"]["total"], 3),
-        own_added_vs_floor=round(added["holdfast_own"] / floors["own"]["total"], 3),
-        step_s=_rounded({name: steps.step_s for name, steps in found.items()}),
-        stall_s=_rounded(stall),
-        added_s=_rounded(added),
-        interval_steps=_rounded({name: steps.interval for name, steps in found.items()}),
-        floor_s={name: _rounded(parts) for name, parts in floors.items()},
-        resident_growth_mb=resident_growth_mb,
-    )
-
-
-def job(
-    ranks: int, state_mb: int, steps: int, work: int, memory: int, per_node: int = 1
-) -> dict[str, Any]:
-    return {
-        "name": "big-state",
-        "recipe": "benchmarks.recipes.big_state:BigState",
-        "model": {
-            "dim": MATRIX_DIM,
-            "layers": -(-state_mb // MATRIX_MB),
-            "heads": 1,
-            "sequence_length": work,
-        },
-        "train": {
-            "steps": steps,
-            "global_batch": ranks,
-            "micro_batch": 1,
-            "schedule": {"name": "constant", "warmup_steps": 1},
-        },
-        "parallel": {"dp_shard": ranks},
-        "resources": {"cpus_per_worker": 0.5, "workers_per_node": per_node, "standby_nodes": 0},
-        "checkpoint": {
-            "memory": {"every_steps": memory},
-            "remote": {"every_steps": 0},
-            "digest_every_steps": 0,
-        },
-    }
-
-
-def under_holdfast(
-    document: Mapping[str, Any], server: holdfast_side.RunningServer
-) -> MeasuredSteps:
-    names = ["step_time_s", "checkpoint_wait_s", "protected_step"]
-    with holdfast_side.submitted(server, document) as running:
-        running.client.wait(running.id, RUN_S, poll_s=1.0)  # an ended job has all its rows
-        points = list(running.client.metrics(running.id, names))
-    rows = [[float(point.values[name] or 0.0) for name in names] for point in points][SKIP:]
-    times, waits, protected = (list(column) for column in zip(*rows, strict=True))
-    saves = len(set(protected)) - 1
-    return MeasuredSteps(times, waits, (protected[-1] - protected[0]) / saves if saves else 1.0)
-
-
-def growth(server: holdfast_side.RunningServer, ranks: int, saves: int, work: int) -> float:
-    """Largest growth in resident memory of one process over `saves` saves, in MB."""
-    warm_up = saves // WARM_UP_SHARE
-    document = job(ranks, SMALL_MB, NO_END, work, memory=1)
-    with holdfast_side.submitted(server, document) as running:
-        running.wait_step(warm_up, RUN_S)
-        rank_processes = [psutil.Process(pid) for pid in running.pids().values()]
-        agents = {rank.parent() or rank for rank in rank_processes}
-        before = {process: process.memory_info().rss for process in (*rank_processes, *agents)}
-        running.wait_step(warm_up + saves, RUN_S)
-        grown = [process.memory_info().rss - rss for process, rss in before.items()]
-    return round(max(0, *grown) / (1 << 20), 2)
-
-
-def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:
-    kept = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
-    try:
-        path, rows = kept / "job.yaml", kept / "rows.jsonl"
-        path.write_text(yaml.safe_dump(dict(document)))
-        program = ("benchmarks.stock_savers", str(path), saver, str(kept), str(rows))
-        done = torchrun(ranks, *program, timeout_s=RUN_S)
-        lines = [json.loads(line) for line in rows.read_text().splitlines()]
-        if len(lines) < document["train"]["steps"]:
-            raise RuntimeError(f"{saver} failed at step {len(lines)}:\n{done.stderr[-4000:]}")
-        if done.returncode:
-            report(f"{saver} finished all steps and then exited with {done.returncode}")
-        times, stalls, saves = zip(*lines[SKIP:], strict=True)
-        made = saves[-1] - saves[0]
-        return MeasuredSteps(times, stalls, (len(saves) - 1) / made if made else 1.0)
-    finally:
-        shutil.rmtree(kept, ignore_errors=True)
-
-
-def _report_steps(name: str, steps: MeasuredSteps) -> None:
-    report(
-        f"{name:>16}: step {steps.step_s * 1e3:8.1f} ms, save every {steps.interval:.2f} steps "
-        f"with a stall of {steps.stall_s * 1e3:8.1f} ms ({len(steps.times_s)} steps)"
-    )
-
-
-def _trimmed_mean(values: Sequence[float]) -> float:
-    """Mean without the lowest and the highest tenth; a median would hide every second step."""
-    cut = len(values) // 10
-    return fmean(sorted(values)[cut : len(values) - cut])
-
-
-def _ratio(value: float, to: float) -> float | None:
-    return round(value / to, 4) if to > 0 else None
-
-
-def _greatest(ratios: Iterable[float | None]) -> float | None:
-    return max((ratio for ratio in ratios if ratio is not None), default=None)
-
-
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 5) for name, value in values.items()}
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default 2 and 4")
-    parser.add_argument(
+def _options() -> argparse.ArgumentParser:
+    options = parser("checkpoint", __doc__)
+    for name, default, meaning in (
+        ("state-mb", 256, "per rank, of saves and restores"),
+        ("steps", 50, "of each run with saves"),
+        ("work", 300, "matrix products per step"),
+        ("tier-mb", 192, "of both ranks of `tier` together"),
+        ("rounds", 7, "of `tier` and of restores"),
+        ("reshard-mb", 128, "of all ranks of `reshard`"),
+        ("pairs", 10, "pairs of meshes"),
+        ("most-ranks", 8, "of a mesh"),
+    ):
+        options.add_argument(
+            f"--{name}", type=int, default=default, help=f"{meaning}; default {default}"
+        )
+    options.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="default: all")
+    options.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default 2 and 4")
+    options.add_argument(
         "--savers",
         nargs="+",
-        default=list(SAVERS),
-        choices=SAVERS,
+        default=saves.SAVERS,
+        choices=saves.SAVERS,
         help="PyTorch's; default: all; `none` is always needed",
     )
-    parser.add_argument("--saves", type=int, default=500, help="to measure growth; default 500")
-    parser.add_argument("--state-mb", type=int, default=256, help="per rank; default 256")
-    parser.add_argument("--steps", type=int, default=50, help="per run; default 50")
-    parser.add_argument(
-        "--work", type=int, default=300, help="matrix products per step; default 300"
-    )
-    return parser.parse_args(arguments)
+    options.add_argument("--folder", type=Path, help="on a local disk; default: the temporary one")
+    return options
 
 
 if __name__ == "__main__":

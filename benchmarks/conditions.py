@@ -9,12 +9,12 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import yaml
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
+POLL_S = 0.05
+
+Found = TypeVar("Found")
+
+
+class BenchmarkFailed(Exception):
+    """A side did not start, or did not reach the awaited state in time."""
 
 
 def report(text: str) -> None:
@@ -37,6 +44,22 @@ def report(text: str) -> None:
 def print_json(result: DataclassInstance) -> None:
     """Print a benchmark's result as its last line; raises ValueError if a figure is not finite."""
     print(json.dumps(asdict(result), allow_nan=False), flush=True)
+
+
+def awaited(
+    find: Callable[[], Found | None],
+    within_s: float,
+    failure: Callable[[], str],
+    poll_s: float = POLL_S,
+) -> Found:
+    """What `find` returns as soon as that is neither None nor False; BenchmarkFailed is raised with
+    `failure` if it is late."""
+    deadline = time.monotonic() + within_s
+    while not (found := find()):
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"not within {within_s:g} s: {failure()}")
+        time.sleep(poll_s)
+    return found
 
 
 def load_job(path: Path) -> dict[str, Any]:
@@ -75,88 +98,53 @@ def describe_model(job: Mapping[str, Any]) -> str:
 
 
 def describe_mesh(mesh: Mapping[str, Any]) -> str:
-    """E.g. "dp_shard 2 × tp 2"."""
-    return " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+    """E.g. "dp_shard 2 × tp 2"; an axis of size 1 is left out."""
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size != 1)
 
 
 @contextmanager
-def kept_awake(enabled: bool) -> Iterator[None]:
-    """Keep every processor awake with a loop at idle priority (`SCHED_IDLE`) on each.
-
-    A virtual machine that sleeps gives its processors back to its host and waits for them when it
-    wakes. With thousands of short sleeps a second, that wait can exceed the work itself.
-    """
-    with _on_each_core(_IDLE_LOOP if enabled else None):
-        yield
-
-
-@contextmanager
-def beside_load(share: float) -> Iterator[None]:
-    """Run a load of normal priority, a process for each processor, that computes `share` of the
-    time of all processors, in bursts; report the share that it got. Raises ValueError."""
-    if not 0.0 <= share < 1.0:
-        raise ValueError(f"a load takes a share from 0 to below 1, not {share}")
+def beside_load(share: float, per_core: int = 1) -> Iterator[None]:
+    """Run a load of normal priority, `per_core` processes for each processor that each want `share`
+    of its time, in bursts; report the share that they got. Raises ValueError."""
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"a load takes a share from 0 to 1, not {share}")
+    cores = len(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", _LOAD, str(share)]
     began = time.monotonic()
-    with _on_each_core(_LOAD if share else None, str(share)) as loops:
+    count = per_core * cores if share else 0
+    loops = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(count)]
+    try:
         yield
         used = sum(sum(psutil.Process(loop.pid).cpu_times()[:2]) for loop in loops)
-    if share:
-        got = used / (time.monotonic() - began) / len(os.sched_getaffinity(0))
-        report(f"the load took {got:.2f} of all processors")
-
-
-@contextmanager
-def _on_each_core(
-    program: str | None, *arguments: str
-) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
-    loops = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(core), *arguments], stdin=subprocess.PIPE
-        )
-        for core in sorted(os.sched_getaffinity(0))
-        if program
-    ]
-    try:
-        yield loops
+        if loops:
+            got = used / (time.monotonic() - began) / cores
+            report(f"the load took {got:.2f} of all processors")
     finally:
         for loop in loops:
             loop.kill()
             loop.communicate()
 
 
-_IDLE_LOOP = """
-import os, select, sys
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-os.sched_setaffinity(0, {int(sys.argv[1])})
-while not select.select([sys.stdin], [], [], 0)[0]:  # until the parent process exits
-    for _ in range(100_000):
-        pass
-"""
 _LOAD = """
 import select, sys, time
-share, began = float(sys.argv[2]), time.monotonic()
-while not select.select([sys.stdin], [], [], 0.02)[0]:
-    while time.thread_time() < share * (time.monotonic() - began):  # what it lacks, it makes up
-        pass
+share, began = float(sys.argv[1]), time.monotonic()
+while not select.select([sys.stdin], [], [], 0.02 * (1 - share))[0]:  # until the parent exits
+    burst = time.monotonic() + 0.1
+    while time.thread_time() < share * (time.monotonic() - began) and time.monotonic() < burst:
+        pass  # what it lacks, it makes up
 """
 
 
-def add_idle_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `wait_for_idle_machine`."""
-    parser.add_argument(
-        "--quiet", type=float, default=1.0, help="start when the load is below this"
-    )
-    parser.add_argument("--patience-s", type=float, default=60.0, help="longest wait for that")
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """With the option that all benchmarks have."""
+    options = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    options.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    return options
 
 
-def wait_for_idle_machine(limit: float, patience_s: float) -> None:
-    """Wait at most `patience_s` until the one-minute load average is below `limit`."""
-    deadline = time.monotonic() + patience_s
-    while os.getloadavg()[0] >= limit:
-        if time.monotonic() >= deadline:
-            report(f"the machine is not idle: load {os.getloadavg()[0]:.2f}; measuring anyway")
-            return
-        time.sleep(5)
+def report_conditions() -> None:
+    """Other load on the machine makes figures worse: the conditions have its average."""
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
 
 
 def environment() -> dict[str, str]:

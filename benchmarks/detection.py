@@ -11,8 +11,9 @@ continues with the next trial.
 
 Then a healthy run: evaluations and loader stalls of some seconds on all ranks, an occasional remote
 save, and in the last part (`--loaded`) twice as many busy processes as the machine has processors.
-Every incident in it is a false alarm; the floor must stay above the longest of its phases. Stock
-settings are described, not run: they wait for ten minutes and more.
+Every incident in it is a false alarm, of hangs or of differing replicas; the floor must stay above
+the longest of its phases. Stock settings are described, not run: they wait for ten minutes and
+more.
 """
 
 from __future__ import annotations
@@ -20,12 +21,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,14 @@ from typing import Any
 from tests.support.nodes.supervised import SupervisedRun, supervised
 
 from benchmarks.conditions import (
-    add_idle_options,
+    beside_load,
     describe_mesh,
-    machine,
+    parser,
     print_json,
     report,
-    wait_for_idle_machine,
+    report_conditions,
 )
-from benchmarks.hang_figures import HangTrial, by_kind, detection_summary, high
+from benchmarks.hang_figures import HangTrial, detection_summary, high
 from benchmarks.recipes.hang_recipe import DELAY_ENV, TIMES_ENV, phase_times
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_workers.spec import (
@@ -58,9 +57,9 @@ PHASES = ("forward", "backward", "agree", "optimizer")
 MESHES = ({"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 8}, {"dp_shard": 4, "tp": 2})
 MODEL = ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, sequence_length=64)
 TINY = ModelSpec(dim=16, layers=1, heads=4, kv_heads=2, sequence_length=16)
-SMALL_MESH, HEALTHY_ON_FOUR = {"dp_shard": 2}, 20
-"""Most healthy steps run on two ranks. One in `HEALTHY_ON_FOUR` runs on four ranks, where a step
-takes five times as long on two cores."""
+SMALL_MESH, HEALTHY_ON_FOUR = {"dp_replicate": 2}, 20
+"""Most healthy steps run on two replicas, which compare their states. One in `HEALTHY_ON_FOUR` runs
+on four ranks, where a step takes five times as long on two cores."""
 ENDLESS = 10_000_000
 RANKS_PER_NODE = 2
 LEARN_STEPS, BETWEEN_STEPS, COLD_STEPS = 60, 12, 3
@@ -75,9 +74,8 @@ STOCK = (
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     report(f"stock, not run: {STOCK}")
-    wait_for_idle_machine(options.quiet, options.patience_s)
     floor_s = TrainingSpec().detection.hang_floor_s
     trials: list[HangTrial] = []
     for mesh in MESHES[: options.meshes]:
@@ -86,9 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     false_alarms = _healthy(MESHES[1], on_four, options.loaded)
     on_two = options.healthy_steps - on_four
     false_alarms += _healthy(SMALL_MESH, on_two, options.loaded)
-    for kind, found in by_kind(trials).items():
-        report(f"{kind:<10} " + ", ".join(_describe(trial) for trial in found))
     summary = detection_summary(trials, floor_s, false_alarms, options.healthy_steps)
+    for kind, figures in summary.kinds.items():
+        report(f"{kind:<10} {figures}")
     if options.json:
         print_json(summary)
     return 0
@@ -106,7 +104,7 @@ def _hangs(mesh: Mapping[str, int], kinds: list[str], seed: int) -> list[HangTri
             rank, phase = rng.randrange(run.training.parallel.world_size), rng.choice(PHASES)
             trial = _hang(run, times, number, kind, rank, phase)
             found.append(trial)
-            report(f"{_name(mesh):<20} {number + 1}/{len(kinds)} {_describe(trial)}")
+            report(f"{describe_mesh(mesh):<20} {number + 1}/{len(kinds)} {_describe(trial)}")
             if trial.verdict_s is None:
                 break
     return found
@@ -119,7 +117,7 @@ def _hang(
     events = len(run.events)
     _plan(run, number, {"point": phase, "rank": rank, "action": kind})
     verdict = _verdict(run, events)
-    mesh = _name(run.training.parallel.mesh)
+    mesh = describe_mesh(run.training.parallel.mesh)
     if verdict is None:
         return HangTrial(kind, mesh, rank, phase, p999_s, None)
     _wait_recovered(run)
@@ -175,13 +173,13 @@ def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
     processes."""
     if steps == 0:
         return 0
-    name, delays = f"{_name(mesh):<20} healthy", {DELAY_ENV: str(DELAY_EVERY)}
+    name, delays = f"{describe_mesh(mesh):<20} healthy", {DELAY_ENV: str(DELAY_EVERY)}
     with _training(mesh, delays, TINY) as (run, times):
         unloaded_steps = int(steps * (1 - loaded))
         run.wait_step(unloaded_steps, START_S + steps)
         report(f"{name}: {unloaded_steps} steps, {_alarms(run)} false alarms; now under load")
         _report_longest_phases(times)
-        with _load():
+        with beside_load(1.0, per_core=2):
             run.wait_step(steps, START_S + 4 * steps)
         _report_longest_phases(times)
         stalls = len(run.of(EventKind.STALLED))
@@ -206,11 +204,12 @@ def _training(
 ) -> Iterator[tuple[SupervisedRun, Path]]:
     """A job without an end, and the folder with its phase times."""
     parallel = ParallelSpec.model_validate(mesh)
+    data_ranks = parallel.world_size // parallel.tp
     per_node = min(RANKS_PER_NODE, parallel.world_size // 2)
     training = TrainingSpec(
         recipe="benchmarks.recipes.hang_recipe:TimedPretrain",
         model=model,
-        train=TrainSpec(steps=ENDLESS, global_batch=16, micro_batch=16 // parallel.dp_shard),
+        train=TrainSpec(steps=ENDLESS, global_batch=16, micro_batch=16 // data_ranks),
         parallel=parallel,
         checkpoint=CheckpointSpec(
             memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=SAVE_EVERY)
@@ -233,32 +232,6 @@ def _training(
                 os.environ.pop(name)
 
 
-@contextlib.contextmanager
-def _load() -> Iterator[None]:
-    """Run twice as many busy processes as there are processors."""
-    count = 2 * (os.cpu_count() or 1)
-    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
-    for process in busy:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-
-
-def _spin() -> None:
-    """Keep a processor busy until the parent process exits, for whatever reason."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        for _ in range(100_000):
-            time.perf_counter()
-
-
-def _name(mesh: Mapping[str, int]) -> str:
-    return describe_mesh({axis: size for axis, size in mesh.items() if size > 1})
-
-
 def _describe(trial: HangTrial) -> str:
     took = "no verdict" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
     accused = "correct" if trial.accused == (trial.rank,) else f"accused {trial.accused}"
@@ -266,25 +239,23 @@ def _describe(trial: HangTrial) -> str:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--trials", type=int, default=20, help="per kind and mesh; default 20")
-    parser.add_argument(
+    options = parser("detection", __doc__)
+    options.add_argument("--trials", type=int, default=20, help="per kind and mesh; default 20")
+    options.add_argument(
         "--meshes", type=int, default=len(MESHES), help="use only the first N of the four"
     )
-    parser.add_argument(
+    options.add_argument(
         "--kinds", nargs="+", default=list(KINDS), choices=KINDS, help="of hangs; default: all"
     )
-    parser.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
-    parser.add_argument(
+    options.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
+    options.add_argument(
         "--loaded",
         type=float,
         default=0.25,
         help="share of the healthy steps beside busy processes",
     )
-    parser.add_argument("--seed", type=int, default=7, help="default 7")
-    add_idle_options(parser)
-    return parser.parse_args(arguments)
+    options.add_argument("--seed", type=int, default=7, help="default 7")
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -15,24 +15,23 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import (
     ROOT,
-    add_idle_options,
     describe_model,
     load_job,
-    machine,
+    parser,
     print_json,
     report,
-    wait_for_idle_machine,
+    report_conditions,
 )
 from benchmarks.recovery import endless, ray_train_spec
 from benchmarks.resizes import holdfast_changes, ray_train_changes
-from benchmarks.resizes.changes import MeasuredChange, elastic_summary, spreads
+from benchmarks.resizes.changes import MeasuredChange, elastic_summary
 from benchmarks.resizes.ray_train_changes import SETTINGS
 from holdfast_service.embedded_cluster.local_cluster import RayHealthCheck
 
@@ -45,7 +44,6 @@ def main(arguments: list[str] | None = None) -> int:
     job = _sized(endless(load_job(options.job)), options.nodes, options.ranks_per_node)
     _print_conditions(job, options)
     health = RayHealthCheck(options.health_period_s, options.health_failures)
-    wait_for_idle_machine(options.quiet, options.patience_s)
     load = [os.getloadavg()[0]]
     found = {
         HOLDFAST: _reported(
@@ -64,8 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
             found[setting.name] = _reported(f"Ray Train {setting.name}", changes)
     load.append(os.getloadavg()[0])
     ours = found.pop(HOLDFAST)
-    _print_table({HOLDFAST: ours, **found})
     summary = elastic_summary(ours, found, load)
+    for side, of_side in {HOLDFAST: summary.holdfast, **summary.ray_train}.items():
+        for change, figures in of_side.items():
+            report(f"{side:<9} {change:<15} {figures}")
     report(
         f"shrink: {summary.ratio} times faster than Ray Train (bar: 15); "
         f"pause of a planned grow: {summary.planned_ratio} of a recovery in place (bar: 1.5)"
@@ -97,7 +97,7 @@ def _reported(side: str, changes: Iterator[MeasuredChange]) -> list[MeasuredChan
 
 
 def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> None:
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     report(f"model: {describe_model(job)}; checkpoint every step; {options.rounds} rounds")
     report(
         f"both sides: an embedded cluster of a head and {options.nodes} raylets, "
@@ -109,47 +109,38 @@ def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> No
             report(f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1)")
 
 
-def _print_table(found: Mapping[str, Sequence[MeasuredChange]]) -> None:
-    for side, changes in found.items():
-        for change, (recovery, pause) in spreads(changes).items():
-            report(f"{side:<9} {change:<15} to the first new step: {recovery}")
-            report(f"{'':<9} {'':<15} pause:                 {pause}")
-
-
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side; default 3")
-    parser.add_argument(
+    options = parser("elastic", __doc__)
+    options.add_argument("--rounds", type=int, default=3, help="of each side; default 3")
+    options.add_argument(
         "--job", type=Path, default=ELASTIC_JOB, help=f"default: {ELASTIC_JOB.name}"
     )
-    parser.add_argument("--nodes", type=int, default=4, help="default 4")
-    parser.add_argument("--ranks-per-node", type=int, default=2, help="default 2")
-    parser.add_argument(
+    options.add_argument("--nodes", type=int, default=4, help="default 4")
+    options.add_argument("--ranks-per-node", type=int, default=2, help="default 2")
+    options.add_argument(
         "--settle-steps", type=int, default=10, help="steps before each change; default 10"
     )
-    parser.add_argument(
+    options.add_argument(
         "--health-period-s",
         type=float,
         default=RayHealthCheck.period_s,
         help=f"of Ray's health checks of nodes, on both sides; default {RayHealthCheck.period_s:g}",
     )
-    parser.add_argument(
+    options.add_argument(
         "--health-failures",
         type=int,
         default=RayHealthCheck.failures,
         help=f"unanswered checks of a dead node; default {RayHealthCheck.failures}; more on a "
         "busy machine",
     )
-    parser.add_argument(
+    options.add_argument(
         "--settings",
         nargs="*",
         default=[setting.name for setting in SETTINGS],
         choices=[setting.name for setting in SETTINGS],
         help="settings of Ray Train; default: all; without a value: Ray Train is left out",
     )
-    add_idle_options(parser)
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

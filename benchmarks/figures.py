@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-SAVERS = ("none", "torch_save", "dcp_default", "dcp_best")
-"""The settings of PyTorch's savers (`benchmarks.stock_savers`), named here without importing it."""
-
 
 @dataclass(frozen=True)
 class AppliedStep:
@@ -85,59 +82,52 @@ def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, flo
 
 
 @dataclass(frozen=True)
-class SettingFigures:
-    """Ray Train's recoveries at one setting; `ratio` to Holdfast's median."""
+class SideFigures:
+    """The recoveries of one side, in seconds: median, least and greatest, and each phase's
+    median."""
 
     median_s: float
     min_max_s: list[float]
-    ratio: float
+    phases_s: dict[str, float]
+    faults: int
+
+
+def side_figures(faults: Sequence[MeasuredFault]) -> SideFigures:
+    found = spread(fault.recovery_s for fault in faults)
+    return SideFigures(
+        median_s=round(found.median, 4),
+        min_max_s=[round(found.least, 4), round(found.greatest, 4)],
+        phases_s=median_phases([fault.phases_s for fault in faults]),
+        faults=found.count,
+    )
 
 
 @dataclass(frozen=True)
 class RecoveryResult:
-    """The last line of `benchmarks.recovery`, with Ray Train at its better setting; None if it was
-    left out.
+    """The last line of `benchmarks.recovery`. `ratio` compares the medians, with Ray Train at its
+    better setting; `least_ratio` divides Ray Train's fastest recovery by Holdfast's slowest. None:
+    Ray Train was left out."""
 
-    `least_ratio` divides Ray Train's fastest recovery by Holdfast's slowest.
-    """
-
-    holdfast_s: float
-    ray_train_s: float | None
     ratio: float | None
-    phases_s: dict[str, float]
     least_ratio: float | None
-    holdfast_min_max_s: list[float]
     ray_train_setting: str | None
-    ray_train_by_setting: dict[str, SettingFigures]
-    faults: dict[str, int]
+    holdfast: SideFigures
+    ray_train: dict[str, SideFigures]
 
 
 def recovery_summary(
     holdfast: Sequence[MeasuredFault], ray_train: Mapping[str, Sequence[MeasuredFault]]
 ) -> RecoveryResult:
-    ours = spread(fault.recovery_s for fault in holdfast)
-    theirs = {
-        name: spread(fault.recovery_s for fault in faults) for name, faults in ray_train.items()
-    }
-    best = min(theirs, key=lambda name: theirs[name].median, default=None)
-    least = min((their.least for their in theirs.values()), default=None)
+    ours = side_figures(holdfast)
+    theirs = {name: side_figures(faults) for name, faults in ray_train.items()}
+    best = min(theirs, key=lambda name: theirs[name].median_s, default=None)
+    least = min((their.min_max_s[0] for their in theirs.values()), default=None)
     return RecoveryResult(
-        holdfast_s=round(ours.median, 4),
-        ray_train_s=None if best is None else round(theirs[best].median, 4),
-        ratio=None if best is None else round(theirs[best].median / ours.median, 2),
-        phases_s=median_phases([fault.phases_s for fault in holdfast]),
-        least_ratio=None if least is None else round(least / ours.greatest, 2),
-        holdfast_min_max_s=[round(ours.least, 4), round(ours.greatest, 4)],
+        ratio=None if best is None else round(theirs[best].median_s / ours.median_s, 2),
+        least_ratio=None if least is None else round(least / ours.min_max_s[1], 2),
         ray_train_setting=best,
-        ray_train_by_setting={
-            name: SettingFigures(
-                median_s=round(their.median, 4),
-                min_max_s=[round(their.least, 4), round(their.greatest, 4)],
-                ratio=round(their.median / ours.median, 2),
-            )
-            for name, their in theirs.items()
-        },
-        faults={"holdfast": len(holdfast), **{n: len(f) for n, f in ray_train.items()}},
+        holdfast=ours,
+        ray_train=theirs,
     )
 
 
@@ -157,12 +147,15 @@ class OverheadResult:
     bare_step_s: list[float]
     steps: dict[str, int]
     cpu_share: dict[str, float]
+    check_share: float
+    """Of the checks for silent corruption, in the rest of a step of two replicas."""
 
 
 def overhead_summary(
     holdfast: Sequence[Sequence[float]],
     bare: Sequence[Sequence[float]],
     cpu_share: Mapping[str, float],
+    check_share: float,
 ) -> OverheadResult:
     """From each run's steady step times.
 
@@ -185,6 +178,7 @@ def overhead_summary(
         bare_step_s=[round(their, 6) for their in theirs],
         steps={"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
         cpu_share=dict(cpu_share),
+        check_share=round(check_share, 5),
     )
 
 
@@ -206,44 +200,34 @@ def storm_limit(step_s: float, mtbf_s: float) -> float:
 
 
 @dataclass(frozen=True)
+class StormRate:
+    """One kill rate. `of_limit` and `of_torchft` are relative to the limit and to torchft's
+    efficiency; None: torchft was left out, or has committed no step."""
+
+    holdfast: StormFigure
+    torchft: StormFigure | None
+    limit: float
+    of_limit: float
+    of_torchft: float | None
+
+
+@dataclass(frozen=True)
 class StormResult:
-    """The last line of `benchmarks.storm`, by the rounded number of steps between two kills (5 or
-    1). `kills`: of Holdfast, then of torchft, which may be left out. The efficiency relative to
-    torchft's is None if that was left out or has committed no step."""
+    """The last line of `benchmarks.storm`, by the rounded number of steps between two kills."""
 
-    efficiency_vs_limit_5: float
-    efficiency_vs_limit_1: float
-    efficiency_vs_torchft_5: float | None
-    efficiency_vs_torchft_1: float | None
-    efficiency: dict[str, float]
-    torchft: dict[str, float]
-    limit: dict[str, float]
-    kills: dict[str, list[int]]
+    rates: dict[str, StormRate]
 
 
-def storm_summary(
-    ours: Mapping[str, StormFigure],
-    theirs: Mapping[str, StormFigure],
-    mtbf_s: Mapping[str, float],
-) -> StormResult:
-    """`theirs` is empty if torchft was left out. The limit is computed from Holdfast's measured
-    step time; the mean interval between two kills is the same for both sides."""
-    limits = {name: storm_limit(figure.step_s, mtbf_s[name]) for name, figure in ours.items()}
-    of_limit = {name: round(ours[name].efficiency / limits[name], 3) for name in ours}
-    of_theirs = {
-        name: round(ours[name].efficiency / figure.efficiency, 2)
-        for name, figure in theirs.items()
-        if figure.efficiency > 0
-    }
-    return StormResult(
-        efficiency_vs_limit_5=of_limit["5"],
-        efficiency_vs_limit_1=of_limit["1"],
-        efficiency_vs_torchft_5=of_theirs.get("5"),
-        efficiency_vs_torchft_1=of_theirs.get("1"),
-        efficiency={name: round(figure.efficiency, 3) for name, figure in ours.items()},
-        torchft={name: round(figure.efficiency, 3) for name, figure in theirs.items()},
-        limit={name: round(limit, 3) for name, limit in limits.items()},
-        kills={
-            name: [side[name].kills for side in (ours, theirs) if name in side] for name in ours
-        },
+def storm_rate(ours: StormFigure, theirs: StormFigure | None, mtbf_s: float) -> StormRate:
+    """The limit is computed from Holdfast's measured step time; the mean interval between two kills
+    is the same for both sides."""
+    limit = storm_limit(ours.step_s, mtbf_s)
+    return StormRate(
+        holdfast=ours,
+        torchft=theirs,
+        limit=round(limit, 3),
+        of_limit=round(ours.efficiency / limit, 3),
+        of_torchft=round(ours.efficiency / theirs.efficiency, 2)
+        if theirs and theirs.efficiency > 0
+        else None,
     )

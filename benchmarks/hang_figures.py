@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, isinf
-from statistics import median
+from math import ceil, inf, isinf
+from statistics import fmean, median
 
 QUANTILE = 0.999
 
@@ -28,43 +28,33 @@ class HangTrial:
     def over(self, floor_s: float) -> float:
         """The verdict's time over the phase's 99.9th percentile, or over the floor, which is the
         lowest limit."""
-        return (
-            float("inf") if self.verdict_s is None else self.verdict_s / max(self.p999_s, floor_s)
-        )
+        return inf if self.verdict_s is None else self.verdict_s / max(self.p999_s, floor_s)
 
 
 @dataclass(frozen=True)
-class VerdictTimes:
-    """Seconds from the onset to the verdict; None: no verdict."""
-
-    median: float | None
-    greatest: float | None
-
-
-@dataclass(frozen=True)
-class KindFigures:
-    """The trials of one kind of hang; `verdict_s` is their median."""
+class HangFigures:
+    """Some trials. `over`: the verdicts' times, over the phase's 99.9th percentile or the floor.
+    None: infinite, because a hang without a verdict is the worst."""
 
     trials: int
+    missed: int
     verdict_s: float | None
-    exact_share: float | None
+    greatest_s: float | None
+    over: float | None
+    greatest_over: float | None
+    suspect_share: float
+    exact_share: float
 
 
 @dataclass(frozen=True)
 class DetectionResult:
-    """The last line. `verdict_vs_p999` is the maximum; None: a hang was missed."""
+    """The last line: all trials, and those of each kind of hang."""
 
-    verdict_vs_p999: float | None
-    verdict_vs_p999_median: float | None
-    suspect_share: float | None
-    exact_share: float | None
+    hangs: HangFigures | None
+    kinds: dict[str, HangFigures]
+    floor_s: float
     false_alarms: int
     healthy_steps: int
-    trials: int
-    missed: int
-    verdict_s: VerdictTimes
-    floor_s: float
-    kinds: dict[str, KindFigures]
 
 
 def high(values: Iterable[float]) -> float:
@@ -80,46 +70,34 @@ def high(values: Iterable[float]) -> float:
 def detection_summary(
     trials: Sequence[HangTrial], floor_s: float, false_alarms: int, healthy_steps: int
 ) -> DetectionResult:
-    verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
-    over = [trial.over(floor_s) for trial in trials]
+    kinds = {kind: [each for each in trials if each.kind == kind] for kind in _kinds(trials)}
     return DetectionResult(
-        verdict_vs_p999=_finite(max(over)) if over else None,
-        verdict_vs_p999_median=_finite(median(over)) if over else None,
-        suspect_share=_share(trial.rank in trial.suspects for trial in trials),
-        exact_share=_share(trial.accused == (trial.rank,) for trial in trials),
+        hangs=_figures(trials, floor_s) if trials else None,
+        kinds={kind: _figures(found, floor_s) for kind, found in kinds.items()},
+        floor_s=floor_s,
         false_alarms=false_alarms,
         healthy_steps=healthy_steps,
-        trials=len(trials),
-        missed=len(trials) - len(verdicts),
-        verdict_s=VerdictTimes(
-            median=round(median(verdicts), 3) if verdicts else None,
-            greatest=round(max(verdicts), 3) if verdicts else None,
-        ),
-        floor_s=floor_s,
-        kinds={kind: _of_kind(found) for kind, found in by_kind(trials).items()},
     )
 
 
-def by_kind(trials: Sequence[HangTrial]) -> Mapping[str, list[HangTrial]]:
-    found: dict[str, list[HangTrial]] = {}
-    for trial in trials:
-        found.setdefault(trial.kind, []).append(trial)
-    return found
+def _kinds(trials: Sequence[HangTrial]) -> list[str]:
+    return list(dict.fromkeys(trial.kind for trial in trials))
 
 
-def _of_kind(trials: Sequence[HangTrial]) -> KindFigures:
-    verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
-    return KindFigures(
+def _figures(trials: Sequence[HangTrial], floor_s: float) -> HangFigures:
+    verdicts = [inf if trial.verdict_s is None else trial.verdict_s for trial in trials]
+    over = [trial.over(floor_s) for trial in trials]
+    return HangFigures(
         trials=len(trials),
-        verdict_s=round(median(verdicts), 3) if verdicts else None,
-        exact_share=_share(trial.accused == (trial.rank,) for trial in trials),
+        missed=sum(isinf(verdict) for verdict in verdicts),
+        verdict_s=_finite(median(verdicts)),
+        greatest_s=_finite(max(verdicts)),
+        over=_finite(median(over)),
+        greatest_over=_finite(max(over)),
+        suspect_share=round(fmean(trial.rank in trial.suspects for trial in trials), 4),
+        exact_share=round(fmean(trial.accused == (trial.rank,) for trial in trials), 4),
     )
 
 
 def _finite(value: float) -> float | None:
     return None if isinf(value) else round(value, 3)
-
-
-def _share(found: Iterable[bool]) -> float | None:
-    counted = list(found)
-    return round(sum(counted) / len(counted), 4) if counted else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import environment
+from benchmarks.conditions import POLL_S, BenchmarkFailed, awaited, environment
 from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import Conflict
@@ -24,11 +24,6 @@ READY_S = 60.0
 START_S = 180.0
 RECOVER_S = 120.0
 END_S = 60.0
-POLL_S = 0.05
-
-
-class HoldfastFailed(Exception):
-    """The job did not reach the awaited state in time."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +51,20 @@ class RunningJob:
         return list(self.client.metrics(self.id, ["step_time_s"]))
 
     def wait_step(self, step: int, timeout_s: float, poll_s: float = POLL_S) -> None:
-        """Wait for `step`; raises HoldfastFailed if the job ends first or is too slow."""
-        deadline = time.monotonic() + timeout_s
-        while (job := self.client.get(self.id)).progress.step < step:
-            if job.state.terminal or time.monotonic() > deadline:
-                raise HoldfastFailed(
-                    f"the job is {job.state.value} at step {job.progress.step} of {step}: "
-                    f"{job.outcome or job.waiting}"
-                )
-            time.sleep(poll_s)
+        """Wait for `step`; raises BenchmarkFailed if the job ends first or is too slow."""
+
+        def is_reached() -> bool:
+            found = self.client.get(self.id)
+            if found.state.terminal and found.progress.step < step:
+                raise BenchmarkFailed(f"ended before step {step}: {self}")
+            return found.progress.step >= step
+
+        awaited(is_reached, timeout_s, lambda: f"step {step}: {self}", poll_s)
+
+    def __str__(self) -> str:
+        found = self.client.get(self.id)
+        state = f"{found.state.value} at step {found.progress.step}"
+        return f"the job is {state}: {found.outcome or found.waiting}"
 
 
 @contextlib.contextmanager
@@ -106,38 +106,22 @@ def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Measured
         victim = job.pids()[rank]
         killed_at = time.time()
         os.kill(victim, signal.SIGKILL)
-        incident = _closed_incident(job)
-        commits, recovered = _beyond(job, killed_at)
+        incident = awaited(lambda: _closed_incident(job), RECOVER_S, lambda: f"recovered: {job}")
+        recovered = awaited(
+            lambda: recovered_at(_commits(job), killed_at), RECOVER_S, lambda: f"a new step: {job}"
+        )
         return MeasuredFault(
             rank=rank,
-            last_step=last_step(commits, killed_at),
+            last_step=last_step(_commits(job), killed_at),
             restored_step=incident.restored_step,
             recovery_s=recovered - killed_at,
             phases_s={name: s for name, s in incident.phases_s.items() if s is not None},
         )
 
 
-def _closed_incident(job: RunningJob) -> IncidentView:
-    deadline = time.monotonic() + RECOVER_S
-    while time.monotonic() < deadline:
-        closed = [
-            incident for incident in job.client.incidents(job.id) if incident.closed_at is not None
-        ]
-        if closed:
-            return closed[-1]
-        time.sleep(POLL_S)
-    raise HoldfastFailed(f"no recovery within {RECOVER_S:g} s: {job.client.get(job.id)}")
-
-
-def _beyond(job: RunningJob, killed_at: float) -> tuple[list[AppliedStep], float]:
-    """All applied steps, and when a new attempt first exceeded the last step before the kill."""
-    deadline = time.monotonic() + RECOVER_S
-    while time.monotonic() < deadline:
-        commits = _commits(job)
-        if (recovered := recovered_at(commits, killed_at)) is not None:
-            return commits, recovered
-        time.sleep(POLL_S)
-    raise HoldfastFailed(f"no new step within {RECOVER_S:g} s: {job.client.get(job.id)}")
+def _closed_incident(job: RunningJob) -> IncidentView | None:
+    closed = [each for each in job.client.incidents(job.id) if each.closed_at is not None]
+    return closed[-1] if closed else None
 
 
 def _commits(job: RunningJob) -> list[AppliedStep]:

@@ -1,10 +1,13 @@
 """Throughput of the training core on each kind of mesh, against the same parallelism in torch.
 
-    python -m benchmarks.meshes --json [--rounds N] [--steps N] [--meshes N]
+    python -m benchmarks.meshes --json [--rounds N] [--steps N] [--meshes N] [--parity-meshes N]
 
 Both sides train the same model in the same processes and take turns (`benchmarks.mesh_ranks`). A
 ratio is tokens per second of Holdfast's core divided by torch's, per round; its lower bound is the
 least ratio but one, which the median of nine rounds exceeds with a probability of 98%.
+
+Then every mesh with every option is compared with one process (`benchmarks.mesh_parity`). A
+parameter that differs by more than the tolerance ends the run with 1.
 """
 
 from __future__ import annotations
@@ -23,8 +26,14 @@ from unittest.mock import patch
 from tests.support.ranks.corpora import small_corpus
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec
 
-from benchmarks import mesh_ranks
-from benchmarks.conditions import describe_mesh, machine, print_json, report
+from benchmarks import mesh_parity, mesh_ranks
+from benchmarks.conditions import (
+    describe_mesh,
+    parser,
+    print_json,
+    report,
+    report_conditions,
+)
 from holdfast_workers.spec import CheckpointSpec, TrainingSpec
 
 MESHES: tuple[Mapping[str, int], ...] = (
@@ -52,41 +61,63 @@ class MeshSpeed:
 
 @dataclass(frozen=True)
 class MeshesResult:
-    """The last line: the least of the lower bounds, and each mesh."""
+    """The last line: the least of the lower bounds, and each mesh; the greatest difference of a
+    parameter from that of one process, and of each mesh with each option."""
 
     worst_ratio: float
     meshes: dict[str, MeshSpeed]
+    greatest_difference: float
+    tolerance: float
+    differences: dict[str, float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=2, help="of either side, per round")
-    parser.add_argument("--meshes", type=int, help="use only the first so many")
-    parser.add_argument("--dim", type=int, default=256)
-    options = parser.parse_args(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    found: dict[str, MeshSpeed] = {}
-    with tempfile.TemporaryDirectory(prefix="hf-meshes-") as folder:
-        corpus = Path(folder) / "corpus"
-        corpus.mkdir()
-        with small_corpus(corpus), patch.dict(os.environ, OMP_NUM_THREADS="1"):
-            worlds = Worlds(Path(folder) / "cache")
-            for mesh in MESHES[: options.meshes]:
-                spec = training_on(mesh, options.dim)
-                times = worlds.run(mesh_ranks.alternate, spec, options.rounds, options.steps)[0]
-                speed = speed_of(times)
-                found[describe_mesh(mesh)] = speed
-                report(
-                    f"{describe_mesh(mesh)}: {speed.holdfast_s:.3f} s a step, torch alone "
-                    f"{speed.torch_s:.3f} s, ratio {speed.ratio:.3f}, at least {speed.lower:.3f}"
-                )
-    worst = min(speed.lower for speed in found.values())
-    report(f"worst ratio {worst:.3f}")
+    options = _options().parse_args(arguments)
+    report_conditions()
+    with (
+        tempfile.TemporaryDirectory(prefix="hf-meshes-") as folder,
+        patch.dict(os.environ, OMP_NUM_THREADS="1"),
+    ):
+        speeds = _speeds(options, Path(folder))
+        differences = _differences(mesh_parity.MESHES[: options.parity_meshes], Path(folder))
+    result = MeshesResult(
+        worst_ratio=min(speed.lower for speed in speeds.values()),
+        meshes=speeds,
+        greatest_difference=max(differences.values(), default=0.0),
+        tolerance=mesh_parity.TOLERANCE,
+        differences=differences,
+    )
+    report(f"worst ratio {result.worst_ratio}, greatest difference {result.greatest_difference:g}")
     if options.json:
-        print_json(MeshesResult(round(worst, 4), found))
-    return 0
+        print_json(result)
+    return int(result.greatest_difference > result.tolerance)
+
+
+def _speeds(options: argparse.Namespace, folder: Path) -> dict[str, MeshSpeed]:
+    found = {}
+    corpus = folder / "words"
+    corpus.mkdir()
+    with small_corpus(corpus):
+        worlds = Worlds(folder / "words-cache")
+        for mesh in MESHES[: options.meshes]:
+            spec = training_on(mesh, options.dim)
+            times = worlds.run(mesh_ranks.alternate, spec, options.rounds, options.steps)[0]
+            speed = found[describe_mesh(mesh)] = speed_of(times)
+            report(
+                f"{describe_mesh(mesh)}: {speed.holdfast_s:.3f} s a step, torch alone "
+                f"{speed.torch_s:.3f} s, ratio {speed.ratio:.3f}, at least {speed.lower:.3f}"
+            )
+    return found
+
+
+def _differences(meshes: Sequence[Mapping[str, int]], folder: Path) -> dict[str, float]:
+    found: dict[str, float] = {}
+    with mesh_parity.parity(folder) as measured:
+        for row in mesh_parity.rows(meshes):
+            found[row.name] = measured.difference(row)
+            report(f"{row.name}: {found[row.name]:.1e}")
+    print(mesh_parity.table(found))
+    return found
 
 
 def training_on(mesh: Mapping[str, int], dim: int) -> TrainingSpec:
@@ -112,6 +143,16 @@ def speed_of(times: Sequence[tuple[float, float]]) -> MeshSpeed:
         ratio=round(median(ratios), 4),
         lower=round(ratios[1 if len(ratios) >= ENOUGH else 0], 4),
     )
+
+
+def _options() -> argparse.ArgumentParser:
+    options = parser("meshes", __doc__)
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--steps", type=int, default=2, help="of either side, per round")
+    options.add_argument("--meshes", type=int, help="measure only the first so many")
+    options.add_argument("--parity-meshes", type=int, help="compare only the first so many")
+    options.add_argument("--dim", type=int, default=256)
+    return options
 
 
 if __name__ == "__main__":

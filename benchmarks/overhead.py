@@ -8,6 +8,9 @@ and REST, with its cluster, agents, supervisor, reconciler and standby node all 
 compared with the mean of the bare runs before and after it; the first steps are left out. The CPU
 seconds of every Holdfast process that does not train are measured too.
 
+Last, the ranks of two replicas of the job time their checks for silent corruption, relative to the
+rest of the step (`check_share`; without memory checkpoints, whose digests the checks would reuse).
+
 Other load on the machine distorts the side during which it occurs.
 """
 
@@ -15,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,18 +33,18 @@ import yaml
 from benchmarks import holdfast_side
 from benchmarks.conditions import (
     EXAMPLE,
-    add_idle_options,
     describe_model,
     load_job,
-    machine,
+    parser,
     print_json,
     report,
+    report_conditions,
     torchrun,
-    wait_for_idle_machine,
     world_size,
 )
-from benchmarks.cpu_use import CpuUse
+from benchmarks.cpu_use import CpuUse, of_holdfast
 from benchmarks.figures import overhead_summary, steady
+from benchmarks.recipes.hang_recipe import CHECKS, TIMES_ENV, phase_times
 
 RUN_S = 600.0
 TAIL = 60
@@ -52,12 +57,11 @@ costs more."""
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     job = without_checkpoints(load_job(options.job), options.skip + options.steps + TAIL)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     report(
         f"model: {describe_model(job)}; no checkpoints; {options.rounds} rounds of "
         f"{options.steps} steps, after {options.skip} skipped steps"
     )
-    wait_for_idle_machine(options.quiet, options.patience_s)
     ours, theirs = [], [steady(bare(job), options.skip, options.steps)]
     shares: dict[str, float] = {}
     for number in range(options.rounds):
@@ -70,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"{loaded:.2f} ms, bare {after:.2f} ms, ratio {2 * loaded / (before + after):.4f}"
         )
     report("share of one core, last round: " + _shares(shares))
-    summary = overhead_summary(ours, theirs, shares)
+    summary = overhead_summary(ours, theirs, shares, check_share(job, options.skip))
+    report(f"share of the checks {summary.check_share:.4f}")
     if options.json:
         print_json(summary)
     else:
@@ -94,9 +99,9 @@ def under_holdfast(job: Mapping[str, Any], poll_s: float) -> tuple[list[float], 
     """Step times in s, and the share of a core used by each kind of other process."""
     with holdfast_side.running(job) as running:
         running.wait_step(1, holdfast_side.START_S)
-        use = CpuUse(Path(running.data_dir))
+        use = CpuUse(partial(of_holdfast, Path(running.data_dir)))
         running.wait_step(job["train"]["steps"] - TAIL, RUN_S, poll_s)
-        shares = use.shares()
+        shares = use.cores()
         points = running.points()
     times = [point.values["step_time_s"] for point in points]
     return [float(time) for time in times if time is not None], shares
@@ -116,25 +121,40 @@ def bare(job: Mapping[str, Any]) -> list[float]:
     return [float(line["row"]["step_time_s"]) for line in lines if "row" in line]
 
 
+def check_share(job: Mapping[str, Any], skip: int) -> float:
+    """Time of the checks over that of the rest of the step's phases, on two replicas."""
+    checked = {
+        **job,
+        "recipe": "benchmarks.recipes.hang_recipe:TimedPretrain",
+        "parallel": {"dp_replicate": 2},
+        "checks": {"replica_digest_every_steps": 1},
+        "checkpoint": {**job["checkpoint"], "digest_every_steps": 0},
+    }
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        os.environ[TIMES_ENV] = folder
+        bare(checked)
+        spent = {name: sum(took) for name, took in phase_times(Path(folder), skip).items()}
+    checks_s = spent.pop(CHECKS)
+    return checks_s / (sum(spent.values()) - checks_s)
+
+
 def _shares(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--rounds", type=int, default=5, help="runs under Holdfast; default 5")
-    parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
-    parser.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
-    parser.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
-    parser.add_argument(
+    options = parser("overhead", __doc__)
+    options.add_argument("--rounds", type=int, default=5, help="runs under Holdfast; default 5")
+    options.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
+    options.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
+    options.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
+    options.add_argument(
         "--poll-s",
         type=float,
         default=POLL_S,
         help=f"between two looks at the running job; default {POLL_S:g}",
     )
-    add_idle_options(parser)
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ import ray
 import torch
 from ray import train as ray_train
 
+from benchmarks.recipes.idle_hooks import IdleHooks
 from benchmarks.resizes import rank_files
-from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes.lookup import resolve
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
-from holdfast_workers.training.step_loop import DigestSource, Hooks, train
+from holdfast_workers.training.step_loop import DigestSource, train
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class LoopConfig:
     spec: dict[str, Any]
     folder: str  # of the files with the applied steps
     cache_dir: str
-    every_steps: int
     upload: bool
     """True: write to a temporary folder that Ray Train copies to its storage, as its guide shows.
     False: write to the final folder (`CheckpointUploadMode.NO_UPLOAD`)."""
@@ -97,7 +96,7 @@ def _world_id(born: float) -> float:
     return agreed[0]
 
 
-class _RayTrainHooks(Hooks):
+class _RayTrainHooks(IdleHooks):
     """Hooks of the step loop that save through Ray Train."""
 
     def __init__(self, config: LoopConfig, world: World, out: TextIO) -> None:
@@ -105,26 +104,12 @@ class _RayTrainHooks(Hooks):
         self._world = world
         self._out = out
 
-    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
-        pass
-
-    def commit_gate(self, step: int) -> None:
-        pass
-
-    def tripped(self, report: TripReport) -> None:
-        pass
-
-    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
-        pass
-
     def committed(self, row: StepRow) -> None:
         _write(self._out, {"step": row.step, "at": row.at})
 
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool
     ) -> DigestSource | None:
-        if step % self._config.every_steps:
-            return None
         if self._config.upload:
             with tempfile.TemporaryDirectory() as folder:
                 rank_files.write(Path(folder), self._world.rank, recipe, step)

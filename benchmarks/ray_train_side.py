@@ -1,4 +1,5 @@
-"""Measures one SIGKILL under Ray Train on a fresh cluster; leaves no process behind.
+"""Starts Ray Train on a fresh cluster, or on a given one, and measures one SIGKILL under it; leaves
+no process behind.
 
 Two settings are measured. `default` follows Ray Train's guide. `best` has every option found in
 Ray 2.60 that makes a restart faster without changing its result. Warm processes are not among them:
@@ -12,26 +13,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import ROOT, environment, world_size
-from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
-from holdfast_service.embedded_cluster import processes
+from benchmarks.conditions import environment, world_size
+from benchmarks.figures import MeasuredFault
+from benchmarks.step_files import StepFiles, memory_folder, ray_folder, scratch, started
 from holdfast_workers.node_cache.cached_file import cache_folder
 
-START_S = 180.0
-RECOVER_S = 180.0
-POLL_S = 0.05
+LOOP = "benchmarks.ray_train_loop:train_function"
+OBJECT_STORE_BYTES = 80 << 20
 CPUS = 8
 """CPUs advertised by the raylet: more than needed, so that no rank waits for a CPU."""
 
@@ -72,142 +66,64 @@ BEST = RayTrainSetting(
 SETTINGS = (DEFAULT, BEST)
 
 
-class RayTrainFailed(Exception):
-    """Ray Train did not start, or did not recover in time."""
-
-
 def measure(
     spec: dict[str, Any], setting: RayTrainSetting, rank: int, after_step: int
 ) -> MeasuredFault:
     """Start, kill `rank` after `after_step` applied steps, wait for the first step beyond."""
-    with _run(spec, setting) as run:
-        run.wait(lambda: run.step() >= after_step, START_S, f"reach step {after_step}")
-        victim = run.pids()[rank]
-        killed_at = time.time()
-        os.kill(victim, signal.SIGKILL)
-        run.wait(
-            lambda: recovered_at(run.commits(killed_at), killed_at) is not None,
-            RECOVER_S,
-            "recover",
-        )
-        commits = run.commits(killed_at)
-        recovered = recovered_at(commits, killed_at)
-        assert recovered is not None
-        return MeasuredFault(
-            rank=rank,
-            last_step=last_step(commits, killed_at),
-            restored_step=int(run.latest("restored", killed_at)),
-            recovery_s=recovered - killed_at,
-            phases_s=run.phases(killed_at),
-        )
+    ranks = world_size(spec)
+    with running(LOOP, lambda folder: loop_config(spec, setting, folder), ranks, setting) as run:
+        return run.measure([rank], ranks, after_step)[0]
 
 
-@dataclass
-class _RayTrainRun:
-    process: subprocess.Popen[bytes]
-    folder: Path
-    log: Path
-
-    def lines(self) -> Iterator[list[dict[str, Any]]]:
-        """Lines of each rank process: a header about the process, then one per applied step."""
-        for path in sorted(self.folder.glob("*.jsonl")):
-            text = path.read_text()
-            whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
-            if whole:
-                yield [json.loads(line) for line in whole]
-
-    def step(self) -> int:
-        return max((line["step"] for lines in self.lines() for line in lines[1:]), default=0)
-
-    def pids(self) -> dict[int, int]:
-        return {header["rank"]: header["pid"] for header, *_ in self.lines()}
-
-    def commits(self, killed_at: float) -> list[AppliedStep]:
-        return [
-            AppliedStep(1 if header["born"] <= killed_at else 2, line["step"], line["at"])
-            for header, *steps in self.lines()
-            for line in steps
-        ]
-
-    def latest(self, name: str, killed_at: float) -> float:
-        """The greatest value of a header field over the ranks of the new world."""
-        return max(float(header[name]) for header, *_ in self.lines() if header["born"] > killed_at)
-
-    def phases(self, killed_at: float) -> dict[str, float]:
-        """Seconds from the kill until the last rank of the new world reached each phase.
-
-        `process_started` is negative if all ranks got processes that existed before the kill.
-        """
-        names = ("process_started", "born", "built")
-        return {name: round(self.latest(name, killed_at) - killed_at, 3) for name in names}
-
-    def wait(self, condition: Callable[[], bool], timeout_s: float, goal: str) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                log_tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
-                raise RayTrainFailed(f"Ray Train did not {goal} in {timeout_s:g} s:\n{log_tail}")
-            time.sleep(POLL_S)
-
-
-@contextlib.contextmanager
-def _run(spec: dict[str, Any], setting: RayTrainSetting) -> Iterator[_RayTrainRun]:
-    mark = secrets.token_hex(4)
-    folder = Path(tempfile.mkdtemp(prefix=f"bench-{mark}-"))
-    storage = Path(f"/dev/shm/bench-{mark}") if setting.in_memory else folder / "storage"
-    ray_temp = (
-        Path(tempfile.gettempdir()) / f"ray-{mark}"
-    )  # short, because socket paths are limited
-    (folder / "commits").mkdir()
-    storage.mkdir(mode=0o700)
-    log = folder / "ray_train.log"
-    process = _start(spec, setting, mark, folder, storage, ray_temp, log)
-    try:
-        yield _RayTrainRun(process, folder / "commits", log)
-    finally:
-        processes.sweep(mark, [str(storage), str(ray_temp)])
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def program_config(
-    spec: dict[str, Any], setting: RayTrainSetting, folder: Path, storage: Path, ray_temp: Path
-) -> dict[str, Any]:
-    """The configuration of `benchmarks.ray_train_program`, a rank for each worker."""
+def loop_config(spec: Mapping[str, Any], setting: RayTrainSetting, steps: Path) -> dict[str, Any]:
+    """The configuration of `benchmarks.ray_train_loop`, whose ranks write to `steps`."""
     return {
-        "loop": {
-            "spec": spec,
-            "folder": str(folder / "commits"),
-            "cache_dir": str(cache_folder(os.environ)),
-            "every_steps": 1,
-            "upload": setting.upload,
-        },
-        "ray_temp_dir": str(ray_temp),
-        "storage": str(storage),
-        "ranks": world_size(spec),
-        "cpus": CPUS,
+        "spec": spec,
+        "folder": str(steps),
+        "cache_dir": str(cache_folder(os.environ)),
+        "upload": setting.upload,
     }
 
 
-def _start(
-    spec: dict[str, Any],
+@contextlib.contextmanager
+def running(
+    function: str,
+    loop: Callable[[Path], dict[str, Any]],
+    ranks: int,
     setting: RayTrainSetting,
-    mark: str,
-    folder: Path,
-    storage: Path,
-    ray_temp: Path,
-    log: Path,
-) -> subprocess.Popen[bytes]:
+    import_path: str = "",
+) -> Iterator[StepFiles]:
+    """`function` on a cluster of its own. `loop`: its configuration, by the folder of the steps."""
+    with scratch() as (mark, folder):
+        storage = memory_folder(mark) if setting.in_memory else folder / "storage"
+        config = {
+            "function": function,
+            "loop": loop(folder / "steps"),
+            "storage": str(storage),
+            "ranks": (ranks, ranks),
+            "cluster": {
+                "num_cpus": CPUS,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": str(ray_folder(mark)),
+            },
+            "scaling": {},
+        }
+        variables = {**setting.environment}
+        if import_path:
+            variables["PYTHONPATH"] = f"{import_path}:{environment()['PYTHONPATH']}"
+        with trainer(config, mark, folder, variables) as files:
+            yield files
+
+
+@contextlib.contextmanager
+def trainer(
+    config: Mapping[str, Any], mark: str, folder: Path, variables: Mapping[str, str]
+) -> Iterator[StepFiles]:
+    """Run `benchmarks.ray_train_program`, whose `TrainerConfig` is `config`."""
+    Path(config["storage"]).mkdir(mode=0o700)
     path = folder / "config.json"
-    path.write_text(json.dumps(program_config(spec, setting, folder, storage, ray_temp)))
-    marked = {processes.CLUSTER_MARK: mark, "TMPDIR": str(folder)}
-    with log.open("wb") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.ray_train_program", str(path)],
-            cwd=ROOT,
-            env={**environment(), **setting.environment, **marked},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    path.write_text(json.dumps(config))
+    command = (sys.executable, "-m", "benchmarks.ray_train_program", str(path))
+    with started(command, mark, folder, variables) as files:
+        yield files

@@ -22,16 +22,15 @@ from typing import Any
 from benchmarks import holdfast_side, ray_train_side
 from benchmarks.conditions import (
     ROOT,
-    add_idle_options,
     describe_model,
     load_job,
-    machine,
+    parser,
     print_json,
     report,
-    wait_for_idle_machine,
+    report_conditions,
     world_size,
 )
-from benchmarks.figures import MeasuredFault, median_phases, recovery_summary, spread
+from benchmarks.figures import MeasuredFault, recovery_summary
 from holdfast_workers.spec import TrainingSpec
 
 ENDLESS = 1_000_000
@@ -47,15 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     job = endless(load_job(options.job))
     sides = _sides(job, options.settings)
     _print_conditions(job, options)
-    wait_for_idle_machine(options.quiet, options.patience_s)
     faults = _rounds(sides, options.faults, options.after_step, world_size(job))
-    ray_train = {name: found for name, found in faults.items() if name != HOLDFAST}
-    summary = recovery_summary(faults[HOLDFAST], ray_train)
-    _print_table(faults)
+    summary = recovery_summary(faults.pop(HOLDFAST), faults)
+    for name, found in {HOLDFAST: summary.holdfast, **summary.ray_train}.items():
+        report(f"{name}: {found}")
+    report(f"ratio {summary.ratio} against the setting {summary.ray_train_setting!r}")
     if options.json:
         print_json(summary)
-    else:
-        report(f"ratio {summary.ratio} against the setting {summary.ray_train_setting!r}")
     return 0
 
 
@@ -101,7 +98,7 @@ def _rounds(
 
 
 def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> None:
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     report(f"model: {describe_model(job)}; checkpoint every step; {options.faults} faults per side")
     report("holdfast: `serve` and REST, an embedded cluster of three raylets, one standby node")
     for setting in ray_train_side.SETTINGS:
@@ -110,33 +107,25 @@ def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> No
         )
 
 
-def _print_table(faults: Mapping[str, list[MeasuredFault]]) -> None:
-    for name, found in faults.items():
-        report(f"{name:<9} {spread(fault.recovery_s for fault in found)}")
-        report(f"{'':<9} phases: {_phases(median_phases([fault.phases_s for fault in found]))}")
-
-
 def _phases(phases_s: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases_s.items())
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--faults", type=int, default=5, help="per side; default 5")
-    parser.add_argument("--job", type=Path, default=SMALL_JOB, help=f"default: {SMALL_JOB.name}")
-    parser.add_argument(
+    options = parser("recovery", __doc__)
+    options.add_argument("--faults", type=int, default=5, help="per side; default 5")
+    options.add_argument("--job", type=Path, default=SMALL_JOB, help=f"default: {SMALL_JOB.name}")
+    options.add_argument(
         "--after-step", type=int, default=10, help="steps before the kill; default 10"
     )
-    parser.add_argument(
+    options.add_argument(
         "--settings",
         nargs="*",
         default=[setting.name for setting in ray_train_side.SETTINGS],
         choices=[setting.name for setting in ray_train_side.SETTINGS],
         help="settings of Ray Train; default: all; without a value: Ray Train is left out",
     )
-    add_idle_options(parser)
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.conditions import ROOT, load_job, machine, print_json, report
-from benchmarks.figures import StormFigure, storm_limit, storm_summary
+from benchmarks.conditions import (
+    ROOT,
+    BenchmarkFailed,
+    awaited,
+    load_job,
+    parser,
+    print_json,
+    report,
+    report_conditions,
+)
+from benchmarks.figures import StormFigure, StormResult, storm_limit, storm_rate
 from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.recipes.storm_recipe import STEP_S
 from benchmarks.recovery import SMALL_JOB, endless
@@ -57,7 +66,7 @@ SLACK_S = 120.0
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report_conditions()
     mtbf_s = {name: steps * options.step_s for name, steps in STEPS_BETWEEN_KILLS.items()}
     python = options.torchft_python
     if options.torchft_s and python is None:
@@ -65,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     ours = _holdfast(options, mtbf_s)
     theirs = _best_torchft(python, options, mtbf_s) if options.torchft_s else {}
     if options.json:
-        print_json(storm_summary(ours, theirs, mtbf_s))
+        rates = {name: storm_rate(ours[name], theirs.get(name), mtbf_s[name]) for name in ours}
+        print_json(StormResult(rates))
     return 0
 
 
@@ -117,11 +127,13 @@ def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Schedul
 def _committed(running_job: RunningJob, since: float, until: float) -> int:
     """Steps in the final history between two times. Rows arrive in order: the last one before
     `until` has arrived once there is a later one."""
-    deadline = time.monotonic() + ROWS_S
+
+    def have_arrived() -> bool:
+        return any(point.at >= until for point in running_job.points())
+
+    with contextlib.suppress(BenchmarkFailed):  # the job stands still
+        awaited(have_arrived, ROWS_S, lambda: "no later row", ROWS_POLL_S)
     points = running_job.points()
-    while max((point.at for point in points), default=0.0) < until and time.monotonic() < deadline:
-        time.sleep(ROWS_POLL_S)
-        points = running_job.points()
     return sum(since <= point.at < until for point in points)
 
 
@@ -199,30 +211,29 @@ def _report_figure(side: str, mtbf_s: float, figure: StormFigure) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.storm", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--torchft-python", help=f"an interpreter with {TORCHFT}")
-    parser.add_argument(
+    options = parser("storm", __doc__)
+    options.add_argument("--torchft-python", help=f"an interpreter with {TORCHFT}")
+    options.add_argument(
         "--torchft-home",
         type=Path,
         default=Path.home() / ".cache" / "holdfast-benchmarks" / "torchft",
         help="folder of the created environment",
     )
-    parser.add_argument(
+    options.add_argument(
         "--timeouts",
         type=float,
         nargs="+",
         default=[3.0, 5.0],
         help="timeouts of torchft in s; the best counts",
     )
-    parser.add_argument("--step-s", type=float, default=STEP_S, help="default: a second")
-    parser.add_argument("--calm-steps", type=int, default=10)
-    parser.add_argument("--storm-s", type=float, default=80.0, help="for each M")
-    parser.add_argument(
+    options.add_argument("--step-s", type=float, default=STEP_S, help="default: a second")
+    options.add_argument("--calm-steps", type=int, default=10)
+    options.add_argument("--storm-s", type=float, default=80.0, help="for each M")
+    options.add_argument(
         "--torchft-s", type=float, default=30.0, help="for each M, for torchft; 0: leave it out"
     )
-    parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args(arguments)
+    options.add_argument("--seed", type=int, default=1)
+    return options.parse_args(arguments)
 
 
 if __name__ == "__main__":

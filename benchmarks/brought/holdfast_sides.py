@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.brought.step_files import StepFiles
-from benchmarks.brought.stock_sides import USERS_FOLDER, function_config, script_line
+from benchmarks.brought.stock_sides import FUNCTION, USERS_FOLDER, function_config, script_line
 from benchmarks.holdfast_side import RunningServer, submitted
+from benchmarks.step_files import StepFiles, scratch
 
 MANY = 1000
 """More failures than a benchmark causes."""
@@ -24,7 +22,7 @@ GRACE_S = 2.0
 @contextlib.contextmanager
 def script(server: RunningServer, ranks: int) -> Iterator[StepFiles]:
     """The script, level 0: its own checkpoint file."""
-    with _folder() as folder:
+    with scratch() as (_, folder):
         line = [Path(script_line(folder)[0]).name, *script_line(folder)[1:]]
         with _running(server, folder, {**_job(ranks, memory=0), "script": shlex.join(line)}) as run:
             yield run
@@ -33,11 +31,11 @@ def script(server: RunningServer, ranks: int) -> Iterator[StepFiles]:
 @contextlib.contextmanager
 def ray_train(server: RunningServer, ranks: int, level: int) -> Iterator[StepFiles]:
     """The Ray Train function. Level 0: checkpoints on disk alone; level 2: in memory too."""
-    with _folder() as folder:
+    with scratch() as (_, folder):
         job = {
             **_job(ranks, memory=1 if level == 2 else 0),
-            "ray_train": "ray_function:train_loop_per_worker",
-            "config": function_config(folder),
+            "ray_train": FUNCTION,
+            "config": function_config(folder / "steps"),
             "ray_run": {"storage_path": str(folder / "storage"), "name": "run", "num_to_keep": 2},
         }
         with _running(server, folder, job) as run:
@@ -54,16 +52,6 @@ def _job(ranks: int, memory: int) -> dict[str, Any]:
         "recovery": {"max_failures": MANY},
         "program": {"grace_s": GRACE_S},
     }
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="bench-holdfast-"))
-    (folder / "steps").mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

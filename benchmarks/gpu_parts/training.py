@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts.figures import CurveFigures, Setting, TrainingFigures
+from benchmarks.recipes.idle_hooks import IdleHooks
 from holdfast_workers.parallelize import process_groups
-from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import Determinism, TrainingSpec
 from holdfast_workers.training.determinism import choose_kernels
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 from holdfast_workers.training.recipe import World
-from holdfast_workers.training.step_loop import Hooks, Steps
+from holdfast_workers.training.step_loop import Steps
 
 LEAST_PARAMETERS = 1_000_000_000
 WARM_UP_STEPS = 5
@@ -35,16 +35,11 @@ SMALL_BATCH, SMALL_STEPS = 4, 8
 CURVE_MODEL = {"dim": 128, "layers": 4, "heads": 4, "sequence_length": 128}
 
 
-class _Rows(Hooks):
+class _Rows(IdleHooks):
     """Keeps the rows of the steps."""
 
     def __init__(self) -> None:
         self.rows: list[StepRow] = []
-
-    def phase(self, name: str, step: int, micro_batch: int = 0) -> None: ...
-    def commit_gate(self, step: int) -> None: ...
-    def tripped(self, report: TripReport) -> None: ...
-    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None: ...
 
     def committed(self, row: StepRow) -> None:
         self.rows.append(row)

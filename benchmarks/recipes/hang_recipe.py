@@ -1,6 +1,7 @@
 """The built-in recipe with timed phases and with delays that are not hangs.
 
-Each rank appends the durations of its phases to a file in `HOLDFAST_BENCH_TIMES`, a line per step.
+Each rank appends the durations of its phases to a file in `HOLDFAST_BENCH_TIMES`, a line per step,
+with the seconds of them that went into the checks for silent corruption (`checks`).
 With `HOLDFAST_BENCH_DELAY_EVERY` set to N, all ranks spend some seconds in an evaluation or in
 waiting for data every N steps, each rank a little longer than another: slow but healthy.
 """
@@ -10,13 +11,18 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from holdfast_workers.progress import beacon
 from holdfast_workers.recipes import Agree, Gate, PhaseReporter, StepOutcome, World
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TIMES_ENV = "HOLDFAST_BENCH_TIMES"
+CHECKS = "checks"
 DELAY_ENV = "HOLDFAST_BENCH_DELAY_EVERY"
 DELAYS_S = (0.5, 4.0)
 APART_S = 0.5
@@ -25,20 +31,39 @@ APART_S = 0.5
 
 class TimedPretrain(PretrainRecipe):
     _rank = 0
+    _checks_s = 0.0
 
     def build(self, world: World) -> None:
         self._rank = world.rank
         super().build(world)
+        checksum = self._require_built().checksum
+        checksum.record = self._timed(checksum.record)  # type: ignore[method-assign]
+        checksum.has_changed = self._timed(checksum.has_changed)  # type: ignore[method-assign]
+
+    def state_digest(self, step: int) -> str:
+        return self._timed(super().state_digest)(step)
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         self._delay(step, phase)
         stopwatch = _Stopwatch(phase)
         outcome = super().train_step(step, agree, gate, stopwatch)
         stopwatch.record_phase()
+        stopwatch.took.append((CHECKS, self._checks_s))
+        self._checks_s = 0.0
         folder = Path(os.environ[TIMES_ENV])
         with (folder / f"{self._rank}-{os.getpid()}").open("a") as file:
             file.write(" ".join(f"{name} {took:.6f}" for name, took in stopwatch.took) + "\n")
         return outcome
+
+    def _timed(self, call: Callable[P, T]) -> Callable[P, T]:
+        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._checks_s += time.perf_counter() - began
+
+        return timed
 
     def _delay(self, step: int, phase: PhaseReporter) -> None:
         every = int(os.environ.get(DELAY_ENV, "0"))

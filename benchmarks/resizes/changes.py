@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from benchmarks.figures import AppliedStep, MeasuredSpread, spread
+from benchmarks.figures import AppliedStep, spread
 
 
 class Change(StrEnum):
@@ -88,41 +88,33 @@ def measure_change(
 
 
 @dataclass(frozen=True)
-class ElasticSamples:
-    """Seconds of every repetition: to the first new step where a fault began it, else the pause."""
+class ChangeFigures:
+    """Seconds of every repetition of a change: to the first new step, and of the pause."""
 
-    shrink_s: list[float]
-    grow_pause_s: list[float]
-    planned_pause_s: list[float]
-    planned_shrink_pause_s: list[float]
-    in_place_s: list[float]
-    in_place_pause_s: list[float]
-    ray_train_s: dict[str, list[float]]
-    ray_train_grow_pause_s: dict[str, list[float]]
+    recovery_s: list[float]
+    pause_s: list[float]
+
+    def __str__(self) -> str:
+        return f"to the first new step: {spread(self.recovery_s)}; pause: {spread(self.pause_s)}"
 
 
 @dataclass(frozen=True)
 class ElasticResult:
-    """The last line of `benchmarks.elastic`: medians, in seconds.
+    """The last line of `benchmarks.elastic`: the changes of each side, and medians of them.
 
-    `shrink_s`, `in_place_s` and `ray_train_s` run from the fault to the first new step, the pauses
-    from the last step of the old world. `ratio` is `ray_train_s / shrink_s`, with Ray Train at its
-    better setting; `planned_ratio` is `planned_pause_s / in_place_pause_s`. None: Ray Train was
-    left out. `load`: the load averages of the machine over a minute, before and after.
+    `ratio` is Ray Train's recovery from a shrink, at its better setting, divided by Holdfast's
+    (`shrink_s`), None if Ray Train was left out; `planned_ratio` is the pause of a planned growth
+    divided by that of a recovery in place. `load`: the load averages of the machine over a minute,
+    before and after.
     """
 
     shrink_s: float
-    grow_pause_s: float
-    planned_pause_s: float
-    in_place_s: float
-    ray_train_s: float | None
     ratio: float | None
-    planned_shrink_pause_s: float
-    in_place_pause_s: float
-    planned_ratio: float
     ray_train_setting: str | None
+    planned_ratio: float
     ranks: list[int]
-    samples: ElasticSamples
+    holdfast: dict[str, ChangeFigures]
+    ray_train: dict[str, dict[str, ChangeFigures]]
     load: list[float]
 
 
@@ -132,55 +124,29 @@ def elastic_summary(
     load: Sequence[float],
 ) -> ElasticResult:
     """`ray_train`: its changes by setting."""
-    samples = ElasticSamples(
-        shrink_s=_recoveries(holdfast, Change.SHRINK),
-        grow_pause_s=_pauses(holdfast, Change.GROW),
-        planned_pause_s=_pauses(holdfast, Change.PLANNED_GROW),
-        planned_shrink_pause_s=_pauses(holdfast, Change.PLANNED_SHRINK),
-        in_place_s=_recoveries(holdfast, Change.IN_PLACE),
-        in_place_pause_s=_pauses(holdfast, Change.IN_PLACE),
-        ray_train_s={name: _recoveries(found, Change.SHRINK) for name, found in ray_train.items()},
-        ray_train_grow_pause_s={
-            name: _pauses(found, Change.GROW) for name, found in ray_train.items()
-        },
+    ours, theirs = by_change(holdfast), {name: by_change(of) for name, of in ray_train.items()}
+    shrink_s = median(ours[Change.SHRINK].recovery_s)
+    shrinks = {name: median(found[Change.SHRINK].recovery_s) for name, found in theirs.items()}
+    best = min(shrinks, key=lambda name: shrinks[name], default=None)
+    planned_s, in_place_s = (
+        median(ours[change].pause_s) for change in (Change.PLANNED_GROW, Change.IN_PLACE)
     )
-    theirs = {name: _median(found) for name, found in samples.ray_train_s.items()}
-    best = min(theirs, key=lambda name: theirs[name], default=None)
-    shrink_s, planned_s = _median(samples.shrink_s), _median(samples.planned_pause_s)
-    in_place_pause_s = _median(samples.in_place_pause_s)
     return ElasticResult(
         shrink_s=shrink_s,
-        grow_pause_s=_median(samples.grow_pause_s),
-        planned_pause_s=planned_s,
-        in_place_s=_median(samples.in_place_s),
-        ray_train_s=None if best is None else theirs[best],
-        ratio=None if best is None else round(theirs[best] / shrink_s, 2),
-        planned_shrink_pause_s=_median(samples.planned_shrink_pause_s),
-        in_place_pause_s=in_place_pause_s,
-        planned_ratio=round(planned_s / in_place_pause_s, 2),
+        ratio=None if best is None else round(shrinks[best] / shrink_s, 2),
         ray_train_setting=best,
+        planned_ratio=round(planned_s / in_place_s, 2),
         ranks=list(next(c.ranks for c in holdfast if c.change is Change.SHRINK)),
-        samples=samples,
+        holdfast=ours,
+        ray_train=theirs,
         load=[round(average, 2) for average in load],
     )
 
 
-def spreads(changes: Sequence[MeasuredChange]) -> dict[str, tuple[MeasuredSpread, MeasuredSpread]]:
-    """By change: of the time to the first new step, and of the pause."""
-    return {
-        change.value: (spread(found), spread(_pauses(changes, change)))
-        for change in Change
-        if (found := _recoveries(changes, change))
-    }
-
-
-def _recoveries(changes: Sequence[MeasuredChange], change: Change) -> list[float]:
-    return [round(found.recovery_s, 4) for found in changes if found.change is change]
-
-
-def _pauses(changes: Sequence[MeasuredChange], change: Change) -> list[float]:
-    return [round(found.pause_s, 4) for found in changes if found.change is change]
-
-
-def _median(values: Sequence[float]) -> float:
-    return round(median(values), 4)
+def by_change(changes: Sequence[MeasuredChange]) -> dict[str, ChangeFigures]:
+    found: dict[str, ChangeFigures] = {}
+    for each in changes:
+        figures = found.setdefault(each.change.value, ChangeFigures([], []))
+        figures.recovery_s.append(round(each.recovery_s, 4))
+        figures.pause_s.append(round(each.pause_s, 4))
+    return found

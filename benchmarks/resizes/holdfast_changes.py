@@ -12,13 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conditions import BenchmarkFailed, awaited
 from benchmarks.figures import AppliedStep
-from benchmarks.holdfast_side import (
-    START_S,
-    HoldfastFailed,
-    RunningJob,
-    running,
-)
+from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.resizes import nodes
 from benchmarks.resizes.changes import Change, MeasuredChange, measure_change
 from holdfast_service.embedded_cluster import local_cluster
@@ -97,16 +93,14 @@ class _ElasticWorld:
         ranks = old.world_size // len({member.node_id for member in old.members}) * size
         at = time.time()
         cause()
-        deadline = time.monotonic() + CHANGE_S
-        while time.monotonic() < deadline:
-            if (found := self._measured(change, old, ranks, at)) is not None:
-                self.settle()
-                return found
-            time.sleep(POLL_S)
-        raise HoldfastFailed(
-            f"no step of {ranks} ranks within {CHANGE_S:g} s after {change.value}: "
-            f"{self._job.client.get(self._job.id)}"
+        found = awaited(
+            lambda: self._measured(change, old, ranks, at),
+            CHANGE_S,
+            lambda: f"a step of {ranks} ranks after {change.value}: {self._job}",
+            POLL_S,
         )
+        self.settle()
+        return found
 
     def _measured(
         self, change: Change, old: AttemptView, ranks: int, at: float
@@ -153,5 +147,5 @@ class _ElasticWorld:
     def _cluster(self) -> LocalCluster:
         cluster = local_cluster.find(Path(self._job.data_dir))
         if cluster is None:
-            raise HoldfastFailed("the embedded cluster has ended")
+            raise BenchmarkFailed("the embedded cluster has ended")
         return cluster

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.checkpoint import MeasuredSteps, job, summary
+from benchmarks.checkpoint_parts.reshard import ReshardPair
+from benchmarks.checkpoint_parts.reshard import summary as reshard_summary
+from benchmarks.checkpoint_parts.saves import MeasuredSteps, job, summary
 
 from holdfast_service.job_model.job_spec import parse
 
-PARTS = {"copy": 0.02, "digest": 0.01, "send": 0.0, "total": 0.03}
+FLOOR_S = {"copy": 0.02, "digest": 0.01, "send": 0.03}
 
 
 def test_the_cost_of_a_save_includes_all_steps_of_its_interval() -> None:
@@ -34,8 +36,7 @@ def test_ratios_use_the_figures_with_a_partner_copy() -> None:
         "holdfast_own": MeasuredSteps([1.13], [0.0]),
         "holdfast_partner": MeasuredSteps([1.16], [0.01]),
     }
-    floors = {"own": PARTS, "partner": {**PARTS, "send": 0.03, "total": 0.06}}
-    figures = summary(found, floors, resident_growth_mb=1.5)
+    figures = summary(found, FLOOR_S)
     assert figures.stall_vs_dcp_default == pytest.approx(0.02)
     assert figures.stall_vs_dcp_best == pytest.approx(0.1)
     assert figures.own_added_vs_floor == pytest.approx(1.0)
@@ -45,8 +46,14 @@ def test_ratios_use_the_figures_with_a_partner_copy() -> None:
 def test_a_saver_that_was_left_out_has_no_ratio() -> None:
     names = ("none", "dcp_best", "holdfast_none", "holdfast_own", "holdfast_partner")
     found = {name: MeasuredSteps([1.0], [0.1]) for name in names}
-    figures = summary(found, {"own": PARTS, "partner": PARTS}, resident_growth_mb=0.0)
+    figures = summary(found, FLOOR_S)
     assert (figures.stall_vs_dcp_default, figures.stall_vs_dcp_best) == (None, 1.0)
+
+
+def test_a_reshard_is_compared_with_the_sum_of_save_and_load() -> None:
+    pairs = [ReshardPair("dp_shard 2", "tp 2", took, 1.0, took) for took in (1.0, 0.25, 3.0)]
+    found = reshard_summary(pairs)
+    assert (found.ratio, found.worst_ratio) == (0.5, 0.75)
 
 
 @pytest.mark.parametrize("memory", [0, 1])

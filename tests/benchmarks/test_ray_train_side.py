@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.conditions import EXAMPLE, load_job, world_size
+from benchmarks.conditions import load_job, world_size
 from benchmarks.elastic import ELASTIC_JOB
-from benchmarks.ray_train_side import SETTINGS, program_config
-from benchmarks.recovery import SMALL_JOB, endless, ray_train_spec
-
-
-@pytest.mark.parametrize("path", [SMALL_JOB, EXAMPLE], ids=lambda path: str(path.name))
-def test_the_measured_jobs_have_a_worker_for_each_of_four_ranks(path: Path) -> None:
-    spec = ray_train_spec(endless(load_job(path)))
-    assert spec["parallel"]["zero"] is None
-    for setting in SETTINGS:
-        config = program_config(spec, setting, Path("folder"), Path("storage"), Path("ray"))
-        assert config["ranks"] == 4
+from benchmarks.recovery import SMALL_JOB, ray_train_spec
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ REAL_TESTS_WEIGHT = 30
 WORLDS = (
     "tests/api/integrations/test_agreed_stop.py",
     "tests/api/integrations/test_memory_folders.py",
-    "tests/benchmarks/test_parity.py",
+    "tests/benchmarks/test_meshes.py",
     "tests/benchmarks/test_resizes.py",
     "tests/workers/fault_injection/test_tensor_faults.py",
     "tests/workers/functions/",

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from benchmarks.mesh_layouts import (
+from tests.support.memory.mesh_layouts import (
     RANDOM,
     Parameter,
     fill,

@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import (
     MANIFEST,
     BadCheckpoint,
+    CheckpointError,
     CheckpointExists,
     IncompatibleCheckpoint,
     IncompleteCheckpoint,
@@ -173,6 +176,32 @@ def test_a_file_of_the_wrong_size_is_refused(tmp_path: Path, harm: str) -> None:
         victim.unlink()
     with pytest.raises(BadCheckpoint, match="__0_0"):
         _loaded(checkpoint, DP2_TP2, 0)
+
+
+def _flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
+
+
+def _zeroed(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes(len(content) - at)
+
+
+@pytest.mark.parametrize("damage", [_flipped, _zeroed, lambda content, at: content[:at]])
+def test_no_damage_anywhere_loads_silently(
+    tmp_path: Path, damage: Callable[[bytes, int], bytes]
+) -> None:
+    """torch's own reader has no digests. `.metadata` is for other programs, and never opened."""
+    checkpoint, places = _saved(LocalStorage(tmp_path)), random.Random(3)
+    for name in ("__0_0.distcp", MANIFEST):
+        path = Path(checkpoint.uri) / name
+        whole = path.read_bytes()
+        for at in (places.randrange(len(whole)) for _ in range(25)):
+            if damage(whole, at) != whole:
+                path.write_bytes(damage(whole, at))
+                with pytest.raises(CheckpointError):
+                    _loaded(checkpoint, DP2_TP2, 0)
+        path.write_bytes(whole)
+    _loaded(checkpoint, DP2_TP2, 0)
 
 
 def test_a_damaged_manifest_is_reported_instead_of_listed(root: Storage) -> None:

@@ -1,21 +1,23 @@
 """A function's gradients are the mean over all ranks that read different samples, or it is refused.
 
-`python -m benchmarks.function_matrix` runs all combinations; here are those that were wrong, and
-the decision alone.
+Every way to divide a model with every part that models have, on every mesh, is compared with the
+same training in torch alone: the soak has all of these cases, the suites those that were wrong.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.function_matrix import run_case
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.ranks import function_programs as programs
-from tests.support.ranks.rank_worlds import Worlds
+from tests.support.ranks.function_cases import DIVISIONS, FUNCTION, PARTS, in_torch
+from tests.support.ranks.rank_worlds import Worlds, world_of
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.functions.gradient_reduction import axes_with, ranks_along
 from holdfast_workers.spec import TrainingSpec
@@ -40,26 +42,58 @@ def spec(name: str, mesh: Mapping[str, int], **config: Any) -> TrainingSpec:
     )
 
 
-@pytest.mark.seconds
-@pytest.mark.parametrize(
-    ("division", "part", "mesh"),
-    [
-        ("ddp", "dropout", {"dp_replicate": 2}),
-        ("plain", "heads by rank", {"dp_shard": 2}),
-        pytest.param("tp by hand", "tied weights", {"dp_shard": 2}, marks=pytest.mark.slow),
-        pytest.param(
-            "ddp", "own backward", {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow
-        ),
-        pytest.param("ddp over all", "heads by rank", {"dp_replicate": 2}, marks=pytest.mark.slow),
-        pytest.param("tp by hand", "frozen parts", {"dp_replicate": 2}, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "an idle head", {"dp_replicate": 2}, marks=pytest.mark.slow),
-    ],
-)
+WRONG_ONCE = {
+    ("ddp", "dropout", "dp_replicate"): pytest.mark.seconds,
+    ("plain", "heads by rank", "dp_shard"): pytest.mark.seconds,
+    ("tp by hand", "tied weights", "dp_shard"): pytest.mark.slow,
+    ("ddp", "own backward", "dp_replicate dp_shard"): pytest.mark.slow,
+    ("ddp over all", "heads by rank", "dp_replicate"): pytest.mark.slow,
+    ("tp by hand", "frozen parts", "dp_replicate"): pytest.mark.slow,
+    ("fsdp2", "an idle head", "dp_replicate"): pytest.mark.slow,
+}
+CASES = [
+    pytest.param(*case, marks=WRONG_ONCE.get(case, pytest.mark.soak))
+    for case in itertools.product(
+        DIVISIONS, PARTS, ("dp_shard", "dp_replicate", "dp_replicate dp_shard")
+    )
+    if case[:2] != ("fsdp2", "heads by rank")
+]
+
+
+@pytest.mark.parametrize(("division", "part", "axes"), CASES)
 def test_a_function_has_the_losses_of_torch_and_the_same_bits_after_a_kill(
-    worlds: Worlds, division: str, part: str, mesh: dict[str, int]
+    worlds: Worlds, tmp_path: Path, division: str, part: str, axes: str
 ) -> None:
-    result = run_case(worlds, division, part, mesh)
-    assert result.is_right and not result.refused, result
+    """Of the survivors of the kill, and of the process that replaces the killed one."""
+    case = case_of(division, part, axes)
+    calm, last = worlds.run(programs.trained, case), case.parallel.world_size - 1
+    assert calm[0]["losses"] == pytest.approx(worlds.run(in_torch, case)[0], abs=1e-5)
+    attempt, killed_in = worlds.next_attempt(), 3
+    ranks = [
+        worlds.start(
+            programs.survivor, world_of(case, rank, attempt), case, tmp_path, killed_in, False
+        )
+        for rank in range(last + 1)
+    ]
+    ranks[last].process.join(DEADLINE_S)
+    replacement = world_of(case, last, attempt + 1000)
+    ranks[last] = worlds.start(programs.trained, replacement, case, tmp_path, killed_in - 1)
+    for digests in (rank.result()["digests"] for rank in ranks):
+        assert digests == {step: calm[0]["digests"][step] for step in digests}
+        assert case.train.steps in digests
+
+
+def case_of(division: str, part: str, axes: str) -> TrainingSpec:
+    """Four micro-batches a step on two data-parallel ranks, two on four."""
+    mesh = dict.fromkeys([*axes.split(), *(["tp"] if division == "tp by hand" else [])], 2)
+    return TrainingSpec.model_validate(
+        {
+            "function": FUNCTION,
+            "train": {"steps": 5, "global_batch": 16, "micro_batch": 2, "seed": 5},
+            "parallel": mesh,
+            "config": {"division": division, "part": part},
+        }
+    )
 
 
 @pytest.mark.seconds
@@ -86,8 +120,9 @@ def test_a_gradient_that_cannot_be_averaged_is_refused(
 def test_a_gradient_that_some_ranks_lack_is_refused_where_fsdp_would_add_it_to_another(
     worlds: Worlds,
 ) -> None:
-    result = run_case(worlds, "fsdp2", "heads by rank", {"dp_shard": 2})
-    assert result.refused.startswith("model.heads.a.weight has a gradient on 1 of 2 ranks only")
+    lacking = "FunctionError: .*model.heads.a.weight has a gradient on 1 of 2 ranks only"
+    with pytest.raises(AssertionError, match=lacking):
+        worlds.run(programs.trained, case_of("fsdp2", "heads by rank", "dp_shard"))
 
 
 @pytest.mark.seconds

@@ -15,7 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.mesh_layouts import RANDOM, RANDOM_BYTES, Parameter, fill, layout_of, meshes
+from tests.support.memory.mesh_layouts import (
+    RANDOM,
+    RANDOM_BYTES,
+    Parameter,
+    fill,
+    layout_of,
+    meshes,
+)
 from tests.support.memory.shm import SECRET
 from tests.support.waiting import eventually
 

@@ -1,40 +1,31 @@
 """Parity of every mesh and option with one process: parameters after five AdamW steps.
 
-    python -m benchmarks.parity --json [--meshes N] [--write]
-
 Each row trains a built-in model of a tiny size on real ranks (gloo), in float32, and compares
-each parameter, assembled from the ranks' pieces, with that of one process. `--write` puts the table
-into `docs/parallelism.md`. An option whose difference exceeds `TOLERANCE` ends the run with 1.
+each parameter, assembled from the ranks' pieces, with that of one process.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import random
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from tests.support.ranks import rank_programs as programs
+from tests.support.ranks.corpora import small_corpus
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec, tiny_vit_spec
 from tests.support.ranks.toy_images import write_images
 from torch import Tensor
 
-from benchmarks.conditions import ROOT, describe_mesh, print_json, report
+from benchmarks.conditions import describe_mesh
 
 TOLERANCE = 1e-5
 STEPS = 5
 LEARNING_RATE = 3e-3
-PAGE = ROOT / "docs" / "parallelism.md"
-BEGIN, END = "<!-- parity: begin -->\n", "<!-- parity: end -->\n"
 
 MESHES: tuple[Mapping[str, int], ...] = (
     {"dp_replicate": 2},
@@ -73,51 +64,44 @@ class Option:
     """An axis without which the option does nothing."""
 
 
+SEQUENCE = {"sequence_parallel": True}
+BOTH = {"sequence_parallel": True, "vocabulary_parallel": True}
+SELECTIVE = {"activation_checkpointing": "selective"}
 OPTIONS = (
     Option("plain"),
     Option("zero 1", {"zero": 1}, needs="dp_shard"),
     Option("zero 2", {"zero": 2}, needs="dp_shard"),
     Option("zero 3", {"zero": 3}, needs="dp_shard"),
-    Option("sequence", {"sequence_parallel": True}, needs="tp"),
+    Option("sequence", SEQUENCE, needs="tp"),
     Option("vocabulary", {"vocabulary_parallel": True}, needs="tp"),
-    Option(
-        "sequence, vocabulary, zero 3, selective",
-        {"sequence_parallel": True, "vocabulary_parallel": True, "zero": 3},
-        {"activation_checkpointing": "selective"},
-        needs="tp",
-    ),
+    Option("sequence, vocabulary, zero 3, selective", {**BOTH, "zero": 3}, SELECTIVE, "tp"),
     Option("ring", {"context_method": "ring"}, needs="cp"),
-    Option("ulysses", {"context_method": "ulysses"}, {"kv_heads": 4}, needs="cp"),
-    Option(
-        "ring, zero 3, selective",
-        {"context_method": "ring", "zero": 3},
-        {"activation_checkpointing": "selective"},
-        needs="cp",
-    ),
+    Option("ulysses", {"context_method": "ulysses"}, {"kv_heads": 4}, "cp"),
+    Option("ring, zero 3, selective", {"context_method": "ring", "zero": 3}, SELECTIVE, "cp"),
     Option("full checkpointing", model={"activation_checkpointing": "full"}),
-    Option("selective checkpointing", model={"activation_checkpointing": "selective"}),
+    Option("selective checkpointing", model=SELECTIVE),
     Option("tied embeddings", model={"tied_embeddings": True}),
     Option("gpipe", {"schedule": "gpipe"}, needs="pp"),
-    Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, needs="pp"),
-    Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, needs="pp"),
+    Option("interleaved", {"schedule": "interleaved"}, {"layers": 4}, "pp"),
+    Option("zero bubble", {"schedule": "zero_bubble"}, {"layers": 4}, "pp"),
     Option(
         "zero bubble, sequence, vocabulary",
-        {"schedule": "zero_bubble", "sequence_parallel": True, "vocabulary_parallel": True},
+        {**BOTH, "schedule": "zero_bubble"},
         {"layers": 4},
-        needs="pp",
+        "pp",
     ),
     Option(
         "interleaved, ring, tied, uneven",
         {"schedule": "interleaved", "context_method": "ring"},
         {"layers": 5, "tied_embeddings": True},
-        needs="pp",
+        "pp",
     ),
     Option("vit", model={"family": "vit"}),
     Option(
         "vit, sequence, zero 3, selective",
-        {"sequence_parallel": True, "zero": 3},
-        {"family": "vit", "activation_checkpointing": "selective"},
-        needs="tp",
+        {**SEQUENCE, "zero": 3},
+        {**SELECTIVE, "family": "vit"},
+        "tp",
     ),
 )
 OF_THE_MODEL = ("family", "tied_embeddings", "layers", "kv_heads")
@@ -147,16 +131,6 @@ def rows(meshes: Sequence[Mapping[str, int]] = MESHES) -> Iterator[Row]:
             if mesh.get("cp", 1) > 1 and option.model.get("family") == "vit":
                 continue  # images are not divided
             yield Row(mesh, option)
-
-
-@dataclass(frozen=True)
-class ParityResult:
-    """The last line: the greatest differences of a parameter, of all rows and of each."""
-
-    rows: int
-    tolerance: float
-    greatest: float
-    differences: dict[str, float]
 
 
 class Parity:
@@ -196,58 +170,22 @@ class Parity:
 
 
 @contextmanager
-def parity() -> Iterator[Parity]:
-    """With a corpus, images and a cache of its own."""
-    with tempfile.TemporaryDirectory(prefix="hf-parity-") as folder:
-        words = random.Random(5)
-        corpus = Path(folder) / "corpus"
-        corpus.mkdir()
-        text = " ".join(str(words.randrange(100)) for _ in range(12_000))
-        (corpus / "part.txt").write_text(text)
-        images = Path(folder) / "images"
-        write_images(images)
-        data = {"HOLDFAST_TEST_CORPUS": str(corpus), "HOLDFAST_TEST_IMAGES": str(images)}
-        with patch.dict(os.environ, data):
-            yield Parity(Worlds(Path(folder) / "cache"))
+def parity(folder: Path) -> Iterator[Parity]:
+    """With a corpus, images and a cache of its own in `folder`."""
+    corpus, images = folder / "corpus", folder / "images"
+    corpus.mkdir()
+    write_images(images)
+    with small_corpus(corpus), patch.dict(os.environ, HOLDFAST_TEST_IMAGES=str(images)):
+        yield Parity(Worlds(folder / "cache"))
 
 
-def table(found: Mapping[tuple[str, str], float]) -> str:
-    """The differences as Markdown: a line per mesh, a column per option."""
-    names = [option.name for option in OPTIONS]
-    lines = [f"| Mesh | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+def table(found: Mapping[str, float]) -> str:
+    """The differences by the names of their rows, as Markdown: a line per mesh, a column per
+    option."""
+    lines = [f"| Mesh | {' | '.join(option.name for option in OPTIONS)} |", "|---" * len(OPTIONS)]
+    lines[1] += "|---|"
     for mesh in MESHES:
-        axes = describe_mesh(mesh)
-        cells = [found.get((axes, name)) for name in names]
+        cells = [found.get(Row(mesh, option).name) for option in OPTIONS]
         shown = ["" if cell is None else f"{cell:.0e}" for cell in cells]
-        lines.append(f"| `{axes}` | {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--meshes", type=int, help="use only the first so many")
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
-    options = parser.parse_args(arguments)
-    found: dict[tuple[str, str], float] = {}
-    with parity() as measured:
-        for row in rows(MESHES[: options.meshes]):
-            difference = measured.difference(row)
-            found[describe_mesh(row.mesh), row.option.name] = difference
-            report(f"{prod(row.mesh.values())} ranks: {row.name}: {difference:.1e}")
-    lines = table(found)
-    print(lines)
-    if options.write:
-        text = PAGE.read_text()
-        before, after = text.index(BEGIN) + len(BEGIN), text.index(END)
-        PAGE.write_text(text[:before] + "\n" + lines + "\n" + text[after:])
-    worst = max(found.values())
-    report(f"greatest difference {worst:.1e} of {len(found)} rows; tolerance {TOLERANCE:g}")
-    if options.json:
-        differences = {f"{axes}, {option}": off for (axes, option), off in found.items()}
-        print_json(ParityResult(len(found), TOLERANCE, worst, differences))
-    return int(worst > TOLERANCE)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        lines.append(f"| `{describe_mesh(mesh)}` | {' | '.join(shown)} |")
+    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """The same recipe and step loop, saved at every step by PyTorch's own savers.
 
-    torchrun --nproc-per-node N -m benchmarks.stock_savers JOB.yaml SAVER FOLDER OUT.jsonl
+    torchrun -m benchmarks.checkpoint_parts.stock_savers JOB.yaml SAVER FOLDER OUT.jsonl
 
 `none` saves nothing; `torch_save` writes synchronously; `dcp_default` is `async_save` with its
 default settings; `dcp_best` saves from another process and stages in another thread, and waits for
@@ -27,13 +27,13 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.recipes.big_state import BigState
+from benchmarks.recipes.idle_hooks import IdleHooks
 from holdfast_workers.parallelize import process_groups
-from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.standalone import load_spec
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
-from holdfast_workers.training.step_loop import DigestSource, Hooks, train
+from holdfast_workers.training.step_loop import DigestSource, train
 
 KEPT = 2
 COLLECTIVE_S = 60.0
@@ -56,7 +56,7 @@ def main() -> None:
     process_groups.leave()
 
 
-class _SavingHooks(Hooks):
+class _SavingHooks(IdleHooks):
     """Hooks that save after every step."""
 
     def __init__(self, saver: str, recipe: BigState, rank: int, folder: Path, out: TextIO) -> None:
@@ -79,15 +79,6 @@ class _SavingHooks(Hooks):
             if saver == "dcp_best"
             else None
         )
-
-    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
-        pass
-
-    def tripped(self, report: TripReport) -> None:
-        pass
-
-    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
-        pass
 
     def commit_gate(self, step: int) -> None:
         if self._staging is not None:
