@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.support.faults.resetting_proxy import ResettingProxy
+from tests.support.faults.faulty_link import FaultyLink
 from tests.support.nodes.history_proof import assert_same_history, incidents
 from tests.support.nodes.local_agents import LocalAgents
 from tests.support.nodes.supervised import small_training, supervised
@@ -30,7 +30,7 @@ class AgentsBehindProxies(LocalAgents):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.proxies: dict[int, ResettingProxy] = {}
+        self.proxies: dict[int, FaultyLink] = {}
 
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
@@ -62,7 +62,7 @@ class AgentsBehindProxies(LocalAgents):
         if not isinstance(answer, AgentReport):
             return answer
         if answer.data_port not in self.proxies:
-            self.proxies[answer.data_port] = ResettingProxy(answer.data_port)
+            self.proxies[answer.data_port] = FaultyLink(answer.data_port)
         return replace(answer, data_port=self.proxies[answer.data_port].port)
 
 

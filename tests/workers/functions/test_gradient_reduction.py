@@ -21,7 +21,6 @@ from holdfast_workers.functions.gradient_reduction import axes_with, ranks_along
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import World
 
-BOTH_AXES = {"dp_replicate": 2, "dp_shard": 2}
 FUNCTIONS = "tests.support.ranks.differing_functions"
 
 
