@@ -170,20 +170,6 @@ def test_steps_that_a_program_reports_are_rows_and_a_hang_is_found_by_them(tmp_p
         assert end["step"] >= resumed["first_step"]
 
 
-def test_a_script_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    script = """
-        import signal, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("begins")
-        time.sleep(1000)
-    """
-    training = program_training(script="train.py", ranks=1, program=ProgramSpec(grace_s=0.5))
-    with running_program(tmp_path, {"train.py": script}, training) as run:
-        printed(run, "begins")
-        run.stop(StopKind.CANCEL, within_s=600.0)
-        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
-
-
 def test_what_a_program_has_started_dies_with_it(tmp_path: Path) -> None:
     script = """
         echo "child $BASHPID"
@@ -304,27 +290,6 @@ def test_before_a_node_goes_the_program_is_asked_to_save_and_loses_no_step(tmp_p
         assert "stops after step" in printed(run, "rank 1 stops")
         [incident] = run.of(EventKind.INCIDENT_CLOSED)
         assert incident["cause"] == "preempted", run.story()
-
-
-def test_what_left_the_session_of_a_program_ends_when_its_agent_dies(tmp_path: Path) -> None:
-    script = """
-        setsid sleep 1000 &
-        echo "apart $!"
-        bash -c 'sleep 1001; true' &
-        echo "beside $!"
-        wait
-    """
-    training = program_training(command="bash run.sh", ranks=1)
-    with running_program(tmp_path, {"run.sh": script}, training) as run:
-        apart, beside = (int(printed(run, f"{name} ").split()[1]) for name in ("apart", "beside"))
-        before = attempts(run)
-        run.agents.kill(run.seat_of(0))
-        wait_next_attempt(run, before)
-        for pid in (apart, beside):
-            eventually(
-                lambda pid=pid: not linux_processes.is_alive(pid),  # type: ignore[misc]
-                failure_message="a process of the program runs on",
-            )
 
 
 def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Path) -> None:
