@@ -168,18 +168,3 @@ def elastic_training(*, sharded: bool) -> TrainingSpec:
             "config": {"sharded": sharded, "slow_in": 2},
         }
     )
-
-
-def test_a_user_error_in_a_function_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
-    with supervised(tmp_path, training("mistaken"), standbys=0, workers_per_node=1) as run:
-        end = run.wait_end()
-    assert end["outcome"] == "FAILED"
-    assert end["code"] == "user_error"
-    assert "the user's own mistake" in end["traceback"]
-    assert "in mistaken" in end["traceback"]
-    assert len(run.of(EventKind.ATTEMPT_FORMING)) <= 2
-    log = "\n".join(run.logs)
-    assert "INFO    attempt 1: rank 1 of dp_shard 2 starts" in log
-    assert 'ERROR   attempt 1: failed after step 4: KeyError: "the user\'s own mistake"' in log
-    assert "in mistaken" in log
-    assert "a name that is no text: \\udcff" in log

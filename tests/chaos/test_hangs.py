@@ -118,20 +118,3 @@ def test_a_slow_rank_is_reported_soon_and_its_node_is_replaced(tmp_path: Path) -
         assert second["state"] == "moved", run.story()
         assert replaced()[0]["lost"][0]["rank"] == 2, run.story()
         assert replaced()[0]["steps_lost"] <= 1
-
-
-def test_a_rank_that_stops_while_an_attempt_forms_is_named(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """During the recovery from another fault; the first attempt taught the time of a join."""
-    training = small_training(STEPS, detection=DETECTION)
-    with supervised(tmp_path, training, standbys=0, **PATIENT) as run:
-        run.wait_step(5)
-        run.inject("stop", rank=2, phase="restore")
-        run.wait_step(10)
-        run.kill(1)
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-        (incident,) = incidents(run)
-        assert {"worker_crash", "hang"} <= set(incident["causes"]), run.story()
-        assert incident["suspects"][0]["rank"] == 2

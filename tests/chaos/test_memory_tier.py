@@ -153,46 +153,6 @@ def test_a_damaged_step_in_memory_is_not_loaded(tmp_path: Path, undisturbed_loss
         assert losses(run.logs) == undisturbed_losses
 
 
-OBJECTS = """
-    import sys, time
-    import torch.distributed as dist
-    from holdfast.torch import tier
-
-    dist.init_process_group("gloo")
-    kept = tier()
-    done = kept.load() or 0
-    print(f"rank {dist.get_rank()} goes on from {done}")
-    for step in range(done + 1, int(sys.argv[1]) + 1):
-        time.sleep(0.02)
-        kept.save(step, step)
-        print(f"step {step} kept")
-"""
-
-
-@pytest.mark.slow
-def test_what_a_smaller_world_keeps_counts_although_a_larger_one_was_further(
-    tmp_path: Path,
-) -> None:
-    """Objects are each rank's own: the smaller world begins anew."""
-    shapes = tuple(WorldShape.of({"dp_shard": ranks, "tp": 1}, 1) for ranks in (2, 1))
-    config = {"shapes": shapes, "grow_after_s": 600.0, "wait_for_replacement_s": 0.5}
-    training = program_training(script="train.py 5000")
-    with running_program(tmp_path, {"train.py": OBJECTS}, training, config=config) as run:
-        printed(run, "step 200 ")
-        run.agents.kill_node(run.seat_of(1))
-        run.wait(lambda: resumed_at(run.logs) == [0, 0, 0])
-        shrunk = run.of(EventKind.ATTEMPT_FORMING)[-1]["restore"]
-        assert (shrunk["step"], shrunk["tiers"]) == (0, {"0": "init"}), run.story()
-        reason = run.of(EventKind.INCIDENT_CLOSED)[-1]["reason"]
-        assert "is in memory as each rank's own state, which only a world of" in reason
-        run.wait(lambda: run.logs.count("step 10 kept") == 3)
-        before = attempts(run)
-        os.kill(run.member(0)["pid"], signal.SIGKILL)
-        wait_next_attempt(run, before)
-        run.wait(lambda: len(resumed_at(run.logs)) == 4)
-        assert 9 <= resumed_at(run.logs)[-1] < 200
-
-
 @pytest.mark.soak
 def test_a_script_goes_on_from_memory_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
     partial = "planner=dcp.DefaultLoadPlanner(allow_partial_load=True)"

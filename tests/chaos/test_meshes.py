@@ -36,6 +36,8 @@ HANGS = [
 MESHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pipeline and shards": ({"pp": 2, "dp_shard": 2}, {}),
     "pipeline and tensors": ({"pp": 2, "tp": 2, "schedule": "zero_bubble"}, {"layers": 4}),
+    "replicas and shards": ({"dp_replicate": 2, "dp_shard": 2}, {}),
+    "replicas and tensors": ({"dp_replicate": 2, "tp": 2}, {}),
     "ring and shards": ({"dp_shard": 2, "cp": 2, "context_method": "ring"}, {}),
     "sequence, vocabulary, recomputed": (
         {"dp_shard": 2, "tp": 2, "sequence_parallel": True, "vocabulary_parallel": True},

@@ -27,18 +27,6 @@ def test_a_user_error_ends_the_job_with_its_traceback_and_uses_no_standby(
         assert len({tuple(member["pid"] for member in members) for members in attempts}) == 1
 
 
-def test_a_rank_that_always_dies_at_the_same_step_exhausts_the_failure_budget(
-    tmp_path: Path,
-) -> None:
-    plan = [{"point": "backward", "rank": 1, "step": 8, "action": "kill", "times": 99}]
-    config = {"max_failures": 3}
-    with supervised(tmp_path, small_training(60), standbys=0, chaos=plan, config=config) as run:
-        end = run.wait_end()
-        assert (end["outcome"], end["code"]) == ("FAILED", "too_many_failures"), run.story()
-        assert "rank 1" in end["message"]
-        assert len(run.of(EventKind.INCIDENT_OPENED)) <= 4
-
-
 def test_a_recipe_that_cannot_be_imported_ends_the_job_with_the_reason(tmp_path: Path) -> None:
     training = small_training(60, recipe="tests.support.ranks.recipes:NoSuchRecipe")
     with supervised(tmp_path, training, standbys=0) as run:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.supervisor.supervisor import SupervisorTimes
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, complete_manifest, verify
-from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.messages import Place
@@ -24,23 +21,6 @@ from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 from holdfast_workers.state.digest import payload_digest, step_digest
 
 pytestmark = pytest.mark.chaos
-
-
-def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
-        run.wait_step(15)
-        lost = run.seat_of(0)
-        run.agents.kill_node(lost)
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-        (incident,) = incidents(run)
-        assert incident["cause"] == "node_lost"
-        assert incident["steps_lost"] <= 1
-        assert "partner_ram" in set(incident["tiers"].values()), run.story()
-        members = run.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
-        assert lost not in {member["agent"] for member in members}
 
 
 @pytest.mark.soak
@@ -124,109 +104,6 @@ def test_all_agents_and_the_supervisor_end_at_once_and_no_row_is_lost(
         assert restored > 10, "the state was restored from memory"
 
 
-def test_both_nodes_die_one_after_the_other_and_the_first_comes_back(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Agents die, nodes live: the agent that came back replaces the second lost agent."""
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
-        run.wait_step(10)
-        run.agents.kill(run.seat_of(0))
-        run.wait_step(25)
-        run.agents.kill(run.seat_of(2))
-        run.wait_step(40)
-        run.agents.kill(run.seat_of(1))
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-        assert len(incidents(run)) == 3, run.story()
-
-
-def test_an_agent_without_standby_comes_back_and_uses_its_own_segments(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0) as run:
-        run.wait_step(15)
-        run.agents.kill("n1")
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-
-
-def test_losing_standby_and_zygotes_costs_training_nothing(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
-        run.wait_step(10)
-        training = {run.seat_of(0), run.seat_of(2)}
-        (standby,) = set(run.agents.seats) - training
-        run.agents.kill(standby)
-        for seat in training:
-            for pid in zygotes_of(run.agents.agents[seat].process.pid):  # type: ignore[union-attr]
-                os.kill(pid, signal.SIGKILL)
-        run.wait_step(35)
-        run.kill(1)  # the new zygote must be able to fork
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-        (incident,) = incidents(run)
-        assert incident["cause"] == "worker_crash", run.story()
-
-
-def test_the_rendezvous_stores_may_die(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0) as run:
-        run.wait_step(10)
-        for agent in run.agents.agents.values():
-            for pid in children_named(agent.process.pid, "hf-store"):  # type: ignore[union-attr]
-                os.kill(pid, signal.SIGKILL)
-        run.wait_step(20)
-        run.kill(2)
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-
-
-def test_losing_the_supervisor_costs_no_step_and_no_event(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=1) as run:
-        run.wait_step(15)
-        before = run.pids()
-        run.lose_supervisor()
-        run.wait_step(25)
-        assert run.pids() == before
-        run.kill(3)
-        run.wait_step(40)
-        run.lose_supervisor()
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-        assert run.has_all_events()
-        assert {row.attempt for row in run.all_rows} == {1, 2}
-
-
-def test_the_successor_of_a_supervisor_that_dies_with_a_rank_finds_the_lost_rank(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with supervised(tmp_path, small_training(STEPS, recipe=ENDS_WHEN_TOLD), standbys=0) as run:
-        run.wait_step(15)
-        pids = run.pids()
-        run.lose_supervisor()
-        os.kill(pids[1], signal.SIGKILL)
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-
-
-def test_training_restores_from_the_remote_tier_when_all_memory_is_lost(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    checkpoint = CheckpointSpec(
-        memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=10, keep=2)
-    )
-    training = small_training(STEPS, checkpoint=checkpoint, recipe=ENDS_WHEN_TOLD)
-    with supervised(tmp_path, training, standbys=2) as run:
-        run.wait(lambda: len(run.of(EventKind.CHECKPOINT_SAVED)) >= 2)
-        for seat in {run.seat_of(0), run.seat_of(2)}:
-            run.agents.kill_node(seat)
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-        assert "remote" in {tier for i in incidents(run) for tier in i["tiers"].values()}
-
-
 def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -282,30 +159,3 @@ def saved_digest(run: SupervisedRun, attempt: int, step: int) -> str:
         load_state(at, layout, payload, mesh=run.training.parallel.mesh, rank=rank)
         digests.append(payload_digest(payload))
     return step_digest(digests)
-
-
-def test_without_a_replacement_the_job_waits_and_then_fails_with_a_reason(tmp_path: Path) -> None:
-    config = {"wait_for_replacement_s": 2.0}
-    with supervised(tmp_path, small_training(400), standbys=0, config=config) as run:
-        run.wait_step(5)
-        run.agents.kill_node("n1")
-        end = run.wait_end()
-        assert (end["outcome"], end["code"]) == ("FAILED", "no_replacement"), run.story()
-        assert run.of(EventKind.WAITING)
-
-
-def zygotes_of(agent_pid: int) -> list[int]:
-    return children_named(agent_pid, "hf-zygote")
-
-
-def children_named(parent: int, name: str) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            head, _, rest = stat.read_text().rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if head.endswith(f"({name}") and int(rest.split()[1]) == parent:
-            found.append(int(stat.parent.name))
-    assert found or not linux_processes.is_alive(parent)
-    return found

@@ -43,30 +43,6 @@ def test_a_program_that_attaches_long_before_its_first_step_is_left_alone(tmp_pa
         assert attempts(run) == 1
 
 
-def test_a_program_that_shows_a_bar_between_its_steps_is_left_alone(tmp_path: Path) -> None:
-    script = """
-        import time
-
-        print("step 1")
-        for number in range(1, 16):
-            print(f"\\revaluates {number}/15", end="", flush=True)
-            time.sleep(0.1)
-        print()
-        for step in (2, 3):
-            print(f"\\rtrains, step {step}", end="", flush=True)
-            time.sleep(0.1)
-    """
-    program = ProgramSpec(metrics="step (?P<step>[0-9]+)")
-    training = program_training(script="train.py", ranks=1, program=program)
-    config = {"stall_limit_s": 0.5}
-    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert run.of(EventKind.INCIDENT_OPENED) == []
-        shown = [line for line in run.logs if line.startswith("evaluates")]
-        assert 2 <= len(shown) <= 8 and shown[-1] == "evaluates 15/15"
-        assert sorted(run.rows) == [1, 2, 3]
-
-
 def test_another_supervisor_leaves_a_program_without_steps_alone(tmp_path: Path) -> None:
     script = """
         import time

@@ -170,40 +170,6 @@ def test_steps_that_a_program_reports_are_rows_and_a_hang_is_found_by_them(tmp_p
         assert end["step"] >= resumed["first_step"]
 
 
-def test_a_cancelled_script_gets_sigterm_and_time_to_save(tmp_path: Path) -> None:
-    script = """
-        import signal, sys, time
-        def save(*_):
-            time.sleep(0.3)
-            print("saved before the end")
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, save)
-        print("begins")
-        while True:
-            time.sleep(0.1)
-    """
-    training = program_training(script="train.py", ranks=1)
-    with running_program(tmp_path, {"train.py": script}, training) as run:
-        printed(run, "begins")
-        run.stop(StopKind.CANCEL)
-        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
-        assert printed(run, "saved before the end")
-
-
-def test_a_script_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    script = """
-        import signal, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("begins")
-        time.sleep(1000)
-    """
-    training = program_training(script="train.py", ranks=1, program=ProgramSpec(grace_s=0.5))
-    with running_program(tmp_path, {"train.py": script}, training) as run:
-        printed(run, "begins")
-        run.stop(StopKind.CANCEL, within_s=600.0)
-        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
-
-
 def test_what_a_program_has_started_dies_with_it(tmp_path: Path) -> None:
     script = """
         echo "child $BASHPID"
@@ -245,20 +211,6 @@ def test_the_exception_of_a_script_is_the_cause_and_not_those_of_its_peers(
         assert end["code"] == "user_error", run.story()
         assert end["message"] == "ValueError at step 0, twice in a row: bad value 3"
         assert 'raise ValueError("bad value 3")' in end["traceback"]
-
-
-def test_a_recorded_error_is_the_cause(tmp_path: Path) -> None:
-    script = """
-        from torch.distributed.elastic.multiprocessing.errors import record
-        @record
-        def main():
-            raise KeyError("the shard 7")
-        main()
-    """
-    training = program_training(script="train.py", ranks=1, program=ProgramSpec(fork=False))
-    with running_program(tmp_path, {"train.py": script}, training) as run:
-        end = run.wait_end()
-        assert end["message"] == "KeyError at step 0, twice in a row: 'the shard 7'", run.story()
 
 
 def test_a_command_that_does_not_exist_ends_the_job_with_the_reason(tmp_path: Path) -> None:
@@ -322,16 +274,6 @@ def test_a_script_goes_on_with_fewer_ranks_and_grows_again(tmp_path: Path) -> No
         assert sorted(set(computed)) == list(range(1, max(computed) + 1))
 
 
-def test_lines_that_a_script_prints_become_metrics(tmp_path: Path) -> None:
-    pattern = "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"
-    training = program_training(script="train.py 20", program=ProgramSpec(metrics=pattern))
-    with running_program(tmp_path, {"train.py": DDP}, training) as run:
-        end = run.wait_end()
-        assert (end["outcome"], end["step"]) == ("SUCCEEDED", 20), run.story()
-        shown = {step: f"{row.loss:.9f}" for step, row in run.rows.items()}
-        assert shown == losses(run.logs)
-
-
 @pytest.mark.cell("P6", "program")
 def test_before_a_node_goes_the_program_is_asked_to_save_and_loses_no_step(tmp_path: Path) -> None:
     training = program_training(script="train.py")
@@ -350,63 +292,6 @@ def test_before_a_node_goes_the_program_is_asked_to_save_and_loses_no_step(tmp_p
         assert incident["cause"] == "preempted", run.story()
 
 
-def test_scalars_of_event_files_become_metrics(tmp_path: Path) -> None:
-    script = """
-        import time
-        from tensorboardX import SummaryWriter
-        with SummaryWriter("runs") as writer:
-            for step in range(1, 6):
-                writer.add_scalar("train/loss", 1.0 / step, step)
-                writer.flush()
-                time.sleep(0.05)
-    """
-    program = ProgramSpec(event_files="runs")
-    training = program_training(script="train.py", ranks=1, program=program)
-    with running_program(tmp_path, {"train.py": script}, training) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert {s: row.loss for s, row in run.rows.items()} == pytest.approx(
-            {step: 1.0 / step for step in range(1, 6)}
-        )
-
-
-def test_a_program_that_computes_without_steps_for_too_long_is_restarted(tmp_path: Path) -> None:
-    script = """
-        import os
-        print("step 1 loss 0.5")
-        while os.environ["HOLDFAST_ATTEMPT"] == "1":
-            pass
-    """
-    pattern = "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"
-    program = ProgramSpec(metrics=pattern, silence_s=1.0)
-    training = program_training(script="train.py", program=program)
-    config = {"stall_limit_s": 1.5}
-    with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        [incident] = run.of(EventKind.INCIDENT_CLOSED)
-        assert incident["cause"] == "hang"
-
-
-def test_what_left_the_session_of_a_program_ends_when_its_agent_dies(tmp_path: Path) -> None:
-    script = """
-        setsid sleep 1000 &
-        echo "apart $!"
-        bash -c 'sleep 1001; true' &
-        echo "beside $!"
-        wait
-    """
-    training = program_training(command="bash run.sh", ranks=1)
-    with running_program(tmp_path, {"run.sh": script}, training) as run:
-        apart, beside = (int(printed(run, f"{name} ").split()[1]) for name in ("apart", "beside"))
-        before = attempts(run)
-        run.agents.kill(run.seat_of(0))
-        wait_next_attempt(run, before)
-        for pid in (apart, beside):
-            eventually(
-                lambda pid=pid: not linux_processes.is_alive(pid),  # type: ignore[misc]
-                failure_message="a process of the program runs on",
-            )
-
-
 def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Path) -> None:
     script = """
         setsid bash -c 'while true; do :; done' &
@@ -421,28 +306,3 @@ def test_without_a_lease_nothing_that_a_program_has_started_goes_on(tmp_path: Pa
         run.cluster_answers = False
         is_stopped = lambda: linux_processes.run_state(apart) == "T"  # noqa: E731
         eventually(is_stopped, failure_message="it runs on without a lease")
-
-
-@pytest.mark.soak
-def test_a_slow_rank_of_a_program_is_named(tmp_path: Path) -> None:
-    script = """
-        import time
-        import torch
-        import torch.distributed as dist
-        from holdfast import attach
-
-        run = attach()
-        dist.init_process_group("gloo")
-        for step in range(1, 100000):
-            time.sleep(0.06 if dist.get_rank() == 2 else 0.02)
-            dist.all_reduce(torch.ones(1))
-            run.step(step)
-    """
-    training = program_training(script="train.py", ranks=3)
-    options = {"workers_per_node": 3, "config": {"replace_stragglers": False}}
-    with running_program(tmp_path, {"train.py": script}, training, **options) as run:
-        run.wait(lambda: bool(run.of(EventKind.STRAGGLER)), 60)
-        slow = run.of(EventKind.STRAGGLER)[0]
-        assert slow["rank"] == 2, run.story()
-        run.stop(StopKind.CANCEL)
-        assert run.wait_end()["outcome"] == "CANCELLED"

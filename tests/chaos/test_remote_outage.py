@@ -17,7 +17,7 @@ import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.faults.flaky_proxy import FlakyProxy
-from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.history_proof import assert_same_history, incidents
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
@@ -108,20 +108,6 @@ def test_a_bucket_disappears_and_comes_back(
         _assert_nothing_left(run, s3_server)
 
 
-@pytest.mark.soak
-def test_ranks_whose_savers_are_slow_save_the_same_steps(
-    start: Start, proxy: FlakyProxy, s3_server: S3Server
-) -> None:
-    """Otherwise a storage that is slower than the interval never holds a complete checkpoint."""
-    proxy.add("late", method="PUT", contains="/__3_")
-    with start(2, standbys=0) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        superseded = [bad["step"] for bad in run.of(EventKind.CHECKPOINT_BAD)]
-        assert [step for step in superseded if step + 2 < STEPS] == []
-        assert len(_saved(run)) >= 2  # a quick machine makes all steps during the first save
-        _assert_nothing_left(run, s3_server)
-
-
 def test_the_last_checkpoint_waits_for_a_silent_storage(
     start: Start, proxy: FlakyProxy, s3_server: S3Server
 ) -> None:
@@ -135,65 +121,6 @@ def test_the_last_checkpoint_waits_for_a_silent_storage(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert _saved(run) == [STEPS]
         _assert_nothing_left(run, s3_server)
-
-
-def test_errors_lost_answers_and_cut_transfers_change_no_result(
-    start: Start, proxy: FlakyProxy, s3_server: S3Server, undisturbed: Undisturbed
-) -> None:
-    rules = [
-        proxy.add("status", method="PUT", times=5, status=503, code="SlowDown"),
-        proxy.add("cut_upload", method="PUT", contains=".distcp", times=4),
-        proxy.add("lose_answer", method="PUT", contains="manifest.json", times=1),
-        proxy.add("reset", method="GET", times=3),
-        proxy.add("cut_download", method="GET", contains="record.json", times=2, after_bytes=600),
-    ]
-    with start(20, standbys=0) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert all(rule.used == rule.times for rule in rules), rules
-        assert_same_history(run, undisturbed)
-        assert STEPS in _saved(run)  # a delayed save may be reported later
-        _assert_nothing_left(run, s3_server)
-
-
-@pytest.mark.soak
-def test_a_save_goes_on_when_its_worker_and_then_its_saver_die(
-    start: Start, s3_server: S3Server, undisturbed: Undisturbed
-) -> None:
-    """The worker dies right after it froze its copy of step 20; the first saver dies too. The
-    checkpoint of the ended attempt is completed nevertheless."""
-    plan: list[dict[str, Any]] = [
-        {"point": "saved", "rank": 1, "step": 20, "action": "kill"},
-        {"point": "saver", "rank": 2, "step": 20, "action": "kill"},
-    ]
-    with start(20, standbys=0, chaos=plan) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert not not_fired(run, plan)
-        assert_same_history(run, undisturbed)
-        assert 20 in _saved(run), run.story()
-        _assert_nothing_left(run, s3_server)
-
-
-@pytest.mark.soak
-def test_a_restore_waits_for_unavailable_storage_instead_of_starting_over(
-    start: Start, proxy: FlakyProxy, undisturbed: Undisturbed
-) -> None:
-    """All agents and the supervisor are lost while the bucket is unavailable: its checkpoints are
-    neither forgotten nor marked bad."""
-    with start(20, standbys=0, config={"wait_for_replacement_s": 60.0}) as run:
-        run.wait(lambda: 20 in _saved(run))
-        proxy.add("status", status=404, code="NoSuchBucket")
-        for seat in run.agents.seats:
-            run.agents.forget_memory(seat)
-        run.lose_supervisor()
-        run.wait(
-            lambda: any("remote tier" in wait["resource"] for wait in run.of(EventKind.WAITING)),
-            90.0,
-        )
-        proxy.heal()
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        forming = run.of(EventKind.ATTEMPT_FORMING)[-1]
-        assert forming["restore"]["step"] >= 20
-        assert run.digests[STEPS] == undisturbed.digests[STEPS]
 
 
 def test_a_run_resumes_from_a_bucket_whose_key_is_in_no_process_with_users_code(

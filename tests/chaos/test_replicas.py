@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.conftest import Undisturbed
-from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.history_proof import assert_same_history, incidents
 from tests.support.nodes.supervised import small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
@@ -27,29 +27,6 @@ def undisturbed_run(folder: Path, training: TrainingSpec) -> Undisturbed:
     with supervised(folder, training, standbys=0) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         return Undisturbed(dict(run.digests), dict(run.rows))
-
-
-@pytest.mark.parametrize(("dp_shard", "tp"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.soak)])
-def test_a_rank_of_a_replica_may_die_in_any_phase_of_a_step(
-    tmp_path: Path, dp_shard: int, tp: int
-) -> None:
-    training = replicated(dp_shard=dp_shard, tp=tp)
-    last = training.parallel.world_size - 1
-    plan = [
-        {"point": point, "rank": rank, "step": step, "action": "kill"}
-        for point, rank, step in (
-            ("backward", last, 5),
-            ("agree", 0, 9),
-            ("optimizer", last, 13),
-            ("memory", 0, 17),
-        )
-    ]
-    undisturbed = undisturbed_run(tmp_path / "undisturbed", training)
-    with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert not not_fired(run, plan)
-        assert_same_history(run, undisturbed)
-        assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
 
 
 def test_a_lost_node_is_replaced_from_its_living_replica(tmp_path: Path) -> None:

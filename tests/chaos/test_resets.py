@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.support.faults.resetting_proxy import ResettingProxy
+from tests.support.faults.faulty_link import FaultyLink
 from tests.support.nodes.history_proof import assert_same_history, incidents
 from tests.support.nodes.local_agents import LocalAgents
 from tests.support.nodes.supervised import small_training, supervised
@@ -32,7 +30,7 @@ class AgentsBehindProxies(LocalAgents):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.proxies: dict[int, ResettingProxy] = {}
+        self.proxies: dict[int, FaultyLink] = {}
 
     def call(
         self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
@@ -64,7 +62,7 @@ class AgentsBehindProxies(LocalAgents):
         if not isinstance(answer, AgentReport):
             return answer
         if answer.data_port not in self.proxies:
-            self.proxies[answer.data_port] = ResettingProxy(answer.data_port)
+            self.proxies[answer.data_port] = FaultyLink(answer.data_port)
         return replace(answer, data_port=self.proxies[answer.data_port].port)
 
 
@@ -86,21 +84,3 @@ def test_resets_end_no_attempt_and_cost_no_step(tmp_path: Path, undisturbed: Und
         assert_same_history(run, undisturbed)
         assert {row.attempt for row in run.all_rows} == {1}
         assert not incidents(run), run.story()
-
-
-def test_an_agent_that_dies_between_resets_is_replaced_at_once(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with supervised(tmp_path, small_training(STEPS), agents=AgentsBehindProxies) as run:
-        agents = run.agents
-        assert isinstance(agents, AgentsBehindProxies)
-        run.wait_step(15)
-        agents.reset_all()
-        process = agents.agents[run.seat_of(0)].process
-        assert process is not None
-        os.kill(process.pid, signal.SIGKILL)
-        agents.reset_all()
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, undisturbed)
-        (incident,) = incidents(run)
-        assert incident["cause"] == "agent_lost", incident

@@ -95,22 +95,6 @@ def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
         assert len(run.of(EventKind.ATTEMPT_FORMING)) <= 1 + 2 * len(flips)
 
 
-def test_a_corrupting_node_is_replaced_if_a_standby_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training = replicated(2, steps=30)
-    whole = undisturbed(tmp_path, training, monkeypatch)
-    flips = [flip_of("gradient", 1, 8, "optimizer")]
-    with flipping(tmp_path, training, flips, monkeypatch, standbys=1) as run:
-        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, whole)
-        worlds = [event["members"] for event in run.of(EventKind.ATTEMPT_RUNNING)]
-        seats = [[member["agent"] for member in members] for members in worlds]
-        assert seats[0] == seats[1]  # two replicas differed: the same ranks repeat the step
-        assert seats[-1][0] == seats[0][0]
-        assert seats[-1][1] not in seats[0], run.story()
-
-
 def test_a_third_node_arbitrates_between_two_that_always_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

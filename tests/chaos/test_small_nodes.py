@@ -87,16 +87,6 @@ def test_a_standby_takes_the_ranks_of_a_node_that_is_too_small_and_the_reason_ha
         assert "needs at least 2.89 MB" in finding["what"], finding
 
 
-def test_without_another_node_the_job_goes_back_to_the_queue_at_once(tmp_path: Path) -> None:
-    config = {"requeue": True, "start_timeout_s": 300.0}
-    with supervised(tmp_path, small_training(STEPS), standbys=0, config=config, **options()) as run:
-        end = run.wait_end(60.0)
-        assert (end["outcome"], end["code"]) == ("PAUSED", "no_nodes"), run.story()
-        assert "1 of 2 nodes can be used; n1 is too small:" in end["message"]
-        assert "2.1 MB free" in end["message"] and "2.89 MB" in end["message"]
-        assert run.of(EventKind.ATTEMPT_FORMING) == []
-
-
 def test_nodes_that_share_their_memory_are_used_only_if_both_fit_and_looked_at_again(
     tmp_path: Path,
 ) -> None:

@@ -18,20 +18,16 @@ from tests.support.memory.crashing_nodes import TIMES, Receiver, Sender
 from tests.support.memory.data_nodes import PATIENT
 from tests.support.memory.memory_states import MESH, RANK, SIZES, Saved, layout_of, payload_of
 from tests.support.memory.shm import SECRET
-from tests.support.waiting import DEADLINE_S, eventually
+from tests.support.waiting import eventually
 
-from holdfast_workers.memory import resumable_push
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
-from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.reshard import Reshard
-from holdfast_workers.memory.segment import Commit
 from holdfast_workers.memory.wire import Timeouts
-from holdfast_workers.protocol.messages import Origin, Partner, Place, Restore, Tier
+from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
 
 IN_PAYLOAD = 300
 STALLS = 6
-CALLBACKS = 30
 BOX_FAULTS = 500
 SHARE_OF_FAULTS = 0.55
 
@@ -60,12 +56,6 @@ def _faults(
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small pieces: of a push that is cut off, some pieces are kept and some are sent again."""
-    monkeypatch.setattr(resumable_push, "_PIECE", 512)
-
-
-@pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     def counts() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -74,87 +64,6 @@ def nothing_leaks() -> Iterator[None]:
     yield
     gc.collect()  # a mapping ends with its last view
     eventually(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)))
-
-
-class Replication:
-    """A worker's node that replicates to a partner over a faulty link."""
-
-    def __init__(self, shm: Path) -> None:
-        self.sender = Sender(shm / "sender")
-        self.receiver = Receiver(shm / "receiver", Place.REPLICA)
-        self.server = self._serve()
-        self.link = FaultyLink(self.server.port, on_fault=self._lose_the_server)
-        self.changed = threading.Condition()
-        self.replicated = 0
-        self.lost = 0
-        self.violations: list[str] = []
-        self.replicator = Replicator(
-            self.sender.store,
-            SECRET,
-            self._record_replicated,
-            self._record_lost,
-            timeouts=TIMES,
-            retry_s=0.001,
-        )
-
-    def step(self, fault: Fault | None) -> None:
-        """Save a step and replicate it on a new connection with `fault`."""
-        self.lost = 0
-        self.link.arm(fault)
-        step = self.sender.save()
-        self.replicator.set_partners(RANK, (Partner("partner", "127.0.0.1", self.link.port),))
-        self.replicator.offer(RANK, 1, step)
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.replicated == step, DEADLINE_S), str(fault)
-        assert self.violations == [], f"{fault}: {self.violations}"
-        assert self.lost or not self.link.fired, f"{fault} went unnoticed"
-        self.receiver.check(step, step)
-        self.replicator.set_partners(RANK, ())
-
-    def close(self) -> None:
-        self.replicator.close()
-        self.link.close()
-        self.server.close()
-
-    def _serve(self) -> DataServer:
-        return DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)
-
-    def _lose_the_server(self) -> None:
-        """The partner's agent dies and restarts; its segments stay."""
-        self.server.close()
-        self.receiver = Receiver(self.receiver.root, Place.REPLICA)
-        self.server = self._serve()
-        self.link.target = self.server.port
-
-    def _record_replicated(self, rank: int, commit: Commit) -> None:
-        with self.changed:
-            self.replicated = commit.step
-            self.changed.notify_all()
-
-    def _record_lost(self, rank: int, partner: Partner, reason: str, others: bool) -> None:
-        """Runs in the sending thread before the retry: a node may be lost at this moment."""
-        self.lost += 1
-        step = self.sender.step
-        if step > 1:
-            try:
-                self.receiver.check(step, step - 1)
-            except AssertionError as error:
-                self.violations.append(str(error))
-
-
-def _replicate(shm: Path, points: CrashPoints, share: float) -> None:
-    pair = Replication(shm)
-    pair.step(None)
-    faults = _faults(pair.link.forwarded, Direction.UP, payload_of(Saved(1, 1)), points.random)
-    faults += [
-        Fault(FaultType.CALLBACK, fault.way, fault.at)
-        for fault in points.random.sample(faults, CALLBACKS)
-    ]
-    for fault in faults:
-        pair.step(fault)
-        points.tried += pair.link.fired
-    pair.close()
-    points.assert_enough()
 
 
 def _source(port: int, step: int, digest: str) -> Restore:

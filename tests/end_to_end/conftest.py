@@ -115,10 +115,6 @@ class Product:
         self.client = Client(address, data_dir=self.data_dir, retry_s=60)
         self.client.ready()
 
-    def with_settings(self, **env: str) -> Product:
-        """Another server of the same data and cluster, to run in place of this one."""
-        return Product(self.data_dir, self._beside, self._nodes, **{**self._env, **env})
-
     def kill(self) -> None:
         """SIGKILL to the API server, reconciler included."""
         assert self.process is not None
@@ -151,17 +147,6 @@ class Product:
         """Process ids of a program of the cluster."""
         pids = processes.of_cluster(self.cluster.cluster_id)
         return [pid for pid in pids if _program(pid).startswith(program)]
-
-    def agent_of(self, job_id: str, rank: int) -> int:
-        """The process of the node agent that runs the rank."""
-        worker = self.members(job_id)[rank].pid
-        agents = self.actor_pids("StartedAgent")
-        (found,) = [
-            pid
-            for pid in agents
-            if worker in {child.pid for child in psutil.Process(pid).children()}
-        ]
-        return found
 
     def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         eventually(condition, timeout_s)

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,6 @@ from tests.end_to_end.conftest import (
 )
 from tests.support.ranks.recipes import SLOW_WHILE
 from tests.support.ranks.toy_images import write_images
-from tests.support.waiting import eventually
 from tests.support.wheels import make_wheel
 
 from holdfast.integrations.ray_train.run_folder import read_list, read_result
@@ -38,9 +36,6 @@ from holdfast_service.embedded_cluster import local_cluster, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(240)]
 FUNCTION_STEPS = 110
-NEWS_S = 60.0  # a tenth of the time between two polls
-"""How late an event may be seen, though the server polls only every ten minutes: on a busy machine
-each look takes a while."""
 MARKED = re.compile(r"<!-- run -->\n```sh\n(.*?)```", re.DOTALL)
 
 
@@ -127,20 +122,6 @@ def test_a_second_installation_on_the_cluster_ends_no_job_of_the_first(
         second.stop()
 
 
-@pytest.mark.soak
-def test_a_killed_agent_is_replaced_by_the_standby_node(
-    product: Product, undisturbed: dict[int, str]
-) -> None:
-    job = product.client.submit(spec())
-    product.wait_step(job.id, 20)
-    before = product.members(job.id)
-    os.kill(product.agent_of(job.id, 0), signal.SIGKILL)
-    assert_same(product, job.id, undisturbed)
-    after = product.members(job.id)
-    assert after[0].node_id != before[0].node_id
-    assert after[2].node_id == before[2].node_id
-
-
 @pytest.mark.cell("P6", "GCS")
 def test_a_rank_recovers_while_rays_control_service_is_silent(
     product: Product, undisturbed: dict[int, str]
@@ -156,54 +137,6 @@ def test_a_rank_recovers_while_rays_control_service_is_silent(
     finally:
         os.kill(silent, signal.SIGCONT)
     assert_same(product, job.id, undisturbed)
-
-
-@pytest.mark.soak
-def test_a_server_that_hardly_ever_polls_sees_incidents_and_the_end_within_seconds(
-    product: Product,
-) -> None:
-    product.stop()
-    rarely = product.with_settings(HOLDFAST_PACE__RECONCILE_INTERVAL_S="600")
-    rarely.start()
-    try:
-        job = rarely.client.submit(spec(resources=WITHOUT_STANDBY))
-        # What the server itself wrote before the first look says nothing about the supervisor.
-        written = rarely.client.events(job.id, limit=1000).items
-        seen: dict[int, float] = {event.seq: 0.0 for event in written}
-
-        def read_events() -> bool:
-            page = rarely.client.events(job.id, limit=1000)
-            for event in page.items:
-                seen.setdefault(event.seq, time.time() - event.at)
-            return page.ended
-
-        def is_running() -> bool:
-            read_events()
-            return rarely.client.get(job.id).progress.step > 0
-
-        eventually(is_running, 120, lambda: rarely.client.get(job.id))
-        rarely.kill_rank(job.id, 1)
-        rarely.wait(read_events, 120)
-        events = {event.seq: event for event in rarely.client.events(job.id, limit=1000).items}
-        kinds = {event.kind for event in events.values()}
-        assert {"incident.opened", "incident.closed", "attempt.running", "ended"} <= kinds
-        when = [(events[seq].kind, after_s) for seq, after_s in seen.items()]
-        late = {kind: after_s for kind, after_s in when if after_s > NEWS_S}
-        assert not late
-    finally:
-        rarely.stop()
-        product.start()
-
-
-def test_a_user_error_ends_the_job_with_its_traceback(product: Product) -> None:
-    job = product.client.submit(
-        spec(recipe="tests.support.ranks.recipes:RaisesAtStepTen", **ONE_NODE)
-    )
-    ended = product.finish(job.id)
-    assert ended.state == "FAILED" and ended.outcome is not None
-    assert ended.outcome.code == "user_error"
-    assert "the user's own mistake" in (ended.outcome.traceback or "")
-    product.wait(lambda: not product.left_of(job.id))
 
 
 def test_no_process_of_the_cluster_has_the_servers_secrets(product: Product) -> None:
@@ -236,25 +169,6 @@ def test_a_cancelled_job_leaves_nothing(product: Product) -> None:
     assert ended.state == "CANCELLED" and ended.outcome is not None
     assert f"step {ended.progress.step}, is in the remote tier" in ended.outcome.message
     product.wait(lambda: not product.left_of(job.id))
-
-
-@pytest.mark.soak
-def test_a_paused_job_releases_the_cluster_and_resumes_with_the_same_bits(
-    product: Product, undisturbed: dict[int, str]
-) -> None:
-    job = product.client.submit(spec(resources=WITHOUT_STANDBY))
-    product.wait_step(job.id, 20)
-    product.client.pause(job.id)
-    product.wait(lambda: product.client.get(job.id).state == "PAUSED", 60)
-    assert not product.left_of(job.id)
-    paused = product.client.get(job.id).progress.step
-    assert product.client.checkpoints(job.id).items[0].step == paused
-    product.client.resume(job.id)
-    assert_same(product, job.id, undisturbed)
-    first, second = product.client.attempts(job.id)
-    assert (first.state, second.number) == ("ended", 2)
-    assert second.restore.step == paused
-    assert product.client.incidents(job.id) == []
 
 
 def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
@@ -392,28 +306,6 @@ def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(produc
     product.wait(lambda: not product.left_of(row.id), 60)
 
 
-@pytest.mark.soak
-def test_ranks_leave_a_cordoned_node_and_no_job_is_placed_on_it(
-    product: Product, undisturbed: dict[int, str]
-) -> None:
-    client = product.client
-    job = client.submit(spec())
-    product.wait_step(job.id, 5)
-    left = product.members(job.id)[0].node_id
-    try:
-        assert client.cordon(left[:16], "to be repaired").jobs == (job.id,)
-        assert_same(product, job.id, undisturbed)
-        assert left not in {member.node_id for member in product.members(job.id).values()}
-        (incident,) = client.incidents(job.id)
-        assert (incident.cause, incident.decision) == ("preempted", "replace the node")
-        train = {**spec()["train"], "steps": 5}
-        other_job = client.submit(spec(train=train, resources=WITHOUT_STANDBY))
-        assert product.finish(other_job.id).state == "SUCCEEDED"
-        assert left not in {member.node_id for member in product.members(other_job.id).values()}
-    finally:
-        client.uncordon(left)
-
-
 @pytest.mark.cell("P2", "node")
 def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[int, str]) -> None:
     """The node does not come back: later tests cannot use three nodes."""
@@ -492,45 +384,6 @@ def assert_proven_by_a_replay(product: Product, job_id: str, meshes: int) -> Non
     assert product.finish(replay.id).state == "CANCELLED"
     assert {incident.steps_lost for incident in client.incidents(replay.id)} == {0}
     product.wait(lambda: not product.left_of(replay.id), 60)
-
-
-@pytest.mark.soak
-def test_a_job_with_too_few_nodes_is_queued_again_and_resumes_on_others_with_the_same_bits(
-    product: Product, undisturbed: dict[int, str]
-) -> None:
-    """It comes back by itself, and none of its nodes is left to it."""
-    client = product.client
-    impatient = {**spec()["recovery"], "wait_for_replacement_s": 1.0}
-    job = client.submit(spec(name="short", resources=WITHOUT_STANDBY, recovery=impatient))
-    product.wait_step(job.id, 5)
-    before = product.members(job.id)
-    hosts = {str(member.node_id) for member in before.values()}
-    cordoned = {node.id for node in client.nodes() if node.there} - hosts
-    for node in cordoned:
-        client.cordon(node, "kept from this job")  # so a lost node has no replacement
-    client.inject(job.id, "node_loss", rank=0)
-
-    def is_queued() -> bool:
-        found = client.get(job.id)  # before, it waits for a replacement in its recovery
-        if found.state != "QUEUED" or found.waiting is None:
-            return False
-        return found.waiting.reason.startswith("2 nodes with 1 CPUs and 0 GPUs free are needed")
-
-    product.wait(is_queued, 90)
-    reasons = [event.data.get("reason") for event in client.events(job.id, limit=1000).items]
-    assert "it was given back" in reasons
-    assert not product.left_of(job.id)
-    kept = str(before[2].node_id)
-    cordoned.add(kept)
-    client.cordon(kept, "kept from this job")
-    for _ in range(2):
-        local_cluster.add_node(product.cluster)
-    assert_same(product, job.id, undisturbed)
-    after = {member.node_id for member in product.members(job.id).values()}
-    assert len(after) == 2 and not after & {member.node_id for member in before.values()}
-    assert set(product.samples(job.id)) == set(range(1, STEPS + 1))
-    for node in cordoned:
-        client.uncordon(node)
 
 
 @pytest.mark.story("Ray Train function")

@@ -87,22 +87,6 @@ def test_a_host_is_lost_after_the_certificate_was_renewed(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(600)
-def test_a_host_is_lost_without_tls_and_with_it(tmp_path: Path) -> None:
-    """One after the other on the same machine, for figures to compare."""
-    took_s: dict[bool, float] = {}
-    for tls in (False, True):
-        with training_room(tmp_path / f"tls-{tls}", NODES) as room:
-            room.up("--no-training --tls" if tls else "--no-training")
-            if tls:
-                for name in NODES:
-                    room.copy_certificates(name)
-            room.join(*NODES, options=MACHINE + (" --tls-dir tls" if tls else ""))
-            took_s[tls] = seconds_to_recover(room)
-    print("with TLS:", took_s[True], "without:", took_s[False])
-    assert max(took_s.values()) < RECOVERY_S
-
-
-@pytest.mark.timeout(600)
 def test_a_cluster_uses_the_tls_of_ray_too(tmp_path: Path) -> None:
     variables = {
         "RAY_USE_TLS": "1",

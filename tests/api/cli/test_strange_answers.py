@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
-from httpx_sse import EventSource
 
 from holdfast import Client
 from holdfast.cli import completion, jobs
@@ -50,17 +48,6 @@ def other_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         serving.join()
-
-
-def test_lines_are_split_at_line_feeds_only() -> None:
-    stream = f"data: {STRANGE}\n\ndata: x\r\n\r\nid: 7\ndata: last\n\n".encode()
-    headers = {"Content-Type": "text/event-stream"}
-    for cut in range(len(stream) + 1):
-        pieces = iter([stream[:cut], stream[cut:]])
-        events = EventSource(httpx.Response(200, headers=headers, content=pieces)).iter_sse()
-        assert [(event.id, event.data) for event in events] == [
-            *(("", STRANGE), ("", "x"), ("7", "last"))
-        ], cut
 
 
 def test_a_followed_log_line_may_contain_unicode_line_separators(other_server: str) -> None:

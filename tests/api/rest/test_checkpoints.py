@@ -33,7 +33,7 @@ from holdfast_workers.checkpoint.manifest import (
     checkpoint_folder,
     list_checkpoints,
 )
-from holdfast_workers.checkpoint.marks import mark_needed, pin
+from holdfast_workers.checkpoint.marks import mark_needed
 from holdfast_workers.checkpoint.storage import Storage, StorageDenied, TransientStorageError
 
 BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
@@ -302,21 +302,6 @@ def test_a_download_that_is_cut_resumes_with_the_same_bytes(
     assert written == sorted(set(written))  # no byte was sent twice
 
 
-@pytest.mark.seconds
-def test_a_damaged_checkpoint_is_never_exported(
-    server: LiveServer, client: Client, job_id: str, tmp_path: Path
-) -> None:
-    spoil(_folder(server, job_id, 6))
-    with pytest.raises(Conflict) as refused:
-        client.export_checkpoint(job_id, 6, tmp_path / "model.safetensors")
-    assert refused.value.code == "checkpoint_bad"
-    with pytest.raises(Conflict, match="Hugging Face") as unknown:
-        client.export_checkpoint(job_id, 4, tmp_path / "model.safetensors", hugging_face=True)
-    assert unknown.value.code == "not_exportable"
-    assert list(tmp_path.glob("*model*")) == []
-    assert list(tmp_path.glob("exports/*")) == []
-
-
 def test_a_storage_failure_is_reported_with_the_known_checkpoints(
     client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,20 +407,6 @@ def test_the_command_line_lists_pins_exports_verifies_and_removes(
     assert call("rm", f"{job_id}/6")[:2] == (ExitCode.OK, "")
     assert call("rm", job_id, "--step", "99")[0] == ExitCode.NOT_FOUND
     assert [location.step for location in list_checkpoints(root_of(server, job_id))] == [4, 2]
-
-
-@pytest.mark.seconds
-def test_a_pin_survives_retention_and_a_restart(
-    server: LiveServer, client: Client, job_id: str
-) -> None:
-    client.pin_checkpoint(job_id, 2)
-    server.stop()
-    server.start()
-    by_step = {
-        checkpoint.step: checkpoint.pinned for checkpoint in client.checkpoints(job_id).items
-    }
-    assert by_step == {6: False, 4: False, 2: True}
-    pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # idempotent
 
 
 @pytest.mark.seconds

@@ -141,24 +141,6 @@ def test_globs_over_everything_stall_nothing(served: LiveServer) -> None:
             assert found.status_code in (200, 422), found.text
 
 
-def test_a_huge_body_is_refused_with_and_without_a_length(served: LiveServer) -> None:
-    body = b"name: " + b"x" * 2**19
-    refused(post(served, body, "application/yaml"), 413)
-
-    def stream() -> Iterator[bytes]:
-        for _ in range(64):
-            yield body[:16_384]
-
-    answer = httpx.post(
-        f"{served.address}/api/v1/jobs",
-        content=stream(),
-        headers={"content-type": "application/yaml"},
-        timeout=DEADLINE_S,
-        trust_env=False,
-    )
-    refused(answer, 413)
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -230,10 +212,13 @@ NO_HOSTS = (
 """All but `uri-host [":" port]`; a lenient reader finds this server's name in most of them."""
 
 
+FOREIGN_HOSTS = ("evil.example", "evil.example:8642", "127.0.0.1.", "127.0.0.1.evil.example")
+
+
 @pytest.mark.parametrize(
     ("lines", "statuses"),
     [
-        ("Host: evil.example\r\n", (421,)),
+        *((f"Host: {name}\r\n", (421,)) for name in FOREIGN_HOSTS),
         ("", (400,)),
         *((f"Host: {text}\r\n", (400,)) for text in NO_HOSTS),
         ("Host: {host}\r\nHost: evil.example\r\n", (400,)),
@@ -243,13 +228,6 @@ NO_HOSTS = (
         ("Host: {host}\r\nOrigin: http://{host}/\r\n", (403,)),
         ("Host: {host}\r\nOrigin: http://{host} \t.evil.example\r\n", (403,)),
         ("Host: {host}\r\nOrigin: http://{host}\r\nOrigin: http://evil.example\r\n", (403,)),
-        ("Host: {host}\r\nOrigin: https://evil.example\r\n", (403,)),
-        ("Host: {host}\r\nOrigin: null\r\n", (403,)),
-        ("Host: {host}\r\nOrigin: http://127.0.0.1:1\r\n", (403,)),
-        ("Host: {host}\r\nOrigin: https://{host}\r\n", (403,)),
-        ("Host: {host}\r\nOrigin: http://[::1\r\n", (403,)),
-        ("Host: {host}\r\nSec-Fetch-Site: same-site\r\n", (403,)),
-        ("Host: {host}\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: cors\r\n", (403,)),
         ("Host: {host}\r\nContent-Length: 99999999999\r\n", (413,)),
         ("Host: {host}\r\nContent-Length: -1\r\n", (400, 413)),
         ("Host: {host}\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n", (400,)),

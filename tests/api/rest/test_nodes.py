@@ -30,18 +30,6 @@ def nodes(server: LiveServer, client: Client, monkeypatch: pytest.MonkeyPatch) -
     return client
 
 
-def test_a_node_is_cordoned_and_uncordoned_over_rest(nodes: Client, http: httpx.Client) -> None:
-    until = time.time() + 60
-    cordoned = nodes.cordon("node1", "new cables", until=until)
-    assert (cordoned.state, cordoned.reason) == (NodeStanding.CORDONED, "new cables")
-    assert cordoned.until == pytest.approx(until)
-    assert [node.state for node in nodes.nodes()] == ["ready", "cordoned", "ready"]
-    assert nodes.uncordon("node1").state is NodeStanding.READY
-    assert nodes.uncordon("node1").reason is None, "uncordon is idempotent"
-    answer = http.get("/api/v1/nodes/node1").json()
-    assert answer["state"] == "ready" and answer["cpus"] == 1.0 and answer["there"]
-
-
 def test_an_impossible_request_is_a_problem_with_a_code(nodes: Client, http: httpx.Client) -> None:
     def refused(path: str, body: object) -> tuple[int, str]:
         answer = http.post(f"/api/v1/nodes/{path}", json=body)

@@ -30,13 +30,6 @@ FEW = settings(
 )
 
 
-@schemathesis.serializer("application/zip")
-def _raw_bytes(_context: object, value: Any) -> bytes:
-    """Arbitrary bytes, hardly ever a zip file."""
-    content = getattr(value, "data", value)
-    return content if isinstance(content, bytes) else str(content).encode("utf-8", "replace")
-
-
 @pytest.mark.seconds
 @pytest.mark.timeout(180)
 def test_responses_conform_to_the_document(tmp_path: Path) -> None:

@@ -101,14 +101,6 @@ def test_an_ended_job_goes_with_its_history_and_its_checkpoints_stay(
     assert [row["id"] for row in http.get("/api/v1/jobs").json()["items"]] == [other]
 
 
-def test_a_job_that_has_not_ended_stays(http: httpx.Client, server: LiveServer) -> None:
-    job_id = submitted(http)
-    server.run_job(job_id, end=False)
-    refused = http.delete(f"/api/v1/jobs/{job_id}")
-    assert (refused.status_code, refused.json()["code"]) == (409, "job_not_ended")
-    assert http.get(f"/api/v1/jobs/{job_id}").status_code == 200
-
-
 @pytest.mark.seconds
 def test_checkpoints_go_if_asked_but_none_if_one_is_pinned(
     server: LiveServer, client: Client, http: httpx.Client, ended: str

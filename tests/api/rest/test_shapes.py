@@ -239,5 +239,7 @@ def test_a_repeated_request_says_so(http: httpx.Client) -> None:
     key = {"Idempotency-Key": "k"}
     first, again = (http.post("/api/v1/jobs", json=SPEC, headers=key) for _ in range(2))
     assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    assert first.headers["location"] == again.headers["location"]
     assert "idempotency-replayed" not in first.headers
     assert again.headers["idempotency-replayed"] == "true"

@@ -95,22 +95,6 @@ async def test_an_overdue_job_that_needs_a_node_in_quarantine_is_not_passed(
         assert await until_decided(jobs, cluster, small.id) == large
 
 
-async def test_a_second_overdue_job_is_not_passed(
-    store: Store, jobs: JobService, cluster: FakeCluster, at_once: Settings
-) -> None:
-    """A job fits beside the others, on a node that none but the second waits for."""
-    more = replace(cluster.nodes.nodes[0], node_id="node3", host="127.0.0.9")
-    cluster.nodes = replace(cluster.nodes, nodes=(*cluster.nodes.nodes, more))
-    two = {"parallel": {"dp_shard": 2}, "resources": WHOLE_NODE}
-    async with reconciling(store, cluster, at_once):
-        for node in ("node0", "node1", "node2"):
-            await running(jobs, cluster, node, **HALF, name=node)
-        first = await queued(jobs, **two)
-        await queued(jobs, **two, name="second")
-        half, _ = await jobs.submit({**JOB, **HALF, "name": "half"})
-        assert await until_decided(jobs, cluster, half.id) == first
-
-
 async def test_a_node_that_is_too_small_for_one_job_is_still_kept_for_the_job_before_it(
     store: Store, jobs: JobService, cluster: FakeCluster, at_once: Settings
 ) -> None:
@@ -121,18 +105,6 @@ async def test_a_node_that_is_too_small_for_one_job_is_still_kept_for_the_job_be
         large = await queued(jobs, **ALL)
         small, _ = await jobs.submit({**JOB, **many_threads, "name": "small"})
         assert await until_decided(jobs, cluster, small.id) == large
-
-
-async def test_a_node_that_is_too_small_for_the_job_before_is_free_for_the_next(
-    store: Store, jobs: JobService, cluster: FakeCluster, at_once: Settings
-) -> None:
-    cluster.nodes = replace(cluster.nodes, nodes=cluster.nodes.nodes[:2])
-    many_threads = {**SMALL, "resources": {**WHOLE_NODE, "threads_per_worker": 100}}
-    async with reconciling(store, cluster, at_once):
-        await running(jobs, cluster, "node0", **SMALL)
-        await too_small(store, "node1", tasks=50)
-        await queued(jobs, **many_threads)
-        await submitted(jobs, cluster, **{**SMALL, "name": "small"})
 
 
 async def test_a_failed_look_at_the_cluster_does_not_restart_the_age_in_the_queue(

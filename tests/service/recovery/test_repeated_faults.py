@@ -282,15 +282,6 @@ def test_a_straggler_without_a_better_node_is_emitted_once_and_costs_no_attempt(
     assert len(job.emitted(EventKind.INCIDENT_OPENED)) == 1
 
 
-def test_a_straggler_is_replaced_by_a_standby() -> None:
-    job = running(cluster(straggler_patience_s=0.0))
-    slow_down(job, 0)
-    recovered(job, 1)
-    assert agents(job) == ["n2", "n2", "n1", "n1"]
-    assert closed(job)[0]["decision"] == "replace the node"
-    assert job.run().outcome == "SUCCEEDED"
-
-
 @pytest.mark.parametrize("spent", ["max_failures", "max_preemptions", "max_without_progress"])
 @pytest.mark.parametrize("cause", [Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED])
 def test_a_spent_budget_never_ends_a_job_that_still_commits_steps(cause: Cause, spent: str) -> None:

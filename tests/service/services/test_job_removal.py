@@ -129,21 +129,6 @@ async def test_a_repeated_removal_has_the_first_answer(
         await removal.remove(running.id, with_checkpoints=False)
 
 
-async def test_jobs_that_cannot_be_removed_are_tried_again_later(
-    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await ended(store, jobs, "bad")
-    settings = settings.model_copy(update={"keep_ended_jobs_s": 60.0})
-    by_age = JobRemoval(store, CheckpointService(store, settings), settings)
-
-    async def fails(self: JobRemoval, job_id: str, *, with_checkpoints: bool) -> None:
-        raise OSError("the disk is full")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(JobRemoval, "remove", fails)
-        assert await by_age.expire(time.time() + 120) == 0, "nothing was removed: do not go on"
-
-
 async def test_jobs_that_cannot_be_removed_do_not_keep_others(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

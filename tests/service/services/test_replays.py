@@ -18,7 +18,6 @@ from holdfast_service.job_model.supervisor_protocol import Phase
 from holdfast_service.services.jobs import JobService
 from holdfast_service.services.replays import ReplayService
 from holdfast_service.settings import Settings
-from holdfast_service.store import series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import JobRecord
 from holdfast_service.views.comparison import ReplayResult
@@ -102,38 +101,6 @@ async def test_a_replay_of_an_elastic_job_is_scheduled_and_compared_while_it_run
     assert (found.result, found.equal, found.compared) == (ReplayResult.EQUAL, 330, 330)
     page = await replays.compare(replay.id, after_step=200, limit=100)
     assert (page.compared, page.last_step, page.next_cursor) == (100, 300, "300")
-
-
-async def test_a_changed_digest_is_the_first_difference(
-    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, replays: ReplayService
-) -> None:
-    async with reconciling(store, cluster, settings):
-        original = await ended(jobs, cluster, FIXED, (0, 2, 20))
-        replay, _ = await replays.replay(original)
-        play(await started(jobs, cluster, replay.id), (0, 2, 20))
-        await seen(jobs, replay.id, 20)
-    async with store.write() as session:
-        await series.store_digests(session, original, {13: "changed"})
-    found = await replays.compare(replay.id)
-    assert found.result is ReplayResult.DIFFERENT
-    assert found.first_difference is not None
-    assert found.first_difference.model_dump() == {
-        "step": 13,
-        "original": "changed",
-        "replay": "d13",
-    }
-
-
-async def test_a_replay_that_changed_its_mesh_late_is_disturbed(
-    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, replays: ReplayService
-) -> None:
-    async with reconciling(store, cluster, settings):
-        original = await ended(jobs, cluster, ELASTIC, *HISTORY)
-        replay, _ = await replays.replay(original)
-        play(await started(jobs, cluster, replay.id), (0, 3, 150), (150, 2, 160))
-        await seen(jobs, replay.id, 160)
-    found = await replays.compare(replay.id)
-    assert (found.result, found.same_meshes_until) == (ReplayResult.DISTURBED, 149)
 
 
 async def test_a_replay_of_a_running_job_covers_its_steps_so_far(

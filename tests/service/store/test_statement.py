@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.services.jobs import JobService
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Event, JobRecord, MetricChunk, RankChunk
+from holdfast_service.store.models import Event, MetricChunk
 from holdfast_service.store.statement import JOB, Statement, Upsert
 
 KINDS = Statement(
@@ -43,17 +43,6 @@ async def put(session: AsyncSession, job: str, attempt: int, **rows: list[float]
     await PUT.row(session, job_id=job, window=0, attempt=attempt, rows=rows, outline=outline)
 
 
-async def test_rows_are_named_tuples_of_python_values(store: Store, job: str) -> None:
-    async with store.read() as session:
-        (row,) = await KINDS.all(session, job=job)
-        whole = await Statement(select(JobRecord).where(JobRecord.id == JOB)).first(
-            session, job=job
-        )
-    assert (row.seq, row.kind, row.data) == tuple(row) == (1, "job.submitted", {"name": "one"})
-    assert whole is not None
-    assert whole.spec["name"] == "one" and whole.cleaned is False and whole.waiting is None
-
-
 async def test_an_empty_result_is_none_or_no_rows(store: Store, job: str) -> None:
     async with store.read() as session:
         assert await ROWS.all(session, job=job, window=0) == []
@@ -72,33 +61,12 @@ async def test_an_upsert_inserts_or_replaces_the_row_with_its_key(store: Store, 
     assert found == [(1, {"a": [1.5]}, None, None), (2, {"c": [3.5, 4.5]}, {"last": 7}, 7)]
 
 
-async def test_bytes_and_lists_round_trip(store: Store, job: str) -> None:
-    columns = {"job_id": job, "place": 3, "width_s": 1, "ranks": 2, "counts": [0, 2]}
-    async with store.write() as session:
-        await Upsert(RankChunk).row(session, **columns, steps=b"\x00\xff", compute=b"")
-    async with store.read() as session:
-        row = await Statement(select(RankChunk).where(RankChunk.job_id == JOB)).first(
-            session, job=job
-        )
-    assert row is not None
-    assert row._asdict() == {**columns, "steps": b"\x00\xff", "compute": b""}
-
-
 async def test_pending_writes_are_flushed_unless_autoflush_is_off(store: Store, job: str) -> None:
     async with store.write() as session:
         session.add(Event(job_id=job, seq=2, at=1.0, kind="job.state", data={"to": "QUEUED"}))
         with session.no_autoflush:
             assert len(await KINDS.all(session, job=job)) == 1
         assert len(await KINDS.all(session, job=job)) == 2
-
-
-async def test_an_upsert_rolls_back_with_its_transaction(store: Store, job: str) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with store.write() as session:
-            await put(session, job, 1, a=[1.5])
-            raise ZeroDivisionError
-    async with store.read() as session:
-        assert await ROWS.all(session, job=job, window=0) == []
 
 
 async def test_errors_are_wrapped_as_sqlalchemy_errors(store: Store, job: str) -> None:

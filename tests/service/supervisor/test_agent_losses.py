@@ -17,7 +17,7 @@ from tests.service.supervisor.test_supervisor_shell import (
     report,
     watching,
 )
-from tests.support.faults.resetting_proxy import ResettingProxy
+from tests.support.faults.faulty_link import FaultyLink
 from tests.support.waiting import eventually
 
 from holdfast_service.recovery.core_state import inputs
@@ -35,7 +35,7 @@ class Watched:
     """An agent that a watch has met, behind a proxy."""
 
     agents: FakeAgents
-    proxy: ResettingProxy
+    proxy: FaultyLink
     watch: AgentWatch
     received: queue.Queue[inputs.Input]
 
@@ -62,7 +62,7 @@ class Watched:
 def watched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
     """The parameter: after how long a silence the agent is lost; else after none in a test."""
     server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1", heartbeat_s=0.02)
-    proxy = ResettingProxy(server.port)
+    proxy = FaultyLink(server.port)
     agents = FakeAgents(lambda: True)
     agents.life = report("a", proxy.port)
     watch, received = watching(agents, 60.0, getattr(request, "param", 3600.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -28,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.integrations.ray_train.memory_checkpoints import TierCheckpoints
 from holdfast.integrations.ray_train.rank_group import RankGroup
-from holdfast.torch import MemoryTier, tier
+from holdfast.torch import tier
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.program_memory import dcp_storage, folder_parts, own_segment
 from holdfast_workers.program_memory.folder_parts import FilePiece, FolderWriter
@@ -163,38 +162,6 @@ def save_grid(rank: int, steps: list[int], kill: str, killed_rank: int) -> list[
     return steps
 
 
-def save_grid_without_room(rank: int) -> None:
-    """The metadata does not fit into the slot that the data got."""
-    dcp_storage.METADATA_BYTES = dcp_storage.METADATA_BYTES_PER_ITEM = 0
-    own_segment.HEAD_ROOM_BYTES, own_segment.HEAD_ROOM_SHARE = 0, 1 << 40
-    kept = tier()
-    for step in (10, 20):
-        dcp.save(grid(rank, dist.get_world_size(), step), storage_writer=kept.at(step))
-
-
-def save_where_one_has_no_room(rank: int, kind: str, steps: list[int], from_step: int) -> Any:
-    """Save `steps`; from `from_step` on, rank 1 has no room for its larger state. The program goes
-    on, and then loads the newest step: that and its value, or the error."""
-    kept = tier()
-    for step in steps:
-        is_large = rank == 1 and step >= from_step
-        state = {f"w{rank}": torch.full(((4 << 20) if is_large else 8,), float(step))}
-        folder = _folder_of(rank, "saved")
-        (folder / f"rank-{rank}").write_bytes(state[f"w{rank}"].numpy().tobytes())
-        with (
-            file_limit((1 << 20) if is_large else resource.RLIM_INFINITY),
-            contextlib.suppress(CheckpointException, WorkersError),
-        ):
-            match kind:
-                case "dcp":
-                    dcp.save(state, storage_writer=kept.at(step))
-                case "object":
-                    kept.save(step, state)
-                case _:
-                    kept.save_folder(step, folder)
-    return load_saved(rank, kind, kept)
-
-
 def save_what_one_cannot(rank: int) -> str:
     """The error of a save for which rank 1 has an object that cannot be written."""
     try:
@@ -202,25 +169,6 @@ def save_what_one_cannot(rank: int) -> str:
     except (TypeError, WorkersError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def load_saved(rank: int, kind: str, kept: MemoryTier | None = None) -> Any:
-    """The newest step, and its value."""
-    kept = kept or tier()
-    newest = kept.newest()
-    assert newest is not None
-    state = {f"w{rank}": torch.zeros(8)}
-    match kind:
-        case "dcp":
-            dcp.load(state, storage_reader=kept.at(newest))
-        case "object":
-            state = kept.load()
-        case _:
-            folder = _folder_of(rank, "loaded")
-            assert kept.load_folder(folder) == newest
-            raw = bytearray((folder / f"rank-{rank}").read_bytes())
-            state[f"w{rank}"] = torch.frombuffer(raw, dtype=torch.float32)
-    return newest, state[f"w{rank}"][0].item()
 
 
 def load_different_steps(rank: int) -> str:
@@ -233,14 +181,6 @@ def load_different_steps(rank: int) -> str:
     except CheckpointException as error:
         return str(error)
     return ""
-
-
-def _folder_of(rank: int, use: str) -> Path:
-    place = attach().place
-    assert place is not None
-    folder = Path(place.segment_path).parents[1] / f"{use}-{rank}"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def save_with_little_room(rank: int, steps: list[int]) -> list[int]:
@@ -311,8 +251,6 @@ def _die_at(point: str) -> None:
 
     if point == "write":
         PayloadWriter.copy = die_in_the_middle  # type: ignore[method-assign]
-    if point == "copy":
-        PayloadWriter.copy = die  # type: ignore[method-assign]
     if point == "commit":
         RankPayloads.commit = die  # type: ignore[method-assign]
 
@@ -345,15 +283,6 @@ def save_objects(rank: int, steps: list[int]) -> list[bool]:
     ]
 
 
-def save_again(rank: int, step: int) -> None:
-    """Go on from `step`, and save it again; rank 1 is killed while it writes."""
-    kept = tier(replication_wait_s=WAIT_S)
-    assert kept.load()["step"] == step
-    if rank == 1:
-        _die_at("copy")
-    kept.save(step, {"step": step, "weights": torch.zeros(3)})
-
-
 def timed_save(rank: int) -> float:
     """Seconds of the second save; the first makes the segment."""
     kept = tier(replication_wait_s=3600.0)
@@ -367,11 +296,6 @@ def load_objects(rank: int, of_rank: int | None) -> Any:
     kept = tier()
     state = kept.load(of_rank=of_rank)
     return None if state is None else (state["step"], state["weights"].tolist())
-
-
-def save_sizes(rank: int, sizes: list[int]) -> list[bool]:
-    kept = tier(replication_wait_s=WAIT_S)
-    return [kept.save(step, torch.zeros(size)) for step, size in enumerate(sizes, 1)]
 
 
 def save_files(rank: int, folder: str, gives: bool) -> bool:

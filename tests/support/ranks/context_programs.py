@@ -91,10 +91,7 @@ def boxes(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> tuple
 
 def random_numbers(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> int:
     """The seed of this rank's generator in the second step."""
-    programs.join(port, world)
-    recipe = programs.make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = programs.started(port, cache_dir, world, spec)
     seeds: dict[int, int] = {}
     hooks = RecordingHooks(lambda _, step: seeds.__setitem__(step, torch.initial_seed()))
     train(recipe, world, spec, hooks, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.resizes import rank_files
-from tests.support.ranks.rank_programs import join, make
+from tests.support.ranks.rank_programs import join, make, started
 from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.parallelize import process_groups
@@ -16,10 +16,7 @@ from holdfast_workers.training.step_loop import train
 
 def trained(port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path) -> str:
     """Train, write the last state, and return the digest of this rank's part."""
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     train(recipe, world, spec, RecordingHooks(), 0)
     rank_files.write(folder, world.rank, recipe, spec.train.steps)
     process_groups.leave()

@@ -54,6 +54,15 @@ def join(port: int, world: World) -> None:
     )
 
 
+def started(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> PretrainRecipe:
+    """The recipe of a rank that has joined its world, at step 0."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    return recipe
+
+
 def save(recipe: Recipe, folder: Path, world: World, step: int) -> str:
     payload = bytearray(b"\xff" * recipe.layout().payload_bytes)
     recipe.write_state(memoryview(payload), step)
@@ -112,10 +121,7 @@ def resumed(
 
 def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list[str]:
     """The digest of this rank's own state after every step."""
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     hooks = RecordingHooks()
     digests: list[str] = []
     hooks.on_checkpoint = lambda step, r: digests.append(r.state_digest(step))
@@ -129,10 +135,7 @@ def trained_parameters(
 ) -> dict[str, tuple[tuple[int, ...], tuple[slice, ...], Any]]:
     """This rank's piece of each parameter after the last step: the whole shape, where the piece is,
     and its values."""
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     train(recipe, world, spec, RecordingHooks(), 0)
     built = recipe._require_built()
     pieces = {
@@ -148,10 +151,7 @@ def whole_bytes_during_accumulation(
 ) -> tuple[int, int]:
     """Bytes of parameters and of gradients that are whole on this rank while the second micro-batch
     begins."""
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     hooks, found = RecordingHooks(), []
 
     def look(name: str, step: int) -> None:
@@ -248,10 +248,7 @@ def _refused_step(
     install: Callable[[PretrainRecipe, Callable[[], bool]], None],
 ) -> tuple[str, bool, int]:
     """Train until a guard refuses step `stop`. `install` gets whether that step is computed."""
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     before = [recipe.state_digest(0)]
     hooks = RecordingHooks()
     hooks.on_checkpoint = lambda step, r: before.append(r.state_digest(step))
@@ -285,10 +282,7 @@ def sleeping_pipeline(
 ) -> float:
     """The least time in s of a pipeline's passes, of three, if each block sleeps for `sleep_s` in
     its forward pass, for its input's gradient and for its weights'."""
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
 
     def forward(block: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         time.sleep(sleep_s)
@@ -314,10 +308,7 @@ def sleeping_pipeline(
 def digests_both_ways(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path
 ) -> tuple[str, str]:
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     train(recipe, world, spec, RecordingHooks(), 0)
     filled = save(recipe, folder, world, spec.train.steps)
     process_groups.leave()
@@ -331,10 +322,7 @@ def rebound(
 
     `rebuild` makes the private torch functions fail, so that the model is rebuilt instead.
     """
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
 
     def interrupt(name: str, step: int) -> None:
         if (name, step) == ("agree", stop + 1) and hooks.phases.count((name, step)) == 1:
@@ -390,10 +378,7 @@ def interrupted_in_backward(
     """An exception during the backward pass of a step's last micro-batch; then the step again."""
     if per_block:
         _communicate_per_block()
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     hooks = RecordingHooks()
     kept = bytearray(recipe.layout().payload_bytes)
     hooks.on_checkpoint = lambda step, r: r.write_state(memoryview(kept), step)
@@ -429,10 +414,7 @@ def survivor(
     """Train; the highest rank kills itself at `kill_at`; the others continue in the next attempt.
     Once the file `LOST` is in `folder`, they cut their connections, as their agents would."""
     before = process_groups.open_sockets()
-    join(port, world)
-    recipe = make(cache_dir, spec)
-    recipe.build(world)
-    recipe.initialize()
+    recipe = started(port, cache_dir, world, spec)
     sockets = process_groups.open_sockets() - before
     watcher = threading.Thread(
         target=_disconnect_after_loss, args=(folder / LOST, sockets), daemon=True

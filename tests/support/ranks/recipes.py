@@ -130,18 +130,6 @@ class CopiesSlowly(PretrainRecipe):
         return SlowSnapshot(frozen.layout, frozen.sources)
 
 
-class VerySlowSnapshot(SlowSnapshot):
-    """Its copy takes longer than any step, even on a busy machine."""
-
-    takes_s = 0.6
-
-
-class CopiesVerySlowly(PretrainRecipe):
-    def freeze(self, step: int) -> Snapshot:
-        frozen = super().freeze(step)
-        return VerySlowSnapshot(frozen.layout, frozen.sources)
-
-
 class ImportsSlowly(PretrainRecipe):
     """A zygote takes as long as in production; a test's own zygote does not import torch."""
 
@@ -172,21 +160,6 @@ class SlowRankOne(PretrainRecipe):
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         if self._slow:
             time.sleep(self.takes_s)
-        return super().train_step(step, agree, gate, phase)
-
-
-class EvaluatesTwice(PretrainRecipe):
-    """All ranks run two long evaluations, one without and one with a declared bound."""
-
-    takes_s = 1.0
-
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
-        if step == 10:
-            with beacon.phase("evaluate"):
-                time.sleep(self.takes_s)
-        if step == 20:
-            with beacon.phase(bound_s=30.0):
-                time.sleep(self.takes_s)
         return super().train_step(step, agree, gate, phase)
 
 

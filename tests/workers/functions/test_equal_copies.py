@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
@@ -20,11 +18,6 @@ from holdfast_workers.functions.equal_copies import (
     groups_of,
     is_due,
 )
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +12,6 @@ import torch
 from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.functions import FunctionError
-from holdfast_workers.functions.encoding import decode, encode
 from holdfast_workers.functions.function_recipe import FunctionRecipe
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec
@@ -228,36 +226,6 @@ def _samples_of_step(step: int) -> list[int]:
         step - 1, 0, data_index=0, data_parallel=1, micro_batch=4, global_batch=12
     )
     return [int(sample) for sample in samples_at(positions, 96, 5)]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": [1, 2.5, None, True, "x"], "t": (1, (2, 3))},
-        {1: "an int", (2, 3): {"~tuple": "no mark"}, None: b"\x00\xff"},
-        [math.inf, -0.0, 0.1 + 0.2],
-    ],
-)
-def test_encoded_values_are_decoded_unchanged(value: object) -> None:
-    assert repr(decode(encode(value, "it"))) == repr(value)
-
-
-def test_encoded_tensors_keep_their_bits() -> None:
-    factories: list[Callable[[], torch.Tensor]] = [
-        lambda: torch.randn(3, 2, dtype=torch.bfloat16),
-        lambda: torch.tensor(7),
-        lambda: torch.empty(0, 4),
-    ]
-    for create in factories:
-        tensor = create()
-        back = decode(encode({"x": tensor}, "it"))["x"]
-        assert back.dtype == tensor.dtype and back.shape == tensor.shape
-        assert torch.equal(back, tensor)
-
-
-def test_a_value_that_cannot_be_saved_is_named_with_its_path() -> None:
-    with pytest.raises(FunctionError, match=r"schedule\.fns\[1\] is a function"):
-        encode({"fns": [1, lambda: 0]}, "schedule")
 
 
 def test_a_gradient_that_is_not_finite_is_named_with_its_rank_and_parameter() -> None:

@@ -7,7 +7,7 @@ same training in torch alone: the soak has all of these cases, the suites those 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,6 @@ from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import World
 
 FUNCTIONS = "tests.support.ranks.differing_functions"
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 def spec(name: str, mesh: Mapping[str, int], **config: Any) -> TrainingSpec:

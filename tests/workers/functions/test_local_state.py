@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,6 @@ pytestmark = pytest.mark.seconds
 STEPS, SAVED = 5, 3
 REPLICAS = {"dp_replicate": 2}
 MEAN = "layers.1.running_mean"
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 def spec(parallel: dict[str, int] = REPLICAS) -> TrainingSpec:

@@ -158,12 +158,6 @@ def test_the_extra_state_of_a_modules_parts_is_restored() -> None:
     assert part.scale == 4.0
 
 
-def test_buffers_that_are_not_persistent_are_named() -> None:
-    part = nn.Sequential(nn.BatchNorm1d(2))
-    part[0].register_buffer("table", torch.ones(2), persistent=False)
-    assert registry_of(part=part).unsaved_buffers() == ["part.0.table"]
-
-
 def test_an_optimizer_that_needs_a_closure_is_refused_with_the_reason() -> None:
     net = nn.Linear(2, 2)
     with pytest.raises(FunctionError, match=r"^lbfgs \(LBFGS\) computes the loss several times"):
@@ -174,14 +168,6 @@ def test_an_optimizer_of_sparse_gradients_is_refused_with_the_reason() -> None:
     table = nn.Embedding(4, 2, sparse=True)
     with pytest.raises(FunctionError, match=r"takes only sparse gradients.*use sparse=False"):
         registry_of(table=table, optimizer=torch.optim.SparseAdam(table.parameters()))
-
-
-def test_a_sparse_gradient_is_refused_by_the_parameters_name() -> None:
-    table = nn.Embedding(4, 2, sparse=True)
-    registry = registry_of(table=table, optimizer=torch.optim.SGD(table.parameters(), 0.1))
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(FunctionError, match=r"gradient of table\.weight is sparse.*sparse=False"):
-        registry.refuse_sparse_gradients()
 
 
 def test_an_error_of_a_dry_step_passes_unchanged() -> None:

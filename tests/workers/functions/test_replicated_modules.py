@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,6 @@ from holdfast_workers.spec import TrainingSpec
 
 STEPS = 6
 PARAMETERS_OF_INNER, PARAMETERS_OF_WHOLE = 4, 6
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 def spec(wrapped: str, ranks: int = 2, **config: Any) -> TrainingSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,11 +34,6 @@ def alone(name: str, **config: Any) -> RecordingHooks:
     hooks = RecordingHooks()
     hooks.on_checkpoint = lambda step, recipe: recipe.freeze(step)
     return programs.trained_alone(spec(name, {}, **config), hooks)
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.parametrize("name", ["counts_steps_in_a_hook", "whole_numbers"])

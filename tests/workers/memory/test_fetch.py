@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.support.memory.data_nodes import NBYTES, Node, source_at
-from tests.support.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
-from tests.support.waiting import DEADLINE_S, eventually
+from tests.support.memory.shm import SECRET, AgentProcess, content, layout_of, write
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
 from holdfast_workers.memory.segment import Commit
-from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Place
 from holdfast_workers.state.digest import payload_digest
@@ -75,30 +72,6 @@ def test_a_byte_flipped_at_the_source_is_rejected(node: Callable[..., Node]) -> 
     with pytest.raises(BadShard, match="expected"):
         fetch(SECRET, source_at(there.server.port, 9, digest="ab" * 16), 0, here.store, DEADLINE_S)
     assert here.store.held() == []
-
-
-@pytest.mark.chaos
-def test_a_source_killed_during_a_fetch_is_lost_and_another_serves(
-    shm: Path, node: Callable[..., Node], agent: Callable[[str], AgentProcess]
-) -> None:
-    here = node("a")
-    nbytes = 64_000_000
-    for name in ("b", "c"):
-        write(SegmentStore(shm / name, MESH).ensure(0, Place.OWN, layout_of(nbytes)), 1, 9)
-    first, second = agent("b"), agent("c")
-
-    def kill_in_the_middle() -> None:
-        eventually(lambda: list((shm / "a" / MESH).glob(".own-0.seg.*")))
-        first.process.kill()
-
-    killer = threading.Thread(target=kill_in_the_middle)
-    killer.start()
-    with pytest.raises(SourceLost):
-        fetch(SECRET, source_at(first.port, 9), 0, here.store, DEADLINE_S)
-    killer.join()
-    assert here.store.held() == []
-    fetch(SECRET, source_at(second.port, 9), 0, here.store, DEADLINE_S)
-    assert here.holds(Place.OWN) == [(0, 1, 9)]
 
 
 def test_a_fetch_from_a_stopped_source_ends_within_its_timeout(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import structlog
 from cryptography.hazmat.primitives import serialization
+from tests.support.faults.faulty_link import FaultyLink
 from tests.support.memory.certificates import LONG_AGO, certified, new_authority, put
 from tests.support.memory.data_nodes import PATIENT, QUICK, Node, source_at
 from tests.support.memory.shm import MESH, SECRET, content, write
@@ -73,35 +74,6 @@ def watching(node: Node, tls: PeerTls | None) -> Iterator[tuple[Lifelines, list[
         yield lifelines, lost
     finally:
         lifelines.close()
-
-
-@contextlib.contextmanager
-def byte_by_byte(port: int) -> Iterator[int]:
-    """A port that passes the bytes of one connection on one by one."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def run() -> None:
-            near, _ = listener.accept()
-            with near, socket.create_connection(("127.0.0.1", port)) as far:
-                back = threading.Thread(target=pump, args=(far, near))
-                back.start()
-                pump(near, far)
-                back.join()
-
-        def pump(source: socket.socket, sink: socket.socket) -> None:
-            sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with contextlib.suppress(OSError):
-                while piece := source.recv(4096):
-                    for at in range(len(piece)):
-                        sink.sendall(piece[at : at + 1])
-            for end in (source, sink):
-                wire.shut(end)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        yield listener.getsockname()[1]
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 @contextlib.contextmanager
@@ -209,12 +181,12 @@ def test_a_lifeline_waits_for_records_that_arrive_in_pieces(shm: Path, tls: Peer
     node.server._heartbeats._on_grant = granted.append
     broken: list[str] = []
     with (
-        byte_by_byte(node.server.port) as port,
+        contextlib.closing(FaultyLink(node.server.port, most_bytes=1)) as link,
         contextlib.closing(
             Lifelines(SECRET, lambda *_: None, 600.0, lambda _, why: broken.append(why), tls)
         ) as lifelines,
     ):
-        lifelines.watch("there", "127.0.0.1", port)
+        lifelines.watch("there", "127.0.0.1", link.port)
         lifelines.grant(Grant(epoch=3, attempt=2, silence_s=1.0, lease_s=1.0), 60.0)
         eventually(lambda: len(granted) > 10)
         assert broken == []

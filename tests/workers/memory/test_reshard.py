@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.faults.faulty_link import Direction, Fault, FaultType, FaultyLink
 from tests.support.memory.mesh_layouts import (
     RANDOM,
     RANDOM_BYTES,
@@ -251,46 +252,10 @@ def test_a_replica_replaces_a_damaged_source(cluster_of: Callable[..., MemoryClu
     assert sum(len(node.bad) for node in cluster.nodes.values()) > 0
 
 
-class FlippingProxy:
-    """A proxy to a server that flips one bit of its answers, `after` so many bytes."""
-
-    def __init__(self, port: int, after: int) -> None:
-        self._server, self._after = port, after
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def close(self) -> None:
-        wire.shut(self._listener)
-        self._listener.close()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            client, _ = self._listener.accept()
-            with client, socket.create_connection(("127.0.0.1", self._server)) as server:
-                answers = threading.Thread(
-                    target=self._forward_answers, args=(server, client), daemon=True
-                )
-                answers.start()
-                while piece := client.recv(1 << 16):
-                    server.sendall(piece)
-                wire.shut(server)
-                answers.join()
-
-    def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
-        passed = 0
-        with contextlib.suppress(OSError):
-            while piece := bytearray(server.recv(1 << 16)):
-                if passed <= self._after < passed + len(piece):
-                    piece[self._after - passed] ^= 4
-                passed += len(piece)
-                client.sendall(piece)
-
-
 def test_a_bit_flipped_in_transit_is_detected(cluster_of: Callable[..., MemoryCluster]) -> None:
     cluster = cluster_of(dp_shard=4)
     server_port = cluster.nodes["n1"].server.port
-    flipping = FlippingProxy(server_port, after=60_000)
+    flipping = FaultyLink(server_port, Fault(FaultType.FLIP, Direction.DOWN, 60_000))
     cluster.origins = [
         replace(origin, data_port=flipping.port) if origin.agent == "n1" else origin
         for origin in cluster.origins

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.faults.faulty_link import Direction, Fault, FaultType, FaultyLink
 from tests.support.memory.shm import MESH, SECRET, content, layout_of, write
 from tests.support.waiting import DEADLINE_S, eventually
 
@@ -22,49 +23,6 @@ NBYTES = 40 << 20
 PIECE = 4 << 20
 
 
-class BreakingLink:
-    """A proxy to a server that breaks once, after `breaks_after` bytes towards the server."""
-
-    def __init__(self, port: int, breaks_after: int) -> None:
-        self._server = port
-        self._left = breaks_after
-        self.carried: list[int] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def close(self) -> None:
-        wire.shut(self._listener)
-        self._listener.close()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with client, socket.create_connection(("127.0.0.1", self._server)) as server:
-                threading.Thread(
-                    target=self._forward_answers, args=(server, client), daemon=True
-                ).start()
-                self._forward_requests(client, server)
-                for sock in (client, server):
-                    wire.shut(sock)
-
-    def _forward_requests(self, client: socket.socket, server: socket.socket) -> None:
-        limit, self._left = self._left, 1 << 40
-        self.carried.append(0)
-        with contextlib.suppress(ConnectionError):
-            while self.carried[-1] < limit and (piece := client.recv(1 << 16)):
-                server.sendall(piece)
-                self.carried[-1] += len(piece)
-
-    def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while piece := server.recv(1 << 16):
-                client.sendall(piece)
-
-
 @pytest.fixture
 def partner(shm: Path) -> Iterator[tuple[SegmentStore, DataServer]]:
     store = SegmentStore(shm / "partner", MESH)
@@ -77,7 +35,7 @@ def test_a_push_that_was_cut_off_resumes_where_it_stopped(
     shm: Path, partner: tuple[SegmentStore, DataServer]
 ) -> None:
     store, server = partner
-    link = BreakingLink(server.port, breaks_after=NBYTES // 2)
+    link = FaultyLink(server.port, Fault(FaultType.CUT, Direction.UP, NBYTES // 2))
     own = SegmentStore(shm / "own", MESH)
     lost: list[str] = []
     arrived = threading.Event()
@@ -96,8 +54,8 @@ def test_a_push_that_was_cut_off_resumes_where_it_stopped(
     link.close()
 
     assert len(lost) == 1
-    first, second = link.carried
-    assert first + second < NBYTES + 2 * PIECE  # only the piece in flight is sent twice
+    sent_again = len(link.forwarded[Direction.UP])
+    assert sent_again < NBYTES // 2 + 2 * PIECE  # only the piece in flight is sent twice
     assert [(held.attempt, held.step) for held in store.held(verified=True)] == [(1, 7)]
 
 

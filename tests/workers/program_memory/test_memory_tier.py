@@ -59,18 +59,6 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_last_step(
     worlds.run(tier_programs.load_grid, 2, 20, attempt=2, restore=from_memory(20))
 
 
-@pytest.mark.seconds
-@pytest.mark.parametrize("kind", ["dcp", "object", "folder"])
-def test_saves_that_fail_on_one_rank_leave_all_ranks_the_same_newest_step(
-    worlds: TierWorlds, kind: str
-) -> None:
-    steps = [10, 20, 30, 40]
-    found = worlds.run(tier_programs.save_where_one_has_no_room, 3, kind, steps, 30)
-    assert found == [(20, 20.0)] * 3
-    again = worlds.run(tier_programs.load_saved, 3, kind, attempt=2, restore=from_memory(20))
-    assert again == [(20, 20.0)] * 3
-
-
 def test_a_save_that_fails_on_one_rank_is_kept_on_none(worlds: TierWorlds) -> None:
     first, second = worlds.run(tier_programs.save_what_one_cannot, 2)
     assert second.startswith("TypeError: cannot pickle '_thread.lock'")
@@ -80,18 +68,6 @@ def test_a_save_that_fails_on_one_rank_is_kept_on_none(worlds: TierWorlds) -> No
 def test_a_load_of_different_steps_is_refused_on_all_ranks(worlds: TierWorlds) -> None:
     for error in worlds.run(tier_programs.load_different_steps, 2):
         assert "10 by rank 0, 20 by rank 1. All ranks must name the same one" in error
-
-
-def test_a_rank_that_is_killed_while_it_saves_its_first_step_again_leaves_it(
-    worlds: TierWorlds,
-) -> None:
-    worlds.run(tier_programs.save_objects, 2, [1, 2])
-    with worlds.started(tier_programs.save_again, 2, 2, attempt=2, restore=from_memory(2)) as ranks:
-        with pytest.raises((ChildProcessError, EOFError)):
-            ranks[1].result()
-        ranks[0].process.kill()
-    assert worlds.steps(1)[-1] == 2
-    worlds.run(tier_programs.load_objects, 2, None, attempt=3, restore=from_memory(2))
 
 
 @pytest.mark.seconds
@@ -121,14 +97,6 @@ def test_another_world_size_loads_what_is_at_hand(worlds: TierWorlds, world_size
         restore=from_memory(10),
         one_node=True,
     )
-
-
-@pytest.mark.slow
-def test_metadata_that_does_not_fit_gets_a_larger_segment(worlds: TierWorlds) -> None:
-    worlds.run(tier_programs.save_grid_without_room, 2)
-    assert worlds.steps(0) == [10, 20]
-    for step in (10, 20):
-        worlds.run(tier_programs.load_grid, 2, step, attempt=2, restore=from_memory(step))
 
 
 @pytest.mark.seconds
@@ -169,14 +137,6 @@ def test_the_save_of_a_program_that_is_to_stop_waits_for_its_partners(worlds: Ti
     worlds.run(tier_programs.timed_save, 1, late=[0], attempt=2)  # it would wait for an hour
 
 
-@pytest.mark.seconds
-def test_a_dcp_save_is_skipped_on_all_ranks_while_the_partners_of_one_lag_behind(
-    worlds: TierWorlds,
-) -> None:
-    worlds.run(tier_programs.save_grid, 2, [1, 2, 3], "", -1, late=[0])
-    assert [worlds.steps(rank) for rank in (0, 1)] == [[1, 2]] * 2
-
-
 def test_objects_come_back_on_their_rank_or_on_all(worlds: TierWorlds) -> None:
     worlds.run(tier_programs.save_objects, 2, [1, 2, 3])
     own = worlds.run(tier_programs.load_objects, 2, None, attempt=2, restore=from_memory(3))
@@ -187,17 +147,6 @@ def test_objects_come_back_on_their_rank_or_on_all(worlds: TierWorlds) -> None:
 
 def test_nothing_is_loaded_at_the_beginning_of_a_job(worlds: TierWorlds) -> None:
     assert worlds.run(tier_programs.load_objects, 2, None) == [None, None]
-
-
-def test_a_larger_checkpoint_gets_a_larger_segment_which_keeps_the_last_step(
-    worlds: TierWorlds,
-) -> None:
-    kept = worlds.run(tier_programs.save_sizes, 1, [1000, 2000, 3_000_000])
-    assert kept == [[True, True, True]]
-    assert worlds.steps(0, 1) == [2, 3]
-    with Segment.open(worlds.segment(0, 1)) as segment:
-        assert all(segment.verify(commit) for commit in segment.commits())
-    assert [path.name for path in worlds.segment(0, 1).parent.glob("*larger*")] == []
 
 
 @pytest.mark.parametrize("one_node", [False, True])

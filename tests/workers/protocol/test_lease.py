@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.support.faults.resetting_proxy import ResettingProxy
+from tests.support.faults.faulty_link import FaultyLink
 from tests.support.memory.shm import MESH, SECRET
 from tests.support.nodes.agent_config import agent_config, join_order
 from tests.support.waiting import DEADLINE_S, eventually
@@ -199,7 +199,7 @@ class Extending:
             on_lifeline_end=ask,
             heartbeat_s=0.01,
         )
-        self.proxy = ResettingProxy(self.server.port)
+        self.proxy = FaultyLink(self.server.port)
         self.lost: list[str] = []
         self.lines = Lifelines(SECRET, lambda agent, reason: self.lost.append(reason), 5.0)
         self.lines.grant(Grant(1, 7, SILENCE_S, 30.0), for_s=60.0)

@@ -3,8 +3,7 @@ bits after faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,17 @@ import numpy as np
 import pytest
 from tests.support.ranks import context_programs as context
 from tests.support.ranks import rank_programs as programs
-from tests.support.ranks.corpora import small_corpus
-from tests.support.ranks.rank_worlds import Worlds, tiny_spec, world_of
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec
+from tests.support.ranks.world_checks import (
+    STOP,
+    assert_one_curve,
+    assert_rebinds,
+    assert_replaced,
+    digests_of,
+)
 
 from holdfast_workers.spec import (
     DetectionSpec,
-    GuardsSpec,
-    NonfiniteGuardSpec,
     TrainingSpec,
     find_faults,
 )
@@ -32,26 +35,6 @@ ONE = (in_soak("all_gather"), "ring", in_soak("ulysses"))
 """Every method in a soak, otherwise the one with most code."""
 ALONE: Mapping[str, int] = {"cp": 2}
 SHARDED: Mapping[str, int] = {"dp_shard": 2, "cp": 2}
-Undisturbed = Callable[[Mapping[str, int], str], dict[int, str]]
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    with small_corpus(tmp_path_factory.mktemp("corpus")):
-        yield Worlds(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(worlds: Worlds) -> Undisturbed:
-    """The digests of an undisturbed run on a mesh with a method; each is run once."""
-
-    @cache
-    def run(mesh: tuple[tuple[str, int], ...], method: str) -> dict[int, str]:
-        outcomes = worlds.once(programs.undisturbed, spec_of(dict(mesh), method))
-        digests: dict[int, str] = outcomes[0]["digests"]
-        return digests
-
-    return lambda mesh, method: run(tuple(mesh.items()), method)
 
 
 def spec_of(mesh: Mapping[str, int], method: str, **model: Any) -> TrainingSpec:
@@ -70,13 +53,8 @@ def test_a_divided_sequence_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: Mapping[str, int], method: str
 ) -> None:
     model: dict[str, Any] = {"dim": 48, "heads": 24, "kv_heads": 12, "sequence_length": 24}
-    alone = worlds.once(programs.undisturbed, tiny_spec({}, **model))[0]["rows"]
-    together = worlds.once(programs.undisturbed, spec_of(mesh, method, dropout=0.0, **model))
-    for single, many in zip(alone, together[0]["rows"], strict=True):
-        assert many.loss == pytest.approx(single.loss, abs=1e-5)
-        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
-        assert many.samples == single.samples
-    assert all(rank["digests"] == together[0]["digests"] for rank in together)
+    spec = spec_of(mesh, method, dropout=0.0, **model)
+    assert_one_curve(worlds, tiny_spec({}, **model), spec)
 
 
 @pytest.mark.slow
@@ -114,23 +92,9 @@ def test_low_precision_stays_near_the_curve(worlds: Worlds, method: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ONE)
 @pytest.mark.parametrize("mode", ["full", "selective"])
-def test_activation_checkpointing_changes_no_bit(
-    worlds: Worlds, undisturbed: Undisturbed, mode: str, method: str
-) -> None:
+def test_activation_checkpointing_changes_no_bit(worlds: Worlds, mode: str, method: str) -> None:
     spec = spec_of(SHARDED, method, activation_checkpointing=mode)
-    found = worlds.once(programs.undisturbed, spec)[0]["digests"]
-    assert found == undisturbed(SHARDED, method)
-
-
-@pytest.mark.slow
-def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worlds) -> None:
-    stop = GuardsSpec(nonfinite=NonfiniteGuardSpec(policy="stop"))
-    spec = tiny_spec(SHARDED).model_copy(update={"guards": stop})
-    for message, unchanged, applied in worlds.run(programs.poisoned, spec, 3):
-        assert message.startswith("nonfinite at step 3 (window 2): loss")
-        assert message.endswith("began on rank 1 in the output of norm, micro-batch 0")
-        assert unchanged
-        assert applied == 2
+    assert digests_of(worlds, spec) == digests_of(worlds, spec_of(SHARDED, method))
 
 
 @pytest.mark.seconds
@@ -187,69 +151,19 @@ def test_every_group_gets_the_configured_timeout(worlds: Worlds) -> None:
 )
 @pytest.mark.parametrize("mesh", [pytest.param(ALONE, marks=pytest.mark.soak), SHARDED], ids=str)
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
-    worlds: Worlds,
-    undisturbed: Undisturbed,
-    mesh: Mapping[str, int],
-    method: str,
-    rebuild: bool,
+    worlds: Worlds, mesh: Mapping[str, int], method: str, rebuild: bool
 ) -> None:
-    for result in worlds.run(programs.rebound, spec_of(mesh, method), 3, rebuild):
-        assert result["digests"] == undisturbed(mesh, method)
-        assert result["living"]
-        assert result["same_tensors"] is not rebuild
+    assert_rebinds(worlds, spec_of(mesh, method), rebuild=rebuild)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ONE)
 def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
-    worlds: Worlds, undisturbed: Undisturbed, method: str
+    worlds: Worlds, method: str
 ) -> None:
-    for digests in worlds.run(programs.interrupted_in_backward, spec_of(SHARDED, method), 4, False):
-        assert digests == undisturbed(SHARDED, method)
-
-
-def replaced(
-    worlds: Worlds, spec: TrainingSpec, folder: Path, expected: dict[int, str], *of_victim: Any
-) -> None:
-    """The highest rank dies in step 4, as `of_victim` says; a new process takes its place."""
-    attempt, world_size = worlds.next_attempt(), spec.parallel.world_size
-    program, *arguments = of_victim
-    ranks = [
-        worlds.start(program, world_of(spec, rank, attempt), spec, folder, *arguments)
-        for rank in range(world_size)
-    ]
-    ranks[-1].process.join(60)
-    again = world_of(spec, world_size - 1, attempt + 1000)
-    replacement = worlds.start(programs.resumed, again, spec, folder, 3)
-    assert replacement.result() == {step: expected[step] for step in range(3, 7)}
-    for rank in ranks[:-1]:
-        result = rank.result()
-        assert result["digests"] == expected
-        assert result["pid"] == rank.process.pid
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize(
-    ("mesh", "phase", "method"),
-    [
-        in_soak(ALONE, "forward", "all_gather"),
-        (SHARDED, "backward", "ring"),
-        in_soak(SHARDED, "agree", "ulysses"),
-        in_soak(ALONE, "optimizer", "ring"),
-    ],
-    ids=str,
-)
-def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
-    worlds: Worlds,
-    undisturbed: Undisturbed,
-    tmp_path: Path,
-    mesh: Mapping[str, int],
-    phase: str,
-    method: str,
-) -> None:
-    expected = undisturbed(mesh, method)
-    spec = spec_of(mesh, method)
-    replaced(worlds, spec, tmp_path, expected, programs.survivor, (phase, 4))
+    spec = spec_of(SHARDED, method)
+    for digests in worlds.run(programs.interrupted_in_backward, spec, 4, False):
+        assert digests == digests_of(worlds, spec)
 
 
 @pytest.mark.chaos
@@ -268,16 +182,11 @@ def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
     ids=str,
 )
 def test_a_rank_killed_in_an_exchange_is_replaced_and_the_bits_are_the_same(
-    worlds: Worlds,
-    undisturbed: Undisturbed,
-    tmp_path: Path,
-    mesh: Mapping[str, int],
-    method: str,
-    nth: int,
+    worlds: Worlds, tmp_path: Path, mesh: Mapping[str, int], method: str, nth: int
 ) -> None:
-    expected = undisturbed(mesh, method)
     spec = spec_of(mesh, method)
-    replaced(worlds, spec, tmp_path, expected, context.killed_in_exchange, 4, nth)
+    expected, dies = digests_of(worlds, spec), context.killed_in_exchange
+    assert_replaced(worlds, spec, tmp_path, expected, dies, STOP, nth)
 
 
 @pytest.mark.parametrize(

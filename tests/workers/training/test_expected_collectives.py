@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +25,6 @@ MESHES = [
     {"dp_shard": 2, "cp": 2},
     {"cp": 2, "context_method": "ring"},
 ]
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "text").write_text("All happy families are alike. " * 300)
-    os.environ["HOLDFAST_TEST_CORPUS"] = str(folder)
-    yield Worlds(tmp_path_factory.mktemp("cache"))
-    del os.environ["HOLDFAST_TEST_CORPUS"]
 
 
 def expected(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.ranks import rank_programs as programs
-from tests.support.ranks.corpora import small_corpus
-from tests.support.ranks.rank_worlds import Worlds, tiny_spec, world_of
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec
+from tests.support.ranks.world_checks import STOP, assert_rebinds, assert_replaced, digests_of
 
 SHARDED = {"pp": 2, "dp_shard": 2}
 SCHEDULES: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -19,12 +18,6 @@ SCHEDULES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**SHARDED, "schedule": "zero_bubble"}, {"layers": 4}),
 ]
 """Each schedule on a mesh: the section `parallel`, and what the model needs for it."""
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    with small_corpus(tmp_path_factory.mktemp("corpus")):
-        yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.slow
@@ -37,12 +30,8 @@ def test_stages_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, parallel: dict[str, Any], model: dict[str, Any], rebuild: bool
 ) -> None:
     spec = tiny_spec(parallel, dropout=0.1, **model)
-    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
-    for result in worlds.run(programs.rebound, spec, 3, rebuild):
-        assert result["digests"] == expected
-        assert result["living"]
-        # Without FSDP and `tp`, a model has no groups of its own to replace.
-        assert result["same_tensors"] is not rebuild or set(parallel) == {"pp", "schedule"}
+    has_groups = set(parallel) != {"pp", "schedule"}
+    assert_rebinds(worlds, spec, rebuild=rebuild, has_groups=has_groups)
 
 
 @pytest.mark.seconds
@@ -120,19 +109,5 @@ def test_a_killed_rank_of_a_pipeline_is_replaced_and_the_bits_are_the_same(
 ) -> None:
     parallel, model = SCHEDULES[schedule]
     spec = tiny_spec(parallel, dropout=0.1, **model)
-    undisturbed = worlds.once(programs.undisturbed, spec)[0]["digests"]
-    attempt = worlds.next_attempt()
-    ranks = [
-        worlds.start(programs.survivor, world_of(spec, r, attempt), spec, tmp_path, (phase, 4))
-        for r in range(4)
-    ]
-    ranks[3].process.join(60)
-    (tmp_path / programs.LOST).touch()  # stages that are no neighbours wait on
-    replacement = worlds.start(
-        programs.resumed, world_of(spec, 3, attempt + 1000), spec, tmp_path, 3
-    )
-    assert replacement.result() == {s: undisturbed[s] for s in range(3, 7)}
-    for rank in ranks[:3]:
-        result = rank.result()
-        assert result["digests"] == undisturbed
-        assert result["pid"] == rank.process.pid
+    kill, expected = (phase, STOP), digests_of(worlds, spec)
+    assert_replaced(worlds, spec, tmp_path, expected, programs.survivor, kill)

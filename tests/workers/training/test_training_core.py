@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.ranks import rank_programs as programs
-from tests.support.ranks.corpora import small_corpus
-from tests.support.ranks.rank_worlds import Worlds, tiny_spec, world_of
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec
+from tests.support.ranks.world_checks import (
+    STOP,
+    assert_one_curve,
+    assert_rebinds,
+    assert_replaced,
+    assert_same_curve,
+    digests_of,
+    rows_of,
+)
 
 from holdfast_workers.spec import DetectionSpec, GuardsSpec, NonfiniteGuardSpec
 from holdfast_workers.training.skipped_windows import Ledger
 
 FULL = {"dp_shard": 2, "tp": 2}
 REPLICAS = {"dp_replicate": 2, "dp_shard": 2}
-MESHES_WITH_TP = (
-    FULL,
-    pytest.param({"tp": 2}, marks=pytest.mark.slow),
-    pytest.param({"dp_replicate": 2, "tp": 2}, marks=pytest.mark.slow),
-)
+
+
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def soak(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+MESHES_WITH_TP = (FULL, slow({"tp": 2}), slow({"dp_replicate": 2, "tp": 2}))
 TIMES_OF_WORK = ("step_time_s",)
 """Fields of a row with the time of work that every step does; this time is never zero."""
 TIMES_OF_WAITING = ("loader_wait_s",)
 """Fields of a row with a wait that may be too short to measure."""
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    with small_corpus(tmp_path_factory.mktemp("corpus")):
-        yield Worlds(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +63,22 @@ def undisturbed(worlds: Worlds, states: Path) -> dict[str, Any]:
         REPLICAS,
         {"dp_replicate": 2, "tp": 2},
         {"dp_shard": 3},
-        *(
-            pytest.param(mesh, marks=pytest.mark.slow)
-            for mesh in (
+        *map(
+            slow,
+            (
                 {"dp_shard": 4},
                 {"tp": 2},
                 {"dp_shard": 2},
                 {"dp_replicate": 2},
                 {"dp_replicate": 4},
                 {"dp_replicate": 3},
-            )
+            ),
         ),
     ],
     ids=lambda mesh: ",".join(f"{axis}={size}" for axis, size in mesh.items()),
 )
 def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[str, int]) -> None:
-    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
-    together = worlds.once(programs.undisturbed, tiny_spec(mesh))[0]["rows"]
-    for single, many in zip(alone, together, strict=True):
-        assert many.loss == pytest.approx(single.loss, abs=1e-5)
-        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
-        assert many.samples == single.samples
+    assert_same_curve(rows_of(worlds, tiny_spec({})), rows_of(worlds, tiny_spec(mesh)))
 
 
 @pytest.mark.slow
@@ -132,10 +134,10 @@ def test_the_phases_of_a_step_are_in_order(undisturbed: dict[str, Any]) -> None:
 
 @pytest.mark.seconds
 def test_two_runs_have_the_same_bits(worlds: Worlds, undisturbed: dict[str, Any]) -> None:
-    again = worlds.run(programs.undisturbed, tiny_spec(FULL, dropout=0.1))[0]
-    assert again["digests"] == undisturbed["digests"]
-    assert sorted(again["digests"]) == list(range(7))
-    assert len(set(again["digests"].values())) == 7
+    again = digests_of(worlds, tiny_spec(FULL, dropout=0.1))
+    assert again == undisturbed["digests"]
+    assert sorted(again) == list(range(7))
+    assert len(set(again.values())) == 7
 
 
 @pytest.mark.seconds
@@ -158,34 +160,24 @@ def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
 
 @pytest.mark.seconds
 @pytest.mark.parametrize(
-    "mesh",
-    [{"dp_replicate": 2, "tp": 2}, pytest.param({"dp_replicate": 3}, marks=pytest.mark.soak)],
+    ("mesh", "model", "rebuild"),
+    [
+        (FULL, {}, False),
+        (FULL, {}, True),
+        ({"dp_replicate": 2, "tp": 2}, {}, False),
+        slow({"dp_replicate": 2, "tp": 2}, {}, True),
+        *(soak({"dp_replicate": 3}, {}, rebuild) for rebuild in (False, True)),
+        slow(FULL, {"tied_embeddings": True}, False),
+        *(slow({**FULL, "vocabulary_parallel": True}, {}, rebuild) for rebuild in (False, True)),
+        slow({**FULL, "sequence_parallel": True}, {}, False),
+        slow({**FULL, "sequence_parallel": True}, {"activation_checkpointing": "selective"}, False),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    "rebuild",
-    [pytest.param(False, id="in place"), pytest.param(True, id="rebuilt", marks=pytest.mark.slow)],
-)
-def test_replicas_rebind_to_new_groups_with_the_same_bits(
-    worlds: Worlds, mesh: dict[str, int], rebuild: bool
-) -> None:
-    spec = tiny_spec(mesh, dropout=0.1)
-    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
-    for result in worlds.run(programs.rebound, spec, 3, rebuild):
-        assert result["digests"] == expected
-        assert result["living"]
-        assert result["same_tensors"] is not rebuild
-
-
-@pytest.mark.seconds
-@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
-    worlds: Worlds, undisturbed: dict[str, Any], rebuild: bool
+    worlds: Worlds, mesh: dict[str, Any], model: dict[str, Any], rebuild: bool
 ) -> None:
-    for result in worlds.run(programs.rebound, tiny_spec(FULL, dropout=0.1), 3, rebuild):
-        assert result["digests"] == undisturbed["digests"]
-        assert result["living"]
-        assert result["same_tensors"] is not rebuild
+    assert_rebinds(worlds, tiny_spec(mesh, dropout=0.1, **model), rebuild=rebuild)
 
 
 @pytest.mark.slow
@@ -212,35 +204,13 @@ def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        FULL,
-        pytest.param({"dp_shard": 4}, marks=pytest.mark.soak),
-        {"tp": 2},
-        pytest.param(REPLICAS, marks=pytest.mark.soak),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("mesh", [FULL, soak({"dp_shard": 4}), {"tp": 2}, soak(REPLICAS)], ids=str)
 def test_tied_embeddings_follow_the_curve_of_one_process_on_every_mesh(
     worlds: Worlds, mesh: dict[str, int]
 ) -> None:
-    alone = worlds.once(programs.undisturbed, tiny_spec({}, tied_embeddings=True))[0]["rows"]
-    together = worlds.once(programs.undisturbed, tiny_spec(mesh, tied_embeddings=True))[0]["rows"]
-    untied = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
-    assert alone[-1].loss != untied[-1].loss
-    for single, many in zip(alone, together, strict=True):
-        assert many.loss == pytest.approx(single.loss, abs=1e-5)
-        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_survivors_with_tied_embeddings_rebind_with_the_same_bits(worlds: Worlds) -> None:
-    spec = tiny_spec(FULL, dropout=0.1, tied_embeddings=True)
-    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
-    for result in worlds.run(programs.rebound, spec, 3, False):
-        assert result["digests"] == expected
-        assert result["same_tensors"]
+    alone = rows_of(worlds, tiny_spec({}, tied_embeddings=True))
+    assert alone[-1].loss != rows_of(worlds, tiny_spec({}))[-1].loss
+    assert_same_curve(alone, rows_of(worlds, tiny_spec(mesh, tied_embeddings=True)))
 
 
 @pytest.mark.seconds
@@ -249,24 +219,8 @@ def test_survivors_with_tied_embeddings_rebind_with_the_same_bits(worlds: Worlds
 def test_a_divided_vocabulary_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: dict[str, int], tied: bool
 ) -> None:
-    alone = worlds.once(programs.undisturbed, tiny_spec({}, tied_embeddings=tied))[0]["rows"]
     spec = tiny_spec({**mesh, "vocabulary_parallel": True}, tied_embeddings=tied)
-    together = worlds.once(programs.undisturbed, spec)
-    for single, many in zip(alone, together[0]["rows"], strict=True):
-        assert many.loss == pytest.approx(single.loss, abs=1e-5)
-        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
-    assert all(rank["digests"] == together[0]["digests"] for rank in together)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
-def test_survivors_with_a_divided_vocabulary_rebind_with_the_same_bits(
-    worlds: Worlds, rebuild: bool
-) -> None:
-    spec = tiny_spec({**FULL, "vocabulary_parallel": True}, dropout=0.1)
-    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
-    for result in worlds.run(programs.rebound, spec, 3, rebuild):
-        assert result["digests"] == expected
+    assert_one_curve(worlds, tiny_spec({}, tied_embeddings=tied), spec)
 
 
 @pytest.mark.seconds
@@ -275,44 +229,29 @@ def test_survivors_with_a_divided_vocabulary_rebind_with_the_same_bits(
 def test_a_divided_sequence_follows_the_curve_of_one_process(
     worlds: Worlds, mesh: dict[str, int], vocabulary: bool
 ) -> None:
-    alone = worlds.once(programs.undisturbed, tiny_spec({}))[0]["rows"]
     divided = {"sequence_parallel": True, "vocabulary_parallel": vocabulary}
-    together = worlds.once(programs.undisturbed, tiny_spec({**mesh, **divided}))
-    for single, many in zip(alone, together[0]["rows"], strict=True):
-        assert many.loss == pytest.approx(single.loss, abs=1e-5)
-        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
-    assert all(rank["digests"] == together[0]["digests"] for rank in together)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", ["none", "selective"])
-def test_survivors_with_a_divided_sequence_rebind_with_the_same_bits(
-    worlds: Worlds, checkpointing: str
-) -> None:
-    divided = {**FULL, "sequence_parallel": True}
-    spec = tiny_spec(divided, dropout=0.1, activation_checkpointing=checkpointing)
-    expected = worlds.once(programs.undisturbed, spec)[0]["digests"]
-    for result in worlds.run(programs.rebound, spec, 3, False):
-        assert result["digests"] == expected
-        assert result["same_tensors"]
-    if checkpointing != "none":
-        plain = tiny_spec(divided, dropout=0.1)
-        assert worlds.once(programs.undisturbed, plain)[0]["digests"] == expected
+    assert_one_curve(worlds, tiny_spec({}), tiny_spec({**mesh, **divided}))
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize(
+    ("mesh", "mode", "every"),
+    [
+        (FULL, "full", 1),
+        (FULL, "selective", 1),
+        slow(FULL, "full", 2),
+        slow(FULL, "selective", 2),
+        slow({**FULL, "sequence_parallel": True}, "selective", 1),
+    ],
+    ids=str,
+)
 def test_activation_checkpointing_changes_no_bit(
-    worlds: Worlds, undisturbed: dict[str, Any], mode: str, every: int
+    worlds: Worlds, mesh: dict[str, Any], mode: str, every: int
 ) -> None:
     spec = tiny_spec(
-        FULL,
-        dropout=0.1,
-        activation_checkpointing=mode,
-        activation_checkpointing_every=every,
+        mesh, dropout=0.1, activation_checkpointing=mode, activation_checkpointing_every=every
     )
-    assert worlds.once(programs.undisturbed, spec)[0]["digests"] == undisturbed["digests"]
+    assert digests_of(worlds, spec) == digests_of(worlds, tiny_spec(mesh, dropout=0.1))
 
 
 @pytest.mark.slow
@@ -327,34 +266,18 @@ def test_a_broken_backward_pass_that_computed_again_does_not_reach_the_next(
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize(
-    "zero",
-    [
-        pytest.param(1, marks=pytest.mark.slow),
-        pytest.param(2, marks=pytest.mark.soak),
-        3,
-    ],
-)
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        pytest.param({"dp_shard": 4}, marks=pytest.mark.soak),
-        FULL,
-        pytest.param(REPLICAS, marks=pytest.mark.soak),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("zero", [slow(1), soak(2), 3])
+@pytest.mark.parametrize("mesh", [soak({"dp_shard": 4}), FULL, soak(REPLICAS)], ids=str)
 def test_zero_follows_the_curve_and_survives_a_broken_backward_pass(
     worlds: Worlds, mesh: dict[str, int], zero: int
 ) -> None:
     spec = tiny_spec({**mesh, "zero": zero}, dropout=0.1)
-    plain = worlds.once(programs.undisturbed, tiny_spec(mesh, dropout=0.1))[0]["rows"]
-    first = worlds.once(programs.undisturbed, spec)[0]
-    for expected, found in zip(plain, first["rows"], strict=True):
+    plain = rows_of(worlds, tiny_spec(mesh, dropout=0.1))
+    for expected, found in zip(plain, rows_of(worlds, spec), strict=True):
         assert found.loss == pytest.approx(expected.loss, abs=1e-5)
     if spec.parallel.data_parallel == 2:  # two micro-batches each, as the program needs
         for digests in worlds.run(programs.interrupted_in_backward, spec, 4, False):
-            assert digests == first["digests"]
+            assert digests == digests_of(worlds, spec)
 
 
 @pytest.mark.slow
@@ -390,9 +313,12 @@ def test_low_precision_stays_near_the_curve(worlds: Worlds, mesh: dict[str, int]
 
 
 @pytest.mark.seconds
-def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worlds) -> None:
+@pytest.mark.parametrize("mesh", [FULL, slow({"dp_shard": 2, "cp": 2})], ids=str)
+def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(
+    worlds: Worlds, mesh: dict[str, int]
+) -> None:
     stop = GuardsSpec(nonfinite=NonfiniteGuardSpec(policy="stop"))
-    spec = tiny_spec(FULL).model_copy(update={"guards": stop})
+    spec = tiny_spec(mesh).model_copy(update={"guards": stop})
     for message, unchanged, applied in worlds.run(programs.poisoned, spec, 3):
         assert message.startswith("nonfinite at step 3 (window 2): loss")
         assert message.endswith("began on rank 1 in the output of norm, micro-batch 0")
@@ -432,20 +358,8 @@ def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
     worlds: Worlds, undisturbed: dict[str, Any], tmp_path: Path, phase: str, checkpointing: str
 ) -> None:
     spec = tiny_spec(FULL, dropout=0.1, activation_checkpointing=checkpointing)
-    attempt = worlds.next_attempt()
-    ranks = [
-        worlds.start(programs.survivor, world_of(spec, r, attempt), spec, tmp_path, (phase, 4))
-        for r in range(4)
-    ]
-    ranks[3].process.join(60)
-    replacement = worlds.start(
-        programs.resumed, world_of(spec, 3, attempt + 1000), spec, tmp_path, 3
-    )
-    assert replacement.result() == {s: undisturbed["digests"][s] for s in range(3, 7)}
-    for rank in ranks[:3]:
-        result = rank.result()
-        assert result["digests"] == undisturbed["digests"]
-        assert result["pid"] == rank.process.pid
+    kill = (phase, STOP)
+    assert_replaced(worlds, spec, tmp_path, undisturbed["digests"], programs.survivor, kill)
 
 
 @pytest.mark.chaos
@@ -459,20 +373,8 @@ def test_a_killed_replica_is_replaced_and_survivors_keep_their_models(
     # With three, the bits of a sum depend on its place in the buffer.
     spec = tiny_spec({"dp_replicate": replicas}, dropout=0.1)
     expected = worlds.once(programs.undisturbed_per_block, spec)[0]["digests"]
-    attempt, last = worlds.next_attempt(), replicas - 1
-    ranks = [
-        worlds.start(
-            programs.survivor_per_block, world_of(spec, r, attempt), spec, tmp_path, (phase, 4)
-        )
-        for r in range(replicas)
-    ]
-    ranks[last].process.join(60)
-    replacement = worlds.start(
-        programs.resumed_per_block, world_of(spec, last, attempt + 1000), spec, tmp_path, 3
+    survivors = assert_replaced(
+        *(worlds, spec, tmp_path, expected, programs.survivor_per_block, (phase, STOP)),
+        resumed=programs.resumed_per_block,
     )
-    assert replacement.result() == {step: expected[step] for step in range(3, 7)}
-    for rank in ranks[:last]:
-        result = rank.result()
-        assert result["digests"] == expected
-        assert result["pid"] == rank.process.pid
-        assert result["same_tensors"]
+    assert all(result["same_tensors"] for result in survivors)

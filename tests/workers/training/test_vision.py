@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from tests.support.ranks import rank_programs as programs
-from tests.support.ranks.rank_worlds import Worlds, tiny_vit_spec, world_of
+from tests.support.ranks.rank_worlds import Worlds, tiny_vit_spec
 from tests.support.ranks.toy_images import write_images
+from tests.support.ranks.world_checks import STOP, assert_replaced, assert_same_curve, rows_of
 
 from holdfast_workers.spec import find_faults
 
 FULL = {"dp_shard": 2, "tp": 2}
-STOP = 4
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,9 @@ def test_it_learns_what_can_be_seen(worlds: Worlds) -> None:
     ids=str,
 )
 def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[str, Any]) -> None:
-    alone = worlds.once(programs.undisturbed, tiny_vit_spec({}))[0]["rows"]
     spec = tiny_vit_spec(mesh)
     assert find_faults(spec) == []
-    together = worlds.once(programs.undisturbed, spec)[0]["rows"]
-    for single, many in zip(alone, together, strict=True):
-        assert many.loss == pytest.approx(single.loss, abs=1e-5)
-        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
-        assert many.samples == single.samples
+    assert_same_curve(rows_of(worlds, tiny_vit_spec({})), rows_of(worlds, spec))
 
 
 @pytest.mark.slow
@@ -90,31 +85,11 @@ def test_low_precision_and_compiled_blocks_stay_near_the_curve(worlds: Worlds) -
             assert other.loss == pytest.approx(single.loss, rel=2e-2)
 
 
-@pytest.mark.slow
-def test_survivors_rebind_to_new_groups_with_the_same_bits(
-    worlds: Worlds, undisturbed: dict[str, Any]
-) -> None:
-    for result in worlds.run(programs.rebound, tiny_vit_spec(FULL, dropout=0.1), 3, False):
-        assert result["digests"] == undisturbed["digests"]
-        assert result["same_tensors"]
-
-
 @pytest.mark.chaos
 @pytest.mark.parametrize("phase", ["backward", "in backward"])
 def test_a_rank_killed_in_a_backward_pass_is_replaced_with_the_same_bits(
     worlds: Worlds, undisturbed: dict[str, Any], tmp_path: Path, phase: str
 ) -> None:
     spec = tiny_vit_spec(FULL, dropout=0.1)
-    attempt, arguments = worlds.next_attempt(), (spec, tmp_path, (phase, STOP))
-    ranks = [
-        worlds.start(programs.survivor, world_of(spec, r, attempt), *arguments) for r in range(4)
-    ]
-    ranks[3].process.join(60)
-    replacement = worlds.start(
-        programs.resumed, world_of(spec, 3, attempt + 1000), spec, tmp_path, STOP - 1
-    )
-    assert replacement.result() == {s: undisturbed["digests"][s] for s in range(STOP - 1, 7)}
-    for rank in ranks[:3]:
-        result = rank.result()
-        assert result["digests"] == undisturbed["digests"]
-        assert result["pid"] == rank.process.pid
+    kill, expected = (phase, STOP), undisturbed["digests"]
+    assert_replaced(worlds, spec, tmp_path, expected, programs.survivor, kill)

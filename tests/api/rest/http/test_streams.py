@@ -100,12 +100,6 @@ def test_logs_follow_until_the_job_ends(http: httpx.Client, server: LiveServer) 
     assert texts == ["second", "last words"]
 
 
-def test_an_incomplete_message_is_not_delivered() -> None:
-    text = "id: 1\nevent: a\ndata: {}\n\n: keep-alive\n\nid: 2\ndata: {"
-    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=text)
-    assert [(found.id, found.event, found.data) for found in read(answer)] == [("1", "a", "{}")]
-
-
 @pytest.mark.slow
 def test_a_tail_search_continues_until_it_has_enough_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given as always
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -324,27 +326,6 @@ SETTLED_S = 5.0
 """After this no message about the loss of a node is under way, which might end the wait."""
 
 
-def test_a_waiting_job_uses_a_standby_that_is_healthy_again() -> None:
-    job = running(cluster(steps=60))
-    report_findings(job, "n2", ECC)
-    job.kill_node("n0", back_after_s=None)
-    job.run_until(lambda: job.core.stage is Stage.WAITING)
-    job.at(SETTLED_S, lambda: report_findings(job, "n2"))
-    assert job.run().outcome == "SUCCEEDED"
-    assert hosts(forming(job)[-1]) == {"n1", "n2"}
-
-
-def test_a_waiting_job_uses_a_standby_that_is_reached_again() -> None:
-    job = running(cluster(steps=60))
-    life = job.agents["n2"].incarnation
-    job.send(inputs.LinkChecked("n2", life, "refused"))
-    job.kill_node("n0", back_after_s=None)
-    job.run_until(lambda: job.core.stage is Stage.WAITING)
-    job.at(SETTLED_S, lambda: job.send(inputs.LinkChecked("n2", life, "")))
-    assert job.run().outcome == "SUCCEEDED"
-    assert hosts(forming(job)[-1]) == {"n1", "n2"}
-
-
 def test_a_waiting_job_uses_its_restarted_node_when_the_node_is_uncordoned() -> None:
     job = running(cluster(standbys=0, steps=60))
     set_aside(job, "n0")
@@ -356,12 +337,32 @@ def test_a_waiting_job_uses_its_restarted_node_when_the_node_is_uncordoned() -> 
     assert hosts(forming(job)[-1]) == {"n0", "n1"}
 
 
-def test_a_waiting_job_uses_a_cordoned_standby_that_is_only_quarantined() -> None:
-    """It is a last resort then, and there is no other node."""
-    job = running(cluster(steps=60))
+def unwell(job: SimulatedCluster) -> Callable[[], None]:
+    report_findings(job, "n2", ECC)
+    return lambda: report_findings(job, "n2")
+
+
+def out_of_reach(job: SimulatedCluster) -> Callable[[], None]:
+    life = job.agents["n2"].incarnation
+    job.send(inputs.LinkChecked("n2", life, "refused"))
+    return lambda: job.send(inputs.LinkChecked("n2", life, ""))
+
+
+def cordoned(job: SimulatedCluster) -> Callable[[], None]:
+    """It is only quarantined later: a last resort, and there is no other node."""
     set_aside(job, "n2")
+    return lambda: set_aside(job, "n2", standing=NodeStanding.QUARANTINED)
+
+
+@pytest.mark.parametrize("spoil", [unwell, out_of_reach, cordoned])
+def test_a_waiting_job_uses_a_standby_that_is_usable_again(
+    spoil: Callable[[SimulatedCluster], Callable[[], None]],
+) -> None:
+    """`spoil` makes the standby unusable, and returns what makes it usable."""
+    job = running(cluster(steps=60))
+    heal = spoil(job)
     job.kill_node("n0", back_after_s=None)
     job.run_until(lambda: job.core.stage is Stage.WAITING)
-    job.at(SETTLED_S, lambda: set_aside(job, "n2", standing=NodeStanding.QUARANTINED))
+    job.at(SETTLED_S, heal)
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[-1]) == {"n1", "n2"}

@@ -38,14 +38,6 @@ def test_ranks_leave_a_lastingly_slow_node_for_the_standby() -> None:
     assert len(forming(job)) == 2
 
 
-def test_without_a_standby_a_slow_rank_is_reported_and_training_continues() -> None:
-    job = running(cluster(standbys=0, steps=200, straggler_patience_s=3.0))
-    job.slow_nodes = {"n1-1": 3.0}
-    assert job.run().outcome == "SUCCEEDED"
-    assert sorted(straggler_events(job)) == [("slow", 2), ("slow", 3)]
-    assert len(forming(job)) == 1
-
-
 def test_a_spec_may_keep_ranks_on_a_slow_node() -> None:
     job = running(cluster(steps=200, straggler_patience_s=3.0, replace_stragglers=False))
     job.slow_nodes = {"n1-1": 3.0}
