@@ -54,12 +54,12 @@ _QUIET_FACTOR = 2.5
 _LAG_SAMPLES, _LAG_SAMPLE_S = 5, 0.05
 """Samples of the event loop's lag per adjustment of the poll rate, and their interval."""
 _LAG_PAUSE_S = 1.0
-"""While there are few jobs: until their number is checked again."""
+"""Pause between two checks of the number of jobs while there are few."""
 
 
 class _WakeUp(asyncio.Event):
     set_at = 0.0
-    """When the event was first set since its last clear (monotonic)."""
+    """Time at which the event was first set since its last clear (monotonic)."""
 
     def set(self) -> None:
         if not self.is_set():
@@ -130,7 +130,7 @@ class Reconciler:
             await self._release_leases()
 
     def seconds_since_claim(self) -> float | None:
-        """Since the last successful claim; None: none yet (for readiness)."""
+        """Seconds since the last successful claim, for readiness; None before the first."""
         return None if self._claimed_at is None else time.monotonic() - self._claimed_at
 
     def wake(self, job_id: str) -> None:
@@ -292,11 +292,9 @@ class Reconciler:
                 self._claim_wake.set()  # set during the release: the job must be claimed again
 
     def _interval_s(self, job_id: str, urgent: bool) -> float:
-        """Between two polls of one job.
-
-        All jobs share the allowed poll rate of this process; the few urgent jobs, for which a user
-        waits, share the same rate among themselves.
-        """
+        """Seconds between two polls of one job. All jobs share the allowed poll rate of this
+        process; the few urgent jobs, for which a user waits, share the same rate among
+        themselves."""
         settings = self._settings
         many = len(self._urgent_jobs) if urgent else len(self._drives)
         quiet = not urgent and not self._store.watched_jobs.is_looked_at(job_id)
