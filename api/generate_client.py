@@ -34,7 +34,8 @@ REPLACED = {
     "async_waiting": "waiting",
     "asynchronous": "synchronous",
 }
-"""Beside `__aenter__`, `AsyncIterator` and the other names that unasync itself replaces."""
+"""Names that are replaced beside `__aenter__`, `AsyncIterator` and others that unasync itself
+replaces."""
 MADE_IDIOMATIC = "I,C416,UP028"
 """The order of imports; `list(x)` and `yield from x` instead of loops."""
 

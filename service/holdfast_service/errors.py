@@ -202,7 +202,8 @@ class UnknownMetric(NotFound):
 
 
 class Conflict(ApiError):
-    """Not possible in the present state: the job has ended, the key was used before, ..."""
+    """The request is not possible in the present state: the job has ended, the key was used before,
+    ..."""
 
     status = 409
 
@@ -281,7 +282,7 @@ class CheckpointBad(Conflict):
 
 
 class LastCheckpoint(Conflict):
-    """It is the only checkpoint in the remote tier that an active job could continue from."""
+    """The checkpoint is the only one in the remote tier that an active job could continue from."""
 
     code = "last_checkpoint"
 

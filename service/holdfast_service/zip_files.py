@@ -11,7 +11,7 @@ UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError),
     *(ValueError, NotImplementedError, RuntimeError, OSError),
 )
-"""What reading a damaged or foreign archive raises: `RuntimeError` for an encrypted member."""
+"""Errors of reading a damaged or foreign archive; `RuntimeError` is that of an encrypted member."""
 PIECE_BYTES = 1 << 20
 
 

@@ -44,7 +44,9 @@ FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LIST_ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s")
 COMMAND = re.compile(
-    r"^(?:\$ |source <\()?(holdfast [^#\n]*?)(?:\)|\s+[|<].*)?(?:\s+#.*)?$", re.MULTILINE
+    r"^(?:\$ |source <\(|make setup && )?(?:\.venv/bin/)?(holdfast [^#\n]*?)"
+    r"(?:\)|\s+[|<].*)?(?:\s+#.*)?$",
+    re.MULTILINE,
 )
 GENERATED = "reference/"
 """Pages that the site makes from the code; tests/project/test_site.py looks for them."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 LEAST = 0.9995
-"""Of a unit: less is written in the next smaller one. Three digits of it are "1"."""
+"""Least share of a unit that is written in that unit, because its three digits are "1"; less is
+written in the next smaller unit."""
 
 
 def size_of(nbytes: float) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS, ESTABLISHED = "0A", "01"
 _MAPPED = "0000000000000000FFFF0000"
-"""How an IPv4 address begins in the table of IPv6."""
+"""The beginning of an IPv4 address in the table of IPv6."""
 
 
 @dataclass(frozen=True)

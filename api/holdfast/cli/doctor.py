@@ -23,7 +23,7 @@ MARKS = {
 }
 
 WIDTH, CLUSTER_WIDTH = 10, 24
-"""Of the column with the subjects of the checks."""
+"""Widths of the column with the subjects of the checks, in characters."""
 
 
 def doctor(

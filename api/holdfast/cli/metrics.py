@@ -24,7 +24,7 @@ BUILT_IN_NAMES = frozenset(
 )
 """The metrics of every job; all others are recorded by the job's own function."""
 MAX_PLOT_POINTS = 1000
-"""More than any terminal has columns."""
+"""Number of points that are plotted at most: more than any terminal has columns."""
 WIDTH = 80
 
 

@@ -36,7 +36,8 @@ class ServerAddress:
     source: str
     """Where the address was configured, as text."""
     find_credential: Callable[[], Credential | None]
-    """Its token at present: a server of this machine may start later. Raises InvalidConfig."""
+    """Finds the token of the address at present: a server of this machine may start later. Raises
+    InvalidConfig."""
 
 
 def resolve(address: str | None = None, data_dir: Path | None = None) -> str:

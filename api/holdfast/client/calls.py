@@ -281,5 +281,5 @@ def _pages(
 
 
 def _listed(values: Collection[str] | None) -> list[str] | None:
-    """None for no values: the parameter is left out."""
+    """The values as a list, or None if there are none: the parameter is then left out."""
     return list(values) if values else None

@@ -37,7 +37,8 @@ class Credential:
     token: str
     source: str
     uid: int | None = None
-    """Of the process that must listen, if that is on this machine (root's may, too); None: any."""
+    """The user whose process must listen at the address, if that is on this machine (root's may,
+    too); None: any user."""
 
 
 def in_folder(folder: Path, address: str) -> Credential | None:
@@ -112,7 +113,7 @@ class BearerToken(httpx.Auth):
     async def async_auth_flow(
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """As `sync_auth_flow`."""
+        """Add the token to the request, as `sync_auth_flow` does."""
 
         async def trace(event: str, values: dict[str, Any]) -> None:
             if event == _CONNECTED and check is not None:
@@ -168,8 +169,9 @@ def _place(address: str) -> object:
 
 
 def _users_at(host: IpAddress, there: Collection[tuple[IpAddress, int]]) -> set[int]:
-    """Whose sockets get connections to this address of loopback: that of the very address, else one
-    of all addresses. A socket of another address, which any user may open, says nothing."""
+    """The users whose sockets get connections to this address of loopback: sockets of the very
+    address, else those of all addresses. A socket of another address, which any user may open, says
+    nothing."""
     return {uid for of, uid in there if of == host} or {
         uid for of, uid in there if of.is_unspecified and host.version <= of.version
     }
@@ -190,7 +192,7 @@ def _packed(shown: str) -> bytes:
 
 
 def _plain(ip: str | bytes) -> IpAddress:
-    """IPv4 addresses in IPv6's form become what they are."""
+    """The address; an IPv4 address in IPv6's form becomes a plain one."""
     found = ipaddress.ip_address(ip)
     return getattr(found, "ipv4_mapped", None) or found
 

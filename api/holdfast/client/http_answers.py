@@ -158,8 +158,9 @@ class FileDownload:
         return {"method": "GET", "url": path, "headers": headers, "timeout": wait}
 
     def opened(self, response: httpx.Response) -> int:
-        """Where the bytes of this answer begin. The body of an error was read. Raises as
-        `raise_for_error`; ServerError if this is not the file, or not its rest."""
+        """The position in the file at which the bytes of this answer begin. The body of an error
+        was read. Raises the errors of `raise_for_error`, and ServerError if this is not the file,
+        or not its rest."""
         raise_for_error(response)
         headers = response.headers
         if (

@@ -141,7 +141,7 @@ def _compare(client: Client, undisturbed: JobView, disturbed: JobView) -> DemoVe
 
 
 def samples(client: Client, job_id: str) -> dict[int, Any]:
-    """By step: a digest of the samples that all ranks read."""
+    """For each step, a digest of the samples that all ranks read."""
     return {point.step: point.values["samples"] for point in client.metrics(job_id, ["samples"])}
 
 

@@ -112,11 +112,11 @@ class AccelerateProgress:
         self._memory.keep(self.step, lambda folder: self._accelerator.save_state(str(folder)))
 
     def state_dict(self) -> dict[str, int]:
-        """Of `register_for_checkpointing`."""
+        """The method that `register_for_checkpointing` asks for."""
         return {"step": self.step, "epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Of `register_for_checkpointing`."""
+        """The method that `register_for_checkpointing` asks for."""
         self.step, self.epoch = state["step"], state["epoch"]
         self._position = state["position"]
 

@@ -26,7 +26,7 @@ class AgreedStop:
             self._group = dist.new_group(backend="gloo")
 
     def ask(self, wanted: bool) -> bool:
-        """Whether to stop now: some rank wanted to stop when all asked one step ago."""
+        """Whether to stop now: some rank wanted to stop when all ranks asked one step ago."""
         if self._group is None:
             self._agreed |= wanted
             return self._agreed

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.integrations.memory_folders import MemoryFolders
 
 STATE_KEY = "holdfast"
-"""Of a Lightning checkpoint: what the callback adds to it."""
+"""The key in a Lightning checkpoint below which the callback adds its own state."""
 EVERY_STEPS_VARIABLE = "LIGHTNING_MEMORY_EVERY_STEPS"
 """Steps between two checkpoints in memory; not set: none."""
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
@@ -71,7 +71,7 @@ def _callbacks(package: str) -> list[Any]:
 
 
 def _steps_between(text: str) -> int:
-    """0: no checkpoints in memory. Raises ValueError."""
+    """The number of steps between two checkpoints in memory; 0 for none. Raises ValueError."""
     if text and not text.isdecimal():
         raise ValueError(
             f"{EVERY_STEPS_VARIABLE} is {text!r}: set it to a whole number of steps, or not at all"
@@ -188,8 +188,8 @@ class TrainerMemory:
 
     @property
     def ckpt_path(self) -> str:
-        """Where Lightning looks for a checkpoint to resume: a file that stands for the one in
-        memory, whose content arrives in `setup`."""
+        """The path at which Lightning looks for a checkpoint to resume: a file that stands for the
+        one in memory, whose content arrives in `setup`."""
         return str(self._resumed) if self._resumed.name else ""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -224,10 +224,10 @@ class TrainerMemory:
         self._memory.keep(step, lambda folder: _save_to(trainer, folder / CHECKPOINT))
 
     def on_exception(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """No collective after an error: the peers may be gone."""
+        """Make no further collective call after an error: the peers may be gone."""
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Nothing is left to remove."""
+        """Do nothing: there is nothing left to remove."""
 
 
 def _save_to(trainer: Any, path: Path) -> None:
@@ -248,8 +248,8 @@ def _remove(path: Path) -> None:
 
 
 def _stop(trainer: Any) -> None:
-    """Stop after this step, before any minimum that the script sets: the node may be about to go,
-    and the next attempt continues."""
+    """Stop after this step, even before a minimum that the script sets: the node may be about to
+    go, and the next attempt continues."""
     trainer.fit_loop.min_epochs = None
     trainer.fit_loop.epoch_loop.min_steps = None
     trainer.should_stop = True

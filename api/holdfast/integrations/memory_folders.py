@@ -33,8 +33,8 @@ _log = structlog.get_logger()
 
 
 class MemoryFolders:
-    """Inactive outside of Holdfast, and in a job without a memory tier: no folder, nothing kept,
-    nothing found."""
+    """Keeps folders in memory. It is inactive outside of Holdfast and in a job without a memory
+    tier: then it has no folder, keeps nothing and finds nothing."""
 
     def __init__(self, attachment: Attachment, gather: Gather) -> None:
         self._gather = gather
@@ -122,7 +122,8 @@ class MemoryFolders:
             shutil.rmtree(self._room, ignore_errors=True)
 
     def _together(self, act: Callable[[], object]) -> bool:
-        """Whether `act` succeeded on all ranks; not, if it returned False."""
+        """Call `act`, and return whether it succeeded on all ranks. It failed if it raised or
+        returned False."""
         done = False
         try:
             done = act() is not False

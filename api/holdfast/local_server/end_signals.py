@@ -11,7 +11,8 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def ignored() -> Iterator[None]:
-    """Ignore them inside, and handle them as before afterwards. Call it in the main thread."""
+    """Ignore the signals inside, and handle them as before afterwards. Call it in the main
+    thread."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in END_SIGNALS}
     try:
         yield

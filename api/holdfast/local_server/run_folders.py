@@ -17,7 +17,7 @@ from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.private_files import make_private_folder
 
 FOLDER = "runs"
-"""Of the user's cache folder."""
+"""The folder of runs in the user's cache folder."""
 KEPT_S = 30 * 86400.0
 """How long a folder in the cache is kept after its last use."""
 _NAME = re.compile(r"\d{4}-\d{2}-\d{2}-\d{6}-.+")

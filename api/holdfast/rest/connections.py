@@ -143,7 +143,7 @@ class _Timer:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, after_s: float, call: Callable[[], None]) -> None:
-        """Also again, from now on."""
+        """Call `call` after `after_s`; a start that is still due is replaced."""
         self.stop()
         # In a context of its own: its answer must not have the id of the request before it.
         self._handle = self._loop.call_later(after_s, call, context=contextvars.Context())

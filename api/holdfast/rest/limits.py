@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """For the body of a request."""
+    """Limits of the body of a request."""
 
     silence_s: float = 20.0
     """Time without a byte after which an upload ends."""
     base_s: float = 60.0
     """Time that a body of any size may take ..."""
     bytes_per_s: int = 2**15
-    """... and the speed that it needs beyond: a large body takes longer than a small one."""
+    """Speed that an upload needs beyond that time: a large body takes longer than a small one."""
     memory_bytes: int = 2**16
     """A body with more is large, and arrives on disk."""
     large_at_once: int = 8
@@ -28,7 +28,7 @@ class UploadLimits:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """For a connection, whatever it asks for."""
+    """Limits of a connection, whatever it asks for."""
 
     idle_s: float = 5.0
     """Time between an answer and the first byte of the next request."""

@@ -37,12 +37,12 @@ class Principal:
 
 LOCAL_USER = Principal("local")
 ANYBODY = Principal("anybody")
-"""Of a server without authentication."""
+"""The principal of every request to a server without authentication."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a browser gets for its code."""
+    """A browser's session, which it gets for its code."""
 
     cookie: str
     page_key: str
@@ -87,7 +87,8 @@ class LocalAccess:
 
 
 def _digest(secret: str) -> bytes:
-    """Of fixed length: a comparison of digests tells nothing of the secret, and takes any text."""
+    """A digest of fixed length: a comparison of digests tells nothing of the secret, and takes any
+    text."""
     return hashlib.sha256(secret.encode(errors="backslashreplace")).digest()
 
 

@@ -57,15 +57,15 @@ class TableContents(Contents):
 
 
 class BackupManifest(BaseModel):
-    """What a backup is and has."""
+    """The description of a backup and of its content."""
 
     model_config = ConfigDict(frozen=True)
 
     format: int = FORMAT
     version: str
-    """Of Holdfast, that made the backup."""
+    """Version of the Holdfast that made the backup."""
     revision: str
-    """Of the database's schema."""
+    """Revision of the database's schema."""
     made_at: float
     database: str
     """sqlite or postgresql."""
@@ -74,7 +74,7 @@ class BackupManifest(BaseModel):
     newest_change: int
     """The largest change number; see store/change_numbers.py."""
     settings: dict[str, Any]
-    """Those that are no secrets."""
+    """The server's settings that are no secrets."""
     tables: tuple[TableContents, ...]
     keys: tuple[Contents, ...]
 

@@ -38,7 +38,7 @@ def is_job_key(member: str) -> bool:
 
 
 def place_of(member: str, settings: Settings) -> Path:
-    """Where the key belongs. Raises BackupError for a name that no key has."""
+    """The path at which the key belongs. Raises BackupError for a name that no key has."""
     name = member.removeprefix(_FOLDER)
     if name == JOB_KEY:
         return settings.job_key_file

@@ -21,12 +21,14 @@ def agent(job_id: str, seat: str) -> str:
 
 
 def placement_group(installation: str, job_id: str) -> str:
-    """Ray's table of placement groups shows no namespace, so the name has the id too."""
+    """Name of the job's placement group. It has the installation's id, because Ray's table of
+    placement groups shows no namespace."""
     return f"nodes:{installation}:{job_id}" if installation else f"nodes:{job_id}"
 
 
 def growth_group(installation: str, job_id: str, digest: str) -> str:
-    """Of the nodes that a queued job lacks; `digest`: of what is asked for."""
+    """Name of the placement group for the nodes that a queued job lacks; `digest` is that of the
+    request."""
     return f"wanted:{installation}:{job_id}:{digest}"
 
 
@@ -35,7 +37,8 @@ def is_growth_group(name: str, installation: str) -> bool:
 
 
 def occupying_group(installation: str, digest: str) -> str:
-    """Of a node that a job is kept off while it is placed; `digest`: unique."""
+    """Name of the placement group on a node that a job is kept off while it is placed; `digest` is
+    unique."""
     return f"occupied:{installation}:{digest}"
 
 

@@ -98,7 +98,7 @@ class AgentSeat:
     """The job's own environment variables."""
     installation: str = ""
     threads: int = 1
-    """With which torch computes in each worker."""
+    """Number of threads with which torch computes in each worker."""
     failure_label: str = ""
     """The node label that names failure domains; "": those of `DOMAIN_LABELS`."""
     fast_label: str = ""
@@ -168,7 +168,8 @@ class AgentActor:
         return self._supervisor is not None and has_ended(self._supervisor, process)
 
     def _signal_supervisor(self, signal_: Signal) -> None:
-        """Best effort, never blocking: a new supervisor queries the full state anyway."""
+        """Send the signal with best effort, never blocking: a new supervisor queries the full state
+        anyway."""
         if self._supervisor is None:
             return
         try:

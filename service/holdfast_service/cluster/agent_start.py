@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 AGAIN_S = 60.0
-"""How long an agent that could not start waits before Ray starts its process again."""
+"""Time that an agent that could not start waits before Ray starts its process again."""
 INSTALLED_AFTER_S = 300.0
-"""The same where software is missing: each new process costs events of the job, and a person has to
-install something first. Shorter than a node without software is left out of the placement
-(`Pace.node_room_fresh_s`), so the report stays fresh while the seat is held."""
+"""Time that an agent waits where software is missing: each new process costs events of the job, and
+a person has to install something first. It is shorter than the time for which a node without
+software is left out of the placement (`Pace.node_room_fresh_s`), so the report stays fresh
+while the seat is held."""
 
 
 def own_versions() -> dict[str, str]:

@@ -113,10 +113,10 @@ class RayAgents:
         self._handles: dict[str, Any] = {}
         self._closing = threading.Event()
         self._nodes: dict[str, RayNode] = {}
-        """As last read, by id."""
+        """The nodes as last read, by id."""
         self._kept: frozenset[str] | None = None
         self._reserved = frozenset(reserved)
-        """Empty once the job has its place."""
+        """Ids of the reserved nodes; empty once the job has its place."""
         self._given = frozenset(given)
         self._others_wait_for = self._reserved
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
@@ -160,12 +160,12 @@ class RayAgents:
         self._restart_pool.submit(self._restart, seat, process)
 
     def keep_seats(self, seats: frozenset[str] | None) -> None:
-        """Carried out by the next pass over the seats of an elastic job."""
+        """Keep these seats of an elastic job. The next pass over the seats carries it out."""
         self._kept = seats
 
     def grow_off(self, nodes: Sequence[str]) -> None:
-        """Other jobs wait for the nodes with these ids: an elastic job takes none beyond those that
-        it needs."""
+        """Grow off the nodes with these ids, for which other jobs wait: an elastic job takes none
+        of them beyond those that it needs."""
         self._others_wait_for = frozenset(nodes)
 
     def has_ended(self, seat: str, process: ProcessIdentity) -> bool:
@@ -298,7 +298,8 @@ class RayAgents:
             ray.wait([handle.release.remote()], timeout=SEAT_RELEASE_S)
 
     def _placement_group(self) -> Any:
-        """None: it has no place off the reserved nodes, and asks for none any more."""
+        """The placement group of the job; None if it has no place off the reserved nodes, and asks
+        for none any more."""
         name = names.placement_group(self._installation, self._job_id)
         try:
             group = ray.util.get_placement_group(name)

@@ -34,7 +34,7 @@ class ConnectionTimes:
     """Intervals and deadlines, in seconds."""
 
     look_s: float = 2.0
-    """Between two looks."""
+    """Time between two looks."""
     answer_s: float = 2.0
     """Deadline of the GCS's answer to a look; then it counts as away."""
     lost_after_s: float = 6.0
@@ -129,8 +129,9 @@ class RayConnection:
 
     @contextlib.contextmanager
     def in_use(self, *, control: bool) -> Iterator[None]:
-        """For the time of a call. `control`: it needs the GCS, and not only an actor. Raises
-        ClusterUnavailable while the connection is made anew, or if the GCS is known to be away."""
+        """Hold the connection for the time of a call. `control`: the call needs the GCS, and not
+        only an actor. Raises ClusterUnavailable while the connection is made anew, or if the GCS is
+        known to be away."""
         with self._changed:
             if not self._is_open or (control and self.problem):
                 raise ClusterUnavailable(self.problem or "the connection to Ray is being made")

@@ -53,12 +53,13 @@ class Patience:
 
 @dataclass(frozen=True)
 class LinkHealth:
-    """What the looks so far say."""
+    """Judges the connection by the looks so far."""
 
     link: Link = Link.READY
     why: str = ""
     failing_since: float | None = None
-    """Of the present row of failed looks, during which the GCS answered a fresh client."""
+    """Time of the first of the present row of failed looks, during which the GCS answered a fresh
+    client."""
     failures: int = 0
     away_since: float | None = None
 

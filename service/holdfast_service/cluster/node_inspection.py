@@ -38,9 +38,9 @@ from holdfast_workers.protocol.processes import StorageOptions
 CONNECT_S = 3.0
 DAY_S = 86400.0
 LOOK_S = 0.5
-"""Between two looks at the connection while nodes are awaited."""
+"""Time between two looks at the connection while nodes are awaited."""
 ANSWERED_S = 0.01
-"""For fetching an answer that is there."""
+"""Deadline for fetching an answer that is there."""
 BACKLOG = 1024
 UNKNOWN_CLOCK = (0.0, 0.0)
 MOST_CONNECTIONS = 16

@@ -38,7 +38,7 @@ def _install_here(requirements: list[str], timeout_s: float) -> tuple[str, list[
 
 
 def _cause(error: Exception) -> str:
-    """For users: without paths of the node."""
+    """The error as text for users, without paths of the node."""
     if isinstance(error, WorkersError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

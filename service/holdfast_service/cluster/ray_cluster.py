@@ -81,7 +81,7 @@ CALL_S = 10.0
 CALL_THREADS = 16
 POLL_S = 5.0
 INSTALL_MARGIN_S = 60.0
-"""For the start of the task that installs packages."""
+"""Time for the start of the task that installs packages."""
 
 
 HEAD_RESOURCE = "node:__internal_head__"
@@ -454,11 +454,11 @@ class _PlacedBundle:
     job: str
     node: str
     amounts: dict[str, float]
-    """By resource."""
+    """Amounts by resource."""
 
 
 def _placed_bundles(installation: str) -> list[_PlacedBundle]:
-    """Of all jobs of the installation."""
+    """The placed bundles of all jobs of the installation."""
     found = []
     for group in ray.util.placement_group_table().values():
         job = actor_names.job_of_group(group["name"], installation)

@@ -22,7 +22,7 @@ class NodesCluster:
     """The Ray cluster, as one of its nodes sees it."""
 
     address: str
-    """Of its control service."""
+    """Address of the cluster's control service."""
     host: str
     """The address of the node."""
     code: str

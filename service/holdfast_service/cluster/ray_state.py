@@ -30,7 +30,7 @@ class RayNode:
     node_id: str
     host: str
     port: int
-    """Of its raylet."""
+    """Port of the node's raylet."""
     alive: bool
 
 

@@ -61,7 +61,7 @@ def with_code(code: str | None) -> dict[str, Any]:
 
 
 def sent_modules() -> list[str]:
-    """Where this actor's own Holdfast is stored, if a server has sent it."""
+    """URIs of the packages with this actor's own Holdfast, if a server has sent it."""
     return list(ray.get_runtime_context().runtime_env.get(_MODULES) or [])
 
 

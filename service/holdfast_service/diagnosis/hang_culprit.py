@@ -27,8 +27,8 @@ STUCK_LIMIT_FACTOR = 3.0
 """A collective that all ranks have entered ends by itself unless the network is broken: it gets
 this multiple of its limit."""
 SINGLE_RANK_LIMIT_FACTOR = 10.0
-"""No other rank waits for the only rank of a world, so only time distinguishes a hang from a long
-phase: it gets this multiple of its limit. If that was too little, the next attempt has more time,
+"""Multiple of its limit that the only rank of a world gets: no other rank waits for it, so only
+time distinguishes a hang from a long phase. If that was too little, the next attempt has more time,
 because the limits of first steps are wider."""
 MAX_SUSPECTS = 16
 MAX_STACKS = 8
@@ -204,7 +204,7 @@ class _Case:
         return [rank for rank in joining if self._is_late(rank)]
 
     def _behind_ranks(self) -> list[int]:
-        """Without data on collectives: the ranks behind all others, if they are a minority."""
+        """The ranks behind all others, if they are a minority. Used without data on collectives."""
         if any(beat.groups for beat in self._beats.values()) or len(self._beats) < 2:
             return []
         places = {rank: (beat.step, beat.phase) for rank, beat in self._beats.items()}

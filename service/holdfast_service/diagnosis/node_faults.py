@@ -33,14 +33,14 @@ class InspectedNode:
 
     node: str
     host: str
-    """Its address, as Ray knows it."""
+    """Address of the node, as Ray knows it."""
     facts: NodeFacts | None = None
     problem: str = ""
     software: SoftwareFault | None = None
     """The software that it lacks, if that is the problem."""
     ray_gpus: float = 0.0
     clock_ahead_s: float = 0.0
-    """How far its clock is ahead of the server's."""
+    """Seconds by which the node's clock is ahead of the server's."""
     clock_error_s: float = 0.0
     """The greatest error of that figure."""
     listen_problem: str = ""

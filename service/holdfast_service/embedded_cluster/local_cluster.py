@@ -68,7 +68,7 @@ class KeeperOptions:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the keeper's command line."""
+        """Arguments of the keeper's command line."""
         given = {
             "--nodes": self.nodes,
             "--cpus-per-node": self.cpus_per_node,
@@ -119,7 +119,7 @@ class LocalCluster:
 
     @property
     def ray_dir(self) -> Path:
-        """Ray lets all users write in its folder, so it lies in a private one."""
+        """Ray's folder. Ray lets all users write in it, so it lies in a private one."""
         return Path(self.temp_dir) / "ray"
 
     @property

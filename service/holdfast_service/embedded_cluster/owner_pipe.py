@@ -28,8 +28,8 @@ class OwnerPipe:
 
     @classmethod
     def moved_from_stdin(cls) -> OwnerPipe:
-        """Stdin's; stdin becomes /dev/null, so that processes that are started later do not inherit
-        the pipe. Raises NotAPipe."""
+        """The pipe of stdin. Stdin becomes /dev/null, so that processes that are started later do
+        not inherit the pipe. Raises NotAPipe."""
         found = cls(os.dup(STDIN))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, STDIN)

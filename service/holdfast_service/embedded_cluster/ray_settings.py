@@ -29,11 +29,12 @@ CLUSTER_SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
 }
 HEAD_MAY_BE_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 86400)}
-"""Ray ends every process of the cluster that has missed the GCS for so long, 60 s by default."""
+"""Ray's setting for the time after which it ends every process that has missed the GCS; by default
+60 s."""
 
 
 def token_variables(token_path: Path) -> dict[str, str]:
-    """Of every process that talks to a cluster whose token is in this file."""
+    """Variables of every process that talks to a cluster whose token is in this file."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 

@@ -128,7 +128,7 @@ class CertificateFiles:
         return end
 
     def _authority(self, authorities: str) -> CertificateAuthority:
-        """That of the key, among all whose certificates a peer may show. Raises OSError,
+        """The authority of the key, among all whose certificates a peer may show. Raises OSError,
         ValueError."""
         key = _read_key(self.authority_key)
         for certificate in x509.load_pem_x509_certificates(authorities.encode()):
@@ -139,7 +139,7 @@ class CertificateFiles:
         )
 
     def _end(self, authority: CertificateAuthority, now: datetime, days: int | None) -> datetime:
-        """Until when a new certificate is valid. Raises HostClusterError."""
+        """End of the validity of a new certificate. Raises HostClusterError."""
         until = authority.end if days is None else now + timedelta(days)
         if now < until <= authority.end:
             return until
@@ -161,7 +161,8 @@ class CertificateFiles:
             return datetime.fromtimestamp(PeerTls(folder).check(), UTC)
 
     def _replace(self, certificate: str, key: str) -> None:
-        """Each file at once; if the second cannot be replaced, the first is as it was."""
+        """Replace both files, each at once; if the second cannot be replaced, the first is as it
+        was."""
         key_file = self.folder / KEY_FILE
         former = key_file.read_text() if key_file.exists() else None
         write_private(key_file, key)

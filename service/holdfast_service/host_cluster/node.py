@@ -42,8 +42,8 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Deadlines:
-    """In seconds: for a head's answer, for the start of a node, for the orderly end of one program
-    of Ray (which takes longer only if its head is away)."""
+    """Deadlines in seconds: for a head's answer, for the start of a node, and for the orderly end
+    of one program of Ray (which takes longer only if its head is away)."""
 
     answer_s: float = 15.0
     start_s: float = 120.0
@@ -67,7 +67,7 @@ def own_address(towards: str | None) -> str:
 
 
 def resolved(head: Endpoint) -> Endpoint:
-    """With the head's numeric address, which Ray needs. Raises HostClusterError."""
+    """The endpoint with the head's numeric address, which Ray needs. Raises HostClusterError."""
     try:
         found = socket.getaddrinfo(head.host, head.port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -301,7 +301,8 @@ def end(files: NodeFiles, node: HostNode, end_s: float) -> None:
 
 
 def end_processes(node: HostNode, end_s: float) -> None:
-    """Ray's own processes first, so that they say good-bye to the cluster; then all others."""
+    """End the node's processes: Ray's own first, so that they sign off from the cluster, then all
+    others."""
     for program in _RAYS_PROGRAMS if end_s > 0 else ():
         ending = [pid for pid in processes.of_cluster(node.mark) if _name(pid) == program]
         for pid in ending:

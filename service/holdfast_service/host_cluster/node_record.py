@@ -49,7 +49,7 @@ class NodeFiles:
 
     @property
     def certificates(self) -> CertificateFiles:
-        """Those that `holdfast cluster up --tls` makes."""
+        """The certificate files that `holdfast cluster up --tls` makes."""
         return CertificateFiles(self.root / "tls", self.root / "tls-authority.key")
 
     @property
@@ -80,7 +80,8 @@ class NodeFiles:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Only one process at a time starts or ends the node. Raises HostClusterError."""
+        """Lock the record: only one process at a time starts or ends the node. Raises
+        HostClusterError."""
         self.make()
         with (self.root / "lock").open("a") as lock:
             try:

@@ -27,7 +27,7 @@ from holdfast_workers.memory.peer_tls import TLS_VARIABLE
 
 GCS_PORT = 6379
 STORAGE_NAMESPACE = "holdfast"
-"""Under which a head keeps its state in Redis."""
+"""Namespace under which a head keeps its state in Redis."""
 
 _REDIS_TLS = (
     *("RAY_REDIS_CA_CERT", "RAY_REDIS_CA_PATH", "RAY_REDIS_SERVER_NAME"),
@@ -84,7 +84,7 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """Where this node's files are, and its mark. Both folders have the mark in their names."""
+    """The folders of this node's files, and its mark. Both folders have the mark in their names."""
 
     mark: str
     temp_dir: Path
@@ -93,7 +93,7 @@ class NodePlaces:
 
     @property
     def ray(self) -> Path:
-        """Ray lets all users write in its folder, so it lies in a private one."""
+        """Ray's folder. Ray lets all users write in it, so it lies in a private one."""
         return self.temp_dir / "ray"
 
     @property
@@ -103,8 +103,8 @@ class NodePlaces:
 
 
 def arguments(options: NodeOptions, places: NodePlaces, *, block: bool) -> list[str]:
-    """Of `ray start`. Ray gives the password of Redis to its own processes on the head in the same
-    way, where every user of that machine can list it."""
+    """Arguments of `ray start`. Ray gives the password of Redis to its own processes on the head in
+    the same way, where every user of that machine can list it."""
     ports = options.ports
     named = {
         "node-ip-address": options.address,

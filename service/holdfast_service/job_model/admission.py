@@ -51,11 +51,11 @@ class NodeDemand:
     least: int = 0
     """Nodes with which an elastic job can start; 0: it needs all."""
     standbys: int = 0
-    """Of `nodes`, those that train nothing."""
+    """Number of `nodes` that train nothing."""
     custom: tuple[tuple[str, float], ...] = ()
     """(resource, amount) of each bundle beside CPUs and GPUs."""
     labels: tuple[LabelRule, ...] = ()
-    """What the labels of each node must be."""
+    """Rules for the labels of each node."""
 
     @property
     def amounts(self) -> dict[str, float]:
@@ -93,8 +93,8 @@ class NodeDemand:
 
     @classmethod
     def from_stored_spec(cls, spec: Mapping[str, Any]) -> NodeDemand | None:
-        """From a stored spec, without validating all of it, as thousands are read at once. None if
-        it cannot be read: that must affect only the job itself."""
+        """The demand of a stored spec, which is not validated as a whole, because thousands are
+        read at once. None if it cannot be read: that must affect only the job itself."""
         try:
             resources = spec["resources"]
             per_node, standbys = int(resources["workers_per_node"]), int(resources["standby_nodes"])
@@ -220,7 +220,7 @@ class LackedNodes:
         self._placed = capacity.placed
         self._queue = QueuePass(capacity, aside or {}, ())
         self._jobs: dict[frozenset[str], set[str]] = {}
-        """For each set of nodes that jobs could use: these jobs, of which two are enough."""
+        """The jobs that could use each set of nodes; two of them are enough."""
         for claim in claims:
             needed, could_use = claim.demand.to_start, self._queue.large_enough(claim)
             if len(self._placed.get(claim.job, ())) < needed <= len(could_use):
@@ -245,7 +245,8 @@ _ENOUGH = 2
 """Jobs that wait for the same nodes: each other job is then one that they hold back."""
 
 _Kind = tuple[tuple[Hashable, ...], frozenset[str]]
-"""Of claims that the same nodes have room for: their bundle, and the nodes they cannot use."""
+"""Identifies claims that the same nodes have room for: their bundle, and the nodes they cannot
+use."""
 
 
 class QueuePass:
@@ -263,8 +264,8 @@ class QueuePass:
         self._free = FreeNodes(capacity, aside)
         self._large_enough: dict[_Kind, frozenset[str]] = {}
         self._most_fitting: dict[_Kind, int] = {}
-        """For kinds of which one did not fit: the number of nodes with room for it, which only
-        falls."""
+        """For each kind of which a claim did not fit, the number of nodes with room for it, which
+        only falls."""
         self._used_up: set[_Kind] = set()
         """The kinds of which all nodes are reserved."""
         self.reserved: dict[str, str] = {}
@@ -274,11 +275,12 @@ class QueuePass:
         self.given: set[str] = set()
         """The nodes of the other jobs that fit."""
         self.reservations: dict[str, Reservation] = {}
-        """By job, in the order of the queue."""
+        """Reservations by job, in the order of the queue."""
         self.has_estimates = False
         """Whether started jobs have no place yet."""
         self.lacking = self._place(held, capacity.placed)
-        """For each started job without enough nodes: its demand, and how many."""
+        """The demand of each started job without enough nodes, and the number of nodes that it
+        lacks."""
 
     def serve(self, claim: Claim) -> list[str]:
         """Give the job its nodes; []: it does not fit, and nodes may be reserved for it."""

@@ -29,7 +29,7 @@ class ClusterSize:
     gpus: float = 0.0
 
     def plus(self, nodes: int, demand: NodeDemand) -> ClusterSize:
-        """With as many more nodes, each as large as a bundle of `demand`."""
+        """The size with `nodes` more nodes, each as large as a bundle of `demand`."""
         cpus, gpus = nodes * demand.cpus, nodes * demand.gpus
         return ClusterSize(self.nodes + nodes, self.cpus + cpus, self.gpus + gpus)
 
@@ -63,10 +63,10 @@ class GrowthBounds:
 
 @dataclass(frozen=True)
 class GrowthPlan:
-    """What the cluster is asked for."""
+    """The nodes that the cluster is asked for."""
 
     requests: Mapping[str, GrowthRequest] = field(default_factory=dict)
-    """By job."""
+    """Requests by job."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """The jobs that lack nodes which the bounds do not allow, and why."""
     may_start: frozenset[str] = frozenset()
@@ -74,9 +74,9 @@ class GrowthPlan:
     held_back: frozenset[str] = frozenset()
     """Elastic jobs that must not ask for a further node."""
     size: ClusterSize = ClusterSize()
-    """Of the cluster once it has all that is asked for."""
+    """Size of the cluster once it has all that is asked for."""
     bounds: GrowthBounds | None = None
-    """None: nothing was planned yet, as for a cluster that cannot grow."""
+    """The operator's bounds; None if nothing was planned yet, as for a cluster that cannot grow."""
 
     def note(self, job: str) -> str:
         """The end of the reason why this job waits."""
@@ -95,11 +95,11 @@ def plan_growth(
     growing: Iterable[Claim],
     bounds: GrowthBounds,
 ) -> GrowthPlan:
-    """What to ask for now; it replaces all that was asked for before.
+    """The nodes to ask for now, in place of all that was asked for before.
 
-    `aside`: the nodes that are set aside, by name. `held`: claims of started jobs. `queue`: of
-    queued jobs, in their order. `growing`: of those elastic jobs that train, with as many nodes as
-    each may have.
+    `aside`: the nodes that are set aside, by name. `held`: claims of started jobs. `queue`: claims
+    of queued jobs, in their order. `growing`: claims of the elastic jobs that train, with as many
+    nodes as each may have.
     """
     left = QueuePass(capacity, aside, held)
     lacking = [claim for claim in queue if not left.serve(claim)]

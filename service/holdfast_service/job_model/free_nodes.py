@@ -31,7 +31,7 @@ class FreeNode:
 
 
 _Place = tuple[float, float, str]
-"""Of a node in the order: (-CPUs, -GPUs, id)."""
+"""The place of a node in the order: (-CPUs, -GPUs, id)."""
 
 
 class FreeNodes:
@@ -62,7 +62,7 @@ class FreeNodes:
         return (node for places in (self._ready, self._quarantined) for _, _, node in places)
 
     def keep(self, node: str) -> None:
-        """Take it out of the order."""
+        """Take the node out of the order."""
         self._leave(node)
         self._list_of[node] = self._kept
         self._enter(node)

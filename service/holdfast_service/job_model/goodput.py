@@ -18,7 +18,7 @@ from holdfast_service.policy.incidents import PHASES
 
 
 class TimeKind(StrEnum):
-    """What time was spent on. The phases of a recovery are `recovery.<phase>`."""
+    """The kinds of time in a job. The phases of a recovery are `recovery.<phase>`."""
 
     PRODUCTIVE = "productive"  # in a step that is part of history
     BETWEEN_STEPS = "between_steps"  # between two steps of one attempt: saving, logging
@@ -109,7 +109,7 @@ class Goodput:
     devices: int = 1
     """The number of devices at the end."""
     spans: tuple[TimeSpan, ...] = ()
-    """The same time in chronological order."""
+    """The job's time in chronological order."""
 
     @property
     def goodput(self) -> float | None:

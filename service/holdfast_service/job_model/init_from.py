@@ -67,7 +67,7 @@ def part_to_load(spec: JobSpec, saved: SavedCheckpoint) -> InitPart:
 
 
 def _trained(spec: TrainingSpec) -> tuple[object, ...]:
-    """What computes the steps of a run."""
+    """The parts of a spec that determine how the steps of a run are computed."""
     return spec.recipe, spec.function_name, spec.model
 
 

@@ -215,7 +215,7 @@ class JobSpec(TrainingSpec):
 
     @property
     def mesh_limits(self) -> MeshLimits:
-        """What every mesh of the job must keep to."""
+        """The limits of every mesh of the job."""
         resources = self.resources
         return mesh_limits(self, resources.workers_per_node, resources.memory_per_worker_bytes)
 
@@ -314,7 +314,7 @@ _SIZED_BY_MESH = (
     "resources.workers_per_node",
     "resources.memory_per_worker_bytes",
 )
-"""What cannot be judged without the size of the mesh."""
+"""Fields that cannot be judged without the size of the mesh."""
 
 
 def _depends_on(fault: SpecFault, paths: Iterable[str]) -> bool:

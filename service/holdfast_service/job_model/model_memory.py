@@ -24,10 +24,10 @@ from holdfast_workers.spec import (
 )
 
 VOCABULARY = VOCABULARIES["bytes"]
-"""Of the only tokenizer, `bytes`."""
+"""Size of the vocabulary of the only tokenizer, `bytes`."""
 SMALL_MODEL_BYTES = 64 << 20
-"""As in `parallelize/shard.py`, which imports torch: up to this size, all parameters are gathered
-at once."""
+"""Size up to which all parameters are gathered at once; the same as in `parallelize/shard.py`,
+which imports torch."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Kept:
     of_feed_forward: int
 
     def counted(self, model: ModelSpec) -> tuple[int, int]:
-        """Whole and divided elements."""
+        """The numbers of elements that are whole and that are divided."""
         is_vit = model.family == "vit"
         hidden = hidden_size(model) if is_vit else model.ffn_dim or default_ffn_dim(model.dim)
         divided = self.of_attention * model.dim + self.of_feed_forward * hidden
@@ -63,14 +63,14 @@ _KEPT: dict[Family, dict[ActivationCheckpointing, _Kept]] = {
     },
 }
 _KEYS_AND_VALUES = 2
-"""Of `none.of_attention`."""
+"""Keys and values among the elements of `none.of_attention`."""
 _AT_HEAD_DIM, _AT_HEAD_VOCABULARY = 2, 2
 
 
 def mesh_limits(
     training: TrainingSpec, ranks_per_node: int, memory_limit: int | None
 ) -> MeshLimits:
-    """What every mesh of the job must keep to."""
+    """The limits of every mesh of the job."""
     batch = 0 if training.brings_program else training.train.global_batch
     return MeshLimits(
         ranks_per_node=ranks_per_node,
@@ -148,7 +148,8 @@ def _gathered_per_token(training: TrainingSpec) -> int:
 
 
 def _blocks(model: ModelSpec) -> tuple[int, int]:
-    """How many keep everything, and how many are checkpointed; one of them computes again."""
+    """The number of blocks that keep everything, and of those that are checkpointed; one of the
+    latter computes again."""
     if model.activation_checkpointing == "none":
         return model.layers, 0
     checkpointed = ceil(model.layers / model.activation_checkpointing_every)

@@ -28,7 +28,7 @@ class LabelRule:
 
     @classmethod
     def of(cls, key: str, values: Sequence[str]) -> LabelRule:
-        """From the form in a spec: either all or none of `values` begin with `!`."""
+        """The rule in the form of a spec: either all or none of `values` begin with `!`."""
         plain = tuple(value.removeprefix(NOT) for value in values)
         return cls(key, plain, negated=bool(values) and values[0].startswith(NOT))
 

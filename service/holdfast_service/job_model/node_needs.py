@@ -15,16 +15,16 @@ from holdfast_workers.protocol.node_needs import NodeNeeds
 SLOTS = 2
 """States in a segment, as in `memory/segment.py`."""
 SMALL_BYTES = 16 << 10
-"""Of a state beside tensors: counters, history of the guards, padding."""
+"""Size of a state beside tensors: counters, history of the guards, padding."""
 NODE_TASKS = 8
 WORKER_TASKS = 8
-"""Beside those that compute."""
+"""Threads of a worker beside those that compute."""
 WORKER_BYTES = 32 << 20
-"""That each process has for itself."""
+"""Memory that each process has for itself."""
 
 
 def needs_of(spec: JobSpec) -> NodeNeeds:
-    """Of any node of the job, on whichever of its meshes needs most."""
+    """The needs of any node of the job, on whichever of its meshes needs most."""
     resources = spec.resources
     ranks = resources.workers_per_node
     tasks = NODE_TASKS + ranks * (WORKER_TASKS + resources.threads_per_worker)
@@ -38,7 +38,7 @@ def needs_of(spec: JobSpec) -> NodeNeeds:
 
 
 def shm_bytes(spec: JobSpec, rank: RankMemory) -> int:
-    """Of the checkpoints in memory of a node's ranks and of the copies that it keeps."""
+    """Size of the checkpoints in memory of a node's ranks and of the copies that it keeps."""
     memory = spec.checkpoint.memory
     if not memory.every_steps:
         return 0

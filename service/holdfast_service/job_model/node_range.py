@@ -170,7 +170,7 @@ def shapes_in(
 def schedule_faults(
     nodes: NodeRange, shapes: Sequence[WorldShape], steps: int
 ) -> tuple[SpecFault, ...]:
-    """What is wrong with the schedule of meshes."""
+    """The faults of the schedule of meshes."""
     found = []
     legal = shapes_by_mesh(shapes)
     before = -1

@@ -20,7 +20,8 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def program_faults(spec: TrainingSpec, code: str | None) -> list[SpecFault]:
-    """Every fault of the keys that name the program, and of `program`. `code`: of the job spec."""
+    """Every fault of the keys that name the program, and of `program`. `code` is the field of the
+    job spec."""
     found = [*_exclusion_faults(spec), *_section_faults(spec)]
     if spec.script is not None:
         found += _script_faults(spec.script, code)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Brings(StrEnum):
-    """What a spec brings to be run."""
+    """The kind of code that a spec brings."""
 
     RECIPE = "recipe"
     FUNCTION = "function"
@@ -102,12 +102,12 @@ class NextLevel:
     level: ProgramLevel
     gives: str
     lines: str
-    """What to add to the program."""
+    """The lines to add to the program."""
 
 
 def brings(spec: Mapping[str, Any]) -> Brings:
-    """What a stored spec brings; older specs lack the newer keys. A script that trains in the steps
-    of a context is a function."""
+    """The kind of code that a stored spec brings; older specs lack the newer keys. A script that
+    trains in the steps of a context is a function."""
     if spec.get("script") is not None and (spec.get("program") or {}).get("context"):
         return Brings.FUNCTION
     of_user = (kind for kind in Brings if kind is not Brings.RECIPE and spec.get(kind) is not None)
@@ -132,7 +132,7 @@ def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> 
 
 
 def next_level(kind: Brings, level: ProgramLevel | None) -> NextLevel | None:
-    """None: there is none."""
+    """The level above `level`, or None if there is none."""
     higher = ProgramLevel.SCRIPT if level is None else level + 1
     if level is None or higher > max(ProgramLevel):
         return None

@@ -21,7 +21,7 @@ _MAX_NAME = 63
 
 @dataclass(frozen=True)
 class ReplayMark:
-    """What the labels of a replay say."""
+    """The content of a replay's labels."""
 
     original: str
     """Id of the job that it replays."""

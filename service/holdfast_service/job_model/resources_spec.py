@@ -19,9 +19,9 @@ from holdfast_service.job_model.node_range import NodeRange
 from holdfast_workers.spec import NonNegative, Positive, Section, SpecFault
 
 ACCELERATOR_AMOUNT = 0.001
-"""Of the resource of a type of accelerators, which every program that uses them takes."""
+"""Amount of the resource of a type of accelerators, which every program that uses them takes."""
 DECIMALS = 4
-"""Of an amount of a resource in Ray."""
+"""Number of decimals of an amount of a resource in Ray."""
 _OF_RAY = frozenset({"CPU", "GPU", "memory", "object_store_memory", "bundle"})
 _OWN_LABELS = {
     "ray.io/node-id": "cordon the other nodes, or label the nodes that you mean",
@@ -36,7 +36,8 @@ MAX_VALUES = 16
 
 
 def _values(value: object) -> list[str]:
-    """One error message for both forms; a union would report one for each."""
+    """The value as a list, with one error message for both forms; a union would report one for
+    each."""
     given = [value] if isinstance(value, str) else value
     if isinstance(given, list | tuple) and 0 < len(given) <= MAX_VALUES:
         texts = [each for each in given if isinstance(each, str) and _VALUE.fullmatch(each)]

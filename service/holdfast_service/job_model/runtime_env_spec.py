@@ -21,7 +21,7 @@ PipRequirement = Annotated[str, Field(max_length=1000), AfterValidator(_valid)]
 
 
 class RuntimeEnvSpec(Section):
-    """What the job's ranks need beside what every node has. Its files: see `code`."""
+    """Packages that the job's ranks need beside those of every node. The job's files are `code`."""
 
     pip: list[PipRequirement] = Field(
         default_factory=list,

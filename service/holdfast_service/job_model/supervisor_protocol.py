@@ -68,7 +68,7 @@ class SizeOrder:
     is_held: bool = False
     """Other jobs wait for nodes: this one must not take more, or only some."""
     held_off: tuple[str, ...] | None = None
-    """If it is held: the ids of the nodes that the others wait for, sorted; it may take others.
+    """If the job is held, the sorted ids of the nodes that the others wait for; it may take others.
     None: it must take none."""
 
     @property
@@ -182,12 +182,12 @@ class GrowthRequest:
 
     job: str
     what: str
-    """What is asked for, in words."""
+    """The request in words."""
     nodes: int
     new: int
-    """Of `nodes`, those that the cluster has not."""
+    """Number of `nodes` that the cluster does not have."""
     bundle: Mapping[str, float]
-    """What each node must have free, by resource."""
+    """Amounts that each node must have free, by resource."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's label selector of each."""
     off: tuple[str, ...] = ()
@@ -228,7 +228,7 @@ class PathAnswer:
 
 @dataclass(frozen=True)
 class PackagesAnswer:
-    """What became of a job's packages on a node."""
+    """The result of an installation of a job's packages on a node."""
 
     host: str
     packages: tuple[str, ...] = ()  # the exact requirements, as each node installs them
@@ -313,8 +313,8 @@ class Cluster(Protocol):
     async def inspect(
         self, store: tuple[str, StorageOptions] | None, deadline_s: float
     ) -> list[InspectedNode]:
-        """What can be measured on each living node within about `deadline_s`, access to the `store`
-        (its URI, and how to open it) included."""
+        """Measurements of each living node, made within about `deadline_s`; access to the `store`
+        (its URI, and how to open it) is one of them."""
         ...
 
     async def jobs_present(self) -> set[str]:

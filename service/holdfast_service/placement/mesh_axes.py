@@ -38,7 +38,7 @@ MESH_AXES = (
     MeshAxis("cp", shards_state=True, divides_sequence=True, is_optional=True),
     MeshAxis("tp", splits_layers=True),
 )
-"""Outermost first."""
+"""The axes of a mesh, outermost first."""
 
 Mesh = Mapping[str, int]
 """Axis → its size. An axis that is not named has the size 1."""

@@ -32,13 +32,13 @@ NEAR_NODES = 64
 
 @dataclass(frozen=True)
 class MeshLimits:
-    """What every mesh of a job must keep to."""
+    """The limits of every mesh of a job."""
 
     ranks_per_node: int
     micro_batches: int
     """Micro-batches of a step, over all ranks; 0: not known, as of a user's program."""
     memory: MemoryModel | None = None
-    """None: the memory of a rank is not modelled, and not checked."""
+    """The model of a rank's memory; None if it is not modelled, and not checked."""
     memory_limit: int | None = None
     """Bytes that a rank may need; None: not checked."""
     why_no_schedule: Callable[[int, int], str] = lambda _micro_batches, _stages: ""
@@ -175,8 +175,8 @@ def order_of_list(meshes: Sequence[Mesh], limits: MeshLimits) -> MeshOrder:
 
 
 def reachable(shapes: Sequence[WorldShape]) -> tuple[WorldShape, ...]:
-    """Those of `shapes`, in order of preference, that need fewer nodes than all before them: no
-    other is ever chosen."""
+    """The `shapes`, in order of preference, that need fewer nodes than all before them: no other is
+    ever chosen."""
     kept: list[WorldShape] = []
     for shape in shapes:
         if not kept or shape.nodes < kept[-1].nodes:

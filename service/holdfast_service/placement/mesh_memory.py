@@ -28,10 +28,10 @@ from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.spec import Schedule, Zero
 
 STORED_BYTES = 4
-"""Of a parameter, a gradient or a moment as stored: float32."""
+"""Size of a parameter, a gradient or a moment as stored: float32."""
 MOMENTS = 2
 BUCKET_BYTES = 25 << 20
-"""As in `parallelize/replicate.py`, which imports torch."""
+"""Size of a bucket of gradients; the same as in `parallelize/replicate.py`, which imports torch."""
 GATHERED_BLOCKS = 2
 """Blocks that are whole at once where blocks are gathered singly: one computes, one arrives."""
 
@@ -77,7 +77,7 @@ class MemoryModel:
     """Elements that the layers keep for the backward pass of a micro-batch, and that are divided;
     of checkpointed layers, with those of the one that computes again."""
     whole_activations: int
-    """The same of the whole model, of what is not divided."""
+    """Elements that the whole model keeps in the same way, and that are not divided."""
     compute_bytes: int
     """Bytes of an element in a pass."""
     gathers_blocks: bool
@@ -85,12 +85,12 @@ class MemoryModel:
     vocabulary: int = 0
     """Parameters outside of the blocks that axes which split layers divide."""
     zero: Zero | None = None
-    """What the shards of the state hold in pieces during a step; see the spec."""
+    """The part of the state that is held in pieces during a step; see the spec."""
     gathered_activations: int = 0
     """Elements of `divided_activations` that a rank has of all positions where an axis divides the
     sequence."""
     schedule: Schedule = "1f1b"
-    """Of a pipeline."""
+    """Schedule of a pipeline."""
 
     def of(self, mesh: Mesh, micro_batches: int) -> RankMemory:
         """The need of a rank on `mesh`, of a global batch of `micro_batches`."""

@@ -57,7 +57,8 @@ class GrowthVerdict:
 
 
 def modelled_speed(shape: WorldShape, micro_batches: int) -> float:
-    """In proportion to the expected tokens per second. Without micro-batches (0), to the ranks."""
+    """A number in proportion to the expected tokens per second, or without micro-batches (0) to the
+    ranks."""
     if not micro_batches:
         return float(shape.world_size)
     stages = pipeline_ranks(shape.mesh)

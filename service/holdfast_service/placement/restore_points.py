@@ -165,7 +165,8 @@ class RestorePoint:
 
     @property
     def number(self) -> int | None:
-        """Of a user's program, among the saves of the attempt; None: not from memory."""
+        """Number of the save among those of the attempt, for a user's program; None if it is not
+        from memory."""
         copies = (copy for of_rank in self.copies.values() for copy in of_rank)
         return next((copy.held.number for copy in copies), None)
 
@@ -335,7 +336,8 @@ def _newest_of_own(
 def _newest_of_others(
     found: Iterable[StepCopies], line: HistoryLine, equality: ReplicaEquality
 ) -> RestorePoint | None:
-    """Of any mesh; also of this mesh, if a rank's own copy is lost but an equal one is not."""
+    """The newest restore point of any mesh; also of this mesh, if a rank's own copy is lost but an
+    equal one is not."""
     for held_step in found:
         is_known = line.contains(held_step.attempt, held_step.step)
         if is_known and held_step.divisible and not held_step.missing_shards(equality):

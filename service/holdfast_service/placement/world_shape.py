@@ -61,7 +61,7 @@ class WorldShape:
 
     @property
     def groups_together(self) -> int:
-        """How many consecutive groups have the ranks of the innermost axes that several nodes
+        """Number of consecutive groups that hold the ranks of the innermost axes that several nodes
         share: these exchange most."""
         inner = 1
         for _, size in reversed(self.axes):

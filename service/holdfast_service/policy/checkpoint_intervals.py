@@ -78,10 +78,10 @@ def optimum_s(cost_s: float, mtbf_s: float) -> float:
 def mean_time_between_failures_s(
     tier: AutoTier, failures: int, trained_s: float, nodes: int
 ) -> float:
-    """Of the whole job, from `failures` in `trained_s` on `nodes` nodes.
+    """Mean time between failures of the whole job, from `failures` in `trained_s` on `nodes` nodes.
 
-    The mean of the posterior of a Poisson rate under a Gamma prior of one failure in `PRIOR_S`
-    node-seconds: a few observations change it little, many outweigh it.
+    It is the mean of the posterior of a Poisson rate under a Gamma prior of one failure in
+    `PRIOR_S` node-seconds: a few observations change it little, many outweigh it.
     """
     return (PRIOR_S[tier] + nodes * trained_s) / ((1 + failures) * nodes)
 

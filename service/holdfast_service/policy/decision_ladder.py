@@ -70,7 +70,7 @@ class Situation:
     node_gone: bool = False
     """Whether no rank can run on the node, or under its agent, at present."""
     times: int = 1
-    """How often the node was to blame within the window, this time included; 0: never. For
+    """Number of times that the node was to blame within the window, this time included. For
     corruption, only earlier corruption counts: a crash says nothing about computed bits."""
     repeated: bool = False
     """Whether the program failed in the same way at the same step before, with no later step."""
@@ -103,7 +103,7 @@ class Decision:
     reason: str
     refused: tuple[RefusedAlternative, ...] = ()
     end: GiveUp | None = None
-    """For STOP: how the job ends."""
+    """The end of the job, for STOP."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, pri
 from holdfast_service.policy.decision_ladder import Budget, Decision, RefusedAlternative
 
 PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "outage", "total")
-"""`outage`: training goes on while the remote tier is away."""
+"""The phases of an incident. In `outage`, training goes on while the remote tier is away."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Incident:
     mark: ErrorMark | None = None
     bad: tuple[BadCopy, ...] = ()
     suspects: tuple[SuspectedRank, ...] = ()
-    """Of a hang."""
+    """Filled for a hang only."""
     stacks: tuple[SharedStack, ...] = ()
-    """Of a hang."""
+    """Filled for a hang only."""
     closed_at: float | None = None
     resolution: str = ""
 

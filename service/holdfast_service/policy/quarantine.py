@@ -142,7 +142,7 @@ def cordoned(decided: NodeDecision, reason: str, until: float | None, now: float
 
 
 def uncordoned(decided: NodeDecision, now: float) -> NodeDecision:
-    """In use again, after a cordon or a quarantine."""
+    """The decision that puts a node in use again, after a cordon or a quarantine."""
     return NodeDecision(NodeStanding.READY, "", now, None, decided.strikes)
 
 

@@ -56,7 +56,7 @@ class FleetStatistics:
     held_s: float = 0.0
     """Seconds on the cluster of all jobs, past and present."""
     waits: Mapping[str, QueueWait] = field(default_factory=dict)
-    """By resource."""
+    """Waits by resource."""
     open_incidents: Mapping[str, int] = field(default_factory=dict)
     """Number of open incidents of jobs that have not ended, by cause."""
     ranks: int = 0
@@ -77,7 +77,7 @@ class FleetReader:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        """It counts what this process has stored since it started."""
+        """The store, which counts what this process has stored since it started."""
         self._incidents: Counter[tuple[str, str]] = Counter()
         self._phases: dict[str, Distribution] = {}
         self._lost_steps = 0
@@ -138,7 +138,8 @@ class _ClosedIncident(NamedTuple):
 
 
 async def _closed_incidents(session: AsyncSession, since: float) -> list[_ClosedIncident]:
-    """Those that closed after `since`, of present and of removed jobs, in the order of closing."""
+    """The incidents that closed after `since`, of present and of removed jobs, in the order of
+    closing."""
     row = IncidentRow
     rows = await session.execute(
         select(row.job_id, row.number, row.closed_at, row.data).where(row.closed_at > since)
@@ -159,7 +160,8 @@ async def _closed_incidents(session: AsyncSession, since: float) -> list[_Closed
 
 
 def counted_of(incident: IncidentRow) -> dict[str, Any]:
-    """What the statistics need of a closed incident: it stays when its job is removed."""
+    """The fields of a closed incident that the statistics need; they stay when its job is
+    removed."""
     counted = {name: incident.data[name] for name in _COUNTED if name in incident.data}
     return {"number": incident.number, "closed_at": incident.closed_at, **counted}
 

@@ -52,7 +52,7 @@ class JobHistory:
         self._goodputs: dict[str, tuple[float, GoodputView]] = {}
 
     async def attempts(self, job_id: str, after: int = 0, limit: int = 1000) -> AttemptPage:
-        """Those with a number above `after`."""
+        """The entries with a number above `after`."""
         async with self._store.read() as session:
             await find_job(session, job_id)
             found = await queries.attempt_views(session, job_id, after, limit + 1)
@@ -60,7 +60,7 @@ class JobHistory:
         return AttemptPage(items=items, next_cursor=next_number(found, limit))
 
     async def incidents(self, job_id: str, after: int = 0, limit: int = 1000) -> IncidentPage:
-        """Those with a number above `after`."""
+        """The entries with a number above `after`."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             lost = await self._lost_by_incident(session, job) if job.incidents else {}
@@ -72,7 +72,7 @@ class JobHistory:
         return IncidentPage(items=items, next_cursor=next_number(found, limit))
 
     async def goodput(self, job_id: str, max_age_s: float = 0.0) -> GoodputView:
-        """Where the job's time went so far. It is computed from every row of every step, so that
+        """The division of the job's time so far. It is computed from every row of every step, so
         callers that ask often accept a result up to `max_age_s` old. Raises SpecUnreadable."""
         known = self._goodputs.get(job_id)
         if known is not None and time.monotonic() - known[0] < max_age_s:

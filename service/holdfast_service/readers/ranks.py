@@ -255,7 +255,7 @@ def history_view(recorded: RecordedRanks, members: Members) -> RankHistoryView:
 
 
 def heat_view(recorded: RecordedRanks, node_by_rank: Mapping[int, str]) -> RankHeatView:
-    """The same history in the packed form for a heatmap."""
+    """The history of ranks in the packed form for a heatmap."""
     ranks = recorded.shown(node_by_rank)
     found = recorded.values(ranks)
     if found is None:

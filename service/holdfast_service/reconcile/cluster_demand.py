@@ -47,7 +47,7 @@ class LiveDemand:
     """The first ones."""
     growing: tuple[Claim, ...]
     unsettled: tuple[Claim, ...]
-    """Of those that may lack nodes: in the queue, or started."""
+    """Claims of the jobs that may lack nodes, in the queue or started."""
 
 
 class CompetingDemand:
@@ -97,7 +97,7 @@ class CompetingDemand:
         return times_overdue(now - queued_at, self._settings.reserve_after_s)
 
     async def shortcomings(self, session: AsyncSession, now: float) -> Shortcomings:
-        """Of the nodes, as far as they count now."""
+        """The shortcomings of nodes that count now."""
         return await nodes.shortcomings(session, now - self._settings.pace.node_room_fresh_s)
 
     async def _live_jobs(
@@ -141,7 +141,7 @@ class CompetingDemand:
     async def _unsuitable(
         self, session: AsyncSession, jobs: set[str], now: float
     ) -> dict[str, Mapping[str, Avoided]]:
-        """By job: the nodes that do not suit it."""
+        """The nodes that do not suit each job, by job."""
         short = await self.shortcomings(session, now)
         if not short.small:
             return dict.fromkeys(jobs, short.lacking)
@@ -153,7 +153,8 @@ class CompetingDemand:
 
 
 def _kept(known: Mapping[str, T], jobs: set[str]) -> dict[str, T]:
-    """What is kept of earlier looks: a look at few jobs forgets others only if they are many."""
+    """The part of earlier results that is kept: a look at few jobs forgets others only if they are
+    many."""
     if len(known) <= 2 * len(jobs) + _KEPT_OF_OTHERS:
         return dict(known)
     return {job: value for job, value in known.items() if job in jobs}
@@ -172,7 +173,7 @@ async def _specs(session: AsyncSession, jobs: set[str]) -> list[tuple[str, dict[
 
 
 def _needs(spec: dict[str, Any]) -> NodeNeeds:
-    """Nothing is known of a spec that is not valid any more."""
+    """The needs of a stored spec; nothing is known of one that is not valid any more."""
     try:
         return needs_of(JobSpec.model_validate(spec))
     except ValidationError:
@@ -180,7 +181,7 @@ def _needs(spec: dict[str, Any]) -> NodeNeeds:
 
 
 def _growing(claim: Claim, wanted_nodes: int | None) -> Claim:
-    """With as many nodes as the job may have."""
+    """The claim with as many nodes as the job may have."""
     demand = claim.demand
     most = demand.nodes if wanted_nodes is None else wanted_nodes
     allowed = min(demand.nodes, most + demand.standbys)
@@ -198,7 +199,7 @@ def _waits_for_growth(waiting: dict[str, Any] | None) -> bool:
 
 
 def _may_take_nodes(row: Any) -> bool:
-    """Whether it matters which nodes suit the job: of the others, no spec is validated."""
+    """Whether it matters which nodes suit the job. Specs of other jobs are not validated."""
     return row.state in _UNSETTLED or (row.state == State.QUEUED and _waits_for_growth(row.waiting))
 
 

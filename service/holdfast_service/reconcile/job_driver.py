@@ -222,8 +222,8 @@ class JobDriver:
     # ---- starting
 
     async def _install_packages(self, job: JobRecord) -> NextStep | None:
-        """QUEUED: None once a node has installed the job's packages, and so found the versions that
-        all its nodes will have."""
+        """Install the packages of a queued job. None once a node has installed them, and so found
+        the versions that all its nodes will have."""
         wanted = job.spec.get("runtime_env", {}).get("pip")
         if not wanted or job.packages is not None:
             return None
@@ -449,7 +449,8 @@ class JobDriver:
         return None
 
     async def _pause(self, job: JobRecord, intents: dict[str, Intent]) -> NextStep | None:
-        """As `_cancel`, but the job becomes PAUSED once its resources are released."""
+        """Pause the job as `_cancel` cancels one: it becomes PAUSED once its resources are
+        released."""
         if State(job.state) is not State.PAUSING:
             async with self._transaction() as tx:
                 if tx.job.desired == Desired.PAUSED:
@@ -590,7 +591,7 @@ class JobDriver:
         return NextStep(0.0)
 
     async def _fail_launch(self, error: LaunchRefused) -> NextStep:
-        """No later try would succeed."""
+        """End the job as failed: no later try would succeed."""
         async with self._transaction() as tx:
             if not tx.state.terminal:
                 tx.end(State.FAILED, error.code, str(error))

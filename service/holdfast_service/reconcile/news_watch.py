@@ -19,11 +19,11 @@ from holdfast_service.job_model.supervisor_protocol import (
 
 WAIT_S = 600.0
 MIN_INTERVAL_S = 0.2
-"""Between two polls of a job because of news: an incident is several events in a row."""
+"""Least time between two polls of a job because of news: an incident is several events in a row."""
 
 
 class NewsWatch:
-    """One outstanding call at a time."""
+    """Waits for a supervisor's news, with one outstanding call at a time."""
 
     def __init__(
         self,

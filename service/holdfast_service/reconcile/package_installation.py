@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from holdfast_service.job_model.supervisor_protocol import Cluster, PackagesAnswer
 
 PACKAGES_LOOK_S = 0.5
-"""Between two looks at an installation."""
+"""Time between two looks at an installation."""
 
 
 class PackageInstallation:
@@ -35,7 +35,7 @@ class PackageInstallation:
         return time.monotonic() - self._began
 
     def answer(self) -> PackagesAnswer:
-        """Once it is done. Raises ClusterUnavailable."""
+        """The answer, once the installation is done. Raises ClusterUnavailable."""
         return self._task.result()
 
     async def close(self) -> None:

@@ -55,12 +55,12 @@ _QUIET_FACTOR = 2.5
 _LAG_SAMPLES, _LAG_SAMPLE_S = 5, 0.05
 """Samples of the event loop's lag per adjustment of the poll rate, and their interval."""
 _LAG_PAUSE_S = 1.0
-"""While there are few jobs: until their number is checked again."""
+"""Pause between two checks of the number of jobs while there are few."""
 
 
 class _WakeUp(asyncio.Event):
     set_at = 0.0
-    """When the event was first set since its last clear (monotonic)."""
+    """Time at which the event was first set since its last clear (monotonic)."""
 
     def set(self) -> None:
         if not self.is_set():
@@ -126,7 +126,7 @@ class Reconciler:
             await self._leases.leave(settings.pace.stop_deadline_s)
 
     def seconds_since_claim(self) -> float | None:
-        """Since the last successful claim; None: none yet (for readiness)."""
+        """Seconds since the last successful claim, for readiness; None before the first."""
         claimed_at = self._leases.claimed_at
         return None if claimed_at is None else time.monotonic() - claimed_at
 
@@ -246,11 +246,9 @@ class Reconciler:
             await driver.close()
 
     def _interval_s(self, job_id: str, urgent: bool) -> float:
-        """Between two polls of one job.
-
-        All jobs share the allowed poll rate of this process; the few urgent jobs, for which a user
-        waits, share the same rate among themselves.
-        """
+        """Seconds between two polls of one job. All jobs share the allowed poll rate of this
+        process; the few urgent jobs, for which a user waits, share the same rate among
+        themselves."""
         settings = self._settings
         many = len(self._urgent_jobs) if urgent else len(self._leases.tasks)
         quiet = not urgent and not self._store.watched_jobs.is_looked_at(job_id)

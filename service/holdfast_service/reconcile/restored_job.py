@@ -32,23 +32,23 @@ class Verdict(Enum):
     GO_ON = auto()
     """Drive it as any other job."""
     ADOPT = auto()
-    """It is on the cluster, although the backup has it queued or paused."""
+    """The job is on the cluster, although the backup has it queued or paused."""
     WAIT = auto()
-    """Its supervisor may be starting again."""
+    """The job's supervisor may be starting again."""
     PAUSE = auto()
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """What was seen of a job after the restore."""
+    """Observations of a job after the restore."""
 
     answers: bool
-    """Its supervisor answered."""
+    """Whether the job's supervisor answered."""
     is_present: bool
     """Something of it is on the cluster."""
     ran_since: bool = False
-    """Its remote storage has the mark of a later supervisor than the backup; only looked for if
-    the backup has the job queued."""
+    """Whether the job's remote storage has the mark of a later supervisor than the backup. It is
+    only looked for if the backup has the job queued."""
 
 
 def judge(state: State, desired: Desired, seen: Sighting, *, patient: bool) -> Verdict:

@@ -95,7 +95,8 @@ _MAY_END_WAIT = (
     | RemoteCheckpoints
 )
 """Inputs that change the agents, proofs or saved states that an attempt is formed of, or which
-nodes may run ranks. An `AgentUp` is none: the agent takes part once it has answered the fence."""
+nodes may run ranks. `AgentUp` does not belong here: the agent takes part once it has answered the
+fence."""
 _MAY_FREE_NODE = NodeUnwell | StepRecomputed
 """Details of signals that change which nodes may run ranks."""
 

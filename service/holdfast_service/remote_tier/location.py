@@ -55,7 +55,7 @@ class NamedSecret:
     credentials: dict[str, str] = field(repr=False)
     bucket: str
     endpoint: str | None
-    """None: AWS."""
+    """URL of the S3 service; None for AWS."""
 
 
 def read_secret(folder: Path, name: str) -> NamedSecret:
@@ -66,7 +66,7 @@ def read_secret(folder: Path, name: str) -> NamedSecret:
         )
     path = folder / f"{name}.json"
     shown = f"{SECRETS}/{path.name}"
-    """What users may know of the path."""
+    """The part of the path that users may know."""
     try:
         content = read_private(path)
     except PrivateFileRefused as error:

@@ -65,7 +65,7 @@ class StorageCalls:
     def start_reading(
         self, call: Callable[Params, Answer], *args: Params.args, **kwargs: Params.kwargs
     ) -> asyncio.Future[Answer]:
-        """As :meth:`start`, for calls that read whole checkpoints."""
+        """Start a call as :meth:`start` does, for calls that read whole checkpoints."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._readers, lambda: call(*args, **kwargs))
 

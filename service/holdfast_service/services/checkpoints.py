@@ -78,7 +78,8 @@ class CheckpointService:
         self._removals: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def list(self, job_id: str) -> CheckpointPage:
-        """By tier. If the storage fails, the answer has the problem and the database's content."""
+        """The checkpoints by tier. If the storage fails, the answer has the problem and the
+        database's content."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             rows = await queries.checkpoints(session, job_id)
@@ -226,7 +227,8 @@ class CheckpointService:
         await self._remove_claimed(found)
 
     async def _complete_removal(self, found: FoundCheckpoint) -> None:
-        """Of an ended job's checkpoint, which another call may have claimed."""
+        """Complete the removal of an ended job's checkpoint, which another call may have
+        claimed."""
         with contextlib.suppress(CheckpointNotFound):
             await self._claim(found, set())
         await self._remove_claimed(found)
@@ -315,8 +317,9 @@ class CheckpointService:
         return whole
 
     async def _claim(self, found: FoundCheckpoint, whole: set[str]) -> None:
-        """Mark it as deleted in the database, under the job's lock: two concurrent removals of
-        different checkpoints must not leave a live job without any. Raises LastCheckpoint."""
+        """Mark the checkpoint as deleted in the database, under the job's lock: two concurrent
+        removals of different checkpoints must not leave a live job without any. Raises
+        LastCheckpoint."""
         async with command_transaction(self._store, found.job.id) as tx:
             rows = await queries.checkpoints(tx.session, found.job.id)
             left = [row for row in rows if row.uri in whole and row.deleted_at is None]
@@ -350,7 +353,8 @@ async def _at_step(session: AsyncSession, job_id: str, step: int) -> Checkpoint:
 
 
 async def _protected_step(session: AsyncSession, job: JobRecord) -> int | None:
-    """From the newest row; None once the job has ended, as its memory tier is gone."""
+    """The protected step of the newest row; None once the job has ended, because its memory tier is
+    gone."""
     if State(job.state).terminal:
         return None
     newest = None

@@ -28,11 +28,11 @@ MAX_OWN_RATIO = 50
 repeated text to a thirtieth. It counts above `ANY_RATIO_BYTES`."""
 ANY_RATIO_BYTES = 64 << 20
 MAX_PATH_BYTES, MAX_NAME_BYTES = 1024, 255
-"""Of a path, below the folder of a node's packages, and of each of its parts."""
+"""Longest path below the folder of a node's packages, and longest name of its parts."""
 _SIGNATURE = b"PK\x01\x02"
 """Begins the record of each member in the directory of an archive."""
 _MAX_SIGNATURES = 10 * MAX_FILES
-"""Some may be those of an archive within the archive."""
+"""Most signatures of members in a package; some may be those of an archive within it."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 _SHOWN = 100

@@ -54,7 +54,7 @@ async def collect_garbage(store: Store) -> None:
 
 
 async def _lock(store: Store, session: AsyncSession) -> None:
-    """SQLite allows one writer at a time anyway."""
+    """Lock the stored packages on PostgreSQL; SQLite allows one writer at a time anyway."""
     if store.postgres:
         await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 

@@ -54,7 +54,7 @@ class DataPaths:
         )
 
     async def _look_here(self, source: str, *, folder: bool) -> str | None:
-        """What is wrong with the path on this machine; None: nothing, or it is not known."""
+        """The fault of the path on this machine; None if there is none, or it is not known."""
         search = self._threads.submit(is_folder if folder else may_exist, source)
         try:
             found = await asyncio.wait_for(asyncio.wrap_future(search), self._deadline_s)
@@ -67,7 +67,7 @@ class DataPaths:
             return f"cannot be read: {error.strerror}"
 
     async def look_on_a_node(self, source: str, *, folder: bool = False) -> str | None:
-        """What is wrong with the path on one of the nodes that run jobs; None: nothing, or it is
+        """The fault of the path on one of the nodes that run jobs; None if there is none, or it is
         not known."""
         try:
             answer = await self._cluster.look_for_path(source, folder, self._deadline_s)

@@ -84,7 +84,7 @@ class InjectionService:
         return view, True
 
     async def list(self, job_id: str, after: int = 0, limit: int = 1000) -> FaultPage:
-        """Those with a number above `after`."""
+        """The injected faults with a number above `after`."""
         async with self._store.read() as session:
             await find_job(session, job_id)
             found = await _rows(session, job_id, after, limit + 1)

@@ -67,7 +67,7 @@ class InitSources:
     def __init__(
         self, store: Store, settings: Settings, data_paths: DataPaths | None = None
     ) -> None:
-        """`data_paths`: for :meth:`resolve`."""
+        """`data_paths` is used by :meth:`resolve`."""
         self._store = store
         self._data_paths = data_paths
         self._storage_calls = StorageCalls(settings)

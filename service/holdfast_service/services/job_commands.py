@@ -35,7 +35,7 @@ from holdfast_service.store.transaction import (
 from holdfast_service.views.jobs import JobView
 
 Generations = frozenset[int] | None
-"""Those in which a command may change the job; None: in any."""
+"""The generations in which a command may change the job; None for any."""
 
 
 async def cancel(store: Store, job_id: str, now: bool, expected: Generations = None) -> JobView:

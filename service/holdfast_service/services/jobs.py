@@ -246,7 +246,8 @@ class JobService:
             raise InvalidSpec.of([fault])
 
     async def _store_job(self, job: JobRecord, digest: str) -> JobView | None:
-        """None: the job is durable. Otherwise the job that an identical call created before."""
+        """Store the job. Returns None once it is durable, or else the job that an identical call
+        created before."""
         try:
             async with self._store.write() as session:
                 if job.idempotency_key is not None:

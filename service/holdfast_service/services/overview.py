@@ -146,14 +146,14 @@ class Overview:
     async def timeline(
         self, job_id: str, since: float | None = None, until: float | None = None
     ) -> TimelineView:
-        """By default from the job's submission until its end, or until now."""
+        """The job's timeline, by default from its submission until its end, or until now."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             account = await self._accounts.get(session, job)
             return await _timeline(session, job, account, time.time(), since, until)
 
     async def difference(self, job_id: str, against: str) -> SpecDifferencePage:
-        """Where the specs of two jobs differ."""
+        """The fields in which the specs of two jobs differ."""
         async with self._store.read() as session:
             left = await find_job(session, job_id)
             right = await find_job(session, against)
@@ -390,7 +390,7 @@ async def _timeline_checkpoints(session: AsyncSession, job_id: str) -> list[Time
 
 
 async def _render(render: Callable[[RecordedRanks, T], D], recorded: RecordedRanks, ranks: T) -> D:
-    """Large histories are rendered in a thread, so that they do not block other requests."""
+    """Render the view; a large history in a thread, so that it does not block other requests."""
     if recorded.measured * recorded.buckets <= _MAX_INLINE_VALUES:
         return render(recorded, ranks)
     return await asyncio.to_thread(render, recorded, ranks)

@@ -12,7 +12,7 @@ from holdfast_workers.spec import SpecFault
 
 
 def find_fault(spec: JobSpec, settings: Settings) -> SpecFault | None:
-    """Pure. What is wrong with a job whose ranks would use Ray."""
+    """The fault of a job whose ranks would use Ray, or None. Pure."""
     if spec.ray_run.datasets is None or spec.ray_train is None:
         return None
     allowed = settings.ranks_may_use_ray

@@ -10,7 +10,7 @@ from holdfast_service.views.view import View
 
 
 class ReplayResult(StrEnum):
-    """What a comparison has shown."""
+    """The result of a comparison."""
 
     RUNNING = "running"
     """Equal so far; further steps will come."""

@@ -70,7 +70,8 @@ class RankHistoryView(View):
 
 
 class RankHeatView(View):
-    """The same in packed form for a heatmap, which may have a hundred thousand values and more."""
+    """The history of ranks in packed form for a heatmap, which may have a hundred thousand values
+    and more."""
 
     of: RankMeasure
     since: Time

@@ -49,7 +49,7 @@ _DTYPES = {
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-"""By torch's dtype name: the format's name, and the bytes of an element."""
+"""The format's name and the bytes of an element for each name of a torch dtype."""
 _ALIGNMENT = 8
 _ALLOCATED_AT_ONCE = 64 << 20
 

@@ -72,9 +72,9 @@ def load_whole_state(
     rank: int,
     exact: bool = False,
 ) -> None:
-    """As `load_state`, but raises IncompatibleCheckpoint also if the checkpoint lacks an entry that
-    is not per-rank: only per-rank entries may be left unchanged. `exact`: and if it has weights of
-    a model that `layout` has not."""
+    """Load like `load_state`, but raise IncompatibleCheckpoint also if the checkpoint lacks an
+    entry that is not per-rank: only per-rank entries may be left unchanged. With `exact`, raise it
+    also for weights of a model that `layout` does not have."""
     manifest = _readable(checkpoint)
     saved = {tensor.name for tensor in manifest.tensors if not tensor.per_rank}
     own = {entry.name for entry in layout.tensors}

@@ -201,7 +201,7 @@ def _is_box(tensor: SavedTensor) -> bool:
 
 
 def complete_manifest(checkpoint: Storage) -> Manifest:
-    """As `read_manifest`, but raises BadCheckpoint also if the manifest is missing."""
+    """Read the manifest like `read_manifest`, but raise BadCheckpoint also if it is missing."""
     try:
         return read_manifest(checkpoint)
     except ObjectMissing as error:

@@ -113,7 +113,8 @@ class Bucket:
         field: str | None = None,
         **fields: Any,
     ) -> Any:
-        """As `request`, with a body. There is no further attempt once `wanted` returns False."""
+        """Send a request like `request`, with a body. There is no further attempt once `wanted`
+        returns False."""
 
         def send_request() -> Any:
             if not wanted():
@@ -191,7 +192,8 @@ class Bucket:
         raise AssertionError("a retried block returns or raises")
 
     def _refuse_local_endpoint(self) -> None:
-        """At every request, because the name of the host may get another address meanwhile."""
+        """Refuse an endpoint at a local address. Called at every request, because the name of the
+        host may get another address meanwhile."""
         endpoint = self.options.endpoint
         if not self.options.refuse_local or endpoint is None:
             return

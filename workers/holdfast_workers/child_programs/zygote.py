@@ -146,7 +146,8 @@ def _import_for_storage() -> None:
 
 
 def _folder_of(config: ZygoteConfig) -> str:
-    """Where users' code runs: a program in a copy of it, beside which it may write files."""
+    """The folder in which users' code runs; a program runs in a copy, in which it may write
+    files."""
     from holdfast_workers.programs.working_folder import working_folder
     from holdfast_workers.spec import TrainingSpec
 
@@ -307,7 +308,7 @@ def _run(
 
 
 def _compute_with(threads: int) -> None:
-    """In a worker, which forks no more: torch may start threads from now on."""
+    """Let torch compute with `threads` threads. Called in a worker, which forks no more."""
     import torch
 
     torch.set_num_threads(threads)

@@ -35,7 +35,7 @@ class ImageSet:
     """Images and their classes on disk, mapped read-only."""
 
     records: NDArray[np.void]
-    """Of `_record_type`."""
+    """The decoded images, of the type `_record_type`."""
     classes: tuple[str, ...]
     """The names of the classes; an image's class is an index into them."""
     fingerprint: str

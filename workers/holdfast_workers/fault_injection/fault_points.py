@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 PLAN_VARIABLE = "HOLDFAST_CHAOS"
 
 OnFire = Callable[[], None]
-"""Called just before a fault fires, because a killed process can no longer report."""
+"""A function that is called just before a fault fires, because a killed process can no longer
+report."""
 
 
 class FaultPoints:

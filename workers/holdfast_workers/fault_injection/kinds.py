@@ -335,7 +335,8 @@ def _number_problem(value: Any, least: float, most: float) -> str | None:
 
 
 def _hold_gil(lasts_s: float) -> None:
-    """`PyDLL` does not release the GIL; if a signal interrupts the sleep, it sleeps again."""
+    """Sleep in a call that holds the GIL, which `PyDLL` does not release; if a signal interrupts
+    the sleep, sleep again."""
     left_us = int(min(lasts_s, FOREVER_S / 2) * 1e6)
     libc = ctypes.PyDLL(None)
     while left_us > 0:

@@ -103,7 +103,7 @@ class Context:
 
     @property
     def device(self) -> str:
-        """ "cpu", or "cuda:0"."""
+        """The rank's device: "cpu" or "cuda:0"."""
         return self._recipe.world.device
 
     @property

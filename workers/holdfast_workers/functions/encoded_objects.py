@@ -42,7 +42,7 @@ class EncodedObjects:
         return grown
 
     def encodings(self) -> dict[str, bytes]:
-        """What each buffer contains, whatever its room."""
+        """The content of each buffer, without its spare room."""
         return {name: unpacked(buffer.numpy().data) for name, buffer in self}
 
     def take_rooms(self, layout: StateLayout) -> bool:
@@ -58,7 +58,7 @@ class EncodedObjects:
         return any(changes)
 
     def _give_room(self, name: str, nbytes: int) -> bool:
-        """False: nothing to do."""
+        """Give an object this room. Returns False if it has it already."""
         if not nbytes or (name in self._buffers and self._buffers[name].numel() == nbytes):
             return False
         self._buffers[name] = torch.zeros(nbytes, dtype=torch.uint8)

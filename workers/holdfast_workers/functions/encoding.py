@@ -39,7 +39,7 @@ _FACTORIES: dict[str, type] = {
         *(Counter, OrderedDict, deque),
     )
 }
-"""What may be the `default_factory` of a defaultdict."""
+"""Types that may be the `default_factory` of a defaultdict."""
 
 
 def encode(value: object, where: str) -> bytes:
@@ -123,7 +123,8 @@ def _plain_dictionary(value: dict[Any, Any], where: str) -> Any:
 
 
 def _plain_ordered(value: OrderedDict[Any, Any], where: str) -> list[Any]:
-    """With its attributes: that of a module has the versions of its parts in `_metadata`."""
+    """The dictionary's items and attributes; a module's state has the versions of its parts in
+    `_metadata`."""
     return [_pairs(value, where), _plain(dict(vars(value)), where)]
 
 
@@ -206,7 +207,7 @@ _MARKED: dict[type, tuple[str, Callable[[Any, str], Any]]] = {
     defaultdict: ("default", _plain_default),
     torch.Size: ("size", lambda value, _: list(value)),
 }
-"""By type: its mark, and the function that encodes its content."""
+"""For each type its mark, and the function that encodes its content."""
 
 _UNMARKED: dict[str, Callable[[Any], Any]] = {
     "~tuple": lambda items: tuple(_value(item) for item in items),

@@ -17,7 +17,7 @@ class ExtraState:
 
     @classmethod
     def of(cls, module: nn.Module) -> ExtraState | None:
-        """None if no part of `module` has any."""
+        """The extra state of `module`, or None if no part of it has any."""
         replaced = [*bare_names(module)]
         parts = {
             bare_name(f"{path}." if path else "", replaced): part

@@ -45,7 +45,8 @@ class Reduced:
     fills: bool
     """Whether ranks may lack the gradient and contribute zeros."""
     wrapper: ReducingWrapper | None = None
-    """It averages the gradient over other axes, in the last backward pass of most steps."""
+    """The wrapper that averages the gradient over other axes, in the last backward pass of most
+    steps."""
 
 
 class GradientReduction:

@@ -90,7 +90,8 @@ class ModuleParts:
                 )
 
     def _checkable(self) -> Iterator[tuple[str, Tensor]]:
-        """FSDP exchanges the parameters of a module while it computes."""
+        """The tensors of modules without FSDP, which exchanges the parameters of a module while it
+        computes."""
         divided = {name for name, module in self._modules.items() if sharded_modules(module)}
         for name, tensor in self.tensors():
             if name.partition(".")[0] not in divided:

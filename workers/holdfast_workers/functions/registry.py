@@ -63,7 +63,7 @@ class Registry:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.wrappers: list[ReducingWrapper] = []
-        """Around registered modules, or parts of them."""
+        """Wrappers around registered modules, or parts of them."""
         self._objects: dict[str, Any] = {}
         self._own: list[StateTensor] = []
         self._trained: dict[str, Tensor] = {}
@@ -194,7 +194,8 @@ class Registry:
 
     @property
     def layout(self) -> StateLayout:
-        """Of the state that was frozen last; an object that outgrows its room changes it."""
+        """The layout of the state that was frozen last; an object that outgrows its room changes
+        it."""
         return self._current_state().layout
 
     def make_room(self, layout: StateLayout) -> None:
@@ -415,7 +416,7 @@ class _Stepping:
 
 
 def _undetached(tensor: Tensor) -> Tensor:
-    """As `local_of`, without the cost of detaching: of each tensor in each step."""
+    """The local tensor like `local_of`, without the cost of detaching each tensor in each step."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

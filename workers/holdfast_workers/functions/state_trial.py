@@ -101,7 +101,8 @@ def _holds(part: Any, state: object) -> bool:
 
 
 def lost_by(name: str, part: Any, saved: bytes) -> str:
-    """What `part` has not taken from the state `saved` that was loaded into it; empty: nothing."""
+    """A description of what `part` has not taken from the state `saved` that was loaded into it;
+    empty if it took all."""
     change = _difference(saved, encode(part.state_dict(), name), name)
     return change and (
         f"after load_state_dict(), its state_dict() is not what was saved ({change}): "
@@ -182,7 +183,7 @@ def _listed(keys: Iterable[Any]) -> str:
 
 
 def _difference(saved: bytes, found: bytes, name: str) -> str:
-    """Where two encoded values differ first; empty if they do not."""
+    """The place at which two encoded values differ first; empty if they do not."""
     if saved == found:
         return ""
     return _first_difference(json.loads(saved), json.loads(found), name)

@@ -43,7 +43,7 @@ class NodeFacts:
     memory_total: int | None = None
     memory_available: int | None = None
     shared_total: int | None = None
-    """Of the file system of /dev/shm."""
+    """Size of the file system of /dev/shm."""
     shared_free: int | None = None
     memory_problem: str = ""
     """Why no memory checkpoints can be stored there; "": they can."""
@@ -53,7 +53,7 @@ class NodeFacts:
     tls: bool = False
     """Whether it is to use TLS between nodes."""
     tls_days: float | None = None
-    """Until its certificate expires."""
+    """Days until the node's certificate expires."""
     tls_problem: str = ""
     """Why its certificates are unusable; "": they are usable."""
     tasks_limit: int | None = None
@@ -111,9 +111,9 @@ def connect_problem(address: tuple[str, int], timeout_s: float) -> str:
 
 
 def clock_offset_s(ask: Callable[[], float], rounds: int = 5) -> tuple[float, float]:
-    """How far the clock that `ask` reads is ahead of this machine's, and the greatest error of that
-    figure, in seconds. The round with the shortest delay counts (as in NTP, RFC 5905, section 8).
-    """
+    """The lead of the clock that `ask` reads over this machine's, and the greatest error of that
+    figure, in seconds. The round with the shortest delay counts (as in NTP, RFC 5905, section
+    8)."""
     measured = []
     for _ in range(rounds):
         before, began = time.time(), time.monotonic()

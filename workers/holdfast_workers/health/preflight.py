@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 ROWS, COLUMNS = 31, 29
 """Periods of the factors: the product repeats after so many rows and columns."""
 INNER = 1024
-"""Not a multiple of both periods, over which all products would be equal."""
+"""The inner size of the products: not a multiple of both periods, over which all products would be
+equal."""
 KNOWN_DIGEST = "b6ae9cc4f317d2817b08d3c58fb46ba2"
 ROUNDS = 3
 HOST_REPEATS, DEVICE_REPEATS = 5, 150

@@ -35,7 +35,7 @@ def groups(root: Path, controller: str) -> Iterator[Group]:
 
 
 def read_number(path: Path) -> int | None:
-    """None: there is no such file, or no limit (`max`)."""
+    """The number in the file; None if there is no such file, or no limit (`max`)."""
     lines = read_lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

@@ -25,7 +25,7 @@ _PROGRAM = (
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"),
 )
-"""What programs of any kind need to find their files, libraries and caches."""
+"""Variables that programs of any kind need to find their files, libraries and caches."""
 _TRAINING = (
     *("OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "TORCH_*", "TORCHINDUCTOR_*", "PYTORCH_*"),
     *("TRITON_*", "CUDA_*", "CUDNN_*", "CUBLAS_*", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_*"),
@@ -49,7 +49,7 @@ PROXIES = (
     *("http_proxy", "https_proxy", "no_proxy"),
 )
 PACKAGES = ("PIP_*", "NETRC", *PROXIES)
-"""Where packages come from. Only their installation gets it."""
+"""Variables that say where packages come from. Only the installation of packages gets them."""
 STORAGE = ("AWS_*", *PROXIES)
 """Access to a bucket without a named secret. Users' code does not get it."""
 
@@ -58,8 +58,8 @@ RAY_CLIENT = (
     *("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"),
     "RAY_gcs_rpc_server_reconnect_timeout_s",
 )
-"""What a client of the node's Ray cluster needs; of the token, the path of its file. Only the ranks
-of jobs that use Ray datasets get it."""
+"""Variables that a client of the node's Ray cluster needs; for the token, the path of its file.
+Only the ranks of jobs that use Ray datasets get them."""
 
 RESERVED = (
     *("HOLDFAST_*", "RAY_*", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 LINE_BYTES = 8 * 1024
 """A longer line is divided."""
 STATE_S = 1.0
-"""Of the states of a progress bar, the log keeps one in this time, and the last."""
+"""Time in which the log keeps one of the states of a progress bar; it keeps the last one too."""
 _END = re.compile(rb"\r?\n|\r(?=[^\n])", re.DOTALL)
 """A carriage return at the end of a piece waits for the next byte."""
 

@@ -38,8 +38,8 @@ class ThreadOrigins:
 
     @contextmanager
     def recording(self, subject: str) -> Iterator[None]:
-        """Within this context, note for each thread which module's import started it; `subject`
-        stands for code outside of an import."""
+        """Note for each thread that is started in this context which module's import started it;
+        `subject` stands for code outside of an import."""
         originals = [(loader, step, getattr(loader, step)) for loader, step in _IMPORT_STEPS]
         for loader, step, original in originals:
             setattr(loader, step, self._recorded(original))

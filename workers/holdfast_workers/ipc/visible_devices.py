@@ -18,7 +18,7 @@ class VisibleDevices:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> VisibleDevices:
-        """Those of a process with this environment."""
+        """The devices of a process with this environment."""
         for variable in VARIABLES:
             listed = (name.strip() for name in environment.get(variable, "").split(","))
             names = tuple(name for name in listed if name)

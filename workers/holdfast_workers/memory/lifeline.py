@@ -40,7 +40,7 @@ _SUSPENDED_S = 0.1
 
 
 class _Phase(Enum):
-    """How far the handshake of a lifeline has come."""
+    """The phases of a lifeline's handshake."""
 
     CONNECTING = auto()
     OPENING = auto()  # with TLS: waiting for the server to announce it
@@ -56,7 +56,7 @@ class _Lifeline:
     address: tuple[str, int]
     last_received: float
     sock: socket.socket | None = None
-    """None: broken, to be connected again at `retry_at`."""
+    """The connection; None if it is broken, to be made again at `retry_at`."""
     phase: _Phase = _Phase.CONNECTING
     received: bytearray = field(default_factory=bytearray)
     nonce: bytes = b""
@@ -64,7 +64,7 @@ class _Lifeline:
     beat: bytes = b""
     """The newest beat received."""
     failures: int = 0
-    """How often it broke since the newest beat."""
+    """Number of times that the connection broke since the newest beat."""
     problem: str = ""
     """Why it broke last, if no beat has arrived since."""
     retry_at: float = 0.0

@@ -15,15 +15,16 @@ from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.ipc import cgroups
 
 MARGIN_BYTES = 128 << 20
-"""Is left free: other processes claim memory at the same time, and programs need some."""
+"""Memory that is left free: other processes claim memory at the same time, and programs need
+some."""
 
 
 @dataclass(frozen=True)
 class MemoryRoom:
-    """What one limit leaves free."""
+    """The memory that one limit leaves free."""
 
     limit: str
-    """Whose limit it is, for messages."""
+    """The owner of the limit, for messages."""
     free_bytes: int
 
 

@@ -57,7 +57,7 @@ class _PeerContext(ssl.SSLContext):
 @dataclass(frozen=True)
 class _Contexts:
     stamp: Stamp
-    """What the files looked like when these were made."""
+    """The state of the files when these settings were made."""
     client: _PeerContext
     server: _PeerContext
     expires_at: float
@@ -74,9 +74,9 @@ class PeerTls:
         self._refused_at = 0.0
 
     def check(self) -> float:
-        """When the certificate or its authority expires, in Unix seconds. Raises TlsUnusable if
-        these files cannot make a connection, also if it has expired or is none of the folder's own
-        authority."""
+        """The time at which the certificate or its authority expires, in Unix seconds. Raises
+        TlsUnusable if these files cannot make a connection, also if the certificate has expired or
+        is not of the folder's own authority."""
         return _load(self._folder).expires_at
 
     def client(self, sock: socket.socket) -> ssl.SSLSocket:
@@ -86,7 +86,7 @@ class PeerTls:
         return context.wrap_socket(sock, do_handshake_on_connect=False)
 
     def server(self, sock: socket.socket) -> ssl.SSLSocket:
-        """The same for the accepting side."""
+        """Wrap the socket of the accepting side in TLS."""
         context = self._current().server
         return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
@@ -115,9 +115,9 @@ def peer_tls(folder: str) -> PeerTls | None:
 
 
 def session_of(sock: socket.socket) -> str:
-    """What both ends of a connection see of its session of TLS, and no other session has: the
-    hashes of both certificates, and the end of the handshake that agreed on its keys. "" without
-    TLS. Raises OSError unless the handshake is done."""
+    """A text that both ends of a connection see of its session of TLS, and that no other session
+    has: the hashes of both certificates, and the end of the handshake that agreed on its keys. ""
+    without TLS. Raises OSError unless the handshake is done."""
     if not isinstance(sock, ssl.SSLSocket):
         return ""
     assert isinstance(sock.context, _PeerContext)

@@ -42,8 +42,8 @@ def relaid(former: Segment, layout: StateLayout) -> Segment:
 
 
 def path_beside(path: Path) -> Path:
-    """Where this process makes the segment that is to take the place of `path`: a name by which the
-    agent finds what a process has left that was killed."""
+    """The path at which this process makes the segment that is to take the place of `path`: by its
+    name, the agent finds the file of a process that was killed."""
     return path.with_name(f".{path.name}.beside.{os.getpid()}.new")
 
 

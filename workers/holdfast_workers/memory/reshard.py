@@ -167,7 +167,7 @@ class Reshard:
             list(pool.map(self._fetch_layouts, unknown))
 
     def _unknown_layouts(self) -> list[list[Origin]]:
-        """For every rank whose layout is unknown, one holder (this node if it is one), grouped by
+        """One holder of every rank whose layout is unknown (this node if it is one), grouped by
         agent."""
         chosen: dict[int, Origin] = {}
         for origin in self._source.origins:
@@ -254,7 +254,8 @@ class Reshard:
         self._on_connected(None)
 
     def _check_deadline(self) -> None:
-        """The same, and raise TimeoutError at the deadline; called while a source is used."""
+        """Check for cancellation, and raise TimeoutError at the deadline. Called while a source is
+        used."""
         self._check_cancelled()
         if time.monotonic() >= self._deadline:
             raise TimeoutError("the reshard was not done by its deadline")

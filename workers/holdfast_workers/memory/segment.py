@@ -234,7 +234,8 @@ class Segment:
         return self.slot(commit)
 
     def slot(self, commit: Commit) -> memoryview:
-        """As `payload`, without the check: the slot may hold another state by now."""
+        """The bytes of the commit's slot, without the check of `payload`: the slot may hold another
+        state by now."""
         return self._slot(commit.slot).toreadonly()
 
     def is_current(self, commit: Commit) -> bool:

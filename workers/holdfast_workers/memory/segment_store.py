@@ -196,7 +196,7 @@ class SegmentStore:
         return None
 
     def put_in_place(self, rank: int, segment: Segment) -> None:
-        """If `segment` was only prepared, it takes the place of the former replica."""
+        """Put `segment` in the place of the former replica, if it was only prepared."""
         if self._prepared.get(rank) is segment:
             del self._prepared[rank]
             segment.path = segment.path.replace(self.path(rank, Place.REPLICA))
@@ -245,8 +245,8 @@ class SegmentStore:
         commit: Commit,
         check_cancelled: Callable[[], object] = lambda: None,
     ) -> bool:
-        """As `check`, but a payload verified before is not read again while its word is
-        unchanged."""
+        """Check the commit like `check`, but do not read a payload again that was verified before,
+        while its word is unchanged."""
         with self._lock:
             lock = self._checks.setdefault((rank, place), threading.Lock())
         reading_s = commit.nbytes / _MIN_READ_BYTES_PER_S

@@ -28,7 +28,7 @@ LOCK_POLL_S = 0.01
 
 @dataclass(frozen=True)
 class RoomReservation:
-    """Of another agent, in bytes. `held`: what it holds already."""
+    """The reservation of another agent, in bytes. `held` is the part that it holds already."""
 
     needed: int
     held: int
@@ -59,7 +59,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def reservations(folder: Path) -> list[RoomReservation]:
-    """Those of the job's other agents in the file system of `folder`."""
+    """The reservations of the job's other agents in the file system of `folder`."""
     found = []
     for path in folder.parent.glob(f"*/{RESERVED_FILE}"):
         with contextlib.suppress(OSError, ValueError):  # its agent has just ended
@@ -71,7 +71,7 @@ def reservations(folder: Path) -> list[RoomReservation]:
 
 
 def reserve(folder: Path, needed: int) -> None:
-    """0 withdraws. The folder's end is the reservation's."""
+    """Reserve so many bytes; 0 withdraws the reservation, which ends with the folder."""
     path = folder / RESERVED_FILE
     if not needed:
         path.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def reserve(folder: Path, needed: int) -> None:
 
 
 def held_bytes(folder: Path) -> int:
-    """What the files in the folder take."""
+    """Bytes that the files in the folder take."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

@@ -29,8 +29,9 @@ class DeliveryStuck(WorkersError):
 
 
 def parts_for(rank: int, world_size: int, source: Restore, agent: str) -> dict[int, Restore]:
-    """Of which ranks of another world the new `rank` gets the whole state, and from where; without
-    those that `agent`, its own, holds already. Each rank of the new world gets one at least."""
+    """The ranks of another world whose whole state the new `rank` gets, and the source of each;
+    without those that `agent`, its own, holds already. Each rank of the new world gets at least
+    one."""
     by_rank: dict[int, list[Origin]] = {}
     for origin in source.origins:
         by_rank.setdefault(origin.rank, []).append(origin)

@@ -17,7 +17,7 @@ from holdfast_workers.models.transformer import Norm
 
 
 class RMSNorm(Norm):
-    """To a root mean square of 1."""
+    """Scales its input to a root mean square of 1."""
 
     def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self.eps)

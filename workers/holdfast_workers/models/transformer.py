@@ -22,14 +22,14 @@ class Transformer(nn.Module):
     the tables that are computed rather than learned."""
 
     FIRST = ("embedding",)
-    """Its modules before the blocks."""
+    """The model's modules before the blocks."""
     LAST = ("norm", "head")
-    """Its modules after the blocks."""
+    """The model's modules after the blocks."""
 
     embedding: nn.Module
     """Maps the inputs to the residual stream (batch, sequence, dim)."""
     blocks: nn.ModuleDict
-    """A `PreNormBlock` by its index."""
+    """The blocks, each a `PreNormBlock`, by index."""
     norm: Norm
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Transformer(nn.Module):
         return self.logits(self.norm(x))
 
     def reset_tables(self) -> None:
-        """By default there are none."""
+        """Compute the model's tables anew. By default a model has none."""
 
     def tables(self, length: int | None = None) -> tuple[Tensor, ...]:
         """The tables that each block gets, cut to `length` positions of a text."""

@@ -63,7 +63,7 @@ class VisionBlock(PreNormBlock):
 
 
 class LayerNorm(Norm):
-    """To a mean of 0 and a variance of 1."""
+    """Brings its input to a mean of 0 and a variance of 1."""
 
     def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), weight, None, self.eps)

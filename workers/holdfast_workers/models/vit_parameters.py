@@ -8,7 +8,7 @@ from holdfast_workers.spec import ModelSpec
 
 
 def hidden_size(model: ModelSpec) -> int:
-    """Of the feed-forward layer."""
+    """Hidden size of the feed-forward layer."""
     return model.ffn_dim or 4 * model.dim
 
 

@@ -45,7 +45,7 @@ class InvalidCacheLimit(WorkersError):
 
 @dataclass(frozen=True)
 class CachedFile:
-    """In use by this process until it ends: nothing removes the file."""
+    """A file that is in use by this process until it ends: nothing removes it."""
 
     path: Path
     fingerprint: str
@@ -163,7 +163,8 @@ def _shrink(cache_dir: Path, limit_bytes: int) -> None:
 
 
 def _is_in_use(path: Path) -> bool:
-    """By any process. Nobody begins to use it meanwhile: that needs the build lock."""
+    """Whether any process uses the file. No process begins to use it meanwhile: that needs the
+    build lock."""
     with path.open("rb") as file:
         try:
             return not use_locks.is_free(file)

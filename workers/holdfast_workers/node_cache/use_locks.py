@@ -16,13 +16,13 @@ from typing import IO
 
 
 def hold(path: Path) -> None:
-    """In use by this process until it ends. Raises OSError."""
+    """Mark the file as in use by this process until it ends. Raises OSError."""
     fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
 
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """In use until the end of the block. Raises OSError."""
+    """Mark the file as in use until the end of the block. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)

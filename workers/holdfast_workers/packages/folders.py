@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = "packages"
-"""Of the node's cache, for the packages of all jobs."""
+"""The folder in the node's cache for the packages of all jobs."""
 
 
 def packages_folder(pins: Sequence[str], cache: str | Path) -> Path:
-    """Where the modules of these packages are on a node, once they are installed."""
+    """The folder of the modules of these packages on a node, once they are installed."""
     return modules_of(environment_folder(pins, Path(cache)))
 
 
@@ -27,7 +27,7 @@ def environment_folder(pins: Sequence[str], cache: Path) -> Path:
 
 
 def modules_of(folder: Path) -> Path:
-    """Where the modules are in a virtual environment."""
+    """The folder of the modules in a virtual environment."""
     base = str(folder)
     return Path(sysconfig.get_path("purelib", "venv", vars={"base": base, "platbase": base}))
 

@@ -90,7 +90,7 @@ def install(pins: Sequence[str], cache: Path, timeout_s: float, stop: threading.
 
 
 def _use(folder: Path) -> None:
-    """In use by this process until it ends: nothing removes the folder."""
+    """Mark the folder as in use by this process until it ends: nothing removes it."""
     use_locks.hold(folder / COMPLETE)
     os.utime(folder / COMPLETE)
 
@@ -154,7 +154,7 @@ def _pip(
 
 
 def _run(command: list[str], output: int, timeout_s: float, stop: threading.Event) -> str | None:
-    """What went wrong; None: nothing."""
+    """Run the command. Returns the reason of its failure, or None."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -179,7 +179,7 @@ def _run(command: list[str], output: int, timeout_s: float, stop: threading.Even
 
 @contextmanager
 def _build_lock(folder: Path, deadline: float, stop: threading.Event) -> Iterator[None]:
-    """Held while the folder is built; the kernel releases it at the end of the process."""
+    """Hold the lock while the folder is built; the kernel releases it at the end of the process."""
     with _lock_of(folder).open("w") as lock:
         while True:
             if use_locks.is_free(lock):

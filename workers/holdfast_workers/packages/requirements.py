@@ -20,9 +20,9 @@ from holdfast_workers.errors import WorkersError
 ROOTS = ("holdfast-train", "ray", "torch")
 """The distributions that no job replaces, with all that they need."""
 OWN_EXTRAS = frozenset({"server", "workers"})
-"""Of Holdfast: what a node's processes import."""
+"""The extras of Holdfast that a node's processes import."""
 MAX_LINES = 12
-"""Of pip's output, in the text of a failure."""
+"""Lines of pip's output in the text of a failure."""
 _CONFLICT = "The conflict is caused by:"
 _CONSTRAINED = "The user requested (constraint)"
 _USER_IN_URL = re.compile(r"//[^/\s]+@")
@@ -35,7 +35,7 @@ class UnstablePackage(WorkersError):
 
 
 def fault_of(requirement: str) -> str | None:
-    """What is wrong with a requirement; None: nothing, and as a line of a requirements file it is
+    """The fault of a requirement. None if there is none: as a line of a requirements file, it is
     this requirement and nothing else."""
     why = _fault_of_line(requirement)
     if why is not None:
@@ -50,7 +50,8 @@ def fault_of(requirement: str) -> str | None:
 
 
 def _fault_of_line(text: str) -> str | None:
-    """pip reads lines: what splits, continues or expands one would become something else there."""
+    """The fault of a requirement as a line, or None: pip would read a text that splits, continues
+    or expands a line as something else."""
     if not (text.isascii() and text.isprintable()):
         return "it has a line break or another character than printable ASCII: remove it"
     if "${" in text or "\\" in text:
@@ -78,8 +79,8 @@ def _has_credentials(url: str) -> bool:
 def distributions_by_name(
     installed: Iterable[metadata.Distribution],
 ) -> dict[str, metadata.Distribution]:
-    """Of several with one name the first, which is the one that is imported. What an interrupted
-    pip left behind has no name."""
+    """The distributions by name; of several with one name the first, which is the one that is
+    imported. Folders that an interrupted pip left have no name."""
     found: dict[str, metadata.Distribution] = {}
     for each in installed:
         if each.metadata["Name"]:
@@ -134,7 +135,7 @@ def pins_of(
 
 
 def _needs(texts: Iterable[str] | None, extras: Iterable[str]) -> list[Requirement]:
-    """Those that apply here, without their markers."""
+    """The requirements that apply here, without their markers."""
     needs = [need for need in map(Requirement, texts or ()) if _applies(need, extras)]
     for need in needs:
         need.marker = None
@@ -168,7 +169,7 @@ def _pin(entry: Mapping[str, Any]) -> str:
 
 
 def _sha256(source: Mapping[str, Any]) -> str | None:
-    """Of the archive that pip has downloaded."""
+    """The sha256 of the archive that pip has downloaded, if it is known."""
     archive = source.get("archive_info") or {}
     kind, _, digest = str(archive.get("hash") or "").partition("=")  # of pip before 23.1
     found = archive.get("hashes") or {kind: digest}

@@ -39,8 +39,9 @@ KEPT_RESULTS = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-"""No collective is among them. The all-reduce of tensor parallelism works in place: its result,
-kept, would be summed over again, and the gradients would be wrong without an error."""
+"""Operations whose results `selective` keeps. No collective is among them. The all-reduce of tensor
+parallelism works in place: its result, kept, would be summed over again, and the gradients would be
+wrong without an error."""
 
 
 def apply_activation_checkpointing(

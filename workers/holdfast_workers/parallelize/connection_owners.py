@@ -13,18 +13,18 @@ from holdfast_workers.tcp_table import ESTABLISHED, TcpEnd, tcp_ends
 
 
 class Owner(Enum):
-    """Of the other end of a connection."""
+    """The owner of the other end of a connection."""
 
     SAME_USER = auto()
     OTHER_USER = auto()
     NOT_YET = auto()
-    """It waits in the queue of a listener."""
+    """The connection waits in the queue of a listener."""
     UNKNOWN = auto()
-    """On another machine, or closed."""
+    """The other end is on another machine, or closed."""
 
 
 def owners_of_others(inodes: Iterable[str]) -> set[Owner]:
-    """Of the other ends of these sockets."""
+    """The owners of the other ends of these sockets."""
     ends = list(tcp_ends())
     by_addresses = {(end.local, end.remote): end for end in ends}
     own = {end.inode: end for end in ends}

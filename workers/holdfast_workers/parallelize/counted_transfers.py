@@ -55,7 +55,7 @@ def _counted_start(
 
 
 class _CountedWork:
-    """What torch's pipelines need of a started transfer."""
+    """A started transfer, with the methods that torch's pipelines need."""
 
     def __init__(self, work: dist.Work, track: GroupTrack, number: int) -> None:
         self._work = work
@@ -63,7 +63,7 @@ class _CountedWork:
         self._number = number
 
     def wait(self) -> bool:
-        """Until the transfer has ended. An error leaves the transfer entered."""
+        """Wait until the transfer has ended. An error leaves the transfer entered."""
         entered_ns = self._track.enter_transfer(self._number)
         done: bool = self._work.wait()
         self._track.leave_transfer(entered_ns)

@@ -29,9 +29,9 @@ class DividedPositions:
     by_rank: list[Tensor]
     """Positions of each rank, increasing."""
     runs: list[list[Run]]
-    """The same, by rank."""
+    """The runs of positions, by rank."""
     order: Tensor
-    """Of all ranks' positions, one rank after the other: the indices that sort them."""
+    """The indices that sort all ranks' positions, taken one rank after the other."""
     owners: Tensor
     """The inverse."""
 

@@ -31,7 +31,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.parallelize.connection_owners import Owner, owners_of_others
 
 CONNECT_S = 0.5
-"""For the first connection to the store; each further one may take twice as long."""
+"""Deadline of the first connection to the store; each further one may take twice as long."""
 
 ACCEPT_POLL_S = 0.001
 
@@ -113,8 +113,8 @@ def own_peers_only(patience_s: float) -> Iterator[None]:
 
 
 def check_places(group: Any = None) -> None:
-    """Each rank hears from every other one, over gloo's connection of the two, which rank it is.
-    Collective. Raises ForeignPeer."""
+    """Check that each rank hears from every other one, over gloo's connection of the two, which
+    rank it is. All ranks of the group call it. Raises ForeignPeer."""
     group = group or dist.group.WORLD
     if not _has_gloo(group):  # on devices alone, or a template's, which has no other ranks
         return

@@ -98,7 +98,8 @@ def _report(sums: weakref.ref[GradientSums], index: int, _: Tensor) -> None:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """In the reverse order of `parameters`, about that in which a backward pass computes them."""
+    """The buckets in the reverse order of `parameters`, about that in which a backward pass
+    computes gradients."""
     buckets: list[list[nn.Parameter]] = []
     size = BUCKET_BYTES
     for parameter in reversed(parameters):

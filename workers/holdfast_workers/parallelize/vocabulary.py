@@ -90,7 +90,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Summed over the targets, from logits that are divided by vocabulary."""
+    """The cross entropy, summed over the targets, of logits that are divided by vocabulary."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: DeviceMesh) -> Tensor:

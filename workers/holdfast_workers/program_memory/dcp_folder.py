@@ -23,7 +23,7 @@ from holdfast_workers.errors import WorkersError
 
 _STEP = re.compile(r"step-(\d+)")
 _METADATA = ".metadata"
-"""Written last by `FileSystemWriter`."""
+"""The file that `FileSystemWriter` writes last."""
 
 
 class NothingSaved(WorkersError):
@@ -99,25 +99,25 @@ class NoStorage(StorageWriter, StorageReader, AsyncStager):
         return {}
 
     def synchronize_staging(self) -> None:
-        """Nothing is copied."""
+        """Do nothing: nothing is copied."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to reset."""
+        """Do nothing: there is nothing to reset."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
+        """Do nothing: there is nothing to set up."""
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to set up."""
+        """Do nothing: there is nothing to set up."""
 
     def read_metadata(self) -> Metadata:
         raise NothingSaved(
@@ -137,7 +137,7 @@ class NoStorage(StorageWriter, StorageReader, AsyncStager):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing to finish."""
+        """Do nothing: there is nothing to finish."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         raise NothingSaved("nothing was kept: Holdfast did not start this process")

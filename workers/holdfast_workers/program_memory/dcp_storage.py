@@ -69,7 +69,7 @@ class WrongPlan(WorkersError):
 
 @dataclass(frozen=True)
 class _PlannedSave:
-    """What the coordinator decided about a save, for every rank."""
+    """The coordinator's decision about a save, for every rank."""
 
     decision: SaveDecision
     alone: bool
@@ -79,12 +79,12 @@ class _PlannedSave:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where an item lies, and what its bytes mean."""
+    """The place of an item, and the meaning of its bytes."""
 
     range: PayloadRange
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
-    """None: bytes that DCP's planner reads."""
+    """The tensor's dtype; None for bytes that DCP's planner reads."""
 
     def rows(self, item: ReadItem) -> PayloadRange:
         """The part that `item` needs: of a tensor, the rows between its first and its last."""

@@ -24,12 +24,12 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class _FilesAtHand:
-    """What a rank contributes to the load."""
+    """A rank's contribution to the load."""
 
     target: tuple[Hashable, ...]
-    """Its node, and the folder there."""
+    """The rank's node, and the folder there."""
     indices: Mapping[int, PayloadIndex]
-    """Of the payloads that it has at hand, by owner."""
+    """The indices of the payloads that the rank has at hand, by owner."""
 
 
 def load_files(payloads: RankPayloads, step: int, folder: Path) -> None:

@@ -19,7 +19,7 @@ from holdfast_workers.program_memory.payload_exchange import PayloadRange, Trans
 PIECE_BYTES = 32 << 20
 """Files are exchanged in pieces of this size."""
 BATCH_BYTES = 256 << 20
-"""Received before it is written to files."""
+"""Bytes that are received before they are written to files."""
 
 
 class BadFolder(WorkersError):
@@ -55,7 +55,7 @@ def read_into(path: Path, target: memoryview) -> None:
 
 
 def pieces_of(parts_by_owner: Mapping[int, Mapping[str, PayloadPart]]) -> list[FilePiece]:
-    """What all files consist of, in a fixed order."""
+    """The pieces of all files, in a fixed order."""
     pieces, seen = [], set()
     for owner in sorted(parts_by_owner):
         for name, part in parts_by_owner[owner].items():

@@ -47,11 +47,11 @@ class Payloads:
 
     @property
     def saves(self) -> dict[int, frozenset[WorldSave]]:
-        """Of which saves each owner's payload is at hand."""
+        """The saves of which each owner's payload is at hand."""
         return {owner: frozenset(by_save) for owner, by_save in self._found.items()}
 
     def of(self, save: WorldSave | None) -> Payloads:
-        """Only those of `save`."""
+        """Only the payloads of `save`."""
         return Payloads(
             {
                 owner: {save: by_save[save]}
@@ -123,7 +123,8 @@ def find_payloads(
 
 
 def save_of(segment: Segment, commit: Commit) -> WorldSave:
-    """What a commit is part of. Unverified: a damaged payload is found when it is loaded."""
+    """The save that a commit is part of. It is not verified: a damaged payload is found when it is
+    loaded."""
     number, _ = payload_facts(segment.layout, segment.slot(commit))
     return WorldSave(commit.attempt, number, commit.step)
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 
 class GlooGroups:
-    """`timeout_s` bounds their collectives. A program that initializes torch.distributed again gets
-    new ones."""
+    """The gloo groups of a program. `timeout_s` bounds their collectives. A program that
+    initializes torch.distributed again gets new groups."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)

@@ -74,7 +74,7 @@ class OwnSegment:
 
     @property
     def _beside(self) -> Path:
-        """Where a larger segment is made."""
+        """The path at which a larger segment is made."""
         return self._path.with_suffix(".larger")
 
     def _larger(

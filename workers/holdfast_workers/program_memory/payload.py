@@ -39,10 +39,10 @@ class PayloadFull(WorkersError):
 
 
 class PayloadKind(StrEnum):
-    """How the payload was saved, and so how it can be loaded."""
+    """The way in which a payload was saved, and so can be loaded."""
 
     DCP = "dcp"
-    """By `torch.distributed.checkpoint`."""
+    """Saved by `torch.distributed.checkpoint`."""
     OBJECT = "object"
     """An object, by `torch.save`."""
     FOLDER = "folder"
@@ -59,16 +59,17 @@ class PayloadPart:
 
 @dataclass(frozen=True)
 class PayloadIndex:
-    """What a payload contains."""
+    """The content of a payload."""
 
     kind: PayloadKind
     step: int
     rank: int
     world_size: int
-    """Of the world that saved it."""
+    """Size of the world that saved the payload."""
     parts: Mapping[str, PayloadPart] = field(default_factory=dict)
     number: int = 0
-    """Of the saves of its attempt, the same on all ranks: it tells saves of one step apart."""
+    """Number of the save in its attempt, the same on all ranks: it tells saves of one step
+    apart."""
     alone: bool = False
     """The rank saved without the others: what it needs lies in its own payload."""
 
@@ -102,7 +103,7 @@ class PayloadWriter:
 
     @property
     def written_bytes(self) -> int:
-        """Of the parts so far, with their padding."""
+        """Size of the parts so far, with their padding."""
         return self._at
 
     def room_for(self, nbytes: int, index: PayloadIndex) -> bool:

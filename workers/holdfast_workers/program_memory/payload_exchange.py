@@ -17,7 +17,7 @@ import torch.distributed as dist
 from holdfast_workers.errors import WorkersError
 
 PIECE_BYTES = 32 << 20
-"""Sent as one message."""
+"""Bytes that are sent as one message."""
 
 
 class StateMissing(WorkersError):
@@ -45,10 +45,10 @@ class Transfer:
 def plan_transfers(
     wanted: Sequence[Collection[PayloadRange]], at_hand: Sequence[Collection[int]]
 ) -> list[Transfer]:
-    """What is sent, in its order; the same for every order of `wanted`.
+    """The transfers in their order, the same for every order of `wanted`.
 
     `wanted[rank]`: the ranges that a rank needs; `at_hand[rank]`: owners of the payloads that it
-    has. Of several sources, the one that sends least so far. Raises StateMissing.
+    has. Of several sources, the one that sends least so far is taken. Raises StateMissing.
     """
     holders: dict[int, list[int]] = {}
     for rank, owners in enumerate(at_hand):

@@ -64,9 +64,9 @@ class LocatedStep:
     """A save to load, the same on all ranks."""
 
     save: WorldSave | None
-    """None: no rank has a payload of the step."""
+    """The save that is loaded; None if no rank has a payload of the step."""
     at_hand: Payloads
-    """Of this save, on this rank."""
+    """The payloads of this save on this rank."""
     owners: list[list[int]]
     """The owners of the payloads that each rank has at hand; of this rank alone, if the ranks
     cannot talk to each other."""
@@ -138,8 +138,8 @@ class RankPayloads:
         self._was_used = True
 
     def standing(self, step: int) -> Standing:
-        """What this rank has, as it comes to a save of `step`. Waits for the partners if they must
-        hold the last one."""
+        """The saves that this rank has when it begins a save of `step`. Waits for the partners if
+        they must hold the last one."""
         standing = self._standing(step)
         digests = {save: commit.digest for commit, save in self._known.items()}  # as it was found
         newest = max(standing.complete, default=None)
@@ -235,7 +235,7 @@ class RankPayloads:
         return is_same and (save.attempt, save.step) == (restore.attempt, restore.step)
 
     def _own_saves(self) -> dict[Commit, WorldSave]:
-        """What this rank's segment contains, of any attempt."""
+        """The saves in this rank's segment, of any attempt."""
         segment = self._own.current()
         commits = segment.commits() if segment is not None else []
         self._known = {
@@ -261,8 +261,7 @@ class RankPayloads:
         return newest.step if newest is not None else start
 
     def locate(self, step: int) -> LocatedStep:
-        """Of the saves of `step`, the one that the ranks load; all ranks call it. Raises
-        StepsDiffer."""
+        """The save of `step` that the ranks load. All ranks call it. Raises StepsDiffer."""
         found = self._find(step)
         known = self.gather((step, found.saves))
         check_same_step([each for each, _ in known], "loaded")
@@ -315,7 +314,7 @@ class RankPayloads:
         return restore.step if self._fits else None
 
     def _find(self, step: int) -> Payloads:
-        """What is at hand of `step`: saved by this attempt, or the one that it starts from."""
+        """The payloads of `step` at hand: of this attempt, or of the save that it starts from."""
         if self._found is not None and self._found[0] == step and self._found[1].are_current():
             return self._found[1]  # verified already
 

@@ -24,36 +24,37 @@ class WorldSave:
 
     attempt: int
     number: int
-    """Of the saves of its attempt; the same on all ranks."""
+    """Number of the save in its attempt, the same on all ranks."""
     step: int
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What one rank has, as it comes to a save of `step`."""
+    """The saves that one rank has when it begins a save of `step`."""
 
     step: int
     complete: frozenset[WorldSave]
-    """In its own slots: of this attempt, and the one that the attempt starts from."""
+    """The complete saves in the rank's own slots: of this attempt, and the one that the attempt
+    starts from."""
     goes_on_from: WorldSave | None = None
-    """What its program saved or loaded last in this attempt."""
+    """The save that the rank's program saved or loaded last in this attempt."""
     has_former: bool = False
     """A slot holds a save from before that which the attempt starts from."""
     at_partners: frozenset[WorldSave] = frozenset()
-    """Those of `complete` that all its partners hold; without partners, all."""
+    """The saves of `complete` that all partners of the rank hold; without partners, all."""
     has_partner: bool = False
     last_number: int = 0
 
 
 @dataclass(frozen=True)
 class SaveDecision:
-    """The same for all ranks."""
+    """A decision about a save, the same for all ranks."""
 
     save: WorldSave
     keep: WorldSave | None
     """The newest save that every rank has: no rank touches its slot. None: there is none."""
     go: bool
-    """False: the save is skipped."""
+    """Whether the save is made; False if it is skipped."""
     late: tuple[int, ...] = ()
     """The ranks whose partners do not hold `keep`. If any are, no older step is overwritten: it
     would be the only one left if a node were lost now."""
@@ -101,11 +102,11 @@ def newest_whole(standings: Sequence[Standing]) -> WorldSave | None:
 def save_to_load(
     at_hand: Sequence[Mapping[int, Set[WorldSave]]], attempt: int, world_size: int
 ) -> WorldSave | None:
-    """Of the saves of a step, the one to load: the newest that is whole. That which `attempt`
-    starts from is, whatever the size of the world that made it.
+    """The save to load of those of one step: the newest that is whole. The save that `attempt`
+    starts from is whole, whatever the size of the world that made it.
 
-    `at_hand[rank][owner]`: the saves of `owner` that a rank has. If they are not those of all
-    ranks, or none is whole: the save with most of its parts.
+    `at_hand[rank][owner]`: the saves of `owner` that a rank has. If these are not those of all
+    ranks, or none is whole, it is the save with most of its parts.
     """
     owners: dict[WorldSave, set[int]] = {}
     for of_rank in at_hand:

@@ -143,7 +143,7 @@ def _masked_crc(content: bytes) -> int:
 
 @functools.cache
 def _crc_table() -> tuple[int, ...]:
-    """Of CRC-32C (Castagnoli), reflected."""
+    """The table of CRC-32C (Castagnoli), reflected."""
     found = []
     for value in range(256):
         for _ in range(8):

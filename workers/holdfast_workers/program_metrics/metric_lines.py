@@ -16,11 +16,11 @@ from holdfast_workers.program_metrics.metric_names import NAME, RESERVED_NAMES, 
 from holdfast_workers.protocol.programs import ProgramStep
 
 MOST_CHARACTERS = 300
-"""Of a line; the rest is not searched."""
+"""Characters of a line that are searched; the rest is not."""
 MOST_SLOW_S = 1.0
-"""What all slow searches of an attempt may take together, in seconds of the processor."""
+"""Time that all slow searches of an attempt may take together, in seconds of the processor."""
 MOST_SEARCH_S = 0.25
-"""What one search may take: the launcher does nothing else meanwhile."""
+"""Time that one search may take: the launcher does nothing else meanwhile."""
 MOST_REPEATS = 4
 """Repeats without a limit that match spaces: each may multiply the time of a search."""
 SLOW_S = 0.05
@@ -33,7 +33,7 @@ _UNLIMITED = re.compile(r"[*+]|\{\d*,\}")
 
 
 def pattern_fault(pattern: str) -> str | None:
-    """What is wrong with a `program.metrics`, and what to do; None: nothing."""
+    """The fault of a `program.metrics` and its remedy, or None."""
     try:
         names = re.compile(pattern).groupindex
     except (re.error, RecursionError, OverflowError) as error:
@@ -157,7 +157,7 @@ def number(text: str) -> float | None:
 def _repeats_a_choice(pattern: str) -> bool:
     """Whether a group is repeated without a limit that can match a text in more than one way."""
     groups = [False]
-    """Of each open group: whether it contains a repetition without a limit, or alternatives."""
+    """For each open group, whether it contains a repetition without a limit, or alternatives."""
     previous = False
     """Whether the item before this character is such a group."""
     at = 0
@@ -185,7 +185,7 @@ def _repeats_a_choice(pattern: str) -> bool:
 
 
 def _wide_repeats(pattern: str) -> int:
-    """How many sets that contain the space are repeated without a limit."""
+    """The number of sets that contain the space and are repeated without a limit."""
     repeats, at = 0, 0
     while at < len(pattern):
         start = at
@@ -202,7 +202,8 @@ def _wide_repeats(pattern: str) -> int:
 
 
 def _matches_a_space(item: str) -> bool:
-    """Of `.`, a set or an escape; False for one that has no meaning by itself, such as `\\1`."""
+    r"""Whether `.`, a set or an escape matches a space; False for an escape that has no meaning by
+    itself, such as `\1`."""
     try:
         return re.fullmatch(item, " ") is not None
     except re.error:

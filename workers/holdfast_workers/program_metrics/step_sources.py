@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 
 
 class StepSources:
-    """Those that a spec names, in one attempt of the reporting rank."""
+    """The sources of steps that a spec names, in one attempt of the reporting rank."""
 
     def __init__(self, program: ProgramSpec, since: float) -> None:
         """`since`: Unix seconds at which the attempt began."""

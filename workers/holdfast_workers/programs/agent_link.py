@@ -9,7 +9,7 @@ from holdfast_workers.ipc import control_channel
 from holdfast_workers.protocol.processes import StepReport, WorkerMessage
 
 MOST_WAITING = 10_000
-"""Beyond so many waiting messages, the oldest step reports are dropped."""
+"""Number of waiting messages beyond which the oldest step reports are dropped."""
 
 
 class AgentLink:

@@ -44,7 +44,7 @@ CONNECT_TIMEOUT_S = 10.0
 LONGEST_STEPS = 5.0
 """A step may take this many times as long as the longest before it."""
 KEPT_REPORTS = 8
-"""Of how many steps it is known whether the partners hold them: a segment has two."""
+"""Number of steps of which it is known whether the partners hold them; a segment has two."""
 STEP_PHASE = "step"
 """The phase of the beacon between two calls of `step`."""
 
@@ -103,14 +103,14 @@ class Attachment:
 
     @property
     def rank(self) -> int:
-        """As launched; without Holdfast the variable `RANK`, or 0."""
+        """The rank as launched; without Holdfast the variable `RANK`, or 0."""
         if self._context is not None:
             return self._context.rank
         return self._place.rank if self._place else int(os.environ.get("RANK", "0"))
 
     @property
     def world_size(self) -> int:
-        """As launched; without Holdfast the variable `WORLD_SIZE`, or 1."""
+        """The world size as launched; without Holdfast the variable `WORLD_SIZE`, or 1."""
         if self._context is not None:
             return self._context.world_size
         return self._place.world_size if self._place else int(os.environ.get("WORLD_SIZE", "1"))
@@ -138,7 +138,7 @@ class Attachment:
 
     @contextmanager
     def offering(self, context: Context) -> Iterator[None]:
-        """Inside, the process has this context."""
+        """Give the process this context inside of the block."""
         self._context = context
         try:
             yield
@@ -229,7 +229,7 @@ class Attachment:
 
     def is_replicated(self, step: int, digest: str, timeout_s: float = 0.0) -> bool:
         """Whether all partners of this rank hold the commit of `step` that has `digest`; waits for
-        it up to `timeout_s`. Without a partner nothing is waited for: True."""
+        it up to `timeout_s`. True at once without a partner."""
         with self._changed:
             return self._changed.wait_for(
                 # An agent of an earlier build names no digest.
@@ -328,7 +328,7 @@ def attach(integration: str = "") -> Attachment:
 
 
 def _connect(name: str) -> socket.socket | None:
-    """None, with a warning: the launcher cannot be reached."""
+    """A connection to the launcher; None, with a warning, if it cannot be reached."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.settimeout(CONNECT_TIMEOUT_S)
     try:

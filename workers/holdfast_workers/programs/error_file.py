@@ -47,11 +47,11 @@ _CONNECTION_FAULT = re.compile(
     r"connection|socket|broken pipe|time(d )?out|peer|remote process|network", re.IGNORECASE
 )
 _END_CHARACTERS = 4000
-"""Of a text; an error of a peer is looked for in them."""
+"""Characters at the end of a text in which an error of a peer is looked for."""
 
 
 def kind_of(error: RecordedError) -> ErrorKind:
-    """What the supervisor makes of `error`."""
+    """The kind of error that the supervisor sees in `error`."""
     other = ErrorKind.COMMUNICATION if blames_a_peer(error) else ErrorKind.USER
     return _MEMORY_ERRORS.get(error.type, other)
 
@@ -82,8 +82,8 @@ def write(path: Path, error: BaseException) -> None:
 
 
 def of_output(ending: str, output: str) -> RecordedError:
-    """What a program's last lines say about its end by `ending`: the exception of the last Python
-    traceback in them, or the last line."""
+    """The error that a program's last lines show for its end by `ending`: the exception of the last
+    Python traceback in them, or the last line."""
     lines = [_RANK_MARK.sub("", line) for line in output.splitlines()]
     begins = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     for index, line in enumerate(lines[begins[-1] + 1 :] if begins else (), 1):

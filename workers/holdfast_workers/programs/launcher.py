@@ -65,11 +65,11 @@ if TYPE_CHECKING:
     from holdfast_workers.progress.beacon import Beacon
 
 LOOK_S = 0.5
-"""Between two looks at a program that shows no steps."""
+"""Time between two looks at a program that shows no steps."""
 FENCE_GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL for a program whose attempt is over."""
+"""Time between SIGTERM and SIGKILL for a program whose attempt is over."""
 REST_POLL_S = 0.05
-"""Between two looks at what a program has left behind that was asked to end."""
+"""Time between two looks at the processes of a program that was asked to end."""
 LAST_WAIT_S = 5.0
 """How long the end of a launcher waits for the end of what its program has started."""
 _CREDENTIALS = struct.Struct("3i")
@@ -86,7 +86,7 @@ class Launcher:
         beacon: Beacon,
         node_devices: tuple[str, ...] = (),
     ) -> None:
-        """`node_devices`: those of all ranks of the node."""
+        """`node_devices`: the devices of all ranks of the node."""
         self._end = end
         self._node_devices = node_devices
         self._config = config
@@ -449,7 +449,7 @@ class Launcher:
     # --- internals ------------------------------------------------------------------------------
 
     def _private_descriptors(self) -> list[int]:
-        """Those that a program must not hold."""
+        """The descriptors that a program must not hold."""
         sockets = [self._end, self._listener, *([self._store] if self._store is not None else [])]
         own = (self._sending_end, self._relay.target, self._selector.fileno())
         return [*(each.fileno() for each in sockets), *own]
@@ -469,7 +469,7 @@ _FINAL = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def line_of(spec: TrainingSpec) -> ProgramLine:
-    """What a rank of this job runs. Raises BadProgram."""
+    """The command line of a rank of this job. Raises BadProgram."""
     fork = spec.program.fork
     if spec.script is not None:
         return ProgramLine.of(spec.script, is_script=True, fork=fork)

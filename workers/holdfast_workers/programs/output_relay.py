@@ -19,7 +19,7 @@ LAST_WAIT_S = 5.0
 
 
 class OutputRelay:
-    """From one pipe to another; `on_piece(piece)` is called with each piece."""
+    """Passes output from one pipe to another, and calls `on_piece(piece)` with each piece."""
 
     def __init__(self, on_piece: Callable[[bytes], None]) -> None:
         # A description of its own: other writers of this pipe stay blocking.

@@ -96,7 +96,7 @@ class ProgramAttempt:
     ) -> None:
         self.order = order
         self.process: ProgramProcess | None = None
-        """None before its start and after its end."""
+        """The program's process; None before its start and after its end."""
         self.has_ended = False
         self.is_held = False
         self.is_fenced = False
@@ -378,7 +378,7 @@ class ProgramAttempt:
         return own.environment_of(ordered_devices(own.names, self._node_devices, local_rank))
 
     def _in_fork(self) -> None:
-        """In a forked script, before its first line."""
+        """Prepare a forked script, before its first line."""
         import torch
 
         from holdfast_workers.progress import collective_counts

@@ -38,10 +38,10 @@ class BadProgram(WorkersError):
 
 @dataclass(frozen=True)
 class ProgramLine:
-    """What to run."""
+    """The program that a rank runs."""
 
     arguments: tuple[str, ...]
-    """Of a script without the interpreter."""
+    """The arguments; those of a script are without the interpreter."""
     is_script: bool
     fork: bool = True
     """Whether a script runs in a fork of its launcher."""

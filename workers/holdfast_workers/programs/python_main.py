@@ -39,8 +39,9 @@ def run(arguments: Sequence[str], on_error: Callable[[Exception], None]) -> NoRe
 
 
 def _seed_generators() -> None:
-    """Every interpreter starts with other random numbers; forks of one process would share them.
-    torch's own generator starts with a constant seed in every interpreter."""
+    """Seed the generators anew: every interpreter starts with other random numbers, and forks of
+    one process would share them. torch's own generator starts with a constant seed in every
+    interpreter."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:

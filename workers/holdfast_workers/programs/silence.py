@@ -13,7 +13,7 @@ BUSY_SHARE = 0.05
 
 @dataclass
 class Silence:
-    """Its signs of life, as seen by one look after the other."""
+    """The signs of life of a program, as seen by one look after the other."""
 
     printed: int = 0
     """Bytes of output at the last look."""
@@ -21,7 +21,7 @@ class Silence:
     """Processor time at the last look, in seconds."""
     looked_at: float = 0.0
     shown_at: float = 0.0
-    """Of the last look at which the program had printed, or of its last step."""
+    """Time of the last look at which the program had printed, or of its last step."""
 
     def has_sign_of_life(self, printed: int, computed_s: float, now: float) -> bool:
         """Whether the program has printed or computed since the last look."""

@@ -13,13 +13,13 @@ from holdfast_workers.protocol.messages import JoinOrder
 from holdfast_workers.protocol.programs import SOCKET_VARIABLE
 
 MAX_RESTARTS = 1_000_000
-"""How often a job may restart is decided by its budget of failures; torchrun's variable is only
-read by programs that print it."""
+"""The value of torchrun's variable, which only programs read that print it: the budget of failures
+decides how often a job restarts."""
 
 
 @dataclass(frozen=True)
 class ProgramLinks:
-    """Where a program finds its launcher."""
+    """The places at which a program finds its launcher."""
 
     socket: str
     """Name of the launcher's socket, in the abstract namespace."""

@@ -18,9 +18,9 @@ from holdfast_workers.node_cache import use_locks
 from holdfast_workers.private_files import make_private_folder
 
 FOLDER = "programs"
-"""Of the node's cache."""
+"""The folder of programs in the node's cache."""
 LEFT_S = 3600.0
-"""After which a copy counts as left behind by a process that was killed."""
+"""Age after which a copy counts as left behind by a process that was killed."""
 KEPT_S = 30 * 86400.0
 """How long the folder of a job that no longer starts is kept."""
 

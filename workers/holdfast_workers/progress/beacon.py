@@ -36,7 +36,7 @@ _PHASE_BODY = struct.Struct("<16sqqqd?7xq")
 _GROUP_BODY = struct.Struct("<24s16sQQq")
 """Group, kind of the last collective, entered, left, changed at."""
 _PHASE, _GROUP = (struct.Struct(f"<Q{body.format[1:]}Q") for body in (_PHASE_BODY, _GROUP_BODY))
-"""The same records with their two counters."""
+"""The formats of the records with their two counters."""
 _ENDED_PHASE = struct.Struct("<16sq?7x")
 """Phase, longest standstill in nanoseconds, cold."""
 

@@ -82,7 +82,8 @@ from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
 
 CHECKS_OF_A_STAGE = 100_000
-"""More than a stage checks of a micro-batch for non-finite values."""
+"""Distance between the numbers of two stages' checks for non-finite values: more than a stage makes
+in a micro-batch."""
 
 _TASKS: Mapping[Family, Callable[[TrainingSpec, Path], Task]] = {
     "llama": LanguageTask,
@@ -104,9 +105,10 @@ class _BuiltRecipe:
     optimizer: LocalAdamW
     state: RankState
     sums: GradientSums | None
-    """If the model is replicated and not sharded."""
+    """Sums of gradients, if the model is replicated and not sharded."""
     checksum: ParameterChecksum
-    """Of the parameters, between two steps; without tensors if replicas are not compared."""
+    """Checksum of the parameters between two steps; without tensors if replicas are not
+    compared."""
 
 
 class PretrainRecipe(Recipe):
@@ -118,7 +120,7 @@ class PretrainRecipe(Recipe):
         self._built: _BuiltRecipe | None = None
         self._expected: _BuiltRecipe | None = None
         self._pipeline: Pipeline | None = None
-        """Of this attempt, once a step has begun."""
+        """The pipeline of this attempt, once a step has begun."""
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
 
@@ -374,7 +376,8 @@ class PretrainRecipe(Recipe):
     def _run_pipeline(
         self, batches: Sequence[tuple[Tensor, Tensor]], report: ChunkReporter
     ) -> list[Tensor]:
-        """Both passes of all micro-batches; their losses, on the rank of the last stage."""
+        """Compute both passes of all micro-batches. Returns their losses on the rank of the last
+        stage."""
         if self._pipeline is None:
             self._pipeline = self._new_pipeline(batches[0][0])
         inputs, targets = zip(*batches, strict=True)
@@ -435,7 +438,7 @@ class PretrainRecipe(Recipe):
         return inputs.to(device), targets.to(device), len(samples), digest
 
     def _own_positions(self, built: _BuiltRecipe, *whole: Tensor) -> tuple[Tensor, ...]:
-        """Of tensors (samples, sequence), the positions that this rank computes."""
+        """The positions of tensors (samples, sequence) that this rank computes."""
         if built.world.size(CONTEXT_AXIS) == 1:
             return whole
         assert isinstance(built.model, Llama)

@@ -16,12 +16,12 @@ IGNORED = -100
 class Task(Protocol):
     samples: int
     fingerprint: str
-    """Of the data: equal on all nodes."""
+    """Fingerprint of the data, equal on all nodes."""
     targets_per_sample: int
     tokens_per_sample: int
     """Positions of the sequence that a sample is in the model."""
     parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     head_in_blocks: float
     """The work of the model's head, as a number of blocks."""
 

@@ -14,7 +14,8 @@ Reference = Annotated[str, Field(max_length=4096)]
 
 
 def _steps_or_auto(value: object) -> object:
-    """One error message for both types; a union would report one for each of its members."""
+    """The validated value, with one error message for both types; a union would report one for each
+    of its members."""
     if value == "auto" or (type(value) is int and value >= 0):
         return value
     raise PydanticCustomError("steps_or_auto", "input should be a whole number of steps, or auto")

@@ -102,7 +102,7 @@ class ModelSpec(Section):
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """Of square images and patches, in pixels; and the number of classes."""
+    """The sizes of square images and patches, in pixels, and the number of classes."""
 
     image_size: int
     patch_size: int

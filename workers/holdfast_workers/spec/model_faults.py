@@ -13,9 +13,9 @@ from holdfast_workers.spec.train import VOCABULARIES, DataSpec
 from holdfast_workers.spec.training import TrainingSpec
 
 NEAR_SIZES = 4096
-"""How far from a refused size of an axis a legal one is searched."""
+"""Distance from a refused size of an axis within which a legal one is searched."""
 MOST_PIXELS = 4096
-"""Of an image's side."""
+"""Largest side of an image, in pixels."""
 MOST_CLASSES = 1 << 16
 _OF_VIT = ("image_size", "patch_size", "classes")
 _BESIDE_CP = (

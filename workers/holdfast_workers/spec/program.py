@@ -71,8 +71,8 @@ class ProgramSpec(Section):
 
 
 class RayRunSpec(Section):
-    """Of a Ray Train function: what `RunConfig`, `CheckpointConfig` and `TorchConfig` of a
-    `TorchTrainer` say."""
+    """The run of a Ray Train function: the fields of `RunConfig`, `CheckpointConfig` and
+    `TorchConfig` of a `TorchTrainer`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = Field(
         default=None,

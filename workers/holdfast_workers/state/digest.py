@@ -16,7 +16,7 @@ import xxhash
 from holdfast_workers.state.layout import ALIGNMENT, StateLayout
 
 PIECE_BYTES = 1 << 26
-"""Hashed between two checks whether to stop: some milliseconds."""
+"""Bytes that are hashed between two checks whether to stop, in some milliseconds."""
 
 _PADDING = bytes(ALIGNMENT)
 
@@ -27,11 +27,11 @@ class ShardDigest:
 
     whole: str
     shared: str
-    """Of the part that replicas share; `whole` if they share all of it."""
+    """Digest of the part that replicas share; `whole` if they share all of it."""
 
     @classmethod
     def of_payload(cls, payload: memoryview, layout: StateLayout, whole: str) -> ShardDigest:
-        """Of a payload whose own digest is known."""
+        """The digests of a payload whose own digest is known."""
         if layout.shared_bytes == layout.payload_bytes:
             return cls(whole, whole)
         return cls(whole, payload_digest(payload[: layout.shared_bytes]))
@@ -63,7 +63,8 @@ def payload_digest(payload: memoryview | bytes | bytearray) -> str:
 
 
 def interruptible_digest(payload: memoryview, check_stop: Callable[[], object]) -> str:
-    """As `payload_digest`, but calls `check_stop` between pieces; its exception ends the digest."""
+    """The digest like `payload_digest`, which calls `check_stop` between pieces; its exception ends
+    the computation."""
     state = xxhash.xxh3_128()
     for start in range(0, payload.nbytes, PIECE_BYTES):
         check_stop()

@@ -75,8 +75,9 @@ class StateLayout:
 
     @staticmethod
     def from_json(text: bytes | str) -> StateLayout:
-        """Equal texts give the same object while it is among the last `KEPT_LAYOUTS`: the ranks of
-        a node read the same layouts. Raises ValueError, KeyError, TypeError."""
+        """The layout of a JSON text. Equal texts give the same object while it is among the last
+        `KEPT_LAYOUTS`: the ranks of a node read the same layouts. Raises ValueError, KeyError,
+        TypeError."""
         return _parsed(text)
 
 
@@ -103,7 +104,7 @@ def module_of(weight: str) -> str:
 
 
 def module_prefix(weights: Iterable[str]) -> str:
-    """What precedes the module's own names, if the weights are of one module; "" if of several."""
+    """The prefix of the module's own names if the weights are of one module; "" if of several."""
     prefixes = {name[: name.find(".") + 1] for name in weights}
     return prefixes.pop() if len(prefixes) == 1 else ""
 

@@ -27,10 +27,10 @@ REPLICATED_AXIS = "dp_replicate"
 
 
 class ReplicaEquality(StrEnum):
-    """What replicas hold alike, byte for byte."""
+    """The part of the state that replicas hold alike, byte for byte."""
 
     NOTHING = "nothing"
-    """Each rank's payload is its own."""
+    """Replicas share nothing: each rank's payload is its own."""
     SHARED = "shared"
     """All entries but those that are local to a rank (`TensorEntry.is_local`)."""
     PAYLOAD = "payload"

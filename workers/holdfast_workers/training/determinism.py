@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from holdfast_workers.spec import Determinism
 
 _NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"
-"""As torch words it."""
+"""Part of torch's error for an operation without such a kernel."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class KernelChoice:
     """`torch.use_deterministic_algorithms`; also turns off the measurements by which inductor
     chooses kernels."""
     only_warn: bool = False
-    """Of an operation without such an algorithm, instead of an error."""
+    """Whether an operation without such an algorithm causes a warning instead of an error."""
     cudnn: bool = False
     """`torch.backends.cudnn.deterministic`, without its choice by measurements."""
     variables: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class KernelChoice:
 
 
 def kernel_choice(mode: Determinism, device: str) -> KernelChoice:
-    """What to set for processes that compute on `device`. Pure."""
+    """The choice of kernels for processes that compute on `device`. Pure."""
     if mode == "fast":
         return KernelChoice()
     if device == "cpu":
@@ -47,7 +47,7 @@ def kernel_choice(mode: Determinism, device: str) -> KernelChoice:
 
 
 def advice(error: BaseException) -> str:
-    """What to do about an operation that `strict` does not allow; "" for every other error."""
+    """Advice on an operation that `strict` does not allow; "" for every other error."""
     if _NO_DETERMINISTIC_KERNEL not in str(error):
         return ""
     return "; use another operation, or train.deterministic: fast, which promises no equal bits"
@@ -56,7 +56,7 @@ def advice(error: BaseException) -> str:
 def choose_kernels(
     mode: Determinism, device: str, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set it for this process and those forked from it. Touches no device."""
+    """Set the choice of kernels for this process and those forked from it. Touches no device."""
     import torch  # late: a spec is checked without torch
     import torch.utils.deterministic
 

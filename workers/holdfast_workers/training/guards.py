@@ -38,10 +38,11 @@ __all__ = [
 MAX_RANGES = 256
 """The number of separate ranges of windows that fit in a state."""
 MIN_VALUES = 16
-"""With fewer steps to compare with, no value counts as a spike."""
+"""Fewest steps to compare with: with fewer, no value counts as a spike."""
 _DEVIATION = 1.4826  # of a normal distribution's median absolute deviation
 _MIN_SPREAD = 0.01
-"""As a fraction of the median: if the values hardly differ, a small difference is not a spike."""
+"""Least spread, as a fraction of the median: if the values hardly differ, a small difference is not
+a spike."""
 _MIN_LOG_SPREAD = 0.1
 _MIN_NORM = 1e-30
 
@@ -61,12 +62,12 @@ class Trip:
     why: str
     middle: float | None = None
     limit: float | None = None
-    """For a spike: `middle` is the median of the steps before, `limit` the highest value that is
-    not a spike."""
+    """Set for a spike: `middle` is the median of the steps before, `limit` the highest value that
+    is not a spike."""
     skipped: tuple[int, int] | None = None
     """The half-open range of windows that is added to the ledger."""
     back_to: int | None = None
-    """For a rollback: the last step that is kept."""
+    """The last step that a rollback keeps."""
 
 
 @dataclass(frozen=True)

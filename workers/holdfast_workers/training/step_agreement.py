@@ -87,7 +87,8 @@ class Record:
     """Whether this rank can keep the state after this step in memory without giving up a state that
     its partners do not hold yet."""
     shared_digest: bytes = bytes(16)
-    """Of the part of the state that replicas share; `state_digest` if they share all of it."""
+    """Digest of the part of the state that replicas share; `state_digest` if they share all of
+    it."""
 
     def pack(self) -> bytes:
         share = self.contribution
@@ -193,7 +194,7 @@ class Agreed:
     """The step that `state_digest` belongs to; -1 if there is none."""
     state_digest: str | None
     rank_digests: tuple[str, ...]
-    """Of each rank, the digest of what it shares with its replicas."""
+    """For each rank, the digest of the part that it shares with its replicas."""
     replicated_step: int
     """The newest step whose state every rank knows to be replicated; -1 for none."""
     stop: bool = False

@@ -365,7 +365,7 @@ def _warn(warning: str) -> None:
 
 
 def _hold(starter: Any) -> ExitCode:
-    """Until SIGTERM or Ctrl-C, which end the node."""
+    """Wait for SIGTERM or Ctrl-C, then end the node."""
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: stopped.append(received))

@@ -139,8 +139,8 @@ def serve(
 
 
 def _dashboard(address: str, code: str) -> str:
-    """For the terminal of a person: others may read the log of a service, where nobody uses the
-    code up."""
+    """A line with the link that opens the dashboard. It goes to the terminal of a person only:
+    others may read the log of a service, where nobody uses the code up."""
     if not sys.stderr.isatty():
         return "Dashboard: `holdfast dashboard` prints a link for one browser"
     return f"Dashboard, for one browser: {dashboard_link(address, code)}"

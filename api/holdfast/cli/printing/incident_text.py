@@ -42,7 +42,8 @@ CAUSE_SENTENCES = {
     "resize": "another mesh was due",
     "communication": "ranks lost their connections, and no process was seen to end",
 }
-"""By the value of a cause. Text keys: a newer server may send a cause that is not in the enum."""
+"""A sentence for the value of each cause. The keys are text: a newer server may send a cause that
+is not in the enum."""
 PROCESS_LOSING = frozenset(
     {"node_lost", "agent_lost", "out_of_memory", "worker_crash", "preempted", ""}
 )

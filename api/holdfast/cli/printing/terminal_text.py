@@ -35,12 +35,12 @@ def harmless(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same, on one line: a name must not look like another row."""
+    """The text without control characters, on one line: a name must not look like another row."""
     return harmless(text.translate(_LINE_ENDS))
 
 
 def coloured(line: str) -> str:
-    """The same for a line of a program; its colours stay, and end with it."""
+    """A line of a program without control characters; its colours stay, and end with the line."""
     text = "".join(
         part if _COLOUR.fullmatch(part) else harmless(part) for part in _COLOUR.split(line)
     )

@@ -45,7 +45,7 @@ class AsyncJobs:
     async def list(
         self, *, state: Collection[str] | None = None, name: str | None = None
     ) -> AsyncIterator[AsyncJob]:
-        """Newest first, in short; pages are fetched as they are needed."""
+        """The jobs in short, newest first; pages are fetched as they are needed."""
         async for row in self._client.list(state=state, name=name):
             yield AsyncJob(self._client, row)
 

@@ -283,11 +283,11 @@ class AsyncRequestMethods:
             await sleep(poll_s)
 
     async def attempts(self, job_id: str) -> Sequence[AttemptView]:
-        """Oldest first."""
+        """The attempts of a job, oldest first."""
         return [item async for item in self._transport.pages(calls.attempts(job_id))]
 
     async def incidents(self, job_id: str) -> Sequence[IncidentView]:
-        """Oldest first."""
+        """The incidents of a job, oldest first."""
         return [item async for item in self._transport.pages(calls.incidents(job_id))]
 
     async def inject(
@@ -403,11 +403,11 @@ class AsyncRequestMethods:
         return found.items
 
     async def operation(self, operation_id: str) -> OperationView:
-        """Long work by its id."""
+        """The operation (long work) with this id."""
         return await self._get(operation_path(operation_id), OperationView)
 
     async def cancel_operation(self, operation_id: str) -> OperationView:
-        """Can be repeated. Raises Conflict if it has ended in another way."""
+        """Cancel an operation. Can be repeated. Raises Conflict if it has ended in another way."""
         return await self._send("POST", operation_path(operation_id, "/cancel"), OperationView)
 
     async def follow_operation(self, operation_id: str) -> AsyncIterator[OperationView]:
@@ -528,7 +528,7 @@ class AsyncRequestMethods:
         return await self._transport.call(calls.get(path, answer, **params))
 
     async def _send(self, method: str, path: str, answer: type[T], **parts: Any) -> T:
-        """`parts`: the other fields of the `Call`."""
+        """Send a request. `parts`: the other fields of the `Call`."""
         return await self._transport.call(calls.call(method, path, answer, **parts))
 
 

@@ -46,7 +46,7 @@ class Jobs:
     def list(
         self, *, state: Collection[str] | None = None, name: str | None = None
     ) -> Iterator[Job]:
-        """Newest first, in short; pages are fetched as they are needed."""
+        """The jobs in short, newest first; pages are fetched as they are needed."""
         for row in self._client.list(state=state, name=name):
             yield Job(self._client, row)
 

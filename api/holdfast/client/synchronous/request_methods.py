@@ -280,11 +280,11 @@ class RequestMethods:
             sleep(poll_s)
 
     def attempts(self, job_id: str) -> Sequence[AttemptView]:
-        """Oldest first."""
+        """The attempts of a job, oldest first."""
         return list(self._transport.pages(calls.attempts(job_id)))
 
     def incidents(self, job_id: str) -> Sequence[IncidentView]:
-        """Oldest first."""
+        """The incidents of a job, oldest first."""
         return list(self._transport.pages(calls.incidents(job_id)))
 
     def inject(
@@ -400,11 +400,11 @@ class RequestMethods:
         return found.items
 
     def operation(self, operation_id: str) -> OperationView:
-        """Long work by its id."""
+        """The operation (long work) with this id."""
         return self._get(operation_path(operation_id), OperationView)
 
     def cancel_operation(self, operation_id: str) -> OperationView:
-        """Can be repeated. Raises Conflict if it has ended in another way."""
+        """Cancel an operation. Can be repeated. Raises Conflict if it has ended in another way."""
         return self._send("POST", operation_path(operation_id, "/cancel"), OperationView)
 
     def follow_operation(self, operation_id: str) -> Iterator[OperationView]:
@@ -524,7 +524,7 @@ class RequestMethods:
         return self._transport.call(calls.get(path, answer, **params))
 
     def _send(self, method: str, path: str, answer: type[T], **parts: Any) -> T:
-        """`parts`: the other fields of the `Call`."""
+        """Send a request. `parts`: the other fields of the `Call`."""
         return self._transport.call(calls.call(method, path, answer, **parts))
 
 

@@ -28,10 +28,11 @@ DEFAULT_BATCH = 256
 
 
 class CountedShard(DataIterator):  # type: ignore[misc]  # Ray has no types
-    """Of one rank; its iterations are those of `stream`, in step with the other ranks'."""
+    """The shard of one rank. Its iterations are those of `stream`, in step with the other
+    ranks'."""
 
     def __init__(self, stream: DataIterator, counter: EpochCounter, name: str) -> None:
-        """`name`: from which local shuffles without a seed take theirs."""
+        """Local shuffles without a seed take theirs from `name`."""
         self._stream, self._counter, self._name = stream, counter, name
         self._compared = False
 
@@ -125,7 +126,8 @@ class _RestOfEpoch(DataIterator):  # type: ignore[misc]  # as above
     ) -> None:
         self._stream, self._left_out, self._see_block = stream, left_out, see_block
         self.block_rows: deque[int] = deque()
-        """Of the blocks, in order: without a batch size each is a batch."""
+        """The numbers of rows of the blocks, in order: without a batch size each block is a
+        batch."""
 
     def stats(self) -> str:
         return str(self._stream.stats())
@@ -160,7 +162,7 @@ class _RestOfEpoch(DataIterator):  # type: ignore[misc]  # as above
 
 
 class _Repeatable:
-    """Each `iter` begins an iteration."""
+    """An iterable over batches; each `iter` begins an iteration."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin

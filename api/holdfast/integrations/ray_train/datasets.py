@@ -41,7 +41,7 @@ class DatasetSource:
 
 
 class DatasetShards:
-    """Of one rank."""
+    """The shards of one rank."""
 
     def __init__(self) -> None:
         self._shards: dict[str, Any] = {}
@@ -49,7 +49,7 @@ class DatasetShards:
 
     @property
     def positions(self) -> dict[str, ShardPosition]:
-        """Where this rank stands in each dataset."""
+        """This rank's position in each dataset."""
         return {name: counter.position for name, counter in self._counters.items()}
 
     def open(self, source: DatasetSource, group: RankGroup, checkpoint: Path | None) -> None:
@@ -99,7 +99,7 @@ class _SplitDataset:
 
 
 def _split(source: DatasetSource, ranks: int, checkpoint: Path | None) -> dict[str, _SplitDataset]:
-    """On rank 0: make the datasets, and split each."""
+    """Make the datasets and split each of them. Called on rank 0."""
     stored = shard_position.read(checkpoint) if checkpoint else {}
     found: dict[str, _SplitDataset] = {}
     for name, dataset in _made(source).items():

@@ -16,7 +16,7 @@ DEFAULT_NAME = "ray-train"
 UNLIMITED = 1_000_000
 """Failures, for `max_failures=-1`."""
 _CPUS = 1.0
-"""Per worker, as Ray Train reserves for training without GPUs."""
+"""CPUs per worker that Ray Train reserves for training without GPUs."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ def job_document(
 def workers_per_node(
     workers: int, strategy: str, cpus: float, gpus: float, nodes: list[NodeSize]
 ) -> int:
-    """How many of `workers` each node runs: equally many, for `PACK` as many as fit.
+    """The number of workers of each node, the same on all nodes: for `PACK` as many as fit, for
+    `SPREAD` as few as there are nodes for.
 
-    Nodes are looked at as they are when empty. One worker per node, if none is known.
+    Nodes count as empty. Without a known node it is 1.
     """
     if strategy == "STRICT_PACK":
         return workers
@@ -194,7 +195,8 @@ def _datasets(datasets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recovery(failures: Any) -> dict[str, Any]:
-    """0 is the default of Ray Train, which then does not restart: Holdfast's own limits hold."""
+    """The section `recovery`. For 0 failures, Ray Train's default without a restart, Holdfast's own
+    limits hold."""
     found: dict[str, Any] = {}
     if failures.max_failures:
         most = failures.max_failures if failures.max_failures > 0 else UNLIMITED

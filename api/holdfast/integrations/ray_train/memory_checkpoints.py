@@ -44,7 +44,7 @@ class MemoryCheckpoints(Protocol):
 
 
 class NoMemory:
-    """Without memory checkpoints: the run's folder alone is used."""
+    """Stands for a job without memory checkpoints: the run's folder alone is used."""
 
     def save(self, index: int, part: Path | None) -> None:
         pass
@@ -57,7 +57,7 @@ class NoMemory:
 
 
 class TierCheckpoints:
-    """In the segments of Holdfast's node agents. For an active attachment."""
+    """Checkpoints in the segments of Holdfast's node agents. It needs an active attachment."""
 
     def __init__(self, attachment: Attachment, group: RankGroup, *, is_first_of_node: bool) -> None:
         assert attachment.place is not None

@@ -56,7 +56,7 @@ class ClusterPlace:
     """The Ray cluster of a rank's node."""
 
     address: str
-    """Of its control service."""
+    """Address of the cluster's control service."""
     host: str
     """The node's own address."""
     code: str
@@ -69,7 +69,7 @@ def config_of(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def run_of(variables: Mapping[str, str] = os.environ) -> RayRunSpec:
-    """How the run is kept. Raises FunctionUnusable."""
+    """The section `ray_run` of the job's spec. Raises FunctionUnusable."""
     try:
         return RayRunSpec.model_validate(_mapping(variables, RUN_VARIABLE))
     except ValidationError as error:

@@ -44,7 +44,7 @@ from holdfast_workers.programs.attachment import Attachment, attach
 from holdfast_workers.spec import RayRunSpec
 
 DEFAULT_STORAGE = Path("~/ray_results")
-"""As in Ray Train."""
+"""The default of Ray Train."""
 DEFAULT_NAME = "ray_train"
 
 
@@ -100,7 +100,8 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def call(function: Callable[..., Any], config: dict[str, Any]) -> Any:
-    """As Ray Train calls it: with the configuration, if it takes one. Raises FunctionUnusable."""
+    """Call the function as Ray Train does: with the configuration, if it takes one. Raises
+    FunctionUnusable."""
     count = len(inspect.signature(function).parameters)
     if count > 1:
         raise FunctionUnusable(

@@ -84,8 +84,8 @@ class RunFolder:
         return self.saved[-1] if self.saved else None
 
     def open(self) -> None:
-        """On rank 0: create the folder, read the list, and finish or remove what an ended attempt
-        left. Raises StorageUnusable."""
+        """Create the folder, read the list, and finish or remove what an ended attempt left. Called
+        on rank 0. Raises StorageUnusable."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.saved = read_list(self.path)
@@ -99,7 +99,7 @@ class RunFolder:
             raise StorageUnusable(_cannot(self.path, error)) from error
 
     def mark(self, token: str) -> None:
-        """On rank 0: leave a file by which other ranks see that they share the folder."""
+        """Leave a file by which other ranks see that they share the folder. Called on rank 0."""
         (self.path / f"{_MARK}{token}").touch()
 
     def unmark(self, token: str) -> None:
@@ -109,7 +109,7 @@ class RunFolder:
         return (self.path / f"{_MARK}{token}").exists()
 
     def incoming(self, index: int) -> Path:
-        """Where the parts of a checkpoint are written before it is complete."""
+        """The folder for the parts of a checkpoint before it is complete."""
         return self.path / f"{_INCOMING}{self._attempt}-{index}"
 
     def add_part(self, part: Path, index: int) -> None:
@@ -119,8 +119,8 @@ class RunFolder:
         shutil.copytree(part, target, dirs_exist_ok=True)
 
     def commit(self, index: int, name: str, metrics: dict[str, Any]) -> None:
-        """On rank 0, with all parts there: the checkpoint counts from now on, and gets its name.
-        The former folder of that name is removed. Raises OSError."""
+        """Give a checkpoint its name, so that it counts from now on, and remove the former folder
+        of that name. Called on rank 0 once all parts are there. Raises OSError."""
         target = self.path / name
         if not target.exists():
             self.incoming(index).replace(target)
@@ -133,17 +133,19 @@ class RunFolder:
         self._give_name(checkpoint)
 
     def commit_in_place(self, index: int, path: str, metrics: dict[str, Any]) -> None:
-        """On rank 0: a checkpoint that stays at `path` counts from now on. Raises OSError."""
+        """Let a checkpoint that stays at `path` count from now on. Called on rank 0. Raises
+        OSError."""
         self._add(KeptCheckpoint(index, path, metrics))
 
     def write_result(self, metrics: Mapping[str, Any], value: object) -> None:
-        """On rank 0: the last metrics, and the function's value if JSON can express it."""
+        """Write the last metrics, and the function's value if JSON can express it. Called on rank
+        0."""
         document = {"metrics": plain(metrics), "return_value": plain(value)}
         _replace(self.path / RESULT_NAME, json.dumps(document))
 
     def _add(self, checkpoint: KeptCheckpoint) -> None:
-        """Those of its name, and those of the same or a later report, from an attempt that went on,
-        are replaced; older ones are removed by the retention."""
+        """Add the checkpoint to the list. It replaces those of its name and those of the same or a
+        later report, from an attempt that went on; the retention removes older ones."""
         place = self._place(checkpoint)
         earlier = [
             each
@@ -170,7 +172,7 @@ class RunFolder:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _place(self, checkpoint: KeptCheckpoint) -> Path:
-        """Where the checkpoint is once it has its name."""
+        """The folder of the checkpoint once it has its name."""
         return self.path / (checkpoint.moves_to or checkpoint.path)
 
     def _write(self, saved: Sequence[KeptCheckpoint]) -> None:
@@ -179,7 +181,8 @@ class RunFolder:
         self.saved = tuple(saved)
 
     def _entry(self, checkpoint: KeptCheckpoint) -> dict[str, Any]:
-        """With a path relative to the folder, if it is in it, so that the folder can be moved."""
+        """The checkpoint as an entry of the list. A path within the folder is relative to it, so
+        that the folder can be moved."""
         path = Path(checkpoint.path)
         inside = path.relative_to(self.path) if path.is_relative_to(self.path) else path
         return {**asdict(checkpoint), "path": str(inside)}
@@ -210,7 +213,7 @@ def _listed(folder: Path, entry: Mapping[str, Any]) -> KeptCheckpoint:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """What `write_result` wrote; None if the function has not returned."""
+    """The content that `write_result` wrote, or None if the function has not returned."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((folder / RESULT_NAME).read_text())
         return found if isinstance(found, dict) else None

@@ -16,13 +16,14 @@ from pathlib import Path
 from holdfast.integrations.ray_train.errors import StorageUnusable
 
 FILE_NAME = ".holdfast-shards.json"
-"""In the folder of a checkpoint: the positions of all ranks at its report."""
+"""The file in the folder of a checkpoint with the positions of all ranks at its report."""
 
 
 @dataclass(frozen=True)
 class ShardPosition:
-    """Of one rank in one dataset. `epoch` counts from 0; `rows`: those of it that were taken.
-    `blocks`: by `fingerprint`, to see after a restart whether they are divided as before."""
+    """The position of one rank in one dataset. `epoch` counts from 0; `rows` is the number of its
+    rows that were taken. `blocks` is their `fingerprint`, which shows after a restart whether the
+    blocks are divided as before."""
 
     epoch: int = 0
     rows: int = 0
@@ -31,15 +32,15 @@ class ShardPosition:
 
 @dataclass(frozen=True)
 class ShardStart:
-    """Where the ranks begin, by rank. `repeated`: how many rows of the first epoch are seen again,
-    because the number of ranks has changed."""
+    """The positions at which the ranks begin, by rank. `repeated` is the number of rows of the
+    first epoch that are seen again because the number of ranks has changed."""
 
     positions: tuple[ShardPosition, ...]
     repeated: int = 0
 
     @property
     def epoch(self) -> int:
-        """The same on all ranks: they go through each epoch together."""
+        """The present epoch, the same on all ranks: they go through each epoch together."""
         return self.positions[0].epoch
 
 
@@ -53,7 +54,7 @@ class EpochCounter:
 
     @property
     def position(self) -> ShardPosition:
-        """With the fingerprint of the blocks whose rows were taken."""
+        """The present position, with the fingerprint of the blocks whose rows were taken."""
         if not self._at.rows:
             return self._at
         return replace(self._at, blocks=fingerprint(self._block_rows, self._at.rows))
@@ -87,7 +88,8 @@ class EpochCounter:
             self._at = ShardPosition(epoch, self._at.rows + rows)
 
     def end(self, epoch: int) -> None:
-        """That iteration is complete, or the function has left it: the next is the next epoch."""
+        """Note that the iteration is complete or the function has left it: the next iteration is
+        the next epoch."""
         if self._is_at(epoch):
             self._at, self._runs = ShardPosition(epoch + 1), False
 
@@ -96,7 +98,7 @@ class EpochCounter:
 
 
 def fingerprint(block_rows: Sequence[int], rows: int) -> int:
-    """Of the sizes of the leading blocks that have no more than `rows` rows together."""
+    """A hash of the sizes of the leading blocks that have no more than `rows` rows together."""
     found, total = 0, 0
     for size in block_rows:
         total += size
@@ -107,7 +109,8 @@ def fingerprint(block_rows: Sequence[int], rows: int) -> int:
 
 
 def start_of(stored: Sequence[ShardPosition], ranks: int) -> ShardStart:
-    """Where `ranks` ranks begin after a checkpoint with these positions, by rank; () none.
+    """The positions at which `ranks` ranks begin after a checkpoint with the positions `stored`, by
+    rank; () if there were none.
 
     Shards depend on the number of ranks, so after a change the epoch is begun again. A rank that
     had not left an epoch that another rank had left begins the next one with it.

@@ -38,7 +38,8 @@ def write_package(folder: Path | None, datasets: Mapping[str, Any], target: Path
 
 
 def shipped_datasets() -> dict[str, Any]:
-    """On rank 0, in the folder of the job's code: the datasets. Raises FunctionUnusable."""
+    """The datasets that were sent with the job. Called on rank 0, in the folder of the job's code.
+    Raises FunctionUnusable."""
     from ray.data import Dataset  # late: a client that ships none needs no Ray Data
 
     try:

@@ -36,7 +36,8 @@ def shipped(function: Callable[..., Any]) -> ShippedFunction:
 
 
 def _module_name(module: ModuleType, file: Path) -> str:
-    """Of the program itself, the name under which it can be imported."""
+    """The name under which the module can be imported; that of the program itself is not
+    `__main__`."""
     if module.__name__ != "__main__":
         return module.__name__
     spec = getattr(module, "__spec__", None)

@@ -55,7 +55,7 @@ class _ReportShare:
     should_end: bool
     """Whether the program is asked to end, and does not look for that itself."""
     positions: Mapping[str, ShardPosition]
-    """Where it stands in its shards of datasets."""
+    """The rank's positions in its shards of datasets."""
 
 
 class EndWanted(SystemExit):
@@ -66,8 +66,8 @@ class EndWanted(SystemExit):
 
 
 class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
-    """Of one rank. `report`, `get_preemption_info`, `barrier` and `broadcast_from_rank_zero` are
-    called by all ranks; the others by any."""
+    """The calls of one rank. All ranks call `report`, `get_preemption_info`, `barrier` and
+    `broadcast_from_rank_zero` together; any rank calls the others."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
         timeout_s: float | None = None,
     ) -> list[ReportedCheckpoint]:
-        """Those that the run's folder has, oldest first."""
+        """The checkpoints that the run's folder has, oldest first."""
         committed = ReportedCheckpointStatus.COMMITTED
         return [
             ReportedCheckpoint(Checkpoint(saved.path), saved.metrics, committed)
@@ -180,8 +180,8 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         return self._shards.of(dataset_info.dataset_name)
 
     def get_preemption_info(self) -> PreemptionInfo | None:
-        """Not None once any rank's node is about to go, or the job is asked to stop. Without a
-        deadline: Holdfast waits for `program.grace_s` after SIGTERM."""
+        """The preemption info once any rank's node is about to go, or the job is asked to stop;
+        else None. It has no deadline: Holdfast waits for `program.grace_s` after SIGTERM."""
         self._looks_for_preemption = True
         asked = self._group.gather(self._attachment.should_stop)
         if not any(asked):
@@ -193,7 +193,7 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
         return PreemptionInfo(deadline_ms=None, preempted_node_to_ranks=nodes)
 
     def is_distributed(self) -> bool:
-        """False: True would ask Ray's runtime for the devices of a Ray worker."""
+        """False, because True would ask Ray's runtime for the devices of a Ray worker."""
         return False
 
     def barrier(self) -> None:
@@ -242,7 +242,8 @@ class TrainCalls(LocalTrainFnUtils):  # type: ignore[misc]  # Ray has no types
     def _commit(
         self, index: int, name: str, in_place: str | None, metrics: Mapping[str, Any], record: str
     ) -> None:
-        """On rank 0, as in Ray Train: its metrics belong to the checkpoint."""
+        """Commit the checkpoint with the metrics of rank 0, to which they belong in Ray Train too.
+        Called on rank 0."""
         if self._group.rank:
             return
         if not in_place:

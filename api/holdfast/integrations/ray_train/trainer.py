@@ -43,7 +43,7 @@ RETRY_S = 60.0
 """How long a server may be away while the job is followed."""
 
 FEWEST_POINTS = 16
-"""That the server thins a series to; the last one is always among them."""
+"""The fewest points to which the server thins a series; the last point is always among them."""
 
 
 class JobNotSucceeded(TrainingFailedError):  # type: ignore[misc]  # Ray has no types
@@ -56,7 +56,8 @@ class JobNotSucceeded(TrainingFailedError):  # type: ignore[misc]  # Ray has no 
 
 
 class TorchTrainer(StockTrainer):  # type: ignore[misc]  # Ray has no types
-    """As `ray.train.torch.TorchTrainer`; what Holdfast does not serve is refused by `fit()`."""
+    """Takes the arguments of `ray.train.torch.TorchTrainer`; `fit()` refuses those that Holdfast
+    does not serve."""
 
     def fit(self) -> Result:
         """Submit the job, show its progress until it has ended, and return its result.
@@ -119,8 +120,8 @@ def _is_usable(node: NodeView) -> bool:
 
 
 def _result(job: JobView, folder: Path, metrics: dict[str, Any]) -> Result:
-    """From the run's folder if this machine sees it, else from the server. Raises
-    JobNotSucceeded."""
+    """The result of the job: from the run's folder if this machine sees it, else from the server.
+    Raises JobNotSucceeded."""
     saved = run_folder.read_list(folder)
     ended = run_folder.read_result(folder) or {}
     error = None

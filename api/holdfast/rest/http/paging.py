@@ -67,4 +67,4 @@ def _numbered(cursor: Cursor = None) -> int:
 After = Annotated[int, Depends(_after)]
 AfterStep = Annotated[int, Depends(_after_step)]
 AfterNumber = Annotated[int, Depends(_numbered)]
-"""Of a list that only a cursor continues."""
+"""The number after which a list begins that only a cursor continues."""

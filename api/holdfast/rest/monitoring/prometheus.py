@@ -124,7 +124,7 @@ def _fleet(
 
 
 def _add_present(families: Families, statistics: FleetStatistics) -> None:
-    """What there is now: jobs, the queue, ranks, nodes, and what waits to be done."""
+    """Add the series of the present state: jobs, the queue, ranks, nodes, and work that waits."""
     for state in State:
         families["holdfast_jobs"].add_metric([state.value], statistics.jobs.get(state.value, 0))
     for resource, wait in sorted(statistics.waits.items()):

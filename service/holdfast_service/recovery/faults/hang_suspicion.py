@@ -93,7 +93,7 @@ def handle_inspect_failed(state: CoreState, event: CommandFailed, now: float) ->
 
 
 def next_due(state: CoreState) -> float | None:
-    """When `handle_tick` must be called."""
+    """The time at which `handle_tick` must be called."""
     suspicion = _current_suspicion(state)
     if suspicion is not None:
         return suspicion.due
@@ -246,7 +246,7 @@ def _have_not_begun(look: WorldObservation, ranks: Collection[int]) -> bool:
 def _keep_watching(
     state: CoreState, suspicion: HangSuspicion, verdict: HangVerdict, now: float
 ) -> None:
-    """No hang is proven: emit STALLED once, and schedule the next inspection."""
+    """Emit STALLED once, as no hang is proven, and schedule the next inspection."""
     late = [
         inspection
         for inspection in suspicion.seen.values()

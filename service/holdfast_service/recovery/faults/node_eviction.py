@@ -93,7 +93,7 @@ def request_due_checks(state: CoreState, now: float) -> None:
 
 
 def next_check_due(state: CoreState) -> float | None:
-    """When `request_due_checks` must be called."""
+    """The time at which `request_due_checks` must be called."""
     return min((check.due for check in _pending_checks(state).values()), default=None)
 
 
@@ -198,7 +198,8 @@ def let_program_leave(state: CoreState, faults: tuple[Fault, ...], now: float) -
 
 
 def _removals(state: CoreState, faults: tuple[Fault, ...]) -> list[float]:
-    """When the cluster removes the nodes of these faults, less the time to leave them."""
+    """The times at which the nodes of these faults must be left: when the cluster removes them,
+    less the time to leave."""
     records = [state.roster.find(fault.agent) for fault in faults if fault.agent is not None]
     found = [state.nodes.draining.get(r.report.node_id) for r in records if r is not None]
     return [at - REMOVAL_MARGIN_S for at in found if at is not None]

@@ -133,7 +133,8 @@ def agents_of_other_builds(state: CoreState) -> list[str]:
 
 
 def hosts_of_other_builds(state: CoreState) -> list[str]:
-    """Those of them that ran ranks of the newest world, before they were started again."""
+    """The hosts of another build that ran ranks of the newest world, before they were started
+    again."""
     hosts = {agent for agent, _ in _newest_hosts(state)}
     return [agent for agent in agents_of_other_builds(state) if agent in hosts]
 

@@ -33,7 +33,8 @@ from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_workers.protocol.messages import ErrorKind
 
 OWN_ENDS_FACTOR = 6.0
-"""Of the time after which an attempt of a program without steps counts as progress."""
+"""Multiple of the time after which an attempt of a program without steps counts as progress, for a
+program that ended by itself."""
 
 
 def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:

@@ -31,7 +31,7 @@ def handle_size_order(state: CoreState, order: SizeOrdered, now: float) -> None:
 
 
 def next_due(state: CoreState) -> float | None:
-    """When `resize_if_due` must be called."""
+    """The time at which `resize_if_due` must be called."""
     world = state.worlds.present
     if world is None or not _is_running(state):
         return None
@@ -169,7 +169,7 @@ def _holders(state: CoreState) -> frozenset[str]:
 
 
 def _wanted_seats(state: CoreState) -> frozenset[str] | None:
-    """None: all."""
+    """The seats that the job may use; None if it may use all."""
     growth, world = state.growth, state.worlds.present
     live = frozenset(record.agent for record in state.roster.live())
     too_few = len(live) < state.config.shapes[-1].nodes

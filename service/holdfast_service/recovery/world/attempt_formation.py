@@ -52,7 +52,7 @@ from holdfast_workers.protocol.commands import Fence, Form, WarmUp
 from holdfast_workers.protocol.messages import Restore
 
 MAX_FOUND_REPORTED = 8
-"""How many of the states found in all tiers the event of an attempt lists, newest first."""
+"""Number of the states found in all tiers that the event of an attempt lists, newest first."""
 
 
 IN_MEMORY = (RestoreSource.MEMORY, RestoreSource.RESHARD)
@@ -182,7 +182,7 @@ def _give_back_for_builds(state: CoreState, now: float) -> None:
 
 
 def _follow_schedule(state: CoreState, records: list[AgentRecord]) -> None:
-    """Where the meshes of the job are scheduled, the step that is restored determines the mesh."""
+    """Take the mesh that the job's schedule has for the step that is restored."""
     if state.config.schedule:
         point = _restore_point(state, state.worlds.shape, _known_copies(state, records))
         state.growth.follow(state.config.scheduled(point.step))

@@ -140,8 +140,8 @@ def end_attempt(state: CoreState, reason: str) -> None:
 
 
 def is_last_step_durable(state: CoreState) -> bool:
-    """Whether the job's last state is in the remote tier, on the present line. A program has no
-    last state but its own: then whether it has ended on all ranks."""
+    """Whether the job's last state is in the remote tier, on the present line of history. A program
+    has no last state but its own: it counts as durable when the program has ended on all ranks."""
     if state.config.runs_program:
         world = state.worlds.present
         return world is not None and all(member.done for member in world.members.values())
