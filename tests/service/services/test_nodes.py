@@ -295,7 +295,7 @@ async def test_a_node_that_lacks_software_is_used_by_no_job_and_not_quarantined(
 async def test_a_job_for_which_too_few_nodes_are_large_enough_waits_with_the_figures(
     jobs: JobService, store: Store, cluster: FakeCluster, settings: Settings, service: NodeService
 ) -> None:
-    quick = paced(settings, node_room_fresh_s=1.0)
+    quick = paced(settings, node_room_fresh_s=5.0)
     async with reconciling(store, cluster, quick):
         await until_seen(service)
         supervisor = await submitted(jobs, cluster)  # with its standby it needs all three
