@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.protocol.messages import JoinOrder, Restore, Tier
+from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Restore, Seat, Tier
 
 
 def agent_config(root: Path, **changes: Any) -> AgentConfig:
@@ -27,18 +27,11 @@ def agent_config(root: Path, **changes: Any) -> AgentConfig:
     return AgentConfig(**{**fields, **changes})
 
 
-def join_order(root: Path, segment: Path) -> JoinOrder:
-    """The order of rank 0, alone in attempt 1, whose segment is `segment` below `root`."""
-    return JoinOrder(
-        attempt=1,
-        rank=0,
-        world_size=1,
-        mesh={"dp_shard": 1},
-        store_host="127.0.0.1",
-        store_port=1,
-        restore=Restore(Tier.INIT, 0),
-        segment_root=str(root),
-        segment_path=str(segment),
-        timeout_s=10.0,
-        device="cpu",
-    )
+def join_order(segment: Path, *, local_world_size: int = 1, **form: Any) -> JoinOrder:
+    """The order of the rank with this `segment`, rank 0 and alone in attempt 1 unless `form` says
+    otherwise."""
+    seat = Seat(form.pop("rank", 0), None, form.pop("restore", Restore(Tier.INIT, 0)))
+    local_rank = form.pop("local_rank", 0)
+    fields: dict[str, Any] = {"attempt": 1, "mesh": {"dp_shard": 1}, "world_size": 1, **form}
+    order = FormOrder(**{"store_host": "127.0.0.1", "store_port": 1, "seats": (), **fields})
+    return JoinOrder(order, seat, str(segment), 10.0, local_rank, local_world_size)

@@ -99,7 +99,7 @@ class FakeTemplates:
 
 WAIT_S = 60.0
 MESH = {"dp_shard": 2, "tp": 2}
-JOIN = join_order(Path(), Path("own-0"))
+JOIN = join_order(Path("own-0"))
 
 
 def staffed(root: Path, **config: Any) -> tuple[WorkerPool, FakeTemplates]:

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.nodes.agent_config import join_order
 
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.programs.launcher import Launcher
 from holdfast_workers.progress import beacon
 from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.lease import clock_s
-from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, JoinOrder, Restore, Tier
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
 from holdfast_workers.protocol.processes import (
     ArmFault,
     AttemptsLeft,
@@ -88,20 +89,8 @@ class Agent:
         return found
 
     def join(self, *faults: ArmFault) -> JoinAttempt:
-        order = JoinOrder(
-            attempt=1,
-            rank=0,
-            world_size=1,
-            mesh={"dp_shard": 1, "tp": 1},
-            store_host="127.0.0.1",
-            store_port=self.store_port,
-            restore=Restore(Tier.INIT, 0),
-            segment_root=str(self._folder),
-            segment_path=str(self._folder / "own-0.seg"),
-            timeout_s=10.0,
-            device="cpu",
-            leased=True,
-        )
+        mesh, segment = {"dp_shard": 1, "tp": 1}, self._folder / "own-0.seg"
+        order = join_order(segment, mesh=mesh, store_port=self.store_port, leased=True)
         return JoinAttempt(order, faults)
 
     def started(self) -> int:

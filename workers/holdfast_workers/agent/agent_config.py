@@ -187,26 +187,10 @@ def join_order(order: FormOrder, seat: Seat, config: AgentConfig, segment: Path)
     """The order for one worker. `segment`: path of its rank's own segment."""
     ranks = sorted(other.rank for other in order.seats)
     return JoinOrder(
-        attempt=order.attempt,
-        rank=seat.rank,
-        world_size=order.world_size,
-        mesh=order.mesh,
-        store_host=order.store_host,
-        store_port=order.store_port,
-        restore=replace(seat.restore, origins=()),
-        segment_root=config.memory_root,
+        form=replace(order, seats=()),
+        seat=replace(seat, restore=replace(seat.restore, origins=())),
         segment_path=str(segment),
         timeout_s=config.form_timeout_s,
-        device=config.device,
-        has_partner=bool(seat.partners),
-        intervals=order.intervals,
-        leased=order.leased,
-        skipped=order.skipped,
-        recheck=order.recheck,
-        leave_after=order.leave_after,
-        reporter=seat.rank == ranks[0],
         local_rank=ranks.index(seat.rank),
         local_world_size=len(ranks),
-        node_rank=order.node_rank,
-        nodes=order.nodes,
     )

@@ -200,7 +200,7 @@ class Launcher:
             self._node_devices,
             self._send,
         )
-        if order.order.leased:
+        if order.order.form.leased:
             self._attempt.hold()
         else:
             self._start()
@@ -227,7 +227,7 @@ class Launcher:
 
     def _take_lease(self, number: int, until: float) -> None:
         attempt = self._attempt
-        if attempt is None or not attempt.order.leased or number <= self._lease[0]:
+        if attempt is None or not attempt.order.form.leased or number <= self._lease[0]:
             return
         self._lease = number, until
         left_s = until - clock_s()
@@ -392,7 +392,7 @@ class Launcher:
         """The rank that reports steps knows whether the ranks have met. Raises StoreEnded."""
         self._close_store()
         if order.rank == 0:
-            self._store = store_link.connect(order.store_host, order.store_port)
+            self._store = store_link.connect(order.form.store_host, order.form.store_port)
             self._watch(self._store, self._read_store)
             self._timers["store"] = (time.monotonic() + store_link.MEETING_S, self._close_store)
 
