@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ def script(server: RunningServer, ranks: int) -> Iterator[StepFiles]:
     """The script, level 0: its own checkpoint file."""
     with _folder() as folder:
         line = [Path(script_line(folder)[0]).name, *script_line(folder)[1:]]
-        with _running(server, folder, {**_job(ranks, memory=0), "script": shlex.join(line)}) as run:
+        with _running(server, folder, {**_job(ranks, memory=0), "script": line}) as run:
             yield run
 
 

@@ -114,7 +114,7 @@ def test_the_state_that_a_program_goes_on_from_is_offered_to_its_partners(tmp_pa
     sent: list[WorkerMessage] = []
     restore = Restore(Tier.OWN_RAM, 20, 2)
     order = join_order(tmp_path / "own-0.seg", attempt=3, restore=restore)
-    spec = TrainingSpec(command="true", program=ProgramSpec())
+    spec = TrainingSpec(command=("true",), program=ProgramSpec())
     nothing: Any = None
     beacon = Beacon(Path(place_in(tmp_path, 0, 1).beacon))
     attempt = ProgramAttempt(order, nothing, spec, nothing, beacon, "", (), sent.append)

@@ -48,7 +48,7 @@ class Agent:
 
     def __init__(self, folder: Path, command: str, program: ProgramSpec) -> None:
         self._folder = folder
-        spec = TrainingSpec(command=command, program=program)
+        spec = TrainingSpec.model_validate({"command": command, "program": program})
         beacon.create(folder / "beacon")
         self.store = socket.create_server(("127.0.0.1", 0))
         self.store.settimeout(WAIT_S)

@@ -469,14 +469,11 @@ _FINAL = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def line_of(spec: TrainingSpec) -> ProgramLine:
-    """What a rank of this job runs. Raises BadProgram."""
-    fork = spec.program.fork
-    if spec.script is not None:
-        return ProgramLine.of(spec.script, is_script=True, fork=fork)
+    """What a rank of this job runs."""
     if spec.command is not None:
-        return ProgramLine.of(spec.command, is_script=False, fork=False)
-    function = f"-m holdfast.integrations.ray_train {spec.ray_train}"
-    return ProgramLine.of(function, is_script=True, fork=fork)
+        return ProgramLine(spec.command, is_script=False, fork=False)
+    ray_train = ("-m", "holdfast.integrations.ray_train", str(spec.ray_train))
+    return ProgramLine(spec.script or ray_train, is_script=True, fork=spec.program.fork)
 
 
 def _listen(name: str) -> socket.socket:
