@@ -40,7 +40,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     EventKind,
     GrowthRequest,
-    JobLaunch,
+    JobPlan,
     NodeCapacity,
     PackagesAnswer,
     PathAnswer,
@@ -70,7 +70,7 @@ MOST_ROWS = 50
 class SimulatedSupervisor:
     """Derives its steps from the clock."""
 
-    launch: JobLaunch
+    launch: JobPlan
     step_s: float
     began: float = field(default_factory=time.time)
     phase: Phase = Phase.RUNNING
@@ -202,7 +202,7 @@ class SimulatedCluster:
     ) -> PackagesAnswer:
         return PackagesAnswer("10.0.0.1", tuple(requirements))
 
-    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+    async def ensure_supervisor(self, launch: JobPlan) -> bool:
         if launch.job_id in self._supervisors:
             return False
         self._supervisors[launch.job_id] = SimulatedSupervisor(launch, self._step_s)

@@ -28,8 +28,9 @@ from tests.support.upgrade.fixture import (
 from holdfast.cli.printing.event_text import event_sentence
 from holdfast.cli.printing.incident_text import incident_sentences
 from holdfast_service.job_model.events.codec import UnknownEvent, decode
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import TERMINAL, State, StopKind
-from holdfast_service.job_model.supervisor_protocol import JobLaunch
+from holdfast_service.job_model.supervisor_protocol import JobPlan
 from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.jobs import JobService
@@ -86,7 +87,9 @@ async def test_a_reconciler_takes_over_every_live_job(settings: Settings, store:
     cluster = FakeCluster(three_nodes(roomy=True))
     for name in STOPPING:  # their supervisors are still there
         job = live[name]
-        launch = JobLaunch(job.id, name, job.spec, "", job.cursor_event, job.attempt)
+        launch = JobPlan(
+            job.id, JobSpec.model_validate(job.spec), "", job.cursor_event, job.attempt
+        )
         cluster.supervisors[job.id] = FakeSupervisor(launch, obeys=False)
     started = time.monotonic()
     with patch("time.time", lambda: START + 10 + time.monotonic() - started):

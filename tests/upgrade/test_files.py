@@ -19,7 +19,6 @@ from holdfast.client.address import (
 from holdfast_service.embedded_cluster.local_cluster import folder
 from holdfast_service.store.installation import load_or_create_key
 from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
-from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
@@ -73,13 +72,12 @@ def test_small_files_of_the_data_directory_are_read(data_dir: Path) -> None:
     # Version 0.1 kept them in the job's folder, later ones in its remote storage.
     found = (*data_dir.glob("jobs/*/fence.json"), *data_dir.glob("jobs/*/checkpoints/fence"))
     [job_dir] = {data_dir / "jobs" / path.relative_to(data_dir / "jobs").parts[0] for path in found}
-    former = former_numbers(job_dir)
     storage = open_fence(str(job_dir / "checkpoints"), StorageOptions())
-    fence = FenceRecord(storage, FenceFloor(former.epoch, former.attempt))
+    fence = FenceRecord(storage)
     assert fence.read(10.0) == FenceFloor(epoch=3, attempt=2)
     assert fence.claim(1, 10.0) == 4
     fence.close()
-    faults = InjectionRecord(storage, former.fault)
+    faults = InjectionRecord(storage)
     assert not faults.take(1)
     assert faults.take(2)
     assert load_or_create_key(data_dir / "job-secrets.key") == bytes(range(32))

@@ -7,17 +7,18 @@ from sqlalchemy import select
 from tests.support.upgrade.fixture import TAKEOVERS, Written
 from tests.support.upgrade.takeovers import Takeover, main_facts
 
-from holdfast_service.cluster.supervisor_actor import recovery_config
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Phase
-from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
+from holdfast_service.job_model.supervisor_protocol import JobPlan, SupervisorEvent
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.effects import Effect
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Event, JobRecord
+from holdfast_workers import build
 from holdfast_workers.protocol.commands import Fence, Form
 
 
@@ -34,7 +35,7 @@ async def job_named(store: Store, name: str) -> JobRecord:
 
 def taken_over(job: JobRecord, left: Takeover) -> tuple[RecoveryCore, list[Effect]]:
     """A new core that every agent has reported to, and its effects."""
-    config = recovery_config(JobSpec.model_validate(job.spec), None)
+    config = RecoveryConfig(JobPlan(job.id, JobSpec.model_validate(job.spec)), build=build.LOADED)
     core = RecoveryCore(config, left.at, left.replayed())
     effects = [*core.handle(inputs.RemoteCheckpoints(()), left.at)]
     for report in left.agent_reports():

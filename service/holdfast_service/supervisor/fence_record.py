@@ -31,7 +31,6 @@ from holdfast_workers.protocol.processes import StorageOptions
 
 _log = structlog.get_logger()
 
-NOTHING_USED = FenceFloor()
 RETRY_S = 0.2
 _CALL_S = 2.0
 
@@ -56,10 +55,8 @@ def open_fence(remote_root: str, options: StorageOptions) -> Storage:
 class FenceRecord:
     """The part of one supervisor in the fence. Thread-safe."""
 
-    def __init__(self, storage: Storage, former: FenceFloor = NOTHING_USED) -> None:
-        """`former`: what supervisors of version 0.1 have used, which counts as well."""
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._former = former
         self._token = secrets.token_hex(16).encode()
         self._pool = ThreadPoolExecutor(1, "fence")
         self._call: Future[None] | None = None
@@ -148,10 +145,9 @@ class FenceRecord:
         if self._claimed and attempt > self._stored_attempt:
             self._create(attempt_object(epoch, attempt))
         numbers = used_numbers(self._storage.objects())
-        former = self._former
         self.floor = FenceFloor(
-            max([former.epoch, *(found.epoch for found in numbers)]),
-            max([former.attempt, *(found.attempt for found in numbers)]),
+            max((found.epoch for found in numbers), default=0),
+            max((found.attempt for found in numbers), default=0),
         )
         if not epoch:
             return

@@ -19,10 +19,9 @@ _NAME = re.compile(r"fault-(\d+)")
 class InjectionRecord:
     """Thread-safe. A fault's number is an object that is created and never replaced."""
 
-    def __init__(self, fence: Storage, former: int = 0) -> None:
-        """`former`: the newest fault that a supervisor of version 0.1 took."""
+    def __init__(self, fence: Storage) -> None:
         self._storage = fence
-        self._newest = former
+        self._newest = 0
         self._token = secrets.token_hex(16).encode()
         self._lock = threading.Lock()
 

@@ -15,9 +15,9 @@ from tests.support.memory.certificates import LONG_AGO, certified, new_authority
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
 from holdfast_service.cluster.agents import RayAgents
-from holdfast_service.cluster.supervisor_actor import recovery_config
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.node_needs import needs_of
+from holdfast_service.job_model.supervisor_protocol import JobPlan
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.reforming import Reform
@@ -135,7 +135,7 @@ def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
     }
     timeouts = {"start_s": 500, "form_s": 300, "load_s": 7200, "save_s": 600, "publish_s": 200}
     spec = parse({"name": "x", "resources": resources, "timeouts": timeouts}, None)
-    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions())
+    agents = RayAgents(JobPlan("job", spec, installation="i"), b"s", StorageOptions())
     made = agent_actor._config(agents.seat_of("n0"), "node")
     assert (made.threads, made.zygote_config.threads) == (4, 4)
     assert made.env["OMP_NUM_THREADS"] == "1", "of the zygote, which must not have threads"
@@ -144,27 +144,22 @@ def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
     assert (made.zygote_start_timeout_s, made.form_timeout_s) == (500, 150)
     assert (made.load_timeout_s, made.zygote_config.load_bound_s) == (7200, 7200)
     assert (made.save_timeout_s, made.finalize_timeout_s) == (600, 200)
-    core = recovery_config(spec, None)
-    assert (core.start_timeout_s, core.form_timeout_s, core.load_timeout_s) == (500, 300, 7200)
 
 
 def test_a_job_without_deadlines_has_those_of_agent_and_core(working_folder: Path) -> None:
     spec = parse({"name": "x"}, None)
-    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions())
+    agents = RayAgents(JobPlan("job", spec, installation="i"), b"s", StorageOptions())
     made, usual = agent_actor._config(agents.seat_of("n0"), "node"), config()
     for name in agent_actor.JOB_DEADLINES:
         assert getattr(made, name) == getattr(usual, name), name
-    core, default = recovery_config(spec, None), RecoveryConfig((), 0, 1)
-    for name in ("start", "form", "load", "first_step", "finish"):
-        assert getattr(core, f"{name}_timeout_s") == getattr(default, f"{name}_timeout_s"), name
 
 
 @pytest.mark.parametrize("grace_s", [0, 30, 120])
 def test_the_ranks_of_a_program_may_use_their_grace_before_they_leave(grace_s: float) -> None:
     spec = parse({"name": "x", "command": "train", "program": {"grace_s": grace_s}}, None)
-    assert recovery_config(spec, None).leave_timeout_s > 2 * grace_s
+    assert RecoveryConfig(JobPlan("job", spec)).leave_timeout_s > 2 * grace_s
     own = parse({"name": "x", "program": {"grace_s": grace_s}}, None)
-    assert recovery_config(own, None).leave_timeout_s == RecoveryConfig.leave_timeout_s
+    assert RecoveryConfig(JobPlan("job", own)).leave_timeout_s == RecoveryConfig.leave_s
 
 
 def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(

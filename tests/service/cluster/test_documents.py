@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.protocol.messages import check_golden, example, expanded, name_of, values_of
+from tests.support.service.valid_specs import documents
 
 from holdfast_service.cluster.agent_actor import AgentSeat
+from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
     Cursors,
     FaultOrder,
-    JobLaunch,
+    JobPlan,
     StopOrder,
     SupervisorReport,
 )
@@ -22,7 +25,7 @@ from holdfast_workers.protocol import codec
 
 GOLDEN = Path(__file__).parent / "golden" / "documents.json"
 KINDS = (
-    *(AgentSeat, JobLaunch, Cursors, SupervisorReport),
+    *(AgentSeat, JobPlan, Cursors, SupervisorReport),
     *(StopOrder, FaultOrder, AvoidOrder),
 )
 
@@ -34,6 +37,13 @@ KINDS = (
 def test_every_document_survives_the_codec(kind: type, data: st.DataObject) -> None:
     value = data.draw(values_of(kind))
     assert codec.decode(codec.encode(value), kind) == value
+
+
+@settings(max_examples=40, deadline=None)
+@given(document=documents())
+def test_a_spec_of_any_values_is_the_same_at_the_other_end(document: dict[str, Any]) -> None:
+    plan = JobPlan("job", parse(document, None))
+    assert codec.decode(codec.encode(plan), JobPlan) == plan
 
 
 def test_documents_of_the_first_version_are_still_read() -> None:

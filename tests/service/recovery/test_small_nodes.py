@@ -37,7 +37,7 @@ def test_a_job_with_a_standby_starts_beside_the_small_node() -> None:
 
 
 def test_a_job_without_a_standby_is_given_back_as_soon_as_all_nodes_have_come() -> None:
-    job = with_a_small_node(cluster(standbys=0, requeue=True, start_timeout_s=900.0), "n1")
+    job = with_a_small_node(cluster(standbys=0, on_shortage="queue", start_s=900.0), "n1")
     began = job.now
     end = job.run()
     assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
@@ -46,14 +46,14 @@ def test_a_job_without_a_standby_is_given_back_as_soon_as_all_nodes_have_come() 
 
 
 def test_a_job_that_is_not_to_be_queued_again_fails_with_the_reason() -> None:
-    job = with_a_small_node(cluster(standbys=0, requeue=False, start_timeout_s=9.0), "n1")
+    job = with_a_small_node(cluster(standbys=0, start_s=9.0), "n1")
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "start_timeout")
     assert "n1 is not used: it has 1 MB, needs 3 MB" in end.message
 
 
 def test_a_replacement_that_is_too_small_is_named_when_the_wait_is_over() -> None:
-    job = running(cluster(standbys=1, requeue=True, wait_for_replacement_s=5.0))
+    job = running(cluster(standbys=1, on_shortage="queue", wait_for_replacement_s=5.0))
     job.kill_node("n2", back_after_s=None)
     job.kill_node("n1", back_after_s=2.0)
     job.at(2.5, lambda: job.fall_ill("n1", for_s=600.0, finding=SMALL))
@@ -82,7 +82,7 @@ def test_a_node_without_software_that_appears_later_is_no_standby() -> None:
 
 
 def test_a_job_is_given_back_at_once_if_a_node_lacks_software() -> None:
-    job = without_software(cluster(standbys=0, requeue=True, start_timeout_s=900.0), "n1")
+    job = without_software(cluster(standbys=0, on_shortage="queue", start_s=900.0), "n1")
     began = job.now
     end = job.run()
     assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
@@ -91,14 +91,14 @@ def test_a_job_is_given_back_at_once_if_a_node_lacks_software() -> None:
 
 
 def test_a_job_that_is_not_to_be_queued_again_fails_and_names_the_node_without_software() -> None:
-    job = without_software(cluster(standbys=0, requeue=False, start_timeout_s=9.0), "n1")
+    job = without_software(cluster(standbys=0, start_s=9.0), "n1")
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "start_timeout")
     assert "n1 is not used: 10.0.0.2: no Holdfast" in end.message
 
 
 def test_a_replacement_without_software_gets_no_rank_and_is_named() -> None:
-    job = running(cluster(standbys=1, requeue=True, wait_for_replacement_s=5.0))
+    job = running(cluster(standbys=1, on_shortage="queue", wait_for_replacement_s=5.0))
     job.kill_node("n2", back_after_s=None)
     job.kill_node("n1", back_after_s=2.0)
     job.at(2.5, lambda: job.fall_ill("n1", for_s=600.0, finding=LACKING))
@@ -120,7 +120,7 @@ def test_a_replacement_without_software_gets_no_rank_and_is_named() -> None:
 def test_ranks_that_load_from_the_remote_tier_get_the_time_for_it(
     restore: Restore, expected: float
 ) -> None:
-    state = running_state(restores={2: restore}, form_timeout_s=20.0, load_timeout_s=50.0)
+    state = running_state(restores={2: restore}, form_s=20.0, load_s=50.0)
     world = state.worlds.present
     assert world is not None
     assert world.forming_s(state.config) == expected

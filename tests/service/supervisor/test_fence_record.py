@@ -13,7 +13,7 @@ import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 
-from holdfast_service.supervisor.fence_record import NOTHING_USED, FenceRecord, open_fence
+from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
 from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.storage import Storage, TransientStorageError
@@ -48,8 +48,8 @@ def fail() -> None:
 
 
 @contextmanager
-def record(storage: Storage, former: FenceFloor = NOTHING_USED) -> Iterator[FenceRecord]:
-    fence = FenceRecord(storage, former)
+def record(storage: Storage) -> Iterator[FenceRecord]:
+    fence = FenceRecord(storage)
     yield fence
     fence.close()
 
@@ -158,12 +158,6 @@ def test_a_fence_that_has_vanished_confirms_nothing() -> None:
         storage.bucket.objects.clear()  # as below the mount point of a share that is gone
         wait_until(lambda: fence._failing, fence.refresh)
         assert fence.confirmed_at == confirmed_at and not fence.is_superseded
-
-
-def test_the_numbers_of_the_first_version_are_part_of_the_floor() -> None:
-    with record(AwayStorage(), FenceFloor(3, 7)) as fence:
-        assert fence.read(WAIT_S) == FenceFloor(3, 7)
-        assert fence.claim(2, WAIT_S) == 4
 
 
 # --- who may grant leases -------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 
 from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
-from holdfast_service.supervisor.former_files import former_numbers
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.local_files import LocalStorage
@@ -59,16 +58,3 @@ def test_a_fault_whose_storing_was_not_answered_is_taken_by_the_next_try(
         first.take(1)
     assert not other.take(1), "the first may have carried it out"
     assert first.take(1) and not first.take(1)
-
-
-def test_the_files_of_version_0_1_count(tmp_path: Path) -> None:
-    assert former_numbers(tmp_path / "none").fault == 0
-    (tmp_path / "faults-taken").write_text("3\n")
-    (tmp_path / "fence.json").write_text('{"epoch": 4, "attempt": 9}')
-    former = former_numbers(tmp_path)
-    assert (former.epoch, former.attempt, former.fault) == (4, 9, 3)
-    record = InjectionRecord(open_fence(str(tmp_path), StorageOptions()), former.fault)
-    assert not record.take(3) and record.take(4)
-    (tmp_path / "faults-taken").write_text("")
-    (tmp_path / "fence.json").write_text("{")
-    assert former_numbers(tmp_path).epoch == former_numbers(tmp_path).fault == 0

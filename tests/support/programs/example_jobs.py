@@ -51,7 +51,6 @@ def example_job(
     run = SupervisedRun(
         folder,
         training,
-        config={"runs_program": True},
         code=str(code),
         packages=pins,
         **options,

@@ -22,19 +22,20 @@ from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_network import START
 
-from holdfast_service.cluster.supervisor_actor import recovery_config
 from holdfast_service.job_model.events.codec import decode
 from holdfast_service.job_model.events.progress import SupervisorStartedEvent
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Phase, State, StopKind, StopOrder
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
+    JobPlan,
     NodeCapacity,
     SupervisorEvent,
     SupervisorReport,
 )
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import InjectionService
@@ -46,6 +47,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.models import LeaseOwner
 from holdfast_service.store.projection import store_report
 from holdfast_service.store.transaction import Effect, job_transaction
+from holdfast_workers import build
 from holdfast_workers.checkpoint.manifest import checkpoint_folder
 from holdfast_workers.protocol.commands import TidyRemoteTier
 from holdfast_workers.protocol.messages import Beat
@@ -226,7 +228,9 @@ class Story:
         job_id = await self._submit(name)
         await self._start(job_id)
         spec = JobSpec.model_validate((await self._jobs.get(job_id)).spec)
-        cluster = SmallCluster(recovery_config(spec, None), remote_every=4)
+        cluster = SmallCluster(
+            RecoveryConfig(JobPlan(job_id, spec), build=build.LOADED), remote_every=4
+        )
         self.simulations[name] = cluster
         return cluster
 
