@@ -39,14 +39,14 @@ from holdfast_service.cluster.seat_groups import PENDING, SeatGroups
 from holdfast_service.job_model.node_labels import selector_of
 from holdfast_service.job_model.node_needs import needs_of
 from holdfast_service.job_model.supervisor_protocol import JobPlan
-from holdfast_service.job_model.timeouts_spec import TimeoutsSpec
 from holdfast_service.policy.quarantine import NodeStanding, node_name
-from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import accepted
 from holdfast_workers.protocol.commands import Request
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.protocol.run_plan import RunPlan
+from holdfast_workers.spec import RankResources
 
 _log = structlog.get_logger()
 
@@ -66,20 +66,6 @@ HEAD_PAUSE_S = 1.0
 
 HEARTBEAT_FRACTION = 1 / 8
 """Heartbeat interval of an agent, as a fraction of the timeout that makes it count as lost."""
-
-
-def agent_deadlines(timeouts: TimeoutsSpec) -> dict[str, float]:
-    """The deadlines of an agent, by the fields of its configuration."""
-    load_s = timeouts.load_s
-    return {
-        "zygote_start_timeout_s": max(AgentConfig.zygote_start_timeout_s, timeouts.start_s),
-        # The steps of an attempt's formation come one after another.
-        "form_timeout_s": timeouts.form_s / 2,
-        **({"load_timeout_s": load_s, "load_bound_s": load_s} if load_s is not None else {}),
-        "install_timeout_s": timeouts.install_s,
-        "save_timeout_s": timeouts.save_s,
-        "finalize_timeout_s": timeouts.publish_s,
-    }
 
 
 class RayAgents:
@@ -353,24 +339,17 @@ class RayAgents:
 
     def seat_of(self, seat: str) -> AgentSeat:
         """The arguments of a seat's agent."""
-        resources = self._spec.resources
-        return AgentSeat(
-            job_id=self._job_id,
-            seat=seat,
-            training=self._spec.training().model_dump(mode="json"),
-            mesh=self._spec.parallel.mesh,
-            capacity=resources.workers_per_node,
-            gpus_per_worker=resources.gpus_per_worker,
-            secret=self._secret,
-            remote_root=self._plan.remote_root,
-            storage=self._storage,
-            heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
-            env=self._spec.env,
-            installation=self._installation,
-            threads=resources.threads_per_worker,
-            failure_label=resources.domains.failure or "",
-            fast_label=resources.domains.fast or "",
-            timeouts=agent_deadlines(self._spec.timeouts),
-            needs=needs_of(self._spec),
-            packages=self._plan.packages,
+        plan, spec = self._plan, self._spec
+        run = RunPlan(
+            job_id=plan.job_id,
+            spec=spec.training(),
+            remote_root=plan.remote_root,
+            resources=spec.resources.part(RankResources),
+            timeouts=spec.timeouts,
+            env=spec.env,
+            packages=plan.packages,
+            needs=needs_of(spec),
+            heartbeat_s=spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
         )
+        domains = spec.resources.domains
+        return AgentSeat(run, seat, self._secret, self._storage, plan.installation, domains)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 from tests.support.memory.certificates import LONG_AGO, certified, new_authority
+from tests.support.nodes.agent_config import run_plan
 
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
@@ -27,7 +28,7 @@ from holdfast_workers.memory.peer_tls import TLS_VARIABLE
 from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 from holdfast_workers.protocol.processes import StorageOptions
 
-SEAT = AgentSeat("job", "n0", {}, {"dp_shard": 1}, 1, 0, b"s", "/remote", StorageOptions(), 1)
+SEAT = AgentSeat(run_plan(), "n0", b"s", StorageOptions())
 
 
 @pytest.fixture
@@ -72,8 +73,6 @@ def test_caches_are_in_a_folder_of_the_node(
     assert config().cache_dir == "/caches/holdfast"
     monkeypatch.setenv(CACHE_VARIABLE, "/fast-disk")
     assert config().cache_dir == "/fast-disk"
-    of_former_supervisor = replace(SEAT, cache_dir="/shared/cache")
-    assert agent_actor._config(of_former_supervisor, "node").cache_dir == "/shared/cache"
 
 
 def test_a_node_without_a_folder_for_caches_says_which_variable_to_set(
@@ -86,7 +85,6 @@ def test_a_node_without_a_folder_for_caches_says_which_variable_to_set(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(Path, "home", no_home)
     assert f"set {CACHE_VARIABLE}" in config().problem
-    assert not agent_actor._config(replace(SEAT, cache_dir="/shared/cache"), "node").problem
 
 
 def test_the_range_of_ports_is_the_nodes_and_a_wrong_one_is_reported(
@@ -113,7 +111,7 @@ def test_certificates_are_the_nodes_and_unusable_ones_are_reported(
 def test_ranks_with_devices_are_forked_anew_unless_the_operator_asks_otherwise(
     working_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_devices = replace(SEAT, gpus_per_worker=1)
+    on_devices = replace(SEAT, plan=run_plan(gpus_per_worker=1))
     assert (config().reform, config(on_devices).reform) == (Reform.IN_PLACE, Reform.FORK)
     monkeypatch.setenv("HOLDFAST_REFORM", "in_place")
     made = config(on_devices)
@@ -137,21 +135,13 @@ def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
     spec = parse({"name": "x", "resources": resources, "timeouts": timeouts}, None)
     agents = RayAgents(JobPlan("job", spec, installation="i"), b"s", StorageOptions())
     made = agent_actor._config(agents.seat_of("n0"), "node")
-    assert (made.threads, made.zygote_config.threads) == (4, 4)
+    assert made.plan.resources.threads_per_worker == 4
     assert made.env["OMP_NUM_THREADS"] == "1", "of the zygote, which must not have threads"
     assert (made.domain, made.fast_domain) == ("r7", "s1")
-    assert made.needs == needs_of(spec) and made.needs.shm_bytes > 0
-    assert (made.zygote_start_timeout_s, made.form_timeout_s) == (500, 150)
-    assert (made.load_timeout_s, made.zygote_config.load_bound_s) == (7200, 7200)
-    assert (made.save_timeout_s, made.finalize_timeout_s) == (600, 200)
-
-
-def test_a_job_without_deadlines_has_those_of_agent_and_core(working_folder: Path) -> None:
-    spec = parse({"name": "x"}, None)
-    agents = RayAgents(JobPlan("job", spec, installation="i"), b"s", StorageOptions())
-    made, usual = agent_actor._config(agents.seat_of("n0"), "node"), config()
-    for name in agent_actor.JOB_DEADLINES:
-        assert getattr(made, name) == getattr(usual, name), name
+    assert made.plan.needs == needs_of(spec) and made.plan.needs.shm_bytes > 0
+    assert (made.plan.zygote_start_timeout_s, made.plan.form_timeout_s) == (500, 150)
+    assert (made.plan.load_timeout_s, made.plan.load_bound_s) == (7200, 7200)
+    assert made.plan.timeouts == spec.timeouts
 
 
 @pytest.mark.parametrize("grace_s", [0, 30, 120])

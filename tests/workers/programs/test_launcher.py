@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.nodes.agent_config import join_order
+from tests.support.nodes.agent_config import agent_config, join_order
 
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.programs.launcher import Launcher
@@ -31,11 +31,9 @@ from holdfast_workers.protocol.processes import (
     ProgramStarted,
     StepReport,
     StopAfterStep,
-    StorageOptions,
     WorkerJob,
     WorkerMessage,
     WorkerSignal,
-    ZygoteConfig,
 )
 from holdfast_workers.protocol.signals import WorkerDone, WorkerFailed
 from holdfast_workers.spec import ProgramSpec, TrainingSpec
@@ -127,18 +125,7 @@ class Agent:
 
 
 def _run(end: socket.socket, folder: Path, spec: TrainingSpec) -> int:
-    config = ZygoteConfig(
-        job_id="job",
-        training=spec.model_dump(mode="json"),
-        mesh={"dp_shard": 1, "tp": 1},
-        remote_root=str(folder),
-        storage=StorageOptions(),
-        storage_fault_file="",
-        device="cpu",
-        cache_dir=str(folder),
-        replication_patience_s=1.0,
-        replication_share=0.01,
-    )
+    config = agent_config(folder, training=spec, mesh={"dp_shard": 1, "tp": 1}).zygote_config
     return Launcher(end, config, Beacon(folder / "beacon")).run()
 
 

@@ -91,7 +91,7 @@ class Launcher:
         self._node_devices = node_devices
         self._config = config
         self._beacon = beacon
-        self._spec = TrainingSpec.model_validate(config.training)
+        self._spec = config.plan.spec
         self._line = line_of(self._spec)
         self._selector = selectors.DefaultSelector()
         self._name = f"holdfast-{uuid.uuid4().hex}"

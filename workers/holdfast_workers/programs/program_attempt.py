@@ -273,7 +273,7 @@ class ProgramAttempt:
         order = self.order
         self._send_to_program(
             ProgramPlace(
-                job_id=self._config.job_id,
+                job_id=self._config.plan.job_id,
                 attempt=self.number,
                 rank=order.rank,
                 world_size=order.form.world_size,
@@ -361,9 +361,9 @@ class ProgramAttempt:
     # --- in the new process ---------------------------------------------------------------------
 
     def _variables(self) -> dict[str, str]:
-        variables = program_variables(self.order, self._config.job_id, self._links)
+        variables = program_variables(self.order, self._config.plan.job_id, self._links)
         variables.update(self._device_variables())
-        threads = str(self._config.threads)
+        threads = str(self._config.plan.resources.threads_per_worker)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             variables[name] = threads
         variables["HOLDFAST_TRAIN_CONFIG"] = json.dumps(self._spec.config)
@@ -387,7 +387,7 @@ class ProgramAttempt:
         from holdfast_workers.progress.beacon import Beacon
 
         linux_processes.name_process(f"rank-{self.order.rank}")
-        torch.set_num_threads(self._config.threads)
+        torch.set_num_threads(self._config.plan.resources.threads_per_worker)
         beacon = Beacon(self._beacon.path)
         beacon.begin(self.number)
         beacon.make_current()

@@ -319,8 +319,6 @@ class JoinOrder:
     """Without origins: only the agent uses them."""
     segment_path: str
     """The rank's own segment, in the folder of the node's memory checkpoints."""
-    timeout_s: float
-    """For the rendezvous, and for the state from memory."""
     local_rank: int = 0
     """The place of this rank among those of its node. The first reports for all of them."""
     local_world_size: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -54,7 +54,14 @@ CommandLine = Annotated[
 """A program and its arguments: written as one text or as a list, and always kept as a list."""
 
 
+Part = TypeVar("Part", bound="Section")
+
+
 class Section(BaseModel):
     """A section of a spec: immutable; unknown keys are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def part(self, kind: type[Part]) -> Part:
+        """The fields that this section has of one of its base classes."""
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})

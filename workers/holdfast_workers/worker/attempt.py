@@ -373,7 +373,7 @@ class RankAttempt:
             self._number,
             self._rank,
             order.form.world_size,
-            order.timeout_s,
+            self._config.plan.form_timeout_s,
             self._config.device,
             self._spec.detection.collective_timeout_s,
         )
@@ -407,7 +407,7 @@ class RankAttempt:
         restore = self._join_order.seat.restore
         tier, step = restore.tier, restore.step
         phase = _RESTORE_PHASES.get(tier)
-        bound_s = 0.0 if phase is not None else self._config.load_bound_s
+        bound_s = 0.0 if phase is not None else self._config.plan.load_bound_s
         self._beacon.enter(phase or "restore_far", step, bound_s=bound_s)
         self._faults.reach("restore")
         self._recipe.guard_memory.set_ledger(Ledger.of(self._join_order.form.skipped))
@@ -435,7 +435,7 @@ class RankAttempt:
         self._link.send(SegmentReady(self._number, own))
 
     def _from_memory(self, restore: Restore) -> None:
-        reply = self._link.wait_state(self._number, self._join_order.timeout_s)
+        reply = self._link.wait_state(self._number, self._config.plan.form_timeout_s)
         if reply.problem:
             raise (StateDamaged if reply.damaged else RestoreFailed)(reply.problem)
         path = self._checkpoints.path
@@ -494,7 +494,7 @@ class RankAttempt:
 
         def ask(order: LoadOrder) -> LoadOutcome:
             self._link.send(order)
-            return self._link.wait_load(self._number, self._config.load_timeout_s)
+            return self._link.wait_load(self._number, self._config.plan.load_timeout_s)
 
         buffer.load(order, layout, Path(self._config.storage_fault_file), ask)
 
