@@ -88,7 +88,7 @@ def test_a_standby_takes_the_ranks_of_a_node_that_is_too_small_and_the_reason_ha
 
 
 def test_without_another_node_the_job_goes_back_to_the_queue_at_once(tmp_path: Path) -> None:
-    config = {"requeue": True, "start_timeout_s": 300.0}
+    config = {"on_shortage": "queue", "start_s": 300.0}
     with supervised(tmp_path, small_training(STEPS), standbys=0, config=config, **options()) as run:
         end = run.wait_end(60.0)
         assert (end["outcome"], end["code"]) == ("PAUSED", "no_nodes"), run.story()

@@ -59,6 +59,7 @@ def core_config(
     for name, value in {**USUAL, **changes}.items():
         section = next((s for s in SECTIONS if name in type(getattr(spec, s)).model_fields), None)
         if section is None:
+            assert name in JobSpec.model_fields, name
             updates[name] = value
         else:
             before = updates.get(section, getattr(spec, section))
