@@ -41,10 +41,10 @@ def test_a_measured_interval_is_chosen_once_emitted_with_its_reason_and_kept() -
 
 def test_back_to_back_remote_saves_are_spread_so_that_they_can_be_measured() -> None:
     job = running(cluster(remote=AUTO), step=5)
-    rows = tuple(replace(ROW, step=step, remote_saving=True) for step in range(1, 40))
+    rows = tuple(replace(ROW, step=step, remote_saving=True) for step in range(1, 80))
     job.feed(inputs.StepsMeasured(rows))
     (event,) = job.emitted(EventKind.CHECKPOINT_INTERVAL)
-    assert (event["before"], event["every_steps"], event["cost_s"]) == (10, 20, None)
+    assert (event["before"], event["every_steps"], event["cost_s"]) == (20, 40, None)
     assert "takes longer" in event["why"]
 
 
