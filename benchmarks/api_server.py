@@ -39,7 +39,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
     EventKind,
-    JobLaunch,
+    JobPlan,
     NodeCapacity,
     Phase,
     SupervisorEvent,
@@ -134,7 +134,7 @@ class TimedCluster(FakeCluster):
         self._times = times
         self._simulated: dict[str, SimulatedSupervisor] = {}
 
-    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+    async def ensure_supervisor(self, launch: JobPlan) -> bool:
         if launch.job_id in self.supervisors:
             return False
         simulated = SimulatedSupervisor(launch, step_s=self._step_s)

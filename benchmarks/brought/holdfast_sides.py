@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ def script(server: RunningServer, ranks: int) -> Iterator[StepFiles]:
     """The script, level 0: its own checkpoint file."""
     with scratch() as (_, folder):
         line = [Path(script_line(folder)[0]).name, *script_line(folder)[1:]]
-        with _running(server, folder, {**_job(ranks, memory=0), "script": shlex.join(line)}) as run:
+        with _running(server, folder, {**_job(ranks, memory=0), "script": line}) as run:
             yield run
 
 

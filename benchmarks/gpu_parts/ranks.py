@@ -32,7 +32,9 @@ from holdfast_workers.protocol.commands import (
 from holdfast_workers.protocol.findings import is_unfit
 from holdfast_workers.protocol.messages import FormOrder, Place, Restore, Seat, Tier, WorkerState
 from holdfast_workers.protocol.processes import PreflightJob, PreflightResult
+from holdfast_workers.protocol.run_plan import RunPlan
 from holdfast_workers.protocol.signals import FirstStep, Signal, WorkerExited, WorkerJoined
+from holdfast_workers.spec import RankResources
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORKS = 3
@@ -56,7 +58,7 @@ def fork(setting: Setting) -> ForkFigures:
     linux_processes.become_subreaper()
     config = _agent_config(setting, "fork")
     processes = ChildProcesses(
-        config.zygote_config, config.zygote_start_timeout_s, config.fork_timeout_s
+        config.zygote_config, config.plan.zygote_start_timeout_s, config.fork_timeout_s
     )
     began = time.monotonic()
     processes.start()
@@ -216,18 +218,18 @@ def _agent_config(setting: Setting, part: str) -> AgentConfig:
     memory = {"memory": {"every_steps": 1, "copies": 0}, "remote": {"every_steps": 0}}
     spec = training_spec(setting, model, 4, ENDLESS, checkpoint=memory)
     return AgentConfig(
-        job_id="gpu",
+        plan=RunPlan(
+            job_id="gpu",
+            spec=spec,
+            remote_root=str(setting.folder / "remote"),
+            resources=RankResources(gpus_per_worker=1 if setting.on_device else 0),
+        ),
         agent="n0",
         node_id="node",
         host="127.0.0.1",
-        training=spec.model_dump(mode="json"),
-        mesh=spec.parallel.mesh,
-        capacity=1,
         secret=os.urandom(32),
         memory_root=str(setting.memory / part),
         cache_dir=str(setting.folder / "corpus"),
-        remote_root=str(setting.folder / "remote"),
-        gpus_per_worker=1 if setting.on_device else 0,
         spares=0,
         reform=Reform.FORK,
         env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},

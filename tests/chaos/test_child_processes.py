@@ -21,7 +21,7 @@ KINDS = ("ranks", "spares", "store", "templates", "zygote")
 SUBSETS = [chosen for size in range(1, 6) for chosen in combinations(KINDS, size)]
 MOST_ZYGOTES = 2
 """A node that loses its zygote three times within 30 s of its start is unfit."""
-PATIENT: dict[str, Any] = {"form_timeout_s": 600.0, "config": {"form_timeout_s": 900.0}}
+PATIENT: dict[str, Any] = {"timeouts": {"form_s": 1200.0}, "config": {"form_s": 900.0}}
 """A rendezvous around a dead store would outlast the wait for the job's end."""
 
 THREADED_MODULE = "tests.support.ranks.threaded_recipe"

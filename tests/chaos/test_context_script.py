@@ -28,7 +28,7 @@ STEPS = 24
 
 def run_script(folder: Path, faults: list[dict[str, Any]]) -> SupervisedRun:
     training = TrainingSpec(
-        script="context.py --lr 0.02",
+        script=("context.py", "--lr", "0.02"),
         program=ProgramSpec(context=True),
         train=TrainSpec(steps=STEPS, global_batch=8, micro_batch=2),
         parallel=ParallelSpec(dp_shard=2),

@@ -32,7 +32,7 @@ def test_bytes_of_another_user_are_never_in_the_bits(
 ) -> None:
     training = small_training(STEPS, recipe=ENDS_WHEN_TOLD)
     with (
-        supervised(tmp_path, training, standbys=0, form_timeout_s=FORM_S) as run,
+        supervised(tmp_path, training, standbys=0, timeouts={"form_s": 2 * FORM_S}) as run,
         stranger() as other,
     ):
         run.wait_step(5)

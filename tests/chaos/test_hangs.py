@@ -16,7 +16,7 @@ from holdfast_workers.spec import DetectionSpec
 pytestmark = pytest.mark.chaos
 
 DETECTION = DetectionSpec(hang_floor_s=0.5)
-PATIENT: dict[str, Any] = {"form_timeout_s": 600.0, "config": {"form_timeout_s": 900.0}}
+PATIENT: dict[str, Any] = {"timeouts": {"form_s": 1200.0}, "config": {"form_s": 900.0}}
 """Without the detection, a world that hangs while it forms would outlast the wait for its end."""
 
 

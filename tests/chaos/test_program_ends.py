@@ -91,7 +91,7 @@ def test_a_program_without_enough_nodes_is_queued_again_and_not_done(tmp_path: P
             time.sleep(0.02)
     """
     training = program_training(script="train.py")
-    config = {"wait_for_replacement_s": 0.5, "requeue": True}
+    config = {"wait_for_replacement_s": 0.5, "on_shortage": "queue"}
     with running_program(tmp_path, {"train.py": script}, training, config=config) as run:
         run.wait_step(310)
         run.agents.kill_node(run.seat_of(1))

@@ -43,7 +43,7 @@ def run_to_end(
     """The run, and the loss of each epoch."""
     folder.mkdir()
     options: dict[str, Any] = {"workers_per_node": workers_per_node}
-    with supervised(folder, spec, standbys=0, config={"runs_program": True}, **options) as run:
+    with supervised(folder, spec, standbys=0, **options) as run:
         end = run.wait_end()
         assert end["outcome"] == "SUCCEEDED", run.story()
         return run, {step: row.loss for step, row in run.rows.items()}
@@ -139,7 +139,7 @@ def test_a_function_that_does_not_look_ends_after_a_checkpoint_when_it_is_to_sto
             "program": ProgramSpec(grace_s=120),
         }
     )
-    with supervised(tmp_path, spec, standbys=0, config={"runs_program": True}) as run:
+    with supervised(tmp_path, spec, standbys=0) as run:
         run.wait_step(3)
         run.stop(StopKind.PAUSE, within_s=600.0)
         run.wait(lambda: bool(run.of(EventKind.ENDED)))  # long before the grace is over

@@ -31,8 +31,9 @@ if "save" in sys.argv:
         print("saved", flush=True)
         sys.exit(3)
     signal.signal(signal.SIGTERM, save)
+print(sys.argv[1:], flush=True)
 print("rank", rank, "of", dist.get_world_size(), flush=True)
-if len(sys.argv) > 1:
+if {"wait", "save"} & {*sys.argv}:
     time.sleep(600)
 dist.destroy_process_group()
 """
@@ -89,9 +90,10 @@ def left_of(folder: Path, cluster: LocalCluster) -> list[str]:
 
 
 def test_a_run_of_two_ranks_succeeds_and_keeps_its_output_and_files(folder: Path) -> None:
-    command = started(folder)
+    words = ["two words", 'it\'s "quoted"', ""]
+    command = started(folder, *words)
     seen = until_both_ranks_write(command)
-    assert "starting a server on this machine\n" in seen
+    assert {"starting a server on this machine\n", f"[rank 0] {words}\n"} <= set(seen)
     run, cluster = run_and_cluster(folder)
     rest = command.communicate(timeout=END_S)[0]
     assert command.returncode == ExitCode.OK, rest

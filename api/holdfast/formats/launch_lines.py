@@ -9,7 +9,6 @@ Holdfast does instead; an unknown option is a fault, because its value could be 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
@@ -150,10 +149,7 @@ def spec_of(line: LaunchLine, *, name: str | None = None) -> dict[str, Any]:
     """The spec of a job that runs it: what is started, and on how many ranks."""
     nproc, (least, most) = line.nproc or 1, line.nodes or (1, 1)
     spec: dict[str, Any] = {"name": name or line.name}
-    if line.script:
-        spec["script"] = shlex.join(line.script)
-    else:
-        spec["command"] = shlex.join(line.command)
+    spec["script" if line.script else "command"] = [*(line.script or line.command)]
     resources: dict[str, Any] = {"workers_per_node": nproc}
     if least < most:
         resources["nodes"] = {"min": least, "max": most}

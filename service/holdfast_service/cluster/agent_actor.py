@@ -33,6 +33,7 @@ from holdfast_service.cluster.ray_state import (
     require_control_service,
 )
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
+from holdfast_service.job_model.resources_spec import DomainsSpec
 from holdfast_workers import log_setup
 from holdfast_workers.agent import reforming
 from holdfast_workers.agent.agent_config import AgentConfig, device_of
@@ -51,9 +52,9 @@ from holdfast_workers.node_cache.cached_file import (
 )
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.commands import Hello, Request
-from holdfast_workers.protocol.node_needs import NodeNeeds
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.protocol.run_plan import RunPlan
 from holdfast_workers.protocol.signals import Signal
 
 _log = structlog.get_logger()
@@ -68,11 +69,6 @@ START_AGAIN_S = 0.5
 """Pause before an agent that cannot start ends, for Ray to start it again."""
 DOMAIN_LABELS = ("holdfast.io/domain", "topology.kubernetes.io/zone")
 """Ray node labels that name a node's failure domain; the first that is set counts."""
-JOB_DEADLINES = (
-    *("zygote_start_timeout_s", "form_timeout_s", "load_timeout_s", "load_bound_s"),
-    *("save_timeout_s", "finalize_timeout_s", "install_timeout_s"),
-)
-"""The fields of `AgentConfig` that a seat's `timeouts` may set."""
 FAST_DOMAIN_LABELS = ("holdfast.io/fast-domain",)
 """Ray node labels that name the nodes among which bytes travel fastest."""
 
@@ -84,30 +80,12 @@ class AgentSeat:
     A seat is the agent's place in the job, one per bundle of the placement group.
     """
 
-    job_id: str
+    plan: RunPlan
     seat: str
-    training: dict[str, Any]
-    mesh: dict[str, int]
-    capacity: int
-    gpus_per_worker: float
     secret: bytes = field(repr=False)
-    remote_root: str
     storage: StorageOptions
-    heartbeat_s: float
-    env: dict[str, str] = field(default_factory=dict)
-    """The job's own environment variables."""
     installation: str = ""
-    threads: int = 1
-    """Number of threads with which torch computes in each worker."""
-    failure_label: str = ""
-    """The node label that names failure domains; "": those of `DOMAIN_LABELS`."""
-    fast_label: str = ""
-    """The node label that names fast domains; "": those of `FAST_DOMAIN_LABELS`."""
-    timeouts: dict[str, float] = field(default_factory=dict)
-    """Fields of `AgentConfig` with the deadlines of the job."""
-    needs: NodeNeeds = field(default_factory=NodeNeeds)
-    packages: tuple[str, ...] = ()
-    """The exact requirements of the job's own Python packages."""
+    domains: DomainsSpec = field(default_factory=DomainsSpec)
 
 
 class AgentActor:
@@ -120,7 +98,7 @@ class AgentActor:
         """`document`: its `AgentSeat`."""
         seat = codec.decode(document, AgentSeat)
         context = ray.get_runtime_context()
-        self._supervisor_name = actor_names.supervisor(seat.job_id)
+        self._supervisor_name = actor_names.supervisor(seat.plan.job_id)
         self._namespace = actor_names.namespace(seat.installation)
         self._supervisor: Any = None
         node_id = context.get_node_id()
@@ -134,7 +112,7 @@ class AgentActor:
             has_ended=self._supervisor_has_ended,
         )
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()
-        self._metrics = RankMetrics(seat.job_id, self._agent.figures)
+        self._metrics = RankMetrics(seat.plan.job_id, self._agent.figures)
         self._metrics.start()
 
     def execute(self, document: bytes) -> bytes:
@@ -197,25 +175,19 @@ def _node_killer() -> Callable[[], None] | None:
 def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
     node = hashlib.sha256(node_id.encode()).hexdigest()[:12]
     base, host = memory_base(os.environ), ray.util.get_node_ip_address()
-    memory = base / actor_names.memory_folder(seat.installation, seat.job_id)
+    memory = base / actor_names.memory_folder(seat.installation, seat.plan.job_id)
     interface, labels = _interface_of(host), ray.get_runtime_context().get_node_labels()
-    deadlines: dict[str, Any] = {
-        name: seat.timeouts[name] for name in JOB_DEADLINES if name in seat.timeouts
-    }
     floor, problem = _memory_floor(os.environ.get(MEMORY_FLOOR_VARIABLE, "0"))
     ports, ports_problem = _port_range(os.environ.get(RANGE_VARIABLE, ""))
     tls_dir, tls_problem = _tls_folder(os.environ.get(TLS_VARIABLE, ""))
     cache, cache_problem = _cache_folder(os.environ)
-    device = os.environ.get(DEVICE_VARIABLE) or device_of(seat.gpus_per_worker)
+    device = os.environ.get(DEVICE_VARIABLE) or device_of(seat.plan.resources.gpus_per_worker)
     reform, unknown_reform = _reform(os.environ.get(reforming.VARIABLE, ""), device)
     return AgentConfig(
-        job_id=seat.job_id,
+        plan=seat.plan,
         agent=seat.seat,
         node_id=node_id,
         host=host,
-        training=seat.training,
-        mesh=seat.mesh,
-        capacity=seat.capacity,
         secret=seat.secret,
         memory_root=str(memory / f"{seat.seat}-{node}"),
         memory_base=str(base),
@@ -226,21 +198,14 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         ),
         cache_dir=cache,
         code=code_folder(),
-        packages=seat.packages,
-        heartbeat_s=seat.heartbeat_s,
-        remote_root=seat.remote_root,
         storage=seat.storage,
-        gpus_per_worker=seat.gpus_per_worker,
         memory_floor_gb_per_s=floor,
-        domain=domain_of(labels, seat.failure_label, DOMAIN_LABELS),
-        fast_domain=domain_of(labels, seat.fast_label, FAST_DOMAIN_LABELS),
-        threads=seat.threads,
-        needs=seat.needs,
+        domain=domain_of(labels, seat.domains.failure, DOMAIN_LABELS),
+        fast_domain=domain_of(labels, seat.domains.fast, FAST_DOMAIN_LABELS),
         worker_device=os.environ.get(DEVICE_VARIABLE, ""),
-        **deadlines,
         reform=reform,
         json_logs=os.environ.get(LOGS_VARIABLE, "") == "json",
-        job_env={**seat.env, **_ray_variables(seat, host)},
+        users_env=_ray_variables(seat, host),
         env={
             **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
             **reforming.communicator_variables(reform, device),
@@ -253,14 +218,14 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
 
 def _ray_variables(seat: AgentSeat, host: str) -> dict[str, str]:
     """The variables by which the ranks reach Ray, if this job's may."""
-    if not uses_ray(seat.training):
+    if not uses_ray(seat.plan.spec):
         return {}
     address = ray.get_runtime_context().gcs_address
     return variables_for_ranks(NodesCluster(address, host, code_folder()), os.environ)
 
 
 def domain_of(
-    labels: Mapping[str, str], named: str = "", usual: Sequence[str] = DOMAIN_LABELS
+    labels: Mapping[str, str], named: str | None = None, usual: Sequence[str] = DOMAIN_LABELS
 ) -> str:
     """The domain that a node's labels name: that of the label that the job names, else of the
     first usual one that is set; "" if there is none."""

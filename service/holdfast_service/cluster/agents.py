@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -36,17 +36,17 @@ from holdfast_service.cluster.ray_state import (
 from holdfast_service.cluster.ray_state import nodes as ray_nodes
 from holdfast_service.cluster.runtime_env import sent_modules, with_code
 from holdfast_service.cluster.seat_groups import PENDING, SeatGroups
-from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import selector_of
 from holdfast_service.job_model.node_needs import needs_of
-from holdfast_service.job_model.timeouts_spec import TimeoutsSpec
-from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
-from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_service.job_model.supervisor_protocol import JobPlan
+from holdfast_service.policy.quarantine import NodeStanding, node_name
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import accepted
 from holdfast_workers.protocol.commands import Request
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.protocol.run_plan import RunPlan
+from holdfast_workers.spec import RankResources
 
 _log = structlog.get_logger()
 
@@ -68,56 +68,23 @@ HEARTBEAT_FRACTION = 1 / 8
 """Heartbeat interval of an agent, as a fraction of the timeout that makes it count as lost."""
 
 
-def agent_deadlines(timeouts: TimeoutsSpec) -> dict[str, float]:
-    """The deadlines of an agent, by the fields of its configuration."""
-    load_s = timeouts.load_s
-    return {
-        "zygote_start_timeout_s": max(AgentConfig.zygote_start_timeout_s, timeouts.start_s),
-        # The steps of an attempt's formation come one after another.
-        "form_timeout_s": timeouts.form_s / 2,
-        **({"load_timeout_s": load_s, "load_bound_s": load_s} if load_s is not None else {}),
-        "install_timeout_s": timeouts.install_s,
-        "save_timeout_s": timeouts.save_s,
-        "finalize_timeout_s": timeouts.publish_s,
-    }
-
-
 class RayAgents:
     """Creates or adopts the agents of one job, and calls them with deadlines."""
 
-    def __init__(
-        self,
-        installation: str,
-        job_id: str,
-        spec: JobSpec,
-        secret: bytes,
-        remote_root: str,
-        storage: StorageOptions,
-        avoid: Mapping[str, Avoided] | None = None,
-        reserved: Sequence[str] = (),
-        packages: Sequence[str] = (),
-        given: Sequence[str] = (),
-    ) -> None:
-        """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none of a job
-        with a fixed number of nodes is placed on one in quarantine, or with an id in `given`, if
-        there is room elsewhere. `reserved`: ids of nodes that are kept for other jobs: the job gets
-        its place elsewhere, or none. `packages`: exact requirements that each node installs."""
-        self._installation = installation
-        self._job_id = job_id
-        self._spec = spec
+    def __init__(self, plan: JobPlan, secret: bytes, storage: StorageOptions) -> None:
+        self._plan = plan
+        self._installation = plan.installation
+        self._job_id = plan.job_id
+        self._spec = plan.spec
         self._secret = secret
-        self._remote_root = remote_root
         self._storage = storage
-        self._avoid = avoid or {}
-        self._packages = tuple(packages)
         self._handles: dict[str, Any] = {}
         self._closing = threading.Event()
         self._nodes: dict[str, RayNode] = {}
         """The nodes as last read, by id."""
         self._kept: frozenset[str] | None = None
-        self._reserved = frozenset(reserved)
+        self._reserved = frozenset(plan.reserved)
         """Ids of the reserved nodes; empty once the job has its place."""
-        self._given = frozenset(given)
         self._others_wait_for = self._reserved
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
         # Apart: a restart waits for Ray's control service, which no other command needs.
@@ -310,7 +277,7 @@ class RayAgents:
                 return group
             ray.util.remove_placement_group(group)
             return None
-        last = {*self._node_ids_with(NodeStanding.QUARANTINED), *self._given} - self._reserved
+        last = {*self._node_ids_with(NodeStanding.QUARANTINED), *self._plan.given} - self._reserved
         with occupied(self._reserved, self._installation):
             with occupied(last, self._installation) as any_last:
                 group = placement_group(
@@ -341,7 +308,7 @@ class RayAgents:
 
     def _node_ids_with(self, standing: NodeStanding) -> list[str]:
         """Ray's ids of the living nodes with this standing."""
-        names = {name for name, avoided in self._avoid.items() if avoided.standing is standing}
+        names = {name for name, avoided in self._plan.avoid.items() if avoided.standing is standing}
         return [
             node["NodeID"]
             for node in ray.nodes()
@@ -373,24 +340,17 @@ class RayAgents:
 
     def seat_of(self, seat: str) -> AgentSeat:
         """The arguments of a seat's agent."""
-        resources = self._spec.resources
-        return AgentSeat(
-            job_id=self._job_id,
-            seat=seat,
-            training=self._spec.training().model_dump(mode="json"),
-            mesh=self._spec.parallel.mesh,
-            capacity=resources.workers_per_node,
-            gpus_per_worker=resources.gpus_per_worker,
-            secret=self._secret,
-            remote_root=self._remote_root,
-            storage=self._storage,
-            heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
-            env=self._spec.env,
-            installation=self._installation,
-            threads=resources.threads_per_worker,
-            failure_label=resources.domains.failure or "",
-            fast_label=resources.domains.fast or "",
-            timeouts=agent_deadlines(self._spec.timeouts),
-            needs=needs_of(self._spec),
-            packages=self._packages,
+        plan, spec = self._plan, self._spec
+        run = RunPlan(
+            job_id=plan.job_id,
+            spec=spec.training(),
+            remote_root=plan.remote_root,
+            resources=spec.resources.part(RankResources),
+            timeouts=spec.timeouts,
+            env=spec.env,
+            packages=plan.packages,
+            needs=needs_of(spec),
+            heartbeat_s=spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
         )
+        domains = spec.resources.domains
+        return AgentSeat(run, seat, self._secret, self._storage, plan.installation, domains)

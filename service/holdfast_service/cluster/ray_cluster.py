@@ -60,7 +60,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     FaultOrder,
     GrowthRequest,
-    JobLaunch,
+    JobPlan,
     NodeCapacity,
     PackagesAnswer,
     PathAnswer,
@@ -73,7 +73,6 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.remote_tier.location import SecretUnusable, credentials_for
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
-from holdfast_workers.spec import RemoteTierSpec
 
 Result = TypeVar("Result")
 
@@ -214,8 +213,8 @@ class RayCluster:
             self._threads.submit(cancel)  # also if the caller is cancelled: pip ends with the task
         return PackagesAnswer(host, tuple(packages), why)
 
-    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
-        return await self._call(lambda: self._ensure_supervisor(launch))
+    async def ensure_supervisor(self, plan: JobPlan) -> bool:
+        return await self._call(lambda: self._ensure_supervisor(plan))
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
         def call() -> SupervisorReport:
@@ -301,18 +300,18 @@ class RayCluster:
                 placed.setdefault(bundle.job, []).append(bundle.node)
         return Capacity(nodes=nodes, can_grow=self._can_grow, placed=placed)
 
-    def _ensure_supervisor(self, launch: JobLaunch) -> bool:
+    def _ensure_supervisor(self, plan: JobPlan) -> bool:
         with contextlib.suppress(SupervisorUnavailable):
-            self._supervisor(launch.job_id)
+            self._supervisor(plan.job_id)
             return False
         if self._can_grow:
-            growth_groups.give_way(self._installation, launch.job_id)
-        if (code := launch.spec.get("code")) is not None:
-            publish(code, launch.package)
+            growth_groups.give_way(self._installation, plan.job_id)
+        if plan.spec.code is not None:
+            publish(plan.spec.code, plan.package)
         # Ray keeps what an actor is made with.
-        launch = replace(launch, package=None, installation=self._installation)
+        plan = replace(plan, package=None, installation=self._installation)
         actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor).options(
-            name=actor_names.supervisor(launch.job_id),
+            name=actor_names.supervisor(plan.job_id),
             namespace=self._namespace,
             lifetime="detached",
             get_if_exists=True,
@@ -323,8 +322,8 @@ class RayCluster:
             resources=_head_resource(),
             **self._code.options(),
         )
-        self._supervisors[launch.job_id] = actor.remote(
-            codec.encode(launch), self._job_secret(launch.job_id), self._credentials(launch)
+        self._supervisors[plan.job_id] = actor.remote(
+            codec.encode(plan), self._job_secret(plan.job_id), self._credentials(plan)
         )
         return True
 
@@ -345,8 +344,8 @@ class RayCluster:
         of_groups = {actor_names.job_of_group(name, self._installation) for name, _ in groups()}
         return {job for job in of_actors | of_groups if job is not None}
 
-    def _credentials(self, launch: JobLaunch) -> dict[str, str] | None:
-        remote = RemoteTierSpec.model_validate(launch.spec["checkpoint"]["remote"])
+    def _credentials(self, plan: JobPlan) -> dict[str, str] | None:
+        remote = plan.spec.checkpoint.remote
         try:
             return credentials_for(remote.uri, remote, self._secrets)
         except SecretUnusable as error:  # the secret existed when the job was accepted

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from holdfast_workers.ipc import environment
+from holdfast_workers.spec import TrainingSpec
 
 CLUSTER_VARIABLE = "HOLDFAST_TRAIN_CLUSTER"
 """A `NodesCluster` as JSON, for the Ray Train plug-in."""
@@ -29,10 +29,9 @@ class NodesCluster:
     """The node's folder of the job's code package; "": there is none."""
 
 
-def uses_ray(training: Mapping[str, Any]) -> bool:
+def uses_ray(training: TrainingSpec) -> bool:
     """Whether the ranks of this training spec read Ray datasets."""
-    datasets = (training.get("ray_run") or {}).get("datasets")
-    return training.get("ray_train") is not None and datasets is not None
+    return training.ray_train is not None and training.ray_run.datasets is not None
 
 
 def variables_for_ranks(cluster: NodesCluster, node: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from holdfast_service.errors import InvalidSpec
+from holdfast_service.job_model.capacity import Capacity
 from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText, Priority
 from holdfast_service.job_model.model_memory import memory_faults, mesh_limits
 from holdfast_service.job_model.node_range import (
@@ -35,8 +36,6 @@ from holdfast_service.job_model.program_faults import MODULE_ATTRIBUTE, program_
 from holdfast_service.job_model.resources_spec import ResourcesSpec, node_request_faults
 from holdfast_service.job_model.runtime_env_spec import RuntimeEnvSpec
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
-from holdfast_service.job_model.supervisor_protocol import Capacity
-from holdfast_service.job_model.timeouts_spec import TimeoutsSpec
 from holdfast_service.placement.mesh_choice import MeshLimits, MeshOrder
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers import spec as training_spec
@@ -49,6 +48,7 @@ from holdfast_workers.spec import (
     RemoteTierSpec,
     Section,
     SpecFault,
+    TimeoutsSpec,
     TrainingSpec,
 )
 
@@ -186,7 +186,7 @@ class JobSpec(TrainingSpec):
 
     def training(self) -> TrainingSpec:
         """The part of the spec that the workers need."""
-        return TrainingSpec(**{key: getattr(self, key) for key in TrainingSpec.model_fields})
+        return self.part(TrainingSpec)
 
     @property
     def training_nodes(self) -> int:

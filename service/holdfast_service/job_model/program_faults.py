@@ -6,8 +6,7 @@ Pure. The program has its own model, data and loop: sections about them are igno
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from holdfast_workers.program_metrics.metric_lines import pattern_fault
@@ -25,29 +24,13 @@ def program_faults(spec: TrainingSpec, code: str | None) -> list[SpecFault]:
     found = [*_exclusion_faults(spec), *_section_faults(spec)]
     if spec.script is not None:
         found += _script_faults(spec.script, code)
-    if spec.command is not None:
-        words = split(spec.command)
-        if isinstance(words, SpecFault):
-            found.append(words.model_copy(update={"path": "command"}))
-        elif not words:
-            found.append(_fault("command", "it is empty: write the program and its arguments"))
+    if spec.command == ():
+        found.append(_fault("command", "it is empty: write the program and its arguments"))
     if spec.ray_train is not None and not MODULE_ATTRIBUTE.fullmatch(spec.ray_train):
         message = f"{spec.ray_train!r} is not a function reference: write package.module:name"
         found.append(_fault("ray_train", message))
     found += _ray_run_faults(spec)
     return found
-
-
-def split(text: str) -> list[str] | SpecFault:
-    """The words of a command line, as a shell would split it."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        message = f"it cannot be divided into arguments ({error}): check its quotes"
-        return _fault("", message)
-    if any("\0" in word for word in words):
-        return _fault("", "it contains a NUL character: remove it")
-    return words
 
 
 def _exclusion_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
@@ -58,11 +41,7 @@ def _exclusion_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
         yield _fault("recipe", f"a job has either a recipe or a {given[0]}: remove one of them")
 
 
-def _script_faults(script: str, code: str | None) -> Iterator[SpecFault]:
-    words = split(script)
-    if isinstance(words, SpecFault):
-        yield words.model_copy(update={"path": "script"})
-        return
+def _script_faults(words: Sequence[str], code: str | None) -> Iterator[SpecFault]:
     if not words:
         yield _fault("script", "it is empty: write the path of a Python file and its arguments")
         return

@@ -16,7 +16,7 @@ from holdfast_service.job_model.node_labels import (
     rules_of,
 )
 from holdfast_service.job_model.node_range import NodeRange
-from holdfast_workers.spec import NonNegative, Positive, Section, SpecFault
+from holdfast_workers.spec import NonNegative, Positive, RankResources, Section, SpecFault
 
 ACCELERATOR_AMOUNT = 0.001
 """Amount of the resource of a type of accelerators, which every program that uses them takes."""
@@ -81,19 +81,11 @@ class DomainsSpec(Section):
     )
 
 
-class ResourcesSpec(Section):
+class ResourcesSpec(RankResources):
     """The resources that the job's workers reserve on the cluster."""
 
     cpus_per_worker: Annotated[float, Field(gt=0)] = Field(
         default=0.5, description="CPUs that each worker reserves."
-    )
-    threads_per_worker: Annotated[int, Field(ge=1, le=256)] = Field(
-        default=1,
-        description="Threads with which torch computes in each worker, on every node: another "
-        "number may give other bits.",
-    )
-    gpus_per_worker: Annotated[float, Field(ge=0)] = Field(
-        default=0, description="GPUs that each worker reserves: 0 or 1."
     )
     accelerator_type: ResourceName | None = Field(
         default=None,
@@ -111,7 +103,6 @@ class ResourcesSpec(Section):
         "has one, or `!value` (and lists of these), which it has not.",
     )
     domains: DomainsSpec = DomainsSpec()
-    workers_per_node: Positive = Field(default=1, description="Ranks that run on each node.")
     standby_nodes: NonNegative = Field(
         default=0, description="Additional nodes with warm workers, which replace failed nodes."
     )

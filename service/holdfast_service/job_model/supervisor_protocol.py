@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.job_model.capacity import Capacity, NodeCapacity
 from holdfast_service.job_model.events.codec import EVENT_TYPES, AnyEvent, decode, encode
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
@@ -30,7 +32,7 @@ __all__ = [
     "EventKind",
     "FaultOrder",
     "GrowthRequest",
-    "JobLaunch",
+    "JobPlan",
     "LaunchRefused",
     "NodeCapacity",
     "PathAnswer",
@@ -151,32 +153,6 @@ class SupervisorReport:
 
 
 @dataclass(frozen=True)
-class NodeCapacity:
-    """The resources of one node, in use or not."""
-
-    node_id: str
-    host: str
-    cpus: float
-    gpus: float
-    foreign_cpus: float = 0.0  # in use by other programs on the cluster
-    foreign_gpus: float = 0.0
-    custom: Mapping[str, float] = field(default_factory=dict)  # Ray's custom resources
-    foreign_custom: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """The resources of the cluster. `can_grow`: it adds nodes on demand."""
-
-    nodes: tuple[NodeCapacity, ...]
-    can_grow: bool
-    unlimited: bool = False  # room for every job, whatever the nodes: of a simulated cluster
-    placed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The nodes on which each job has its place already, by job id."""
-
-
-@dataclass(frozen=True)
 class GrowthRequest:
     """The nodes that a queued job starts with, some of which the cluster has not."""
 
@@ -195,26 +171,37 @@ class GrowthRequest:
 
 
 @dataclass(frozen=True)
-class JobLaunch:
-    """The arguments of a supervisor; they do not change while it lives."""
+class JobPlan:
+    """A job's spec, and the facts of this stay on a cluster. A driver makes it once, when it starts
+    the job; it travels whole to the supervisor, and does not change while that lives."""
 
     job_id: str
-    name: str
-    spec: dict[str, Any]  # the resolved JobSpec, as JSON
-    last_event: int = 0  # the number of the last stored event
-    last_attempt: int = 0  # number of the last known attempt; numbers only grow
-    origin: InitialCheckpoint | None = None  # None: random from the seed
-    skipped: tuple[tuple[int, int], ...] = ()  # the ledger of skipped windows, as stored
-    avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes that are set aside at the start
-    nodes: int | None = None  # most nodes that may train, as the user ordered
-    reserved: tuple[str, ...] = ()  # ids of nodes that it must not start on: kept for older jobs
-    given: tuple[str, ...] = ()  # ids of nodes that it leaves at the start, if others have room
-    package: bytes | None = field(
-        default=None, repr=False
-    )  # the zip file that `spec.code` refers to
-    installation: str = ""  # the installation's id; the cluster sets it
-    remote_root: str = ""  # URI below which its remote checkpoints are
-    packages: tuple[str, ...] = ()  # the exact requirements that each node installs
+    spec: JobSpec
+    remote_root: str = ""
+    """URI below which its remote checkpoints are."""
+    last_event: int = 0
+    """The number of the last stored event."""
+    last_attempt: int = 0
+    """Number of the last known attempt; numbers only grow."""
+    origin: InitialCheckpoint | None = None
+    """None: random from the seed."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """The ledger of skipped windows, half-open, as stored."""
+    avoid: dict[str, Avoided] = field(default_factory=dict)
+    """Nodes that are set aside at the start. No agent is ever placed on a cordoned one; at first,
+    none of a job with a fixed number of nodes on one in quarantine, if there is room elsewhere."""
+    nodes: int | None = None
+    """Most nodes that may train, as the user ordered."""
+    reserved: tuple[str, ...] = ()
+    """Ids of nodes that are kept for other jobs: the job gets its place elsewhere, or none."""
+    given: tuple[str, ...] = ()
+    """Ids of nodes that it leaves to others at the start, if there is room elsewhere."""
+    package: bytes | None = field(default=None, repr=False)
+    """The zip file that `spec.code` refers to."""
+    packages: tuple[str, ...] = ()
+    """The exact requirements that each node installs."""
+    installation: str = ""
+    """The installation's id; the cluster sets it."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +264,7 @@ class Cluster(Protocol):
         the names in `avoid` if there is another. Raises ClusterUnavailable while there is none."""
         ...
 
-    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+    async def ensure_supervisor(self, plan: JobPlan) -> bool:
         """Create the job's supervisor, or adopt the existing one. True if it was created. Raises
         LaunchRefused."""
         ...

@@ -32,7 +32,7 @@ from holdfast_service.job_model.node_needs import needs_of
 from holdfast_service.job_model.supervisor_protocol import (
     Cluster,
     ClusterUnavailable,
-    JobLaunch,
+    JobPlan,
     LaunchRefused,
     Phase,
     SizeOrder,
@@ -307,14 +307,14 @@ class JobDriver:
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
         )
         folder = self._settings.job_dir(job.id)
-        named = job.spec["checkpoint"]["remote"]["uri"]
+        spec = JobSpec.model_validate(job.spec)
+        named = spec.checkpoint.remote.uri
         if named is None:
             await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
         created = await self._cluster.ensure_supervisor(
-            JobLaunch(
+            JobPlan(
                 job_id=job.id,
-                name=job.name,
-                spec=job.spec,
+                spec=spec,
                 last_event=job.cursor_event,
                 last_attempt=job.attempt,
                 origin=_initial_checkpoint(job.origin),

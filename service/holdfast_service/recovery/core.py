@@ -315,7 +315,7 @@ def _end_after_wait(state: CoreState, now: float) -> None:
         return
     if state.ending.giving_back is not None:  # it could not be saved in time
         requeue.end(state, now, state.ending.why_giving_back)
-    elif state.config.requeue and state.timer.lacks_nodes:
+    elif state.config.requeues and state.timer.lacks_nodes:
         requeue.give_back(state, now, waited)
     else:
         outcome.fail(state, now, "no_replacement", waited)

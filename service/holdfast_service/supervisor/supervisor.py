@@ -26,7 +26,6 @@ from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
-    JobLaunch,
     Phase,
     SizeOrder,
     StopOrder,
@@ -103,7 +102,6 @@ class Supervisor:
 
     def __init__(
         self,
-        launch: JobLaunch,
         config: RecoveryConfig,
         agents: Agents,
         secret: bytes,
@@ -119,8 +117,8 @@ class Supervisor:
         supervisor of this job since; None: unknown. `kill_self()` ends the process; the cluster
         starts it again, if it is the latest. Ranks step on for a while after the end of `process`,
         the supervisor's own; None: not known."""
-        self._launch = launch
         self._config = config
+        self._plan = plan = config.plan
         self._agents = agents
         self._times = times or SupervisorTimes()
         self._kill_self = kill_self
@@ -133,7 +131,7 @@ class Supervisor:
             lambda why: self._inputs.put(inputs.RemoteCheckpoints((), known=False, problem=why)),
         )
         self._news = News()
-        self._events = EventLog(launch.last_event, self._news.tell)
+        self._events = EventLog(plan.last_event, self._news.tell)
         self._run_buffer = RunBuffer()
         self._progress = ProgressRecord()
         self._rank_times, self._comparing = ProgramRankTimes(), threading.Lock()
@@ -157,10 +155,10 @@ class Supervisor:
         self._drains = DrainWatch(agents, self._inputs.put)
         self._core: RecoveryCore | None = None
         self._order_lock = threading.Lock()
-        self._avoided = launch.avoid
+        self._avoided = plan.avoid
         """The newest orders taken. A late one may have replaced a newer one; then the control plane
         repeats that."""
-        self._size = SizeOrder(launch.nodes, bool(launch.reserved), launch.reserved or None)
+        self._size = SizeOrder(plan.nodes, bool(plan.reserved), plan.reserved or None)
         self._polled: dict[str, Future[None]] = {}
         """Seat → its newest poll; done once the answer has been taken in."""
         self._ended = False
@@ -300,7 +298,7 @@ class Supervisor:
         attempt = max(
             facts.attempt,
             floor.attempt if floor else 0,
-            self._launch.last_attempt,
+            self._plan.last_attempt,
             *(report.attempt for report in reports),
             *(checkpoint.attempt for checkpoint in remotes.checkpoints),
         )
@@ -313,8 +311,8 @@ class Supervisor:
             self._commands.stop_all_workers()
             self._ended = True
             return
-        self._feed(inputs.NodesAvoided(self._launch.avoid))
-        self._feed(inputs.SizeOrdered(self._launch.nodes))
+        self._feed(inputs.NodesAvoided(self._plan.avoid))
+        self._feed(inputs.SizeOrdered(self._plan.nodes))
         problem = self._inventory.problem
         listed = inputs.RemoteCheckpoints(
             remotes.checkpoints, remotes.damaged, known=not problem, problem=problem
@@ -362,11 +360,11 @@ class Supervisor:
         detected, as late as a successor would wait. Nothing is granted unless it was confirmed
         lately that there is no successor.
         """
-        core, config = self._core, self._config
+        core, lease_s = self._core, self._config.spec.recovery.lease_s
         for_s = self._successors.granting_s
-        if core is not None and config.lease_s and for_s:
+        if core is not None and lease_s and for_s:
             silence_s = self._times.heartbeat_timeout_s * STEPPING_SHARE
-            grant = Grant(self._commands.epoch, core.attempt, silence_s, config.lease_s)
+            grant = Grant(self._commands.epoch, core.attempt, silence_s, lease_s)
             self._watch.grant(grant, for_s)
 
     # --- periodic checks --------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_a_folder_is_sent_with_the_job(server: LiveServer, client: Client, tmp_p
     assert code == client.send_code(folder).code  # the same again
     supervisor = server.supervisor(job.id)
     assert supervisor.launch.package == pack(folder)
-    assert supervisor.launch.spec["function"] == "train:main"
+    assert supervisor.launch.spec.function == "train:main"
 
 
 @pytest.mark.seconds

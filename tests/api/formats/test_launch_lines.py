@@ -73,7 +73,7 @@ def test_the_sizes_of_torchrun_become_those_of_the_job(torchrun: str) -> None:
     spec = spec_of(found)
     assert spec == {
         "name": "train",
-        "script": "train.py",
+        "script": ["train.py"],
         "parallel": {"dp_shard": 8},
         "resources": {"workers_per_node": 4},
     }
@@ -139,7 +139,7 @@ def test_an_absolute_path_in_the_code_folder_becomes_relative() -> None:
 def test_the_words_of_a_script_arrive_as_they_are(words: list[str]) -> None:
     for start in (["train.py"], ["python", "train.py"], ["torchrun", "train.py"]):
         spec = parse({**spec_of(read([*start, *words])), "code": CODE}, None)
-        assert shlex.split(spec.script or "") == ["train.py", *words]
+        assert spec.script == ("train.py", *words)
 
 
 @given(

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import ray
 from tests.support.memory.certificates import LONG_AGO, certified, new_authority
+from tests.support.nodes.agent_config import run_plan
 
 from holdfast_service.cluster import agent_actor
 from holdfast_service.cluster.agent_actor import MEMORY_FLOOR_VARIABLE, AgentSeat
 from holdfast_service.cluster.agents import RayAgents
-from holdfast_service.cluster.supervisor_actor import recovery_config
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.node_needs import needs_of
+from holdfast_service.job_model.supervisor_protocol import JobPlan
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.reforming import Reform
@@ -27,7 +28,7 @@ from holdfast_workers.memory.peer_tls import TLS_VARIABLE
 from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 from holdfast_workers.protocol.processes import StorageOptions
 
-SEAT = AgentSeat("job", "n0", {}, {"dp_shard": 1}, 1, 0, b"s", "/remote", StorageOptions(), 1)
+SEAT = AgentSeat(run_plan(), "n0", b"s", StorageOptions())
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_certificates_are_the_nodes_and_unusable_ones_are_reported(
 def test_ranks_with_devices_are_forked_anew_unless_the_operator_asks_otherwise(
     working_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_devices = replace(SEAT, gpus_per_worker=1)
+    on_devices = replace(SEAT, plan=run_plan(gpus_per_worker=1))
     assert (config().reform, config(on_devices).reform) == (Reform.IN_PLACE, Reform.FORK)
     monkeypatch.setenv("HOLDFAST_REFORM", "in_place")
     made = config(on_devices)
@@ -132,36 +133,23 @@ def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
     }
     timeouts = {"start_s": 500, "form_s": 300, "load_s": 7200, "save_s": 600, "publish_s": 200}
     spec = parse({"name": "x", "resources": resources, "timeouts": timeouts}, None)
-    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions())
+    agents = RayAgents(JobPlan("job", spec, installation="i"), b"s", StorageOptions())
     made = agent_actor._config(agents.seat_of("n0"), "node")
-    assert (made.threads, made.zygote_config.threads) == (4, 4)
+    assert made.plan.resources.threads_per_worker == 4
     assert made.env["OMP_NUM_THREADS"] == "1", "of the zygote, which must not have threads"
     assert (made.domain, made.fast_domain) == ("r7", "s1")
-    assert made.needs == needs_of(spec) and made.needs.shm_bytes > 0
-    assert (made.zygote_start_timeout_s, made.form_timeout_s) == (500, 150)
-    assert (made.load_timeout_s, made.zygote_config.load_bound_s) == (7200, 7200)
-    assert (made.save_timeout_s, made.finalize_timeout_s) == (600, 200)
-    core = recovery_config(spec, None)
-    assert (core.start_timeout_s, core.form_timeout_s, core.load_timeout_s) == (500, 300, 7200)
-
-
-def test_a_job_without_deadlines_has_those_of_agent_and_core(working_folder: Path) -> None:
-    spec = parse({"name": "x"}, None)
-    agents = RayAgents("i", "job", spec, b"s", "/remote", StorageOptions())
-    made, usual = agent_actor._config(agents.seat_of("n0"), "node"), config()
-    for name in agent_actor.JOB_DEADLINES:
-        assert getattr(made, name) == getattr(usual, name), name
-    core, default = recovery_config(spec, None), RecoveryConfig((), 0, 1)
-    for name in ("start", "form", "load", "first_step", "finish"):
-        assert getattr(core, f"{name}_timeout_s") == getattr(default, f"{name}_timeout_s"), name
+    assert made.plan.needs == needs_of(spec) and made.plan.needs.shm_bytes > 0
+    assert (made.plan.zygote_start_timeout_s, made.plan.form_timeout_s) == (500, 150)
+    assert (made.plan.load_timeout_s, made.plan.load_bound_s) == (7200, 7200)
+    assert made.plan.timeouts == spec.timeouts
 
 
 @pytest.mark.parametrize("grace_s", [0, 30, 120])
 def test_the_ranks_of_a_program_may_use_their_grace_before_they_leave(grace_s: float) -> None:
     spec = parse({"name": "x", "command": "train", "program": {"grace_s": grace_s}}, None)
-    assert recovery_config(spec, None).leave_timeout_s > 2 * grace_s
+    assert RecoveryConfig(JobPlan("job", spec)).leave_timeout_s > 2 * grace_s
     own = parse({"name": "x", "program": {"grace_s": grace_s}}, None)
-    assert recovery_config(own, None).leave_timeout_s == RecoveryConfig.leave_timeout_s
+    assert RecoveryConfig(JobPlan("job", own)).leave_timeout_s == RecoveryConfig.leave_s
 
 
 def test_an_agent_whose_working_folder_was_replaced_ends_to_be_started_again(

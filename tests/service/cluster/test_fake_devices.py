@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from holdfast_service.cluster.ray_cluster import RayCluster
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.job_spec import parse
-from holdfast_service.job_model.supervisor_protocol import Cursors, JobLaunch, SupervisorReport
+from holdfast_service.job_model.supervisor_protocol import Cursors, JobPlan, SupervisorReport
 from holdfast_workers.protocol import codec
 
 folder = Path(sys.argv[1])
@@ -48,8 +48,7 @@ assert admit(ours._capacity(), {}, (), (), Claim("c", demand)).may_start
 jobs = ("a", "b")
 for job in jobs:
     (folder / "jobs" / job).mkdir(parents=True)
-    ours._ensure_supervisor(JobLaunch(job, job, spec.model_dump(mode="json"),
-                                      str(folder / "jobs" / job)))
+    ours._ensure_supervisor(JobPlan(job, spec, str(folder / "jobs" / job / "checkpoints")))
 
 shown = {job: {} for job in jobs}
 threads = set()

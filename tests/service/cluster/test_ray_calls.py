@@ -14,8 +14,8 @@ from holdfast_service.cluster import agents, ray_cluster
 from holdfast_service.cluster.agents import RayAgents
 from holdfast_service.cluster.ray_cluster import RayCluster
 from holdfast_service.cluster.ray_state import ControlServiceAway
-from holdfast_service.job_model.job_spec import parse
-from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable, JobPlan
 from holdfast_workers.protocol.answers import Done
 from holdfast_workers.protocol.commands import Request, WarmUp
 from holdfast_workers.protocol.process_identity import ProcessIdentity
@@ -65,7 +65,7 @@ def test_restarts_that_wait_for_the_control_service_delay_no_command(
     over = threading.Event()
     monkeypatch.setattr(agents, "runs", lambda *_: not over.wait(600))
     monkeypatch.setattr(RayAgents, "_call", lambda *_: Done())
-    job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions())
+    job = RayAgents(JobPlan("job", JobSpec(name="x")), b"", StorageOptions())
     job._handles["n0"] = None
     try:
         for pid in range(200):  # more than any pool has threads
@@ -96,7 +96,7 @@ def test_what_ray_must_do_is_done_once_its_head_is_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray, "kill", lambda actor, **_: done.append(actor))
     monkeypatch.setattr(RayAgents, "_placement_group", lambda _: "the group")
     monkeypatch.setattr(RayAgents, "_create", lambda *call: f"agent {call[2]}")
-    job = RayAgents("", "job", parse({"name": "x"}, None), b"", "", StorageOptions())
+    job = RayAgents(JobPlan("job", JobSpec(name="x")), b"", StorageOptions())
     job._handles["n0"] = "the agent"
     try:
         job.restart("n0", ProcessIdentity("", 1, 0))

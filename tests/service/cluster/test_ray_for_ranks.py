@@ -29,8 +29,7 @@ def test_only_ray_train_functions_with_datasets_use_ray() -> None:
     }
     for name, (document, uses) in jobs.items():
         spec = parse({"name": name, **document}, None)
-        assert uses_ray(spec.training().model_dump(mode="json")) is uses, name
-    assert not uses_ray({}), "of a supervisor that knows nothing of it"
+        assert uses_ray(spec) is uses, name
 
 
 def test_ranks_get_the_address_and_the_path_of_the_token() -> None:

@@ -22,6 +22,7 @@ from holdfast_service.cluster.agents import RayAgents
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import draining_nodes, free_cpus, is_latest_process_of_actor
 from holdfast_service.job_model.job_spec import parse
+from holdfast_service.job_model.supervisor_protocol import JobPlan
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_workers.protocol.processes import StorageOptions
 
@@ -61,15 +62,18 @@ wait(all_free)
 less_free = placement_group([{"CPU": 1}], bundle_label_selector=[{NODE_ID_LABEL: first}])
 assert less_free.wait(60)
 name = next(node_name(first, n["NodeManagerAddress"]) for n in ray.nodes() if n["NodeID"] == first)
-agents = RayAgents(
-    "i", "job", parse({"name": "x", "resources": {"cpus_per_worker": 1}}, None), b"", "",
-    StorageOptions(), {name: Avoided(NodeStanding.QUARANTINED, "of late")}, (second,)
-)
+
+def agents_of(job, spec, reserved, **plan):
+    plan = JobPlan(job, spec, reserved=(reserved,), installation="i", **plan)
+    return RayAgents(plan, b"", StorageOptions())
+
+one = parse({"name": "x", "resources": {"cpus_per_worker": 1}}, None)
+avoid = {name: Avoided(NodeStanding.QUARANTINED, "of late")}
+agents = agents_of("job", one, second, avoid=avoid)
 assert places(agents._placement_group()) == {first}, "rather in quarantine than on a reserved node"
 
 def late_again():
-    spec = parse({"name": "x", "resources": {"cpus_per_worker": 1}}, None)
-    return RayAgents("i", "late", spec, b"", "", StorageOptions(), {}, (second,))
+    return agents_of("late", one, second)
 
 assert not late_again().ensure(), "its nodes were taken, and it takes none that is reserved"
 time.sleep(1)
@@ -84,13 +88,13 @@ bent = parse(
     {"name": "x", "parallel": {"dp_shard": "auto"}, "resources": {**elastic, "standby_nodes": 0}},
     None,
 )
-waits = RayAgents("i", "bent", bent, b"", "", StorageOptions(), {}, (second,))
+waits = agents_of("bent", bent, second)
 assert not waits.ensure(), "one node is taken, and one is reserved"
 time.sleep(1)
 bent_groups = [g for g in placement_group_table().values() if g["name"].startswith("nodes:i:bent:")]
 assert bent_groups and {g["state"] for g in bent_groups} <= {"PENDING", "REMOVED"}
 waits.close()
-starts = RayAgents("i", "bent", bent, b"", "", StorageOptions(), {}, (first,))
+starts = agents_of("bent", bent, first)
 assert starts.ensure()
 starts.close()
 bent_groups = [g for g in placement_group_table().values() if g["name"].startswith("nodes:i:bent:")]

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec, parse
-from holdfast_service.job_model.program_faults import program_faults
-from holdfast_workers.spec import TrainingSpec, find_faults
 
 CODE = f"sha256:{0:064}"
 
@@ -125,8 +123,19 @@ def test_the_meshes_of_a_program_have_no_schedule() -> None:
     assert "remove the schedule" in found["resources.nodes.schedule"]
 
 
-@given(st.text(max_size=40), st.sampled_from(["script", "command", "ray_train"]))
-def test_any_text_is_accepted_or_refused_with_a_message(text: str, key: str) -> None:
-    spec = TrainingSpec.model_validate({key: text})
-    assert find_faults(spec) == []
-    assert all(fault.path and fault.message for fault in program_faults(spec, CODE))
+def test_a_line_may_be_a_text_or_a_list_of_words() -> None:
+    words = ["train.py", "two words", "it's", ""]
+    text = "train.py 'two words' \"it's\" ''"
+    assert spec_of(script=words, code=CODE).script == tuple(words)
+    assert spec_of(script=text, code=CODE).model_dump(mode="json")["script"] == words
+
+
+@given(
+    st.text(max_size=40) | st.lists(st.text(max_size=9), max_size=3),
+    st.sampled_from(["script", "command", "ray_train"]),
+)
+def test_any_line_is_accepted_or_refused_with_a_message(line: str | list[str], key: str) -> None:
+    try:
+        spec_of(**{key: line, "code": CODE})
+    except InvalidSpec as refused:
+        assert all(fault["path"] and fault["message"] for fault in refused.faults)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
 
-from holdfast_service.job_model.supervisor_protocol import JobLaunch
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.supervisor_protocol import JobPlan
 from holdfast_service.reconcile.reaper import Reaper, plan_sweep
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.job_removal import JobRemoval
@@ -64,7 +65,7 @@ async def removed(store: Store, settings: Settings, jobs: JobService) -> str:
 
 def leave(cluster: SlowlyReleased, job_id: str) -> None:
     """As a server that lost its lease may start a job again, after it has ended."""
-    launch = JobLaunch(job_id, "gone", {}, last_event=0, last_attempt=0)
+    launch = JobPlan(job_id, JobSpec(name="gone"))
     cluster.supervisors[job_id] = FakeSupervisor(launch)
     cluster.segments.add(job_id)
 

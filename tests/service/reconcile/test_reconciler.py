@@ -26,7 +26,7 @@ from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
-    JobLaunch,
+    JobPlan,
     LaunchRefused,
     Phase,
     SupervisorReport,
@@ -151,7 +151,7 @@ async def test_a_supervisor_that_answers_late_is_followed_although_polls_are_rar
     rarely = paced(settings, reconcile_interval_s=3600.0, supervisor_deadline_s=3600.0)
     ensure = FakeCluster.ensure_supervisor
 
-    async def starts_slowly(launch: JobLaunch) -> bool:
+    async def starts_slowly(launch: JobPlan) -> bool:
         cluster.silent.add(launch.job_id)
         return await ensure(cluster, launch)
 

@@ -18,7 +18,7 @@ from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     ClusterUnavailable,
-    JobLaunch,
+    JobPlan,
 )
 from holdfast_service.policy.quarantine import NodeStanding, cordoned_only
 from holdfast_service.services.jobs import JobService
@@ -51,14 +51,14 @@ class PlacingCluster(FakeCluster):
             raise ClusterUnavailable("no head answers")
         return replace(await super().capacity(), placed=dict(self.placed))
 
-    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+    async def ensure_supervisor(self, launch: JobPlan) -> bool:
         created = await super().ensure_supervisor(launch)
         if created:
             taken = {node for nodes in self.placed.values() for node in nodes}
             taken |= {*launch.reserved, *cordoned_only(launch.avoid)}
             free = [node.node_id for node in self.nodes.nodes if node.node_id not in taken]
             free.sort(key=lambda node: (node in launch.given, node in launch.avoid))
-            wanted = launch.spec["parallel"]["dp_shard"]
+            wanted = launch.spec.parallel.dp_shard
             if len(free) < wanted:
                 self.without_room.append(f"{launch.job_id}: {wanted} of {free}")
             self.placed[launch.job_id] = free[:wanted]

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.support.simulation.core_config import core_config
 from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.watchdog import Watchdog
 
@@ -67,11 +68,11 @@ KINDS = (
 
 
 def config(rng: random.Random) -> RecoveryConfig:
-    return RecoveryConfig(
-        shapes=(WorldShape.of(MESH, 2),),
+    return core_config(
+        (WorldShape.of(MESH, 2),),
         standby_nodes=rng.randint(0, 2),
         steps=1_000_000,
-        intervals=(1, 1000),
+        remote={"every_steps": 1000},
         max_failures=rng.choice((0, 3, 20, 10_000, 10_000)),
         max_preemptions=rng.choice((0, 5, 1000)),
         max_without_progress=rng.choice((2, 5, 1000, 1000)),
@@ -88,7 +89,7 @@ class RandomJob:
         self.now = 1_000_000.0
         self.core = RecoveryCore(self.config, self.now)
         self.watchdog = Watchdog(self.config)
-        count = self.config.best_shape.nodes + self.config.standby_nodes
+        count = self.config.best_shape.nodes + self.config.spec.resources.standby_nodes
         self.agents = {f"n{at}": SimAgent(f"n{at}", self.config) for at in range(count)}
         self.pending: list[fx.Effect] = []
         self.attempt = 0
@@ -138,10 +139,10 @@ class RandomJob:
 
     def _check_budget(self) -> None:
         known = self.core.snapshot()
-        assert len(within_window(known.failures, self.now, self.config.window_s)) <= (
-            self.config.max_failures
+        assert len(within_window(known.failures, self.now, self.config.spec.recovery.window_s)) <= (
+            self.config.spec.recovery.max_failures
         )
-        assert known.without_progress <= self.config.max_without_progress
+        assert known.without_progress <= self.config.spec.recovery.max_without_progress
 
     def answer(self) -> None:
         """The oldest pending command succeeds, fails, or stays unanswered."""

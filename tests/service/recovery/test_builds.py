@@ -76,7 +76,7 @@ def test_a_job_whose_state_cannot_be_saved_is_queued_all_the_same() -> None:
 
 
 def test_a_start_on_nodes_of_two_builds_fails_and_names_the_node() -> None:
-    job = cluster(standbys=0, start_timeout_s=20.0)
+    job = cluster(standbys=0, start_s=20.0)
     job.agents["n1"].build = "other"
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "start_timeout")
@@ -104,7 +104,7 @@ def test_a_smaller_world_that_was_ordered_is_formed_beside_a_standby_of_another_
 
 def test_a_job_that_has_trained_is_queued_again_until_all_nodes_have_one_build() -> None:
     saved = (RemoteCheckpoint(step=20, attempt=1, uri="uri"),)
-    job = cluster(standbys=0, start_timeout_s=20.0, remotes=saved)
+    job = cluster(standbys=0, start_s=20.0, remotes=saved)
     job.agents["n1"].build = "other"
     end = job.run()
     assert (end.outcome, end.code) == ("PAUSED", "no_nodes")

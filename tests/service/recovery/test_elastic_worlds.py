@@ -13,7 +13,6 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.recovery.core_state.inputs import FaultRequested
-from holdfast_service.recovery.core_state.recovery_config import ScheduledShape
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.protocol.commands import CommandKind
@@ -190,7 +189,7 @@ def lose(job: SimulatedCluster, *names: str) -> None:
 
 
 def test_a_job_with_too_few_nodes_saves_its_newest_state_and_is_given_back() -> None:
-    job = running(elastic(requeue=True, wait_for_replacement_s=5.0))
+    job = running(elastic(on_shortage="queue", wait_for_replacement_s=5.0))
     lose(job, "n3")
     job.run_until(lambda: len(closed(job)) == 1)
     running(job, job.core.committed + 20)  # every rank has a copy on another node
@@ -214,7 +213,7 @@ def test_a_job_that_is_to_fail_for_lack_of_nodes_fails() -> None:
 
 
 def test_a_node_that_comes_back_during_the_save_keeps_the_job() -> None:
-    job = running(elastic(requeue=True, wait_for_replacement_s=5.0, requeue_save_s=30.0))
+    job = running(elastic(on_shortage="queue", wait_for_replacement_s=5.0, requeue_save_s=30.0))
     job.publishes = False
     lose(job, "n2", "n3")
     job.run_until(lambda: len(closed(job)) == 1)
@@ -227,8 +226,7 @@ def test_a_node_that_comes_back_during_the_save_keeps_the_job() -> None:
 
 
 def test_scheduled_meshes_hold_for_exactly_their_steps_whatever_fails() -> None:
-    plan = ((0, SHAPES[0]), (40, SHAPES[2]), (90, SHAPES[1]))
-    schedule = tuple(ScheduledShape(step, shape) for step, shape in plan)
+    schedule = ((0, SHAPES[0]), (40, SHAPES[2]), (90, SHAPES[1]))
     job = running(elastic(schedule=schedule, steps=140))
     for after_s in (2.0, 5.0, 7.0):
         job.at(after_s, lambda: job.kill_worker("n1"))
@@ -252,7 +250,7 @@ def test_a_planned_change_prepares_its_ranks_and_gives_up_no_step() -> None:
 
 
 def test_ranks_that_do_not_leave_in_time_are_fenced() -> None:
-    job = running(elastic(leave_timeout_s=3.0))
+    job = running(elastic(leave_s=3.0))
     for agent in job.agents.values():
         agent.refused.add(CommandKind.LEAVE)
     job.order_size(2)
@@ -271,7 +269,7 @@ def test_a_restarted_supervisor_gives_no_seat_back_before_it_knows_the_ranks() -
 
 
 def test_a_world_meets_at_the_store_of_a_standby_if_its_own_nodes_have_none() -> None:
-    job = running(elastic(schedule=(ScheduledShape(0, SHAPES[0]), ScheduledShape(30, SHAPES[2]))))
+    job = running(elastic(schedule=((0, SHAPES[0]), (30, SHAPES[2]))))
     for name in ("n0", "n1"):
         job.lose_store(name, 600.0)
     job.run_until(lambda: world_sizes(job) == [4, 2])
@@ -291,8 +289,8 @@ def test_a_fault_of_a_rank_that_the_present_mesh_lacks_has_failed_and_hurts_noth
 
 
 def test_ranks_that_stay_beyond_their_scheduled_mesh_are_fenced_after_a_while() -> None:
-    plan = (ScheduledShape(0, SHAPES[0]), ScheduledShape(20, SHAPES[2]))
-    job = running(elastic(schedule=plan, leave_timeout_s=3.0))
+    plan = ((0, SHAPES[0]), (20, SHAPES[2]))
+    job = running(elastic(schedule=plan, leave_s=3.0))
     job.leaves = False
     job.run_until(lambda: world_sizes(job) == [4, 2])
     assert 20 + 30 <= job.core.committed <= 20 + 40

@@ -143,7 +143,7 @@ def test_an_agent_that_cannot_fork_gets_no_ranks() -> None:
 
 
 def test_a_failed_start_reports_the_problem_of_each_agent() -> None:
-    job = cluster(start_timeout_s=5.0)
+    job = cluster(start_s=5.0)
     for name in ("n1", "n2"):
         job.agents[name].never_ready = True
     job.agents["n1"].failure = AgentFailure("No module named 'flash'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.simulation.core_config import core_config
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, members, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
@@ -11,7 +12,6 @@ from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
@@ -188,7 +188,7 @@ def test_a_store_that_ends_between_the_fence_and_the_order_is_not_used() -> None
 
 
 def test_a_worker_that_never_arrives_is_replaced_after_the_deadline() -> None:
-    job = running(cluster(form_timeout_s=5.0))
+    job = running(cluster(form_s=5.0))
     job.lose_next_worker("n0")
     job.kill_rank(3)
     assert job.run().outcome == "SUCCEEDED"
@@ -221,7 +221,7 @@ def test_no_second_world_forms_beside_a_world_that_may_still_step() -> None:
 
 def test_too_few_nodes_end_the_start_with_a_named_reason() -> None:
     shapes = (WorldShape.of({"tp": 2}, 1),)
-    core = RecoveryCore(RecoveryConfig(shapes, 0, steps=10, start_timeout_s=30.0), now=0.0)
+    core = RecoveryCore(core_config(shapes, start_s=30.0), now=0.0)
     assert core.next_deadline() == 30.0
     job = cluster()
     report = next(iter(job.agents.values())).report()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.simulation.core_config import core_config
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_network import START
 
@@ -18,8 +20,6 @@ from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.recovery.core_state import inputs
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig, ScheduledShape
-from holdfast_workers.state.replicas import ReplicaEquality
 
 LAYOUTS: tuple[tuple[Sequence[Mapping[str, int]], int, int], ...] = (
     # meshes, workers per node, standby nodes
@@ -80,7 +80,7 @@ FAULTS = st.lists(
 
 
 def play(
-    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
+    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: Any
 ) -> SimulatedCluster:
     cluster = prepared(layout, faults, chaos, seed, (), **limits)
     cluster.run()
@@ -93,32 +93,32 @@ def prepared(
     chaos: float,
     seed: int,
     schedule: Sequence[tuple[int, int]] = (),
-    **limits: float,
+    **limits: Any,
 ) -> SimulatedCluster:
     """`schedule`: (step, index of the mesh of the steps after it)."""
     meshes, workers_per_node, standbys = LAYOUTS[layout]
     shapes = tuple(WorldShape.of(mesh, workers_per_node) for mesh in meshes)
-    config = RecoveryConfig(
-        shapes=shapes,
-        schedule=tuple(ScheduledShape(step, shapes[index]) for step, index in schedule),
+    config = core_config(
+        shapes,
+        schedule=tuple((step, shapes[index]) for step, index in schedule),
         standby_nodes=standbys,
         steps=40,
         grow_after_s=0.5 + seed % 4,
-        memory_copies=1 + seed % 2,
-        replica_equality=_equality(seed, runs_program=bool(limits.get("runs_program"))),
+        memory={"copies": 1 + seed % 2},
+        function="users:function" if seed // 2 % 2 else None,
         free_after_s=1.0,
         **{
             "max_failures": 1000,
             "max_without_progress": 1000,
             "wait_for_replacement_s": 500.0,
-            "start_timeout_s": 500.0,
-            "form_timeout_s": 20.0,
-            "first_step_timeout_s": 20.0,
-            "finish_timeout_s": 300.0,
+            "start_s": 500.0,
+            "form_s": 20.0,
+            "first_step_s": 20.0,
+            "finish_s": 300.0,
             "lease_s": 2.0,
             "lease_margin_s": 0.5,
             **limits,
-        },  # type: ignore[arg-type]
+        },
     )
     cluster = SimulatedCluster(config, seed, chaos=chaos, domains=seed % 3)
     names = sorted(cluster.agents)
@@ -126,10 +126,6 @@ def prepared(
         name = names[agent % len(names)]
         cluster.at(when, partial(OPS[op], cluster, name, number))
     return cluster
-
-
-def _equality(seed: int, *, runs_program: bool) -> ReplicaEquality:
-    return ReplicaEquality.NOTHING if runs_program else tuple(ReplicaEquality)[seed % 3]
 
 
 @pytest.mark.seconds
@@ -200,7 +196,7 @@ def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
 def test_a_job_that_brings_a_program_succeeds_whatever_fails_meanwhile(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:
-    cluster = prepared(layout, faults, chaos, seed, runs_program=True)
+    cluster = prepared(layout, faults, chaos, seed, command=("train",))
     assert cluster.run().code == "succeeded", cluster.ended
 
 
@@ -274,8 +270,8 @@ def test_every_job_ends_with_a_named_reason_under_tight_limits(
         seed,
         max_failures=max_failures,
         wait_for_replacement_s=patience,
-        start_timeout_s=30.0,
-        finish_timeout_s=20.0,
+        start_s=30.0,
+        finish_s=20.0,
     )
     assert cluster.ended is not None
     assert cluster.ended.code in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.simulation.core_config import core_config
 from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
@@ -16,7 +17,6 @@ from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol import commands
 from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
@@ -91,7 +91,7 @@ def test_no_world_forms_while_an_agent_of_it_is_fenced_once_more() -> None:
     """On a new cluster the agents start with the supervisor, which fences them before they are
     ready, and after. A fence makes the store of a program's attempt: only its answer names it."""
     shape = WorldShape.of({"dp_shard": 2, "tp": 1}, 2)
-    config = RecoveryConfig((shape,), standby_nodes=0, steps=30, runs_program=True)
+    config = core_config((shape,), command=("train",))
     agent = SimAgent("n0", config)
     core = RecoveryCore(config, 0.0, Facts(attempt=1))
 

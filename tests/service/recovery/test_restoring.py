@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.support.simulation.core_states import running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
@@ -16,8 +18,6 @@ from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.signals import signal_handlers
 from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
 from holdfast_workers.protocol.signals import Signal, SourcesLost
-from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.replicas import replica_equality
 
 ORIGINS = (
     Origin(0, "n0", Place.OWN, "n0", 1, "d"),
@@ -51,21 +51,19 @@ def test_a_failed_reshard_excludes_only_the_sources_that_failed() -> None:
 
 @pytest.mark.parametrize(
     ("job", "tier"),
-    [({"command": "train"}, "own_ram"), ({"function": "x:y"}, "own_ram"), ({}, "reshard")],
+    [({"command": ("train",)}, "own_ram"), ({"function": "x:y"}, "own_ram"), ({}, "reshard")],
 )
 def test_the_state_of_a_lost_replica_is_in_memory_and_the_event_names_where(
-    job: dict[str, str], tier: str
+    job: dict[str, Any], tier: str
 ) -> None:
     """The standby takes the rank. A payload of the rank's own is at its partner; of equal ones the
     living replica's is enough."""
-    spec = TrainingSpec.model_validate(job)
     world = running(
         cluster(
             mesh={"dp_replicate": 2},
             workers_per_node=1,
             steps=60,
-            runs_program=spec.brings_program,
-            replica_equality=replica_equality(spec),
+            **job,
         )
     )
     held = world.agents["n0"].memory

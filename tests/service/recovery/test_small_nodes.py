@@ -54,7 +54,7 @@ def test_a_job_with_a_standby_starts_beside_an_unusable_node(
 def test_a_job_without_a_standby_is_given_back_as_soon_as_all_nodes_have_come(
     spoil: Spoil, finding: HealthFinding, how: str, why: str
 ) -> None:
-    job = spoil(cluster(standbys=0, requeue=True, start_timeout_s=900.0), "n1")
+    job = spoil(cluster(standbys=0, on_shortage="queue", start_s=900.0), "n1")
     began = job.now
     end = job.run()
     assert (end.outcome, end.code) == ("PAUSED", "no_nodes")
@@ -66,7 +66,7 @@ def test_a_job_without_a_standby_is_given_back_as_soon_as_all_nodes_have_come(
 def test_a_job_that_is_not_to_be_queued_again_fails_and_names_the_node(
     spoil: Spoil, finding: HealthFinding, how: str, why: str
 ) -> None:
-    job = spoil(cluster(standbys=0, requeue=False, start_timeout_s=9.0), "n1")
+    job = spoil(cluster(standbys=0, start_s=9.0), "n1")
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "start_timeout")
     assert f"n1 is not used: {why}" in end.message
@@ -76,7 +76,7 @@ def test_a_job_that_is_not_to_be_queued_again_fails_and_names_the_node(
 def test_an_unusable_replacement_gets_no_rank_and_is_named_when_the_wait_is_over(
     spoil: Spoil, finding: HealthFinding, how: str, why: str
 ) -> None:
-    job = running(cluster(standbys=1, requeue=True, wait_for_replacement_s=5.0))
+    job = running(cluster(standbys=1, on_shortage="queue", wait_for_replacement_s=5.0))
     job.kill_node("n2", back_after_s=None)
     job.kill_node("n1", back_after_s=2.0)
     job.at(2.5, lambda: job.fall_ill("n1", for_s=600.0, finding=finding))
@@ -110,7 +110,7 @@ def test_a_node_without_software_that_appears_later_is_no_standby() -> None:
 def test_ranks_that_load_from_the_remote_tier_get_the_time_for_it(
     restore: Restore, expected: float
 ) -> None:
-    state = running_state(restores={2: restore}, form_timeout_s=20.0, load_timeout_s=50.0)
+    state = running_state(restores={2: restore}, form_s=20.0, load_s=50.0)
     world = state.worlds.present
     assert world is not None
     assert world.forming_s(state.config) == expected

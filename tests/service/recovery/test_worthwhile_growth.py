@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
+from holdfast_service.job_model.resources_spec import ResourcesSpec
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
 
@@ -112,7 +113,9 @@ def test_an_order_of_the_user_and_a_gain_of_minus_one_ignore_throughput() -> Non
 
 
 def test_a_list_of_meshes_is_their_order() -> None:
-    job = elastic({4: 250.0, 3: 300.0, 2: 200.0}, meshes_are_listed=True)
+    listed = {"min": 2, "max": 4, "preferred": [{"dp_shard": ranks} for ranks in (4, 3, 2)]}
+    resources = ResourcesSpec.model_validate({"nodes": listed})
+    job = elastic({4: 250.0, 3: 300.0, 2: 200.0}, resources=resources)
     lose_and_return(job)
     assert job.run().outcome == "SUCCEEDED"
     assert world_sizes(job) == [4, 3, 4]

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import pytest
 from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 from tests.support.nodes.supervised import small_training, supervised
+from tests.support.simulation.core_config import core_config
 from tests.support.waiting import eventually
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.codec import FORMAT_VERSION
-from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, JobLaunch, Phase
+from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog, from_backup
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
@@ -429,8 +429,7 @@ def test_the_fence_is_read_while_agents_are_looked_for() -> None:
 
     agents = SlowAgents(lambda: True)
     supervisor = Supervisor(
-        JobLaunch(job_id="job", name="test", spec={}),
-        RecoveryConfig((WorldShape.of({"dp_shard": 2}, 1),), standby_nodes=0, steps=1),
+        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
         agents,
         SECRET,
         MemoryStorage(Bucket()),
@@ -451,8 +450,7 @@ def test_a_job_without_a_place_goes_back_to_the_queue_at_once(last_attempt: int)
             return False
 
     supervisor = Supervisor(
-        JobLaunch(job_id="job", name="test", spec={}, last_attempt=last_attempt),
-        RecoveryConfig((WorldShape.of({"dp_shard": 2}, 1),), standby_nodes=0, steps=1),
+        core_config((WorldShape.of({"dp_shard": 2}, 1),), last_attempt=last_attempt),
         Placeless(lambda: False),
         SECRET,
         MemoryStorage(Bucket()),

@@ -14,7 +14,6 @@ from holdfast_service.job_model.mesh_history import MeshSpan, mesh_history, unti
 from holdfast_service.job_model.node_range import mesh_key, shapes_by_mesh
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
-from holdfast_service.recovery.core_state.recovery_config import ScheduledShape
 from holdfast_workers.data.corpus import open_corpus
 from holdfast_workers.data.sample_order import samples_at, samples_digest
 from holdfast_workers.protocol.messages import StepRow
@@ -77,9 +76,9 @@ def meshes(run: SupervisedRun) -> tuple[MeshSpan, ...]:
     return until(history, run.training.train.steps)
 
 
-def scheduled(run: SupervisedRun, shapes: Sequence[WorldShape]) -> tuple[ScheduledShape, ...]:
+def scheduled(
+    run: SupervisedRun, shapes: Sequence[WorldShape]
+) -> tuple[tuple[int, WorldShape], ...]:
     """The mesh history of a run as the schedule of its replay."""
     by_mesh = shapes_by_mesh(shapes)
-    return tuple(
-        ScheduledShape(span.after_step, by_mesh[mesh_key(span.mesh)]) for span in meshes(run)
-    )
+    return tuple((span.after_step, by_mesh[mesh_key(span.mesh)]) for span in meshes(run))

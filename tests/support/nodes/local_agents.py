@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.nodes import nursery
+from tests.support.nodes.agent_config import agent_config
 from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.agent.agent_config import AgentConfig
@@ -132,7 +133,8 @@ class LocalAgents:
         self._reviving = False
         self.agents = {
             f"n{index}": LocalAgent(
-                AgentConfig(
+                agent_config(
+                    self.root / f"n{index}",
                     job_id=job_id,
                     agent=f"n{index}",
                     node_id=f"node-{index}",
@@ -141,7 +143,6 @@ class LocalAgents:
                     mesh=mesh,
                     capacity=capacity,
                     secret=self.secret,
-                    memory_root=str(self.root / f"n{index}"),
                     cache_dir=str(remote_root.parent / "cache"),
                     remote_root=remote or str(remote_root),
                     env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},

@@ -13,25 +13,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.support.nodes.local_agents import LocalAgents
 from tests.support.ranks import may_end
+from tests.support.simulation.core_config import core_config
 
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     EventKind,
-    JobLaunch,
     StopKind,
     StopOrder,
     SupervisorEvent,
     is_next_event,
 )
 from holdfast_service.placement.world_shape import WorldShape
-from holdfast_service.policy.checkpoint_intervals import auto_tiers
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
 from holdfast_workers.checkpoint.fence_objects import FenceFloor
@@ -52,7 +51,6 @@ from holdfast_workers.spec import (
     TrainingSpec,
     TrainSpec,
 )
-from holdfast_workers.state.replicas import replica_equality
 
 MICRO_BATCH = 2
 
@@ -107,20 +105,12 @@ class SupervisedRun:
         storage = storage or StorageOptions()
         self.remote = open_storage(remote or str(self.remote_root), storage)
         self.fence = open_fence(self.remote.uri, storage)
-        self._config = RecoveryConfig(
-            standby_nodes=standbys,
-            steps=training.train.steps,
-            intervals=training.checkpoint.first_intervals,
-            auto=auto_tiers(training),
-            overhead_target=training.checkpoint.overhead_target,
-            memory_copies=training.checkpoint.memory.partner_copies,
-            replica_equality=replica_equality(training),
-            **{
-                "shapes": (WorldShape.of(training.parallel.mesh, workers_per_node),),
-                "standby_wait_s": 20.0,
-                **(config or {}),
-            },
-        )
+        usual = {
+            "shapes": (WorldShape.of(training.parallel.mesh, workers_per_node),),
+            "standby_nodes": standbys,
+            "standby_wait_s": 20.0,
+        }
+        self._config = core_config(training=training, **{**usual, **(config or {})})
         plan = folder / "chaos.json"
         plan.write_text(json.dumps(chaos or []))
         os.environ["HOLDFAST_CHAOS"] = str(plan)
@@ -152,15 +142,10 @@ class SupervisedRun:
         # It stands for the supervisor's process: the supervisor is a thread of this one.
         process = subprocess.Popen(["sleep", "infinity"])
         self._processes.append(process)
+        event, attempt = self.cursors.event, self.cursors.row[0]
+        plan = replace(self._config.plan, last_event=event, last_attempt=attempt)
         supervisor = Supervisor(
-            JobLaunch(
-                job_id="job",
-                name="test",
-                spec={},
-                last_event=self.cursors.event,
-                last_attempt=self.cursors.row[0],
-            ),
-            self._config,
+            replace(self._config, plan=plan),
             self.agents,
             self.agents.secret,
             self.remote,

@@ -43,7 +43,7 @@ def example_job(
         environments.modules_of(pins)
         environments.share_with(folder / "job" / "cache")
     training = TrainingSpec(
-        script=f"{script} {' '.join(arguments)}",
+        script=(script, *arguments),
         parallel=ParallelSpec(dp_shard=2),
         program=ProgramSpec(preload=tuple(preload), **(program or {})),
     )
@@ -51,7 +51,6 @@ def example_job(
     run = SupervisedRun(
         folder,
         training,
-        config={"runs_program": True},
         code=str(code),
         packages=pins,
         **options,

@@ -32,9 +32,8 @@ def running_program(
     code.mkdir(parents=True)
     for name, text in files.items():
         (code / name).write_text(textwrap.dedent(text))
-    config = {"runs_program": True, **options.pop("config", {})}
     options = {"standbys": 0, "workers_per_node": 1, **options}
-    run = SupervisedRun(folder, training, config=config, code=str(code), **options)
+    run = SupervisedRun(folder, training, code=str(code), **options)
     try:
         yield run
     finally:

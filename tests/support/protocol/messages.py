@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from holdfast_workers.protocol import codec
+from holdfast_workers.spec import Section
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
@@ -43,6 +44,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911  (one for e
     """Any value of a type of the protocol."""
     if kind in _SIMPLE:
         return _SIMPLE[kind]
+    if is_section(kind):
+        return st.just(example(kind))
     if dataclasses.is_dataclass(kind):
         fields = fields_of(kind)  # type: ignore[arg-type]
         return st.builds(kind, **{name: values_of(type_) for name, type_ in fields.items()})  # type: ignore[arg-type]
@@ -64,6 +67,9 @@ def example(kind: Any) -> Any:  # noqa: PLR0911  (one for each type)
     """A fixed value of a type of the protocol: nothing is empty, nothing random."""
     if kind in _EXAMPLES:
         return _EXAMPLES[kind]
+    if is_section(kind):
+        required = (name for name, each in kind.model_fields.items() if each.is_required())
+        return kind(**dict.fromkeys(required, "text"))
     if dataclasses.is_dataclass(kind):
         fields = fields_of(kind)  # type: ignore[arg-type]
         return kind(**{name: example(type_) for name, type_ in fields.items()})  # type: ignore[operator]
@@ -77,6 +83,11 @@ def example(kind: Any) -> Any:  # noqa: PLR0911  (one for each type)
     if is_literal(kind):
         return arguments[0]
     return example(arguments[0]) if arguments else next(iter(kind))  # a union, or an enum
+
+
+def is_section(kind: Any) -> bool:
+    """Whether the type is a spec or a section of one, whose values have tests of their own."""
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def is_literal(kind: Any) -> bool:

@@ -20,11 +20,12 @@ from uuid import uuid4
 from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
     GrowthRequest,
-    JobLaunch,
+    JobPlan,
     PackagesAnswer,
     PathAnswer,
     Phase,
@@ -65,10 +66,10 @@ class DurableCluster:
     ) -> PackagesAnswer:
         return PackagesAnswer("10.0.0.1", tuple(requirements))
 
-    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+    async def ensure_supervisor(self, launch: JobPlan) -> bool:
         try:
             with self._file(launch.job_id).open("x") as file:
-                json.dump([launch.name, launch.last_event, launch.last_attempt], file)
+                json.dump([launch.spec.name, launch.last_event, launch.last_attempt], file)
         except FileExistsError:
             return False
         # O_APPEND: lines of several processes do not mix.
@@ -79,7 +80,7 @@ class DurableCluster:
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
         name, last_event, last_attempt = self._present(job_id)
-        launch = JobLaunch(job_id, name, {}, last_event, last_attempt)
+        launch = JobPlan(job_id, JobSpec(name=name), "", last_event, last_attempt)
         supervisor = FakeSupervisor(launch, rows_per_poll=7)
         supervisor.form(last_attempt + 1, restore_step=last_attempt * STEPS)
         supervisor.enter(Phase.RUNNING)

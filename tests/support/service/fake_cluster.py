@@ -17,7 +17,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     EventKind,
     GrowthRequest,
-    JobLaunch,
+    JobPlan,
     LaunchRefused,
     NodeCapacity,
     PackagesAnswer,
@@ -77,7 +77,7 @@ def line(seq: int, text: str, rank: int | None = 0, attempt: int = 1) -> LogLine
 class FakeSupervisor:
     """The state that one job's supervisor reports; tests modify it."""
 
-    launch: JobLaunch
+    launch: JobPlan
     epoch: int = 1
     phase: Phase = Phase.STARTING
     step: int = 0
@@ -235,7 +235,7 @@ class FakeCluster:
             raise ClusterUnavailable("the node does not answer")
         return self.packages
 
-    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+    async def ensure_supervisor(self, launch: JobPlan) -> bool:
         self._reach()
         self.asked[launch.job_id] += 1
         if launch.job_id in self.supervisors:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.support.simulation.core_config import core_config
 from tests.support.simulation.simulated_agent import SimAgent
 
 from holdfast_service.placement.world_shape import WorldShape
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
@@ -25,7 +25,7 @@ def running_state(
     """Attempt 1 with two ranks on n0 and two on n1, and n2 as a standby. `incarnations`: of agents
     when the world was formed; `restores`: of ranks."""
     shape = WorldShape.of({"dp_shard": 2, "tp": 2}, 2)
-    config = RecoveryConfig((shape,), standby_nodes=1, steps=30, **changes)
+    config = core_config((shape,), standby_nodes=1, steps=30, **changes)
     state = CoreState.started(config, NOW)
     members: dict[int, Member] = {}
     for at, name in enumerate(("n0", "n1", "n2")):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.support.simulation.core_config import core_config
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
@@ -20,14 +20,13 @@ def cluster(
     workers_per_node: int = 2,
     **changes: Any,
 ) -> SimulatedCluster:
-    """`changes` may name the `shapes` of the job; without, it has one mesh."""
+    """`changes` may name the `shapes` of the job; without, it has one mesh. See `core_config`."""
     fields: dict[str, Any] = {
         "shapes": (WorldShape.of(mesh or {"dp_shard": 2, "tp": 2}, workers_per_node),),
-        "standby_nodes": standbys,
         "steps": 30,
         **changes,
     }
-    return SimulatedCluster(RecoveryConfig(**fields))
+    return SimulatedCluster(core_config(standby_nodes=standbys, **fields))
 
 
 def running(job: SimulatedCluster, step: int = 10) -> SimulatedCluster:

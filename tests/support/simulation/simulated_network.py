@@ -75,7 +75,8 @@ class SimulatedNetwork:
         """Called with every effect before it is carried out."""
         self.supervisor = 1
         self.watchdog = Watchdog(config)
-        names = [f"n{i}" for i in range(config.best_shape.nodes + config.standby_nodes)]
+        count = config.best_shape.nodes + config.spec.resources.standby_nodes
+        names = [f"n{i}" for i in range(count)]
         self.agents = {
             name: SimAgent(name, config, domain=f"d{i % domains}" if domains else "")
             for i, name in enumerate(names)
@@ -171,14 +172,14 @@ class SimulatedNetwork:
 
     def _may_step(self, agent: SimAgent, attempt: int) -> bool:
         self._grant_leases()
-        return not self.config.lease_s or self.now <= agent.granted.get(attempt, -1.0)
+        return not self.config.spec.recovery.lease_s or self.now <= agent.granted.get(attempt, -1.0)
 
     def _supervisor_ended(self, agent: SimAgent) -> None:
         """The agent knows its supervisor to have ended: its ranks may step until a new supervisor
         arrives."""
         attempt = self.core.attempt
         if agent.alive and agent.reachable and self.now <= agent.granted.get(attempt, -1.0):
-            agent.granted[attempt] = self.now + self.config.lease_s
+            agent.granted[attempt] = self.now + self.config.spec.recovery.lease_s
 
     def _announce_agent(self, agent: SimAgent) -> None:
         """A supervisor reaches the agent, if possible: leases are short from now on."""

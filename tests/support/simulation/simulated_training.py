@@ -245,7 +245,7 @@ class SimulatedTraining(SimulatedNetwork):
             pid=worker.pid,
         )
         if self._all_in(attempt, WorkerState.TRAINING):
-            if source.step == self.config.steps:
+            if source.step == self.config.spec.train.steps:
                 self.at(STEP_S, lambda: self._done(attempt, source.step))
             else:
                 self.at(STEP_S, lambda: self._step(attempt, source.step + 1))
@@ -292,7 +292,7 @@ class SimulatedTraining(SimulatedNetwork):
         self.committed.append((attempt, step))
         self.step_times.append((attempt, step, self.now))
         wished = any(attempt in agent.to_finish for _, agent, _ in self.members_of(attempt))
-        last = step == self.config.steps or wished
+        last = step == self.config.spec.train.steps or wished
         planned = self.orders[attempt].leave_after
         leaves = (
             self.leaves

@@ -40,7 +40,7 @@ class Watchdog:
     def committed(self, attempt: int, step: int) -> None:
         """A step was applied. Once an attempt has applied a step, no older attempt may."""
         assert attempt >= self._stepping, f"attempt {attempt} steps after {self._stepping}"
-        assert not self._ended or step <= self._config.steps
+        assert not self._ended or step <= self._config.spec.train.steps
         self._stepping = attempt
 
     def check(
@@ -115,7 +115,8 @@ class Watchdog:
                     assert seat.worker in alive, f"{seat.worker} is not on {form.agent}"
                 partners = [partner.agent for partner in seat.partners]
                 assert form.agent not in partners, "never the own agent"
-                assert len(set(partners)) == len(partners) <= self._config.memory_copies
+                most = self._config.spec.checkpoint.memory.partner_copies
+                assert len(set(partners)) == len(partners) <= most
         self._check_restores(attempt, [(agent, seat.rank, seat.restore) for agent, seat in seats])
 
     def _check_restores(self, attempt: int, restores: list[tuple[str, int, object]]) -> None:

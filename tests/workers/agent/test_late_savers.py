@@ -51,7 +51,7 @@ def hanging(tmp_path: Path) -> Iterator[Callable[[float], tuple[HangingSavers, l
     io = NodeIO(cast(Any, child_processes))
 
     def start(save_timeout_s: float) -> tuple[HangingSavers, list[Signal]]:
-        config = agent_config(tmp_path, save_timeout_s=save_timeout_s)
+        config = agent_config(tmp_path, timeouts={"save_s": save_timeout_s})
         sender = SignalSender("n0", "life", signals.append)
         child_processes.saves = RemoteSaves(config, tmp_path, cast(Any, child_processes), sender)
         io.start()

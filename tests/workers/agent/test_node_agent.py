@@ -378,7 +378,7 @@ def test_a_store_that_does_not_answer_is_replaced_and_never_reported_by_a_fence(
 def test_the_store_of_a_programs_attempt_stays_however_often_and_early_it_is_fenced(
     tmp_path: Path,
 ) -> None:
-    training = TrainingSpec(command="true").model_dump(mode="json")
+    training = TrainingSpec(command=("true",)).model_dump(mode="json")
     agents = LocalAgents(1, training, ParallelSpec().mesh, 1, tmp_path / "checkpoints")
 
     def fence() -> AgentReport:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.support.nodes.agent_config import agent_config, join_order
+from tests.support.nodes.agent_config import agent_config, join_order, run_plan
 from tests.workers.agent.test_run_journal import row
 
 from holdfast_workers.agent.devices import NoDeviceFree
@@ -99,7 +99,7 @@ class FakeTemplates:
 
 WAIT_S = 60.0
 MESH = {"dp_shard": 2, "tp": 2}
-JOIN = join_order(Path(), Path("own-0"))
+JOIN = join_order(Path("own-0"))
 
 
 def staffed(root: Path, **config: Any) -> tuple[WorkerPool, FakeTemplates]:
@@ -232,7 +232,7 @@ def test_what_an_attempt_does_not_need_is_killed_without_a_step_too(
     pool.fork_spares(MESH)
     _, second = expected(pool)
     if end == "devices":  # its successor needs them
-        pool._config = replace(pool._config, gpus_per_worker=1)
+        pool._config = replace(pool._config, plan=run_plan(gpus_per_worker=1))
     templates.stop = lambda _: None
     pool._closing = end == "stopping"
     pool.end_unseated(order("w0"))

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +112,9 @@ def test_what_the_partners_hold_does_not_stand_for_another_save(tmp_path: Path) 
 
 def test_the_state_that_a_program_goes_on_from_is_offered_to_its_partners(tmp_path: Path) -> None:
     sent: list[WorkerMessage] = []
-    order = join_order(tmp_path, tmp_path / "own-0.seg")
-    order = replace(order, attempt=3, restore=Restore(Tier.OWN_RAM, 20, 2))
-    spec = TrainingSpec(command="true", program=ProgramSpec())
+    restore = Restore(Tier.OWN_RAM, 20, 2)
+    order = join_order(tmp_path / "own-0.seg", attempt=3, restore=restore)
+    spec = TrainingSpec(command=("true",), program=ProgramSpec())
     nothing: Any = None
     beacon = Beacon(Path(place_in(tmp_path, 0, 1).beacon))
     attempt = ProgramAttempt(order, nothing, spec, nothing, beacon, "", (), sent.append)

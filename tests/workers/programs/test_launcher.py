@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.nodes.agent_config import agent_config, join_order
 
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.programs.launcher import Launcher
 from holdfast_workers.progress import beacon
 from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.lease import clock_s
-from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, JoinOrder, Restore, Tier
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
 from holdfast_workers.protocol.processes import (
     ArmFault,
     AttemptsLeft,
@@ -30,11 +31,9 @@ from holdfast_workers.protocol.processes import (
     ProgramStarted,
     StepReport,
     StopAfterStep,
-    StorageOptions,
     WorkerJob,
     WorkerMessage,
     WorkerSignal,
-    ZygoteConfig,
 )
 from holdfast_workers.protocol.signals import WorkerDone, WorkerFailed
 from holdfast_workers.spec import ProgramSpec, TrainingSpec
@@ -47,7 +46,7 @@ class Agent:
 
     def __init__(self, folder: Path, command: str, program: ProgramSpec) -> None:
         self._folder = folder
-        spec = TrainingSpec(command=command, program=program)
+        spec = TrainingSpec.model_validate({"command": command, "program": program})
         beacon.create(folder / "beacon")
         self.store = socket.create_server(("127.0.0.1", 0))
         self.store.settimeout(WAIT_S)
@@ -88,20 +87,8 @@ class Agent:
         return found
 
     def join(self, *faults: ArmFault) -> JoinAttempt:
-        order = JoinOrder(
-            attempt=1,
-            rank=0,
-            world_size=1,
-            mesh={"dp_shard": 1, "tp": 1},
-            store_host="127.0.0.1",
-            store_port=self.store_port,
-            restore=Restore(Tier.INIT, 0),
-            segment_root=str(self._folder),
-            segment_path=str(self._folder / "own-0.seg"),
-            timeout_s=10.0,
-            device="cpu",
-            leased=True,
-        )
+        mesh, segment = {"dp_shard": 1, "tp": 1}, self._folder / "own-0.seg"
+        order = join_order(segment, mesh=mesh, store_port=self.store_port, leased=True)
         return JoinAttempt(order, faults)
 
     def started(self) -> int:
@@ -138,18 +125,7 @@ class Agent:
 
 
 def _run(end: socket.socket, folder: Path, spec: TrainingSpec) -> int:
-    config = ZygoteConfig(
-        job_id="job",
-        training=spec.model_dump(mode="json"),
-        mesh={"dp_shard": 1, "tp": 1},
-        remote_root=str(folder),
-        storage=StorageOptions(),
-        storage_fault_file="",
-        device="cpu",
-        cache_dir=str(folder),
-        replication_patience_s=1.0,
-        replication_share=0.01,
-    )
+    config = agent_config(folder, training=spec, mesh={"dp_shard": 1, "tp": 1}).zygote_config
     return Launcher(end, config, Beacon(folder / "beacon")).run()
 
 

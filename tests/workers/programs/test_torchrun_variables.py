@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.nodes.agent_config import join_order
 
 from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.programs.torchrun_variables import (
@@ -14,20 +15,15 @@ from holdfast_workers.programs.torchrun_variables import (
     program_variables,
     with_variables,
 )
-from holdfast_workers.protocol.messages import JoinOrder, Restore, Tier
 
-ORDER = JoinOrder(
+ORDER = join_order(
+    Path("/dev/shm/x/own-5.seg"),
     attempt=3,
     rank=5,
     world_size=8,
     mesh={"dp_shard": 8, "tp": 1},
     store_host="10.0.0.7",
     store_port=4711,
-    restore=Restore(Tier.INIT, 0),
-    segment_root="/dev/shm/x",
-    segment_path="/dev/shm/x/own-5.seg",
-    timeout_s=60.0,
-    device="cpu",
     local_rank=1,
     local_world_size=4,
     node_rank=1,
@@ -63,7 +59,7 @@ def test_a_program_finds_all_that_torchrun_sets() -> None:
 def test_every_attempt_has_another_restart_count() -> None:
     links = ProgramLinks("name", "file")
     counts = [
-        program_variables(replace(ORDER, attempt=attempt), "job", links)[
+        program_variables(join_order(Path("own-0"), attempt=attempt), "job", links)[
             "TORCHELASTIC_RESTART_COUNT"
         ]
         for attempt in (1, 2, 7)

@@ -4,7 +4,6 @@ import random
 import subprocess
 import threading
 import time
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,7 +323,7 @@ def test_a_lease_ends_while_its_machine_is_suspended(
 
 def gated(link: WorkerLink, beacon: Beacon, tmp_path: Path) -> RankAttempt:
     """Rank 0 of attempt 4, about to apply a step."""
-    order = replace(join_order(tmp_path, tmp_path / "s"), attempt=4, leased=True, intervals=(1, 0))
+    order = join_order(tmp_path / "s", attempt=4, leased=True, intervals=(1, 0))
     config = agent_config(tmp_path).zygote_config
     recipe = SimpleNamespace(spec=SimpleNamespace(train=SimpleNamespace(steps=9)), layout=None)
     return RankAttempt(order, config, recipe, link, FaultPoints(None), beacon, None)  # type: ignore[arg-type]

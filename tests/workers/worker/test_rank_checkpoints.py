@@ -35,7 +35,7 @@ def without_room_for_copies(
     """A rank with its own segment, for which a saver's copy appears far too large."""
     segment = Segment.create(root / "own-0.seg", layout_of(SAVED.sizes))
     checkpoints = RankCheckpoints(
-        replace(join_order(root, segment.path), attempt=SAVED.attempt),
+        join_order(segment.path, attempt=SAVED.attempt),
         sent.append,
         FaultPoints(None),
     )
@@ -77,7 +77,7 @@ def test_a_save_is_pending_from_its_start_until_its_copy_is_gone(
         return create(path, layout)
 
     monkeypatch.setattr(Segment, "create", create_later)
-    order = replace(join_order(shm, shm / "own-0.seg"), attempt=SAVED.attempt)
+    order = join_order(shm / "own-0.seg", attempt=SAVED.attempt)
     own = RankCheckpoints(order, sent.append, FaultPoints(None))
     own.start(snapshot_of(SAVED), 5, to_memory=False, metrics={}, last=False)
     assert own.has_pending_saves()  # no file exists yet
@@ -106,7 +106,7 @@ def test_a_last_copy_that_does_not_fit_raises_an_error(
 def test_a_state_that_outgrows_its_room_leaves_the_step_before_beside_the_new_one(
     shm: Path,
 ) -> None:
-    order = replace(join_order(shm, shm / "own-0.seg"), attempt=2)
+    order = join_order(shm / "own-0.seg", attempt=2)
     sent: Messages = []
     own = RankCheckpoints(order, sent.append, FaultPoints(None))
     states = {4: state_of(b"a" * 20, 64), 5: state_of(b"a" * 200, 256), 6: state_of(b"b", 256)}
@@ -133,7 +133,7 @@ def test_a_reader_of_the_older_step_costs_a_rank_never_its_newest(shm: Path) -> 
     that both have."""
     ranks, sent = [], Messages()
     for rank in (0, 1):
-        order = replace(join_order(shm, shm / f"own-{rank}.seg"), attempt=SAVED.attempt)
+        order = join_order(shm / f"own-{rank}.seg", attempt=SAVED.attempt)
         own = RankCheckpoints(order, sent.append, FaultPoints(None))
         for step in (1, 2):
             own.write_memory(snapshot_of(replace(SAVED, step=step)), step)

@@ -43,7 +43,7 @@ class HealthProbes:
 
     @classmethod
     def of(cls, config: AgentConfig) -> HealthProbes:
-        remote = local_folder(config.remote_root)
+        remote = local_folder(config.plan.remote_root)
         folders = (config.memory_root, config.cache_dir, *([str(remote)] if remote else []))
         accelerators = None
         if config.gpus_per_worker:

@@ -143,7 +143,7 @@ class NodeAgent:
     ) -> None:
         self._config = config
         self._incarnation = uuid.uuid4().hex[:8]
-        self._mesh = config.mesh
+        self._mesh = config.plan.mesh
         self._started = False
         self._closing = threading.Event()
         self._failure: AgentFailure | None = None
@@ -171,14 +171,14 @@ class NodeAgent:
         )
         self._child_processes = ChildProcesses(
             config.zygote_config,
-            config.zygote_start_timeout_s,
+            config.plan.zygote_start_timeout_s,
             config.fork_timeout_s,
             start_zygote,
             on_threads=self._on_threads,
         )
         self._storage_processes = ChildProcesses(
             config.storage_zygote_config,
-            config.zygote_start_timeout_s,
+            config.plan.zygote_start_timeout_s,
             config.fork_timeout_s,
             start_zygote,
             lambda node: environment.for_storage(node, str(Path.cwd())),
@@ -199,7 +199,7 @@ class NodeAgent:
             ForkTemplates(
                 self._child_processes,
                 f"{config.agent}.{self._incarnation}",
-                config.zygote_start_timeout_s,
+                config.plan.zygote_start_timeout_s,
                 config.fork_timeout_s,
             ),
             self._signals,
@@ -528,15 +528,15 @@ class NodeAgent:
     def _install_packages(self) -> None:
         """Another node has installed the same, so a failure may pass. Raises PackagesFailed."""
         config = self._config
-        if not config.packages:
+        if not config.plan.packages:
             return
         from holdfast_workers.packages.installation import install  # few jobs need it
 
         began = time.monotonic()
         for tries_left in reversed(range(INSTALL_TRIES)):
-            left_s = began + config.install_timeout_s - time.monotonic()
+            left_s = began + config.plan.timeouts.install_s - time.monotonic()
             try:
-                install(config.packages, Path(config.cache_dir), left_s, self._closing)
+                install(config.plan.packages, Path(config.cache_dir), left_s, self._closing)
                 break
             except Exception as error:
                 self._log.warning("packages_not_installed", why=str(error))
@@ -547,7 +547,7 @@ class NodeAgent:
 
     def _take_seat(self, order: FormOrder, seat: Seat) -> None:
         self._memory.set_partners(seat.rank, seat.partners, order.attempt)
-        join = join_order(order, seat, self._config, self._memory.own_segment(seat.rank))
+        join = join_order(order, seat, self._memory.own_segment(seat.rank))
         slot = self._worker_pool.seat(order, seat, join, self._fault_orders.pending(seat.rank))
         if slot is not None:
             self._memory.on_seated(slot, seat, order.attempt, order.world_size)

@@ -129,7 +129,7 @@ class NodeHealth:
             self._later(self._check_room)
 
     def _find_shortages(self) -> tuple[HealthFinding, ...]:
-        folder, needs = Path(self._config.memory_root), self._config.needs
+        folder, needs = Path(self._config.memory_root), self._config.plan.needs
         return node_room.check(folder, needs, runs_ranks=self._runs_ranks())
 
     def _later(self, check: Callable[..., None], *arguments: object) -> None:

@@ -57,7 +57,7 @@ class NodeMemory:
         self._worker_pool: WorkerPool | None = None
         self._offering = threading.Lock()
         self._store = SegmentStore(
-            root, mesh_tag(config.mesh), on_quarantine=self._bad_shard, facts_of=payload_facts
+            root, mesh_tag(config.plan.mesh), on_quarantine=self._bad_shard, facts_of=payload_facts
         )
         self.tls = peer_tls(config.tls_dir)
         self._make_server = partial(
@@ -68,7 +68,7 @@ class NodeMemory:
             PortRange.parse(config.ports),
             on_grant=on_grant,
             on_lifeline_end=on_lifeline_end,
-            heartbeat_s=config.heartbeat_s,
+            heartbeat_s=config.plan.heartbeat_s,
             tls=self.tls,
         )
         self._server: DataServer | None = None
@@ -79,7 +79,8 @@ class NodeMemory:
             on_lost=self._partner_lost,
             tls=self.tls,
         )
-        self._delivery = StateDelivery(config.agent, config.secret, config.form_timeout_s, self.tls)
+        limit_s = config.plan.form_timeout_s
+        self._delivery = StateDelivery(config.agent, config.secret, limit_s, self.tls)
 
     def open(self) -> None:
         """Open the data channel. Raises OSError if the node has no such address."""

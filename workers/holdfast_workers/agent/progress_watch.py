@@ -39,7 +39,7 @@ from holdfast_workers.protocol.messages import (
     WorkerState,
 )
 from holdfast_workers.protocol.signals import RankStalled
-from holdfast_workers.spec import DetectionSpec, TrainingSpec
+from holdfast_workers.spec import DetectionSpec
 
 LATE_PERIODS = 2
 """A reading that comes later than so many periods counts as so many periods: half of the shortest
@@ -87,7 +87,7 @@ class ProgressWatch:
     ) -> None:
         self._config = config
         self._folder = Path(config.memory_root)
-        self._spec: DetectionSpec = TrainingSpec.model_validate(config.training).detection
+        self._spec: DetectionSpec = config.plan.spec.detection
         self._workers = workers
         self._signals = signals
         self._limits = HangLimits(self._spec)

@@ -19,7 +19,7 @@ class RemoteLoads:
     """Called in background threads: a load takes as long as its bytes."""
 
     def __init__(self, config: AgentConfig, child_processes: ChildProcesses, io: NodeIO) -> None:
-        self._timeout_s = config.load_timeout_s
+        self._timeout_s = config.plan.load_timeout_s
         self._child_processes = child_processes
         self._io = io
 

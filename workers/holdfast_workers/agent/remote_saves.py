@@ -170,7 +170,7 @@ class RemoteSaves:
         name = f"finalizer-{command.step}"
         child = self._child_processes.fork(name, FinalizerJob(command))
         answer: PublishedCheckpoint | StorageRefusal = io.await_answer(
-            child, self._config.finalize_timeout_s
+            child, self._config.plan.timeouts.publish_s
         )
         if isinstance(answer, StorageRefusal):
             raise RemoteTierRefused(answer.message)
@@ -249,7 +249,7 @@ class RemoteSaves:
             self._crashed(copy, str(error))
             return
         slowest = self._config.slowest_save_bytes_per_s
-        limit_s = self._config.save_timeout_s + nbytes / slowest
+        limit_s = self._config.plan.timeouts.save_s + nbytes / slowest
         with self._changed:
             self._savers[frozen.path] = _Saver(child, limit_s, time.monotonic() + limit_s)
         self._io.watch(child)

@@ -53,7 +53,6 @@ from holdfast_workers.protocol.processes import (
     TidierJob,
 )
 from holdfast_workers.protocol.signals import RetentionDone, ShardRecord
-from holdfast_workers.spec import RemoteTierSpec
 
 QUARANTINE_REASON = "its job must not use it: see the event checkpoint.bad of this URI"
 _log = structlog.get_logger()
@@ -88,7 +87,7 @@ def save(end: socket.socket, copy: FrozenCopy, config: StorageZygoteConfig) -> i
 def finalize(end: socket.socket, command: FinalizeCheckpoint, config: StorageZygoteConfig) -> int:
     """Publish the checkpoint of the command's step; answers as soon as it is durable."""
     step, attempt = command.step, command.attempt
-    mesh = command.mesh or config.mesh
+    mesh = command.mesh or config.plan.mesh
     FaultPoints.from_environment().reach("finalizer", step)
     folder = _root(config).below(checkpoint_folder(step, attempt))
     try:
@@ -98,7 +97,8 @@ def finalize(end: socket.socket, command: FinalizeCheckpoint, config: StorageZyg
         metrics: dict[str, float] = next(
             (record["metrics"] for record in records if record["metrics"]), {}
         )
-        extra = {"job": config.job_id, "training": config.training, "metrics": metrics}
+        training = config.plan.spec.model_dump(mode="json")
+        extra = {"job": config.plan.job_id, "training": training, "metrics": metrics}
         manifest = publish(folder, records, mesh, extra)
         nbytes = sum(folder.objects().values())
     except (TransientStorageError, StorageDenied) as error:
@@ -118,7 +118,7 @@ def tidy(end: socket.socket, job: TidierJob, config: StorageZygoteConfig) -> int
         _quarantine_late(root, command.limits)
         removed = retain(
             root,
-            RemoteTierSpec.model_validate(config.training["checkpoint"]["remote"]),
+            config.plan.spec.checkpoint.remote,
             current_attempt=command.attempt,
             unfinished=set(command.unfinished),
             may_remove=lambda: is_newest_epoch(root, job.epoch),
@@ -172,5 +172,5 @@ def _record(folder: Storage, rank: int) -> dict[str, Any]:
 
 def _root(config: StorageZygoteConfig) -> Storage:
     """The job's remote tier, as configured by the agent."""
-    storage = open_storage(config.remote_root, config.storage)
+    storage = open_storage(config.plan.remote_root, config.storage)
     return with_injected_failures(storage, Path(config.storage_fault_file))

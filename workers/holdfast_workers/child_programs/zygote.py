@@ -129,13 +129,11 @@ def _import_for_training() -> None:
 
 
 def _choose_kernels(config: ZygoteConfig) -> None:
-    from holdfast_workers.spec import TrainingSpec, TrainSpec
     from holdfast_workers.training.determinism import choose_kernels
 
-    if TrainingSpec.model_validate(config.training).brings_program:
-        return  # it chooses itself, as under torchrun
-    train = TrainSpec.model_validate(config.training.get("train") or {})
-    choose_kernels(train.deterministic, config.device)
+    spec = config.plan.spec
+    if not spec.brings_program:  # one chooses itself, as under torchrun
+        choose_kernels(spec.train.deterministic, config.device)
 
 
 def _import_for_storage() -> None:
@@ -149,12 +147,11 @@ def _folder_of(config: ZygoteConfig) -> str:
     """The folder in which users' code runs; a program runs in a copy, in which it may write
     files."""
     from holdfast_workers.programs.working_folder import working_folder
-    from holdfast_workers.spec import TrainingSpec
 
-    spec = TrainingSpec.model_validate(config.training)
+    spec = config.plan.spec
     if not config.code or not (spec.brings_program or spec.script is not None):
         return config.code
-    return working_folder(config.code, config.cache_dir, config.job_id)
+    return working_folder(config.code, config.cache_dir, config.plan.job_id)
 
 
 def _enter_code(folder: str) -> None:
@@ -171,9 +168,8 @@ def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) 
     """Import the recipe, and prepare what needs no world; of a program, only what it preloads:
     None."""
     from holdfast_workers.recipes import lookup
-    from holdfast_workers.spec import TrainingSpec
 
-    spec = TrainingSpec.model_validate(config.training)
+    spec = config.plan.spec
     if spec.brings_program:
         with threads.recording("preload") if threads is not None else contextlib.nullcontext():
             for name in spec.preloaded:
@@ -294,7 +290,7 @@ def _run(
             return Launcher(end, config, Beacon(Path(beacon)), node_devices).run()
         case WorkerJob(beacon=beacon, env=env, place=place):
             os.environ.update(env)
-            _compute_with(config.threads)
+            _compute_with(config.plan.resources.threads_per_worker)
             recipe = _prepare_recipe(config) if recipe is None else recipe
             assert recipe is not None
             expected = worker.expected_world(place, config.device)

@@ -7,7 +7,6 @@ line, in the worker process itself: what it has imported is there when it runs a
 from __future__ import annotations
 
 import importlib
-import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ class ContextScript:
 
     def __init__(self, spec: TrainingSpec) -> None:
         """Imports what the spec preloads."""
-        self._arguments = shlex.split(str(spec.script))
+        self._arguments = spec.script or ()
         for name in spec.preloaded:
             importlib.import_module(name)
 

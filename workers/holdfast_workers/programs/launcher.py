@@ -91,7 +91,7 @@ class Launcher:
         self._node_devices = node_devices
         self._config = config
         self._beacon = beacon
-        self._spec = TrainingSpec.model_validate(config.training)
+        self._spec = config.plan.spec
         self._line = line_of(self._spec)
         self._selector = selectors.DefaultSelector()
         self._name = f"holdfast-{uuid.uuid4().hex}"
@@ -200,7 +200,7 @@ class Launcher:
             self._node_devices,
             self._send,
         )
-        if order.order.leased:
+        if order.order.form.leased:
             self._attempt.hold()
         else:
             self._start()
@@ -227,7 +227,7 @@ class Launcher:
 
     def _take_lease(self, number: int, until: float) -> None:
         attempt = self._attempt
-        if attempt is None or not attempt.order.leased or number <= self._lease[0]:
+        if attempt is None or not attempt.order.form.leased or number <= self._lease[0]:
             return
         self._lease = number, until
         left_s = until - clock_s()
@@ -392,7 +392,7 @@ class Launcher:
         """The rank that reports steps knows whether the ranks have met. Raises StoreEnded."""
         self._close_store()
         if order.rank == 0:
-            self._store = store_link.connect(order.store_host, order.store_port)
+            self._store = store_link.connect(order.form.store_host, order.form.store_port)
             self._watch(self._store, self._read_store)
             self._timers["store"] = (time.monotonic() + store_link.MEETING_S, self._close_store)
 
@@ -469,14 +469,11 @@ _FINAL = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def line_of(spec: TrainingSpec) -> ProgramLine:
-    """The command line of a rank of this job. Raises BadProgram."""
-    fork = spec.program.fork
-    if spec.script is not None:
-        return ProgramLine.of(spec.script, is_script=True, fork=fork)
+    """The command line of a rank of this job."""
     if spec.command is not None:
-        return ProgramLine.of(spec.command, is_script=False, fork=False)
-    function = f"-m holdfast.integrations.ray_train {spec.ray_train}"
-    return ProgramLine.of(function, is_script=True, fork=fork)
+        return ProgramLine(spec.command, is_script=False, fork=False)
+    ray_train = ("-m", "holdfast.integrations.ray_train", str(spec.ray_train))
+    return ProgramLine(spec.script or ray_train, is_script=True, fork=spec.program.fork)
 
 
 def _listen(name: str) -> socket.socket:

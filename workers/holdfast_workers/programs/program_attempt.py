@@ -109,7 +109,9 @@ class ProgramAttempt:
         self._beacon = beacon
         self._node_devices = node_devices
         self._send = send
-        self._error_path = Path(order.segment_root) / f"error-{order.rank}-{order.attempt}.json"
+        self._error_path = Path(order.segment_path).with_name(
+            f"error-{order.rank}-{order.attempt}.json"
+        )
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
@@ -122,7 +124,7 @@ class ProgramAttempt:
         self._program: socket.socket | None = None
         self._program_shows_phases = False
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
-        self._step = order.restore.step
+        self._step = order.seat.restore.step
         self._has_stepped = False
         self._began = time.monotonic()
         beacon.begin(order.attempt)
@@ -145,11 +147,11 @@ class ProgramAttempt:
         self._silence.looked_at = self._silence.shown_at = time.monotonic()
         self._enter_program()
         self._send(ProgramStarted(self.number, process.pid))
-        restore = self.order.restore
+        restore = self.order.seat.restore
         phases = {"launch": time.monotonic() - self._began}
         self._signal(WorkerJoined(restore.step, restore.tier, phases))
         rank_log.log_program_start(
-            self.number, self.order.rank, self.order.world_size, self._line.arguments
+            self.number, self.order.rank, self.order.form.world_size, self._line.arguments
         )
         return process
 
@@ -205,7 +207,7 @@ class ProgramAttempt:
         """The rendezvous store has ended. Ranks that step have met and do not need it."""
         if self._has_stepped or self.has_ended or self.stop_wanted or self.is_fenced:
             return
-        where = f"{self.order.store_host}:{self.order.store_port}"
+        where = f"{self.order.form.store_host}:{self.order.form.store_port}"
         error = StoreEnded(f"the rendezvous store on {where} ended before the first step")
         self.report_failure(error, ErrorKind.COMMUNICATION)
 
@@ -271,14 +273,14 @@ class ProgramAttempt:
         order = self.order
         self._send_to_program(
             ProgramPlace(
-                job_id=self._config.job_id,
+                job_id=self._config.plan.job_id,
                 attempt=self.number,
                 rank=order.rank,
-                world_size=order.world_size,
+                world_size=order.form.world_size,
                 beacon=str(self._beacon.path),
                 segment_path=order.segment_path,
-                restore=order.restore,
-                has_partner=order.has_partner,
+                restore=order.seat.restore,
+                has_partner=bool(order.seat.partners),
                 stop_wanted=self.stop_wanted,
                 start_bound_s=self._spec.program.silence_s,
                 step_bound_s=self._spec.program.step_limit_s,
@@ -319,7 +321,7 @@ class ProgramAttempt:
                 self._integration = integration
                 self._reach(1)
             case StateTaken(step=step):
-                restore = self.order.restore
+                restore = self.order.seat.restore
                 if restore.tier is not Tier.RESHARD:  # new partners may lack it
                     self._send(CommittedToMemory(restore.attempt, step))
 
@@ -359,9 +361,9 @@ class ProgramAttempt:
     # --- in the new process ---------------------------------------------------------------------
 
     def _variables(self) -> dict[str, str]:
-        variables = program_variables(self.order, self._config.job_id, self._links)
+        variables = program_variables(self.order, self._config.plan.job_id, self._links)
         variables.update(self._device_variables())
-        threads = str(self._config.threads)
+        threads = str(self._config.plan.resources.threads_per_worker)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             variables[name] = threads
         variables["HOLDFAST_TRAIN_CONFIG"] = json.dumps(self._spec.config)
@@ -385,7 +387,7 @@ class ProgramAttempt:
         from holdfast_workers.progress.beacon import Beacon
 
         linux_processes.name_process(f"rank-{self.order.rank}")
-        torch.set_num_threads(self._config.threads)
+        torch.set_num_threads(self._config.plan.resources.threads_per_worker)
         beacon = Beacon(self._beacon.path)
         beacon.begin(self.number)
         beacon.make_current()

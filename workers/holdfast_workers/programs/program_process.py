@@ -12,7 +12,6 @@ import contextlib
 import gc
 import os
 import resource
-import shlex
 import signal
 import sys
 import time
@@ -20,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import python_main
@@ -32,10 +30,6 @@ _CLEAR_POLL_S = 0.005
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class BadProgram(WorkersError):
-    """The program's line cannot be run."""
-
-
 @dataclass(frozen=True)
 class ProgramLine:
     """The program that a rank runs."""
@@ -43,19 +37,8 @@ class ProgramLine:
     arguments: tuple[str, ...]
     """The arguments; those of a script are without the interpreter."""
     is_script: bool
-    fork: bool = True
-    """Whether a script runs in a fork of its launcher."""
-
-    @classmethod
-    def of(cls, text: str, *, is_script: bool, fork: bool) -> ProgramLine:
-        """Raises BadProgram."""
-        try:
-            arguments = tuple(shlex.split(text))
-        except ValueError as error:
-            raise BadProgram(f"{text!r} cannot be split into words: {error}") from error
-        if not arguments or arguments == ("-m",):
-            raise BadProgram(f"{text!r} names no program")
-        return cls(arguments, is_script, fork and is_script)
+    fork: bool
+    """Whether it runs in a fork of its launcher, which only a script can."""
 
     @property
     def command(self) -> list[str]:

@@ -313,37 +313,24 @@ class FormOrder:
 class JoinOrder:
     """The order with which an agent gives a rank of an attempt to one of its workers."""
 
-    attempt: int
-    rank: int
-    world_size: int
-    mesh: dict[str, int]
-    store_host: str
-    store_port: int
-    restore: Restore
+    form: FormOrder
+    """Without its seats."""
+    seat: Seat
     """Without origins: only the agent uses them."""
-    segment_root: str
-    """Folder of the node's memory checkpoints."""
     segment_path: str
-    """The rank's own segment."""
-    timeout_s: float
-    """For the rendezvous, and for the state from memory."""
-    device: str
-    has_partner: bool = False
-    intervals: tuple[int, int] | None = None
-    """As in `FormOrder`; so are `leased`, `skipped`, `recheck` and `leave_after`."""
-    leased: bool = False
-    skipped: tuple[tuple[int, int], ...] = ()
-    recheck: int | None = None
-    leave_after: int | None = None
-    reporter: bool = False
-    """Whether this rank reports for all ranks of its node."""
+    """The rank's own segment, in the folder of the node's memory checkpoints."""
     local_rank: int = 0
-    """The place of this rank among those of its node."""
+    """The place of this rank among those of its node. The first reports for all of them."""
     local_world_size: int = 1
     """The number of ranks of its node."""
-    node_rank: int = 0
-    """As in `FormOrder`; so is `nodes`."""
-    nodes: int = 1
+
+    @property
+    def attempt(self) -> int:
+        return self.form.attempt
+
+    @property
+    def rank(self) -> int:
+        return self.seat.rank
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, ClassVar, get_args
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from holdfast_workers.protocol.answers import AgentFailure, PublishedCheckpoint
 from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
 from holdfast_workers.protocol.findings import HealthFinding
 from holdfast_workers.protocol.messages import JoinOrder, StepRow
+from holdfast_workers.protocol.run_plan import RunPlan
 from holdfast_workers.protocol.signals import (
     GuardTripReported,
     ProgramAttached,
@@ -478,13 +479,7 @@ class StorageOptions:
 class StorageZygoteConfig:
     """The configuration of the zygote without users' code, which forks storage jobs only."""
 
-    job_id: str
-    training: dict[str, Any]
-    """The job's `TrainingSpec`, as JSON."""
-    mesh: dict[str, int]
-    """The mesh of the first attempt."""
-    remote_root: str
-    """URI of the folder of the job's remote checkpoints."""
+    plan: RunPlan
     storage: StorageOptions
     storage_fault_file: str
     """The file that requests failures of the remote tier, for fault injection."""
@@ -501,8 +496,6 @@ class ZygoteConfig(StorageZygoteConfig):
     cache_dir: str
     replication_patience_s: float
     replication_share: float
-    load_timeout_s: float = 3600.0
-    """For a rank's load from a bucket, all of its bytes."""
     code: str = ""
     """The folder of users' code; "": there is none."""
     packages: str = ""
@@ -510,10 +503,6 @@ class ZygoteConfig(StorageZygoteConfig):
     imports_recipe: bool = True
     """Whether the zygote imports and prepares the recipe. Otherwise each process does that needs
     it: the recipe's modules start threads, and a process with threads cannot be forked."""
-    load_bound_s: float = 0.0
-    """How long a rank that loads its state may show no sign of life; 0: as learned."""
-    threads: int = 1
-    """With which torch computes in a worker; the zygote has one."""
 
 
 ZYGOTE_ANSWERS = (ProcessReady, AgentFailure)

@@ -27,6 +27,7 @@ from holdfast_workers.spec.model import (
 from holdfast_workers.spec.model_faults import MOST_CLASSES, MOST_PIXELS, NEAR_SIZES
 from holdfast_workers.spec.parallel import MESH_AXES, ContextMethod, ParallelSpec, Schedule, Zero
 from holdfast_workers.spec.program import ProgramSpec, RayRunSpec
+from holdfast_workers.spec.resources import RankResources
 from holdfast_workers.spec.safeguards import (
     HISTORY_STEPS,
     ChecksSpec,
@@ -36,6 +37,7 @@ from holdfast_workers.spec.safeguards import (
     SpikeGuardSpec,
 )
 from holdfast_workers.spec.spec_fault import SpecFault
+from holdfast_workers.spec.timeouts import TimeoutsSpec
 from holdfast_workers.spec.train import (
     VOCABULARIES,
     DataSpec,
@@ -76,6 +78,7 @@ __all__ = [
     "ParallelSpec",
     "Positive",
     "ProgramSpec",
+    "RankResources",
     "RayRunSpec",
     "Reference",
     "RemoteTierSpec",
@@ -85,6 +88,7 @@ __all__ = [
     "Section",
     "SpecFault",
     "SpikeGuardSpec",
+    "TimeoutsSpec",
     "TrainSpec",
     "TrainingSpec",
     "Zero",

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import shlex
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -28,7 +36,33 @@ Every = Annotated[
 ]
 
 
+def _words(value: object) -> object:
+    """A text's words, as a shell would divide it; the words themselves."""
+    if not isinstance(value, str):
+        return tuple(value) if isinstance(value, list) else value
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        why = "it cannot be divided into arguments ({why}): check its quotes"
+        raise PydanticCustomError("words", why, {"why": str(error)}) from error
+
+
+CommandLine = Annotated[
+    tuple[Reference, ...],
+    Field(max_length=4096),
+    BeforeValidator(_words, json_schema_input_type=str | list[str]),
+]
+"""A program and its arguments: written as one text or as a list, and always kept as a list."""
+
+
+Part = TypeVar("Part", bound="Section")
+
+
 class Section(BaseModel):
     """A section of a spec: immutable; unknown keys are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def part(self, kind: type[Part]) -> Part:
+        """The fields that this section has of one of its base classes."""
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from holdfast_workers.spec.checkpoint import CheckpointSpec
-from holdfast_workers.spec.fields import Reference, Section
+from holdfast_workers.spec.fields import CommandLine, Reference, Section
 from holdfast_workers.spec.model import ModelSpec
 from holdfast_workers.spec.parallel import ParallelSpec
 from holdfast_workers.spec.program import ProgramSpec, RayRunSpec
@@ -33,16 +33,16 @@ class TrainingSpec(Section):
         "context, instead of a recipe. Holdfast then ignores `model`, `data`, `train.optimizer` "
         "and `train.schedule`.",
     )
-    script: Reference | None = Field(
+    script: CommandLine | None = Field(
         default=None,
-        description="A Python script and its arguments, such as `train.py --lr 3e-4`, run as it is "
-        "on every rank, with the environment that torchrun sets. `-m package.module` runs a "
-        "module.",
+        description="A Python script and its arguments, such as `train.py --lr 3e-4` or a list of "
+        "them, run as it is on every rank, with the environment that torchrun sets. "
+        "`-m package.module` runs a module.",
     )
-    command: Reference | None = Field(
+    command: CommandLine | None = Field(
         default=None,
-        description="A command line, run as it is on every rank without a shell, with the "
-        "environment that torchrun sets.",
+        description="A command line, or a list of its words, run as it is on every rank without a "
+        "shell, with the environment that torchrun sets.",
     )
     ray_train: Reference | None = Field(
         default=None,
@@ -76,10 +76,9 @@ class TrainingSpec(Section):
     def function_name(self) -> str | None:
         """The user's code that trains in the steps of a context: the function, or the file or
         module of a script. None: a recipe, or a program."""
-        if self.function is not None or self.script is None or not self.program.context:
+        if self.function is not None or not self.script or not self.program.context:
             return self.function
-        first, _, rest = self.script.strip().partition(" ")
-        return rest.split()[0] if first == "-m" and rest else first
+        return self.script[:2][-1] if self.script[0] == "-m" else self.script[0]
 
     @property
     def stop_s(self) -> float:

@@ -140,6 +140,7 @@ class RankAttempt:
         self._beacon = beacon
         self._number = order.attempt
         self._rank = order.rank
+        self._reports = order.local_rank == 0  # for all ranks of the node
         self._spec = recipe.spec
         self._arrived_step = -1  # newest step in memory that is known to be at the partners
         self._step = 0
@@ -148,9 +149,9 @@ class RankAttempt:
         self._replicated = -1  # the newest step in memory that was reported to be at the partners
         self._steps: Steps | None = None
         self._checkpoints = RankCheckpoints(order, link.send, faults)
-        self._log = RankLog(self._rank, self._number, order.mesh, self._spec.train.steps)
+        self._log = RankLog(self._rank, self._number, order.form.mesh, self._spec.train.steps)
         self._wait_budget = WaitBudget(config.replication_patience_s, config.replication_share)
-        self._intervals = order.intervals or self._spec.checkpoint.first_intervals
+        self._intervals = order.form.intervals or self._spec.checkpoint.first_intervals
         self._remote_saves = RemoteSaveSchedule()
         self._saving = (False, False)  # saves (memory, remote) that run beside the present step
         self._step_wait_s = 0.0  # the training thread's waits for checkpoints in this step
@@ -182,7 +183,7 @@ class RankAttempt:
         self._phases["build"] = time.monotonic() - self._entered_at
         self._check_fence()
         start = self._restore()
-        tier = self._join_order.restore.tier
+        tier = self._join_order.seat.restore.tier
         self._signal(WorkerJoined(start, tier, self._phases))
         self._log.log_joined(start, tier, self._phases)
         self._step = start
@@ -234,7 +235,7 @@ class RankAttempt:
     def commit_gate(self, step: int) -> None:
         with self._waiting():
             self._checkpoints.await_captured()
-        if self._join_order.leased:
+        if self._join_order.form.leased:
             self._await_lease()
         self._check_fence()
 
@@ -283,7 +284,7 @@ class RankAttempt:
         return self._link.is_to_finish(self._number)
 
     def leave_wanted(self, step: int) -> bool:
-        planned = self._join_order.leave_after
+        planned = self._join_order.form.leave_after
         return self._link.is_to_leave(self._number) or (planned is not None and step >= planned)
 
     def may_leave(self) -> bool:
@@ -325,7 +326,7 @@ class RankAttempt:
             )
 
     def committed(self, row: StepRow) -> None:
-        if self._join_order.reporter:
+        if self._reports:
             row = replace(
                 row,
                 checkpoint_wait_s=self._step_wait_s,
@@ -338,23 +339,25 @@ class RankAttempt:
         self._step_wait_s = 0.0
 
     def tripped(self, report: TripReport) -> None:
-        if self._join_order.reporter:
+        if self._reports:
             self._signal(GuardTripReported(report))
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
-        if self._join_order.reporter:
+        if self._reports:
             if not self._is_of_other_mesh(step):
                 self._link.send(StepDigest(step, hex, self._join_order.attempt))
-            if step == self._join_order.recheck:
+            if step == self._join_order.form.recheck:
                 self._signal(StepRecomputed(step, of_ranks))
 
     def _is_of_other_mesh(self, step: int) -> bool:
         """Whether the state after `step` was computed on another mesh: its digest is that of the
         shards on that mesh."""
-        restore = self._join_order.restore
+        restore = self._join_order.seat.restore
         if step != restore.step or not restore.mesh:  # nearly always
             return False
-        own = {axis for axis in mesh_tag(self._join_order.mesh).split(",") if axis[-2:] != "=1"}
+        own = {
+            axis for axis in mesh_tag(self._join_order.form.mesh).split(",") if axis[-2:] != "=1"
+        }
         other = {axis for axis in restore.mesh.split(",") if axis[-2:] != "=1"} - {""}
         return own != other
 
@@ -365,13 +368,13 @@ class RankAttempt:
         began = time.monotonic()
         self._beacon.enter("rendezvous", 0)
         process_groups.join(
-            order.store_host,
-            order.store_port,
+            order.form.store_host,
+            order.form.store_port,
             self._number,
             self._rank,
-            order.world_size,
-            order.timeout_s,
-            order.device,
+            order.form.world_size,
+            self._config.plan.form_timeout_s,
+            self._config.device,
             self._spec.detection.collective_timeout_s,
         )
         self._phases["rendezvous"] = time.monotonic() - began
@@ -379,10 +382,10 @@ class RankAttempt:
         self._check_fence()
         return World(
             rank=self._rank,
-            world_size=order.world_size,
-            mesh=order.mesh,
+            world_size=order.form.world_size,
+            mesh=order.form.mesh,
             attempt=self._number,
-            device=order.device,
+            device=self._config.device,
         )
 
     def _build(self, world: World) -> None:
@@ -401,13 +404,13 @@ class RankAttempt:
 
     def _restore(self) -> int:
         began = time.monotonic()
-        restore = self._join_order.restore
+        restore = self._join_order.seat.restore
         tier, step = restore.tier, restore.step
         phase = _RESTORE_PHASES.get(tier)
-        bound_s = 0.0 if phase is not None else self._config.load_bound_s
+        bound_s = 0.0 if phase is not None else self._config.plan.load_bound_s
         self._beacon.enter(phase or "restore_far", step, bound_s=bound_s)
         self._faults.reach("restore")
-        self._recipe.guard_memory.set_ledger(Ledger.of(self._join_order.skipped))
+        self._recipe.guard_memory.set_ledger(Ledger.of(self._join_order.form.skipped))
         if tier is Tier.INIT:
             self._load_initial_state(restore)
         elif tier is Tier.REMOTE:
@@ -432,7 +435,7 @@ class RankAttempt:
         self._link.send(SegmentReady(self._number, own))
 
     def _from_memory(self, restore: Restore) -> None:
-        reply = self._link.wait_state(self._number, self._join_order.timeout_s)
+        reply = self._link.wait_state(self._number, self._config.plan.form_timeout_s)
         if reply.problem:
             raise (StateDamaged if reply.damaged else RestoreFailed)(reply.problem)
         path = self._checkpoints.path
@@ -485,13 +488,13 @@ class RankAttempt:
         self._recipe.read_state(payload)
 
     def _load(self, buffer: LoadBuffer, layout: StateLayout, uri: str, *, own: bool) -> None:
-        mesh = self._join_order.mesh
+        mesh = self._join_order.form.mesh
         exact = not own and knows_all_weights(self._spec, mesh)
         order = LoadOrder(self._number, self._rank, uri, mesh, own, exact)
 
         def ask(order: LoadOrder) -> LoadOutcome:
             self._link.send(order)
-            return self._link.wait_load(self._number, self._config.load_timeout_s)
+            return self._link.wait_load(self._number, self._config.plan.load_timeout_s)
 
         buffer.load(order, layout, Path(self._config.storage_fault_file), ask)
 

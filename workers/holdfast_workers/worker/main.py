@@ -103,7 +103,7 @@ class Worker:
                     self._run_attempt(order)
 
     def _run_attempt(self, order: JoinOrder) -> None:
-        if not self._link.enter(order.attempt, has_partner=order.has_partner):
+        if not self._link.enter(order.attempt, has_partner=bool(order.seat.partners)):
             return  # it is fenced already; the fence message follows
         attempt = RankAttempt(
             order,

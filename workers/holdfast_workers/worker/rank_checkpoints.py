@@ -54,7 +54,6 @@ class RankCheckpoints:
         self.memory_committed_at = 0.0
         """The time of that commit, on the monotonic clock."""
         self.path = Path(order.segment_path)
-        self._root = Path(order.segment_root)
         self._number = order.attempt
         self._rank = order.rank
         self._send = send
@@ -162,7 +161,7 @@ class RankCheckpoints:
         Raises SegmentSpaceError if shared memory has no room for it.
         """
         self._faults.reach("save", step)
-        path = copy_path(self._root, self._rank, step, self._number)
+        path = copy_path(self.path.parent, self._rank, step, self._number)
         path.unlink(missing_ok=True)
         self._saver_copies.add(path)
         with Segment.create(path, layout) as copy:

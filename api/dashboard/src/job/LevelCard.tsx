@@ -12,7 +12,7 @@ export function LevelCard({ job }: { job: JobView }) {
       <div>
         <h2 id="level-name">{known ? levelName(level, job.integration) : "The program has not started yet"}</h2>
         <p className="level-line">
-          <code>{String(job.spec[job.brings] ?? "")}</code>
+          <code>{[job.spec[job.brings] ?? ""].flat().join(" ")}</code>
         </p>
         {job.gives && <p className="second">{job.gives}</p>}
       </div>

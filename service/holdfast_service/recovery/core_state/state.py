@@ -86,17 +86,18 @@ class CoreState:
     @classmethod
     def started(cls, config: RecoveryConfig, now: float, facts: Facts | None = None) -> CoreState:
         """The state at the start of a supervisor; `facts` restore a former supervisor's state."""
+        limits, first_intervals = config.spec.recovery, config.spec.checkpoint.first_intervals
         state = cls(
             config=config,
             timer=StageTimer.started(now, config.start_timeout_s),
-            fencing=Fencing(leased=config.lease_s > 0),
-            progress=Progress(Ledger.of(config.skipped)),
-            budget=FailureBudget(config.window_s),
+            fencing=Fencing(leased=limits.lease_s > 0),
+            progress=Progress(Ledger.of(config.plan.skipped)),
+            budget=FailureBudget(limits.window_s),
             saves=SaveLedger(config.remotes),
-            intervals=SaveIntervals(dict(zip(AutoTier, config.intervals, strict=True))),
+            intervals=SaveIntervals(dict(zip(AutoTier, first_intervals, strict=True))),
             ending=Ending(config.steps),
             worlds=Worlds(config.best_shape),
-            growth=Growth(config.grow_after_s, config.window_s),
+            growth=Growth(limits.grow_after_s, limits.window_s),
         )
         if facts is not None and (facts.attempt or facts.ended):
             state.facts = facts

@@ -123,7 +123,8 @@ class AttemptWorld:
         """How long its ranks may take to join."""
         restores = [member.restore for member in self.members.values()]
         loads = any(r.tier is Tier.REMOTE or (r.tier is Tier.INIT and r.uri) for r in restores)
-        return config.form_timeout_s + (config.load_timeout_s if loads else 0.0)
+        timeouts = config.spec.timeouts
+        return timeouts.form_s + (timeouts.load_s or 0.0 if loads else 0.0)
 
     def record_all_joined(self, now: float) -> None:
         self.joined_at = now

@@ -152,7 +152,8 @@ def _reports_steps(state: CoreState) -> bool:
 
 def _stall_deadline(state: CoreState) -> float:
     """The time until which the world may go without a step."""
-    return max(state.timer.since, state.hangs.progress_at) + state.config.stall_limit_s
+    limit_s = state.config.spec.detection.stall_limit_s
+    return max(state.timer.since, state.hangs.progress_at) + limit_s
 
 
 def _open_suspicion(state: CoreState, step: int, now: float, *, since: float) -> HangSuspicion:
@@ -201,7 +202,7 @@ def _record_answer(
 def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) -> None:
     look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent))
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
-    late_s = max(0.0, longest_s - state.config.stall_limit_s)
+    late_s = max(0.0, longest_s - state.config.spec.detection.stall_limit_s)
     by_steps = _is_silent_by_steps(state, look, now)
     overdue = state.timer.stage is Stage.RUNNING and (
         by_steps or not _reports_steps(state) or now >= _stall_deadline(state) + late_s

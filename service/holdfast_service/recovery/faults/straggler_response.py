@@ -31,7 +31,8 @@ def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> I
         if row.attempt == world.attempt and len(row.compute_s) == len(world.members):
             for straggler in state.slow.add_row(row, stages):
                 _record_change(state, world, straggler, now)
-    return _lasting_stragglers(state, world, now) if state.config.replace_stragglers else ()
+    replaces = state.config.spec.detection.replace_stragglers
+    return _lasting_stragglers(state, world, now) if replaces else ()
 
 
 def _drop_moved_ranks(state: CoreState, world: AttemptWorld) -> None:
@@ -86,7 +87,7 @@ def _lasting_stragglers(state: CoreState, world: AttemptWorld, now: float) -> It
     for slow in state.slow.ranks.values():
         if state.timer.stage is not Stage.RUNNING or state.ending.stop is not None:
             return
-        if slow.reported or now - slow.since < state.config.straggler_patience_s:
+        if slow.reported or now - slow.since < state.config.spec.detection.straggler_patience_s:
             continue
         state.slow.mark_reported(slow.straggler.rank)
         member = world.members[slow.straggler.rank]

@@ -26,7 +26,7 @@ def wanted_shapes(state: CoreState) -> Sequence[WorldShape]:
         return allowed
     config, measured = state.config, state.speeds.tokens_per_s
     speeds = expected_speeds(allowed, measured, config.micro_batches)
-    return ranked(allowed, speeds, state.worlds.shape, config.grow_min_gain)
+    return ranked(allowed, speeds, state.worlds.shape, config.spec.recovery.grow_min_gain)
 
 
 def why_chosen(state: CoreState, shape: WorldShape) -> str:
@@ -55,11 +55,11 @@ def larger_worth_growing(state: CoreState) -> dict[WorldShape, GrowthVerdict]:
         shape: worth_growing(
             speeds[present],
             speeds[shape],
-            min_gain=config.grow_min_gain,
+            min_gain=config.spec.recovery.grow_min_gain,
             pause_s=state.speeds.pause_s,
             remaining_tokens=tokens * left if tokens is not None else None,
         )
-        for shape in ranked(larger, speeds, present, config.grow_min_gain)
+        for shape in ranked(larger, speeds, present, config.spec.recovery.grow_min_gain)
     }
     return {shape: verdict for shape, verdict in verdicts.items() if verdict.is_worth}
 
@@ -67,4 +67,4 @@ def larger_worth_growing(state: CoreState) -> dict[WorldShape, GrowthVerdict]:
 def _is_decided_by_user(state: CoreState) -> bool:
     growth, config = state.growth, state.config
     is_ordered = growth.limit is not None or growth.ordered is not None
-    return is_ordered or config.meshes_are_listed or config.grow_min_gain < 0
+    return is_ordered or config.meshes_are_listed or config.spec.recovery.grow_min_gain < 0

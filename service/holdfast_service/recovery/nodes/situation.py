@@ -68,17 +68,17 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
 
 def budget(state: CoreState, now: float, coming: Sequence[Fault] = ()) -> Budget:
     """The used budget. Faults in `coming` count as if they had condemned the attempt."""
-    config = state.config
+    limits = state.config.spec.recovery
     preempted = bool(coming) and is_preemption(coming)
     failed = bool(coming) and not preempted
     return Budget(
-        failures=len(within_window(state.budget.failures, now, config.window_s)) + failed,
-        max_failures=config.max_failures,
-        preemptions=len(within_window(state.budget.preemptions, now, config.window_s)) + preempted,
-        max_preemptions=config.max_preemptions,
+        failures=len(within_window(state.budget.failures, now, limits.window_s)) + failed,
+        max_failures=limits.max_failures,
+        preemptions=len(within_window(state.budget.preemptions, now, limits.window_s)) + preempted,
+        max_preemptions=limits.max_preemptions,
         without_progress=state.progress.without_progress + is_lack_of_progress(coming),
-        max_without_progress=config.max_without_progress,
-        window_s=config.window_s,
+        max_without_progress=limits.max_without_progress,
+        window_s=limits.window_s,
     )
 
 

@@ -41,8 +41,8 @@ def check_start(state: CoreState, now: float) -> None:
         if not _give_back_if_unsuitable(state, now):
             state.timer.wait_for_agents()
     elif found.shape != shapes[0]:
-        state.timer.wait_for_standbys(now, config.assemble_wait_s)
-    elif len(ready) >= shapes[0].nodes + config.standby_nodes:
+        state.timer.wait_for_standbys(now, config.spec.recovery.assemble_wait_s)
+    elif len(ready) >= shapes[0].nodes + config.spec.resources.standby_nodes:
         attempt_formation.open_attempt(state, now)
     else:
         state.timer.wait_for_standbys(now, config.standby_wait_s)
@@ -77,7 +77,7 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
     needed = min(shape.nodes for shape in config.shapes)
     has_trained = state.saves.newest(state.progress.line) is not None
     is_short = len(live) < needed or bool(node_eligibility.unsuitable_nodes(state))
-    if (config.requeue and is_short) or (others and has_trained):
+    if (config.requeues and is_short) or (others and has_trained):
         requeue.end(state, now, message)
     else:
         outcome.fail(state, now, "start_timeout", message)
@@ -95,8 +95,8 @@ def _give_back_if_unsuitable(state: CoreState, now: float) -> bool:
     unsuitable = node_eligibility.unsuitable_nodes(state)
     known = {record.agent for record in state.roster.live() if record.report.ready}
     known |= unsuitable.keys()
-    all_have_come = len(known) >= config.best_shape.nodes + config.standby_nodes
-    if not (config.requeue and unsuitable and all_have_come):
+    all_have_come = len(known) >= config.best_shape.nodes + config.spec.resources.standby_nodes
+    if not (config.requeues and unsuitable and all_have_come):
         return False
     why = "; ".join(f"{agent} {why}" for agent, why in unsuitable.items())
     can = len(known) - len(unsuitable)
@@ -110,9 +110,9 @@ def check_adoption(state: CoreState, now: float) -> tuple[Fault, ...]:
     active = _complete_world(state)
     if active is not None:
         _adopt(state, active, now)
-    elif len(state.roster.live()) >= state.worlds.shape.nodes + state.config.standby_nodes:
-        return form_new_attempt(state, now)
-    return ()
+        return ()
+    wanted = state.worlds.shape.nodes + state.config.spec.resources.standby_nodes
+    return form_new_attempt(state, now) if len(state.roster.live()) >= wanted else ()
 
 
 def form_new_attempt(state: CoreState, now: float) -> tuple[Fault, ...]:
@@ -139,7 +139,7 @@ def _end_if_unstartable(state: CoreState, now: float) -> bool:
     config = state.config
     unable = [record for record in state.roster.live() if record.report.failure]
     needed = min(shape.nodes for shape in config.shapes)
-    if len(unable) <= config.best_shape.nodes + config.standby_nodes - needed:
+    if len(unable) <= config.best_shape.nodes + config.spec.resources.standby_nodes - needed:
         return False
     first = unable[0].report.failure
     assert first is not None

@@ -40,7 +40,8 @@ def choose_partners(
     """The best partners for ranks of `mesh` in these seats, among the available agents."""
     places = sites(records)
     place = partial(place_partners, mesh, seats, places, equality=state.config.replica_equality)
-    copies, avoid = state.config.memory_copies, _links_to_avoid(state, seats, records)
+    copies = state.config.spec.checkpoint.memory.partner_copies
+    avoid = _links_to_avoid(state, seats, records)
     placement = place(copies=copies, avoid=avoid, keep=keep)
     if not (avoid and placement.cost.missing):
         return ChosenPartners(placement, placement.partners)

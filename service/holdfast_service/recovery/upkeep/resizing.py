@@ -181,4 +181,4 @@ def _wanted_seats(state: CoreState) -> frozenset[str] | None:
     if world.shape.nodes < growth.limit:
         return as_many_as_there_are  # nodes are missing
     hosts = frozenset(world.hosts())
-    return hosts | frozenset(sorted(live - hosts)[: state.config.standby_nodes])
+    return hosts | frozenset(sorted(live - hosts)[: state.config.spec.resources.standby_nodes])

@@ -12,6 +12,7 @@ from holdfast_service.job_model.events.checkpoints import CheckpointIntervalEven
 from holdfast_service.policy.checkpoint_intervals import (
     AutoTier,
     IntervalChoice,
+    auto_tiers,
     choose_interval,
     doubled_interval,
     is_worth_changing,
@@ -33,7 +34,7 @@ def handle_step_rows(state: CoreState, rows: Sequence[StepRow]) -> None:
     if state.timer.stage is not Stage.RUNNING:
         return
     before = state.intervals.steps
-    for tier in sorted(state.config.auto):
+    for tier in sorted(auto_tiers(state.config.spec)):
         _decide(state, tier)
     if state.intervals.steps != before:
         request_intervals(state)
@@ -54,7 +55,7 @@ def _decide(state: CoreState, tier: AutoTier) -> None:
     )
     trained_s = state.progress.committed * step_s
     mtbf_s = mean_time_between_failures_s(tier, failures, trained_s, state.worlds.shape.nodes)
-    choice = choose_interval(tier, cost_s, mtbf_s, step_s, config.overhead_target)
+    choice = choose_interval(tier, cost_s, mtbf_s, step_s, config.spec.checkpoint.overhead_target)
     if tier not in state.intervals.measured or is_worth_changing(every, choice.every_steps):
         _apply_choice(state, choice)
 

@@ -114,7 +114,7 @@ def form_if_ready(state: CoreState, now: float) -> None:
         return
     if state.fencing.is_proof_missing(state.roster):
         names = ", ".join(sorted(agent for agent, _ in state.fencing.unproven))
-        every = "each" if state.config.lease_s else "any"
+        every = "each" if state.config.spec.recovery.lease_s else "any"
         _wait_for(state, f"proof that the last attempt has stopped on {every} of {names}", now)
         return
     answered = state.roster.fenced(state.worlds.attempt)
@@ -204,7 +204,7 @@ def _restore_point(state: CoreState, shape: WorldShape, known: dict[str, Any]) -
         find_restore_point,
         world_size=shape.world_size,
         mesh=shape.mesh,
-        initial=state.config.initial,
+        initial=state.config.plan.origin,
     )
     point = find(**{**known, "bad": known["bad"] | state.saves.doubted_copies})
     return point if point.source is not RestoreSource.INIT else find(**known)

@@ -105,7 +105,7 @@ def form_orders(
             seats=seats,
             intervals=save_intervals.current_intervals(state, world),
             skipped=state.progress.ledger.ranges,
-            leased=state.config.lease_s > 0,
+            leased=state.config.spec.recovery.lease_s > 0,
             recheck=state.corruption.repeated_step,
             leave_after=state.config.next_change(world.restored_step),
             node_rank=node_rank,

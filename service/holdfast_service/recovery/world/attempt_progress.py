@@ -126,7 +126,7 @@ def advance(state: CoreState, now: float) -> None:
     ends = all if state.config.runs_program else any  # a program's last rank may save for long
     if state.timer.stage is Stage.RUNNING and ends(member.done for member in members):
         state.set_phase(Phase.FINISHING)
-        state.enter(Stage.FINISHING, now, state.config.finish_timeout_s)
+        state.enter(Stage.FINISHING, now, state.config.spec.timeouts.finish_s)
     if (
         state.timer.stage is Stage.FINISHING
         and all(member.done for member in members)
@@ -142,10 +142,10 @@ def handle_finish_deadline(state: CoreState, now: float) -> None:
         outcome.conclude(state, now)
         return
     if state.config.runs_program:
-        why = f"some ranks had not ended {state.config.finish_timeout_s:g} s after the first"
+        why = f"some ranks had not ended {state.config.spec.timeouts.finish_s:g} s after the first"
         outcome.fail(state, now, "program_end", why)
         return
-    late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
+    late = f"the last checkpoint was not durable within {state.config.spec.timeouts.finish_s:g} s"
     late += f": {state.incidents.outage.reason}" if state.incidents.outage is not None else ""
     outcome.fail(state, now, "final_checkpoint", late)
 
@@ -165,7 +165,7 @@ def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> Non
                 attempt=world.attempt, uri=start.uri, step=start.step, what=start.what.value
             )
         )
-    state.timer.postpone(now + state.config.first_step_timeout_s)
+    state.timer.postpone(now + state.config.spec.timeouts.first_step_s)
 
 
 def _start_running(state: CoreState, world: AttemptWorld, now: float) -> None:

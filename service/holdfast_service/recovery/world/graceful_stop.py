@@ -98,7 +98,7 @@ def _undo_pause(state: CoreState, now: float, why: str) -> None:
     state.ending.undo()
     if state.timer.stage is Stage.FINISHING and state.ending.final_step == state.config.steps:
         state.enter(
-            Stage.FINISHING, now, state.config.finish_timeout_s
+            Stage.FINISHING, now, state.config.spec.timeouts.finish_s
         )  # this was the last step anyway
         return
     state.ending.continue_training()

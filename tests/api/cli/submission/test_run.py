@@ -52,7 +52,10 @@ def test_the_options_become_the_spec(
         *("--env", "A=1", "--env", "FROM_HERE", "--name", "mine", "--set", "program.grace_s=3"),
         *("--", "train.py", "--lr", "3e-4", "--name", "of script"),
     )
-    assert (spec["name"], spec["script"]) == ("mine", "train.py --lr 3e-4 --name 'of script'")
+    assert (spec["name"], spec["script"]) == (
+        "mine",
+        ["train.py", "--lr", "3e-4", "--name", "of script"],
+    )
     assert (spec["parallel"]["dp_shard"], spec["resources"]["workers_per_node"]) == (2, 2)
     assert spec["program"]["preload"] == ["torch", "json"] and spec["program"]["grace_s"] == 3
     assert spec["env"] == {"A": "1", "FROM_HERE": "yes"}
@@ -74,7 +77,7 @@ def test_options_of_torchrun_are_accepted_with_a_notice(capsys: pytest.CaptureFi
 @pytest.mark.usefixtures("folder", "at_server")
 def test_a_command_needs_no_code(capsys: pytest.CaptureFixture[str]) -> None:
     spec = resolved(capsys, "--no-code", "--", "trainer", "--fast")
-    assert (spec["command"], spec["code"]) == ("trainer --fast", None)
+    assert (spec["command"], spec["code"]) == (["trainer", "--fast"], None)
     assert run(["run", "--no-code", "--gpus", "1", "--", "trainer"]) == ExitCode.USAGE
     assert "1 workers of 1 GPUs together do not fit" in capsys.readouterr().err
 

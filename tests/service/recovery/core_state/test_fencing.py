@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.support.simulation.core_config import core_config
 from tests.support.simulation.simulated_agent import SimAgent
 
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state.fencing import Fencing
-from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.roster import Roster
 
 HOSTS = (("n0", "i1"), ("n1", "i1"))
-CONFIG = RecoveryConfig((WorldShape.of({"dp_shard": 2}, 1),), standby_nodes=0, steps=1)
+CONFIG = core_config((WorldShape.of({"dp_shard": 2}, 1),), standby_nodes=0, steps=1)
 
 
 def roster(*agents: str) -> Roster:

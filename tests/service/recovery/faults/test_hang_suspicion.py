@@ -117,7 +117,7 @@ def test_a_program_without_steps_is_restarted_unless_a_rank_prints(
 ) -> None:
     """A rank that computes may wait for a device; one that was silent for its limit waits."""
     shape = {"dp_shard": 2, "tp": 1}
-    job = running(cluster(mesh=shape, runs_program=True, stall_limit_s=50.0))
+    job = running(cluster(mesh=shape, command=("train",), stall_limit_s=50.0))
 
     def look(worker: SimWorker, inspection: Inspection) -> Inspection:
         phase = phases[worker.rank or 0]
@@ -214,7 +214,7 @@ def test_a_supervisor_restart_during_an_inspection_loses_nothing() -> None:
 
 
 def test_a_rank_that_hangs_before_the_first_step_is_found() -> None:
-    job = cluster(first_step_timeout_s=900.0)
+    job = cluster(first_step_s=900.0)
     job.run_until(lambda: bool(job.restored))
     job.hang_rank(0, "T")
     job.run_until(lambda: len(forming(job)) == 2)
@@ -225,7 +225,7 @@ def test_a_rank_that_hangs_before_the_first_step_is_found() -> None:
 
 def forming_without_rank_2() -> tuple[SimulatedCluster, SimAgent, SimWorker]:
     """A job whose second world waits for rank 2 alone; the rank's agent and its worker."""
-    job = running(cluster(form_timeout_s=100.0))
+    job = running(cluster(form_s=100.0))
     job.lose_next_worker("n1")
     job.kill_rank(2)
     n1 = job.agents["n1"]

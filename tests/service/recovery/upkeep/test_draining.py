@@ -56,7 +56,7 @@ def test_ranks_leave_a_draining_node_for_the_standby_before_its_removal() -> Non
 
 
 def test_without_a_standby_a_drain_saves_every_step_and_counts_as_a_preemption() -> None:
-    job = running(cluster(standbys=0, steps=200, intervals=(1, 50)))
+    job = running(cluster(standbys=0, steps=200, remote={"every_steps": 50}))
     effects = watched(job)
     drain(job, "n0", in_s=None)
     job.run_until(lambda: job.core.committed >= 30)

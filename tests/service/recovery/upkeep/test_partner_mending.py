@@ -145,7 +145,7 @@ def test_former_partners_free_their_copies_once_new_partners_have_caught_up() ->
 
 
 def test_a_lost_partner_is_replaced_and_the_other_partner_stays() -> None:
-    job = running(cluster(standbys=2, memory_copies=2))
+    job = running(cluster(standbys=2, memory={"copies": 2}))
     first = {name: dict(agent.partners) for name, agent in job.agents.items()}
     assert {len(those) for held in first.values() for those in held.values()} == {2}
     job.break_link(0)

@@ -9,15 +9,16 @@ from tests.support.service.fake_cluster import row
 from tests.support.simulation.simulated_jobs import cluster, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state import inputs
 from holdfast_workers.protocol.signals import ShardDelayed
 
 ROW = row(1, 1)
 
+AUTO = {"every_steps": "auto"}
+
 
 def test_a_measured_interval_is_chosen_once_emitted_with_its_reason_and_kept() -> None:
-    job = running(cluster(auto=frozenset({AutoTier.MEMORY}), intervals=(2, 0)), step=5)
+    job = running(cluster(memory=AUTO, remote={"every_steps": 0}), step=5)
     rows = tuple(
         replace(
             ROW, step=step, memory_saved=step % 2 == 0, step_time_s=0.1 + 0.05 * (step % 2 == 0)
@@ -39,16 +40,16 @@ def test_a_measured_interval_is_chosen_once_emitted_with_its_reason_and_kept() -
 
 
 def test_back_to_back_remote_saves_are_spread_so_that_they_can_be_measured() -> None:
-    job = running(cluster(auto=frozenset({AutoTier.REMOTE}), intervals=(1, 10)), step=5)
-    rows = tuple(replace(ROW, step=step, remote_saving=True) for step in range(1, 40))
+    job = running(cluster(remote=AUTO), step=5)
+    rows = tuple(replace(ROW, step=step, remote_saving=True) for step in range(1, 80))
     job.feed(inputs.StepsMeasured(rows))
     (event,) = job.emitted(EventKind.CHECKPOINT_INTERVAL)
-    assert (event["before"], event["every_steps"], event["cost_s"]) == (10, 20, None)
+    assert (event["before"], event["every_steps"], event["cost_s"]) == (20, 40, None)
     assert "takes longer" in event["why"]
 
 
 def test_a_remote_outage_is_no_measurement_and_no_training_failure() -> None:
-    job = running(cluster(auto=frozenset({AutoTier.REMOTE}), intervals=(1, 10)), step=5)
+    job = running(cluster(remote=AUTO), step=5)
     job.signal(job.agents["n0"], ShardDelayed(10, "no bucket"), 1, rank=0)
     job.run_until(lambda: bool(job.emitted(EventKind.INCIDENT_OPENED)))
     rows = tuple(replace(ROW, step=step, remote_saving=True) for step in range(1, 40))

@@ -51,7 +51,7 @@ def test_a_new_attempt_saves_a_failed_shard_of_the_last_step() -> None:
 
 
 def test_without_the_last_checkpoint_the_job_has_not_succeeded() -> None:
-    job = cluster(finish_timeout_s=3.0)
+    job = cluster(finish_s=3.0)
     job.run_until(lambda: job.core.committed >= 25)
     job.publishes = False
     end = job.run()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from holdfast_workers.spec import Section
+from holdfast_workers.spec.fields import Section
 
 Seconds = Annotated[float, Field(ge=5, le=86400)]
 
