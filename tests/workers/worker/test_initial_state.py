@@ -73,7 +73,7 @@ def _ended_well(run: SupervisedRun, first: First, part: InitPart, step: int) -> 
 
 def _origin(first: First, part: InitPart) -> dict[str, Any]:
     step = first.at_3.step if part is InitPart.EVERYTHING else 0
-    return {"initial": InitialCheckpoint(first.at_3.uri, step, part)}
+    return {"origin": InitialCheckpoint(first.at_3.uri, step, part)}
 
 
 @pytest.mark.slow
