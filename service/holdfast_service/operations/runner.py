@@ -43,7 +43,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import json_safe, leases
 from holdfast_service.store.engine import Store
 from holdfast_service.store.lease_holder import LeaseHolder, repeat
-from holdfast_service.store.leases import Lease, LeaseLost
+from holdfast_service.store.leases import LeaseLost, RowLease
 from holdfast_service.store.models import Operation
 from holdfast_service.views.operations import ContentView
 from holdfast_workers.checkpoint.export import NotExportable
@@ -142,7 +142,7 @@ class OperationRunner:
         async with self._store.read() as session:
             return {token for token in await session.scalars(exports) if token is not None}
 
-    async def _perform(self, lease: Lease) -> float:
+    async def _perform(self, lease: RowLease) -> float:
         operation = await self._begin(lease)
         reading = _Reading()
         try:
@@ -164,7 +164,7 @@ class OperationRunner:
             reading.abandoned = True
         return 0.0
 
-    async def _begin(self, lease: Lease) -> Operation:
+    async def _begin(self, lease: RowLease) -> Operation:
         async with self._store.write() as session:
             operation = await _held(session, lease)
             operation.state = OperationState.RUNNING
@@ -325,11 +325,11 @@ class OperationRunner:
             log.warning("operation.progress_not_stored", id=operation.id, error=str(error))
 
 
-def _lease(operation: Operation) -> Lease:
-    return Lease(operation.id, operation.lease_token or "")
+def _lease(operation: Operation) -> RowLease:
+    return RowLease(operation.id, operation.lease_token or "")
 
 
-async def _held(session: AsyncSession, lease: Lease) -> Operation:
+async def _held(session: AsyncSession, lease: RowLease) -> Operation:
     """The operation, to be changed in this transaction. Raises LeaseLost: it was cancelled, or is
     another server's."""
     operation = await leases.lock(session, Operation, lease.id, lease.token)

@@ -63,7 +63,7 @@ from holdfast_service.services.init_sources import (
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes, projection
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import Lease
+from holdfast_service.store.leases import RowLease
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
 from holdfast_workers.protocol import codec
@@ -99,7 +99,7 @@ class JobDriver:
         cluster: Cluster,
         settings: Settings,
         crash_hook: CrashHook,
-        lease: Lease,
+        lease: RowLease,
         sources: InitSources,
         avoided: Callable[[], dict[str, Avoided] | None],
         interval_s: Callable[[bool], float],

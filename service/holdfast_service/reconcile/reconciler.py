@@ -39,7 +39,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import leases, nodes
 from holdfast_service.store.engine import Store
 from holdfast_service.store.lease_holder import LeaseHolder, repeat, wait_until_set
-from holdfast_service.store.leases import Lease, LeaseLost
+from holdfast_service.store.leases import LeaseLost, RowLease
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import job_transaction
 
@@ -218,7 +218,7 @@ class Reconciler:
         none_left = demand is None or self._lacked_nodes.leaves_none(job.id, demand)
         return SizeOrder(job.wanted_nodes, True, None if none_left else tuple(sorted(others)))
 
-    async def _drive(self, lease: Lease) -> float:
+    async def _drive(self, lease: RowLease) -> float:
         """Drive a job until it needs nothing for long, or is finished. Returns the seconds until it
         must be claimed again. Raises LeaseLost."""
         wake = self._job_wakes[lease.id] = _WakeUp()
@@ -261,7 +261,7 @@ class Reconciler:
             return 0.0
         return self._news_rate.reserve(time.monotonic())
 
-    async def _advance_until_idle(self, driver: JobDriver, lease: Lease, wake: _WakeUp) -> float:
+    async def _advance_until_idle(self, driver: JobDriver, lease: RowLease, wake: _WakeUp) -> float:
         """Returns the seconds until the job must be claimed again."""
         errors = 0
         due = time.monotonic()
@@ -299,7 +299,7 @@ class Reconciler:
             if self._stop.is_set():
                 return 0.0
 
-    async def _after_error(self, lease: Lease, error: Exception, errors: int) -> NextStep:
+    async def _after_error(self, lease: RowLease, error: Exception, errors: int) -> NextStep:
         """Record the error as the job's wait reason; retry with exponential backoff."""
         seconds = min(
             self._settings.pace.error_retry_s * 2.0 ** min(errors - 1, 20),

@@ -33,7 +33,7 @@ from holdfast_service.services.job_commands import command_transaction
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
-from holdfast_service.store.leases import Lease
+from holdfast_service.store.leases import RowLease
 from holdfast_service.store.models import InjectedFault
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_service.views.incidents import FaultView
@@ -92,7 +92,7 @@ class InjectionService:
         return FaultPage(items=items, next_cursor=next_number(found, limit))
 
 
-async def deliver(store: Store, cluster: Cluster, lease: Lease, after: int) -> None:
+async def deliver(store: Store, cluster: Cluster, lease: RowLease, after: int) -> None:
     """Send the faults with a number above `after` to the job's supervisor, in order.
 
     A fault may be sent repeatedly: the supervisor accepts a number once. If the supervisor cannot

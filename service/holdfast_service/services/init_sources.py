@@ -36,7 +36,7 @@ from holdfast_service.services.named_folder import names_within
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import Lease, LeaseLost
+from holdfast_service.store.leases import LeaseLost, RowLease
 from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.store.transaction import job_transaction
 from holdfast_workers.checkpoint import marks
@@ -196,7 +196,7 @@ class InitSources:
 class InitHold:
     """The mark that a driven job has on its initial checkpoint: removed once, in the background."""
 
-    def __init__(self, store: Store, sources: InitSources, lease: Lease, retry_s: float) -> None:
+    def __init__(self, store: Store, sources: InitSources, lease: RowLease, retry_s: float) -> None:
         self._store = store
         self._sources = sources
         self._lease = lease

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import Lease, LeaseLost
+from holdfast_service.store.leases import LeaseLost, RowLease
 from holdfast_service.store.models import Leased
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ class LeaseHolder:
         table: type[Leased],
         settings: Settings,
         limit: int,
-        work: Callable[[Lease], Coroutine[Any, Any, float]],
+        work: Callable[[RowLease], Coroutine[Any, Any, float]],
     ) -> None:
         """`work` returns the seconds until an unfinished row is due again. It may raise."""
         self._store = store
@@ -49,7 +49,7 @@ class LeaseHolder:
         self.claimed_at: float | None = None
         """When it last claimed with success, also if there was nothing to claim (monotonic)."""
         self._woken = asyncio.Event()
-        self._idle: set[Lease] = set()  # result of the last check
+        self._idle: set[RowLease] = set()  # result of the last check
 
     def wake(self) -> None:
         """Claim now."""
@@ -84,7 +84,7 @@ class LeaseHolder:
             self.wake()  # there may be more
         self.claimed_at = time.monotonic()
 
-    async def _hold(self, lease: Lease) -> None:
+    async def _hold(self, lease: RowLease) -> None:
         try:
             due_in_s = await self._work(lease)
             if await leases.release(self._store, self._table, lease, due_in_s):

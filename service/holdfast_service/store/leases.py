@@ -48,7 +48,7 @@ class LeaseLost(Exception):
 
 
 @dataclass(frozen=True)
-class Lease:
+class RowLease:
     id: str  # of the row
     token: str
 
@@ -64,7 +64,7 @@ async def lock(
     return row
 
 
-async def claim(store: Store, table: type[Leased], owner: str, limit: int) -> list[Lease]:
+async def claim(store: Store, table: type[Leased], owner: str, limit: int) -> list[RowLease]:
     """Claim up to `limit` rows (at most `MAX_CLAIMED`) that have work left, are due, and have no
     live holder. Claims nothing if the owner itself is not alive: it must renew first, and learns
     which rows it has lost."""
@@ -107,7 +107,7 @@ async def claim(store: Store, table: type[Leased], owner: str, limit: int) -> li
             .where(table.id.in_(locked), _is_free(table, living))
             .returning(table.id)
         )
-        leases = [Lease(row_id, token) for row_id in sorted(taken)]
+        leases = [RowLease(row_id, token) for row_id in sorted(taken)]
         await _delete_idle_owners(session, dead)
         return leases
 
@@ -128,7 +128,7 @@ async def renew(
         return set(ids) if in_time else await _still_held(session, table, owner, ids)
 
 
-async def release(store: Store, table: type[Leased], lease: Lease, due_in_s: float) -> bool:
+async def release(store: Store, table: type[Leased], lease: RowLease, due_in_s: float) -> bool:
     """Release the row; it is due again after `due_in_s`, or at once if a user command arrived since
     it was claimed: then True. Does nothing if the lease is lost, or the row finished."""
     later = case((table.due_at == 0.0, 0.0), else_=store.clock() + due_in_s)
@@ -151,7 +151,9 @@ async def commanded(store: Store, owner: str) -> dict[str, tuple[int, int]]:
         return {job_id: (changes, faults) for job_id, changes, faults in rows}
 
 
-async def idle(store: Store, table: type[Leased], owner: str, busy: Collection[str]) -> set[Lease]:
+async def idle(
+    store: Store, table: type[Leased], owner: str, busy: Collection[str]
+) -> set[RowLease]:
     """The leases that `owner` holds on rows that it does not work on: the answer to its claim was
     lost, or a release failed."""
     mine = and_(table.unfinished(), table.lease_owner == owner)
@@ -160,7 +162,7 @@ async def idle(store: Store, table: type[Leased], owner: str, busy: Collection[s
         if not held or held <= len(busy):
             return set()
         rows = await session.execute(select(table.id, table.lease_token).where(mine))
-        return {Lease(row_id, token or "") for row_id, token in rows if row_id not in busy}
+        return {RowLease(row_id, token or "") for row_id, token in rows if row_id not in busy}
 
 
 async def leave(store: Store, owner: str) -> None:

@@ -16,13 +16,13 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
 from holdfast_service.store.lease_holder import LeaseHolder
-from holdfast_service.store.leases import Lease
+from holdfast_service.store.leases import RowLease
 from holdfast_service.store.models import Leased, LeaseOwner
 
 __all__ = ["table"]
 
 LATER_S = 3600.0
-Work = Callable[[Lease], Awaitable[float]]
+Work = Callable[[RowLease], Awaitable[float]]
 
 
 class Servers:
@@ -38,7 +38,7 @@ class Servers:
 
     @asynccontextmanager
     async def holder(self, work: Work, limit: int = 2) -> AsyncIterator[LeaseHolder]:
-        async def perform(lease: Lease) -> float:
+        async def perform(lease: RowLease) -> float:
             return await work(lease)
 
         holder = LeaseHolder(self.store, self.table, self.settings, limit, perform)
@@ -60,7 +60,7 @@ async def servers(store: Store, settings: Settings, table: type[Leased]) -> Serv
     return Servers(store, settings, table, await add_rows(store, settings, table, 3))
 
 
-async def forever(_lease: Lease) -> float:
+async def forever(_lease: RowLease) -> float:
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -69,7 +69,7 @@ async def test_every_row_is_worked_on_within_the_limit_and_released(servers: Ser
     done: list[str] = []
     most = 0
 
-    async def work(lease: Lease) -> float:
+    async def work(lease: RowLease) -> float:
         nonlocal most
         most = max(most, len(holder.tasks))
         done.append(lease.id)
@@ -118,9 +118,9 @@ async def test_a_row_is_worked_on_after_the_answer_to_its_claim_was_lost(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The COMMIT succeeded, but the connection broke before its answer."""
-    claim, lost = leases.claim, list[Lease]()
+    claim, lost = leases.claim, list[RowLease]()
 
-    async def lose_answer(*arguments: Any) -> list[Lease]:
+    async def lose_answer(*arguments: Any) -> list[RowLease]:
         taken = await claim(*arguments)
         if taken and not lost:
             lost.extend(taken)
@@ -136,7 +136,7 @@ async def test_a_row_is_worked_on_after_the_answer_to_its_claim_was_lost(
 async def test_a_row_whose_task_failed_is_begun_again(servers: Servers) -> None:
     begun: list[str] = []
 
-    async def work(lease: Lease) -> float:
+    async def work(lease: RowLease) -> float:
         begun.append(lease.id)
         if begun.count(lease.id) == 1:
             raise ConnectionError("the database does not answer")
@@ -153,14 +153,16 @@ async def test_a_command_during_the_release_of_a_row_is_served_at_once(
     servers.settings = servers.settings.model_copy(update=seldom)
     release, begun = leases.release, list[str]()
 
-    async def commanded(store: Store, table: type[Leased], lease: Lease, due_in_s: float) -> bool:
+    async def commanded(
+        store: Store, table: type[Leased], lease: RowLease, due_in_s: float
+    ) -> bool:
         if begun.count(lease.id) == 1:
             async with store.write() as session:
                 (await session.get_one(table, lease.id)).due_at = 0.0
             holder.wake()
         return await release(store, table, lease, due_in_s)
 
-    async def work(lease: Lease) -> float:
+    async def work(lease: RowLease) -> float:
         begun.append(lease.id)
         return LATER_S
 

@@ -12,7 +12,7 @@ from tests.support.service.leased_rows import add_rows, table
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import Lease, LeaseLost
+from holdfast_service.store.leases import LeaseLost, RowLease
 from holdfast_service.store.models import JobRecord, Leased, LeaseOwner
 from holdfast_service.store.transaction import job_transaction
 
@@ -32,15 +32,15 @@ async def ids(store: Store, settings: Settings, table: type[Leased]) -> list[str
     return await add_rows(store, settings, table, 6)
 
 
-async def claim(rows: Rows, owner: str, limit: int, lease_s: float) -> list[Lease]:
+async def claim(rows: Rows, owner: str, limit: int, lease_s: float) -> list[RowLease]:
     await leases.renew(*rows, owner, [], lease_s)
     return await leases.claim(*rows, owner, limit)
 
 
-async def held_briefly(rows: Rows, ids: list[str]) -> dict[str, Lease]:
+async def held_briefly(rows: Rows, ids: list[str]) -> dict[str, RowLease]:
     """The leases of owner `slow` on all rows, soon to expire: on a busy machine they may do so
     while they are claimed."""
-    held: dict[str, Lease] = {}
+    held: dict[str, RowLease] = {}
 
     async def holds_all() -> bool:
         held.update({lease.id: lease for lease in await claim(rows, "slow", 10, 0.05)})
@@ -61,7 +61,7 @@ async def test_concurrent_claims_never_share_a_row(rows: Rows, ids: list[str]) -
 
 async def test_an_expired_holder_loses_every_write(rows: Rows, ids: list[str]) -> None:
     slow = await held_briefly(rows, ids)
-    found: list[Lease] = []
+    found: list[RowLease] = []
 
     async def taken_over() -> bool:
         found.extend(await claim(rows, "next", 10, 3600.0))
@@ -146,7 +146,7 @@ async def test_leases_held_without_work_are_found(rows: Rows, ids: list[str]) ->
     assert await leases.idle(*rows, "holder", ids[1:]) == set()
 
 
-async def write(rows: Rows, lease: Lease) -> None:
+async def write(rows: Rows, lease: RowLease) -> None:
     """Raises LeaseLost."""
     store, table = rows
     if table is JobRecord:
