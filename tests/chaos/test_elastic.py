@@ -24,6 +24,7 @@ from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers.checkpoint.export import plan_export, write_export
 from holdfast_workers.checkpoint.manifest import Manifest, list_checkpoints, verify
 from holdfast_workers.data.corpus import BYTE_VOCABULARY
+from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
 
@@ -66,6 +67,11 @@ def saved_meshes(run: Any) -> set[int]:
     return {event["mesh"]["dp_shard"] for event in run.of(EventKind.CHECKPOINT_SAVED)}
 
 
+def meshes_in_memory(run: Any) -> set[str]:
+    agents = run.agents
+    return {held.mesh for seat in agents.seats for held in agents.report(seat).held}
+
+
 def end_after(run: Any, steps: int) -> int:
     """Cancel the run after some further steps; the number of the last one."""
     run.wait_step(run.newest_step() + steps)
@@ -105,6 +111,7 @@ def test_a_lost_node_shrinks_the_world_from_memory_and_its_return_grows_it(
 ) -> None:
     with elastic(tmp_path, every=20, shapes=shapes) as run:
         lose_a_node_until_it_returns(run, saves=True)
+        run.wait(lambda: meshes_in_memory(run) == {mesh_tag(shapes[0].mesh)})
         last = end_after(run, 30)
         shrunk, _, grown = incidents(run)
         assert shrunk["decision"] == "shrink to a smaller mesh", run.story()

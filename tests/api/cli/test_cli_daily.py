@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import cast
 
@@ -423,20 +422,3 @@ def test_doctor_frees_the_memory_of_nodes_that_are_gone(
     assert "n0-a" in printed.err and "--clean" not in printed.out
     assert [path.name for path in shm.iterdir()] == ["job"]
     living.remove()
-
-
-def test_two_clients_follow_a_job_from_two_threads(server: LiveServer, client: Client) -> None:
-    job_id = started(server, client, "shared")
-    seen: dict[str, list[int]] = {}
-
-    def follow(name: str) -> None:
-        with Client(server.address) as own:
-            seen[name] = [event.seq for event in own.jobs.get("shared").events(follow=True)]
-
-    threads = [threading.Thread(target=follow, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    server.supervisor(job_id).end()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert seen["a"][:5] == seen["b"][:5] == [1, 2, 3, 4, 5]
