@@ -25,8 +25,6 @@ from tests.support.upgrade.fixture import (
     upgrade_to,
 )
 
-from holdfast.cli.printing.event_text import event_sentence
-from holdfast.cli.printing.incident_text import incident_sentences
 from holdfast_service.job_model.events.codec import UnknownEvent, decode
 from holdfast_service.job_model.lifecycle import TERMINAL, State, StopKind
 from holdfast_service.job_model.supervisor_protocol import JobLaunch
@@ -39,6 +37,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import Event, JobRecord, Outbox
+from holdfast_service.views.event_text import event_text
 from holdfast_workers.checkpoint import manifest
 
 STOPPING = {"pausing": StopKind.PAUSE, "cancelling": StopKind.CANCEL}
@@ -60,7 +59,7 @@ async def test_every_event_has_its_type_and_its_sentence(store: Store) -> None:
     assert len(events) > 100
     for event in events:
         assert not isinstance(decode(event.kind, event.data), UnknownEvent), event.kind
-        assert event_sentence(event.kind, event.data)
+        assert event_text(event.kind, event.data)
 
 
 async def test_every_incident_is_described(settings: Settings, store: Store) -> None:
@@ -68,7 +67,7 @@ async def test_every_incident_is_described(settings: Settings, store: Store) -> 
     described = 0
     for job in (await Overview(store, NodeService(store), settings).rows()).items:
         for incident in (await jobs.history.incidents(job.id)).items:
-            text = " ".join(incident_sentences(incident, str, alternatives=True))
+            text = " ".join(part.text for part in incident.text)
             assert "Evidence: " in text
             assert ("still open" in text) == (incident.closed_at is None)
             described += 1

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.cli.printing import output
-from holdfast.cli.printing.incident_text import ranks_text
 from holdfast.client.synchronous.client import Client
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, LocalClusterError
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.jobs import JobView
+from holdfast_service.views.wording import ranks_text
 
 LOST_AT = 10
 """The node is lost after a tenth of the steps, so that the world has grown before the last step."""

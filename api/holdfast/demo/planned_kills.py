@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.cli.printing import output
-from holdfast.cli.printing.incident_text import ranks_text
 from holdfast.client.synchronous.client import Client
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.attempts import MemberView
 from holdfast_service.views.jobs import JobView
+from holdfast_service.views.wording import ranks_text
 
 
 class PlannedKills:

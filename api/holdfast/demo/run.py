@@ -22,6 +22,7 @@ from holdfast.errors import HoldfastError
 from holdfast.local_server.child_server import temporary_server
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView
+from holdfast_service.views.wording import plural
 
 NODES = 3
 READY_S = 60.0
@@ -151,7 +152,7 @@ def _print_verdict(console: Console, verdict: DemoVerdict) -> None:
             console.print(f"The run {name} faults took {took}.")
     if verdict.incidents < 2:
         console.print(
-            f"{output.plural(verdict.incidents, 'incident')} occurred instead of 2: "
+            f"{plural(verdict.incidents, 'incident')} occurred instead of 2: "
             "the job ended too soon.",
             style="bold red",
         )
