@@ -11,12 +11,9 @@ from typing import Any
 
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 
-from holdfast_service.job_model.events.codec import FORMAT_VERSION
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.supervisor.event_log import from_backup
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents
-from holdfast_workers.protocol.messages import EventCopy
 
 
 @dataclass(frozen=True)
@@ -34,20 +31,16 @@ class Takeover:
 
     def replayed(self) -> Facts:
         """As a supervisor does at its start."""
-        return Facts.from_events(from_backup(codec.decode(self.events.encode(), KeptEvents).events))
+        return Facts.from_events(codec.decode(self.events.encode(), KeptEvents).events)
 
 
 def left_by(job: str, cluster: SimulatedCluster) -> Takeover:
-    copies = tuple(
-        EventCopy(event.seq, event.at, str(event.kind), event.data, FORMAT_VERSION)
-        for event in cluster.events
-    )
     alive = (agent for agent in cluster.agents.values() if agent.alive)
     return Takeover(
         job=job,
         at=cluster.now,
         reports=[codec.encode(agent.report()).decode() for agent in alive],
-        events=codec.encode(KeptEvents(copies)).decode(),
+        events=codec.encode(KeptEvents(tuple(cluster.events))).decode(),
         facts=main_facts(Facts.from_events(cluster.events)),
     )
 
