@@ -125,7 +125,7 @@ def cut_and_restore(run: SupervisedRun, rng: random.Random) -> str:
 
 def is_back(run: SupervisedRun, seat: str, seen_events: int) -> bool:
     """Whether the agent is a standby again after it was cut off."""
-    since = [e.data for e in run.events[seen_events:] if e.kind is EventKind.STANDBY]
+    since = [e.data for e in run.events[seen_events:] if e.kind == EventKind.STANDBY]
     return any(standby["agent"] == seat and standby["state"] == "ready" for standby in since)
 
 

@@ -92,7 +92,7 @@ def test_a_loss_reads_as_a_sentence_and_a_node_id_is_short(job_page: Callable[..
     page = job_page()
     page.get_by_role("button", name="Incident 1: node lost").click()
     card = page.locator("#incident-1")
-    card.get_by_text("Ranks 328–335 on agent n41 were lost.").wait_for()
+    card.get_by_text("Ranks 328 to 335 on agent n41 were lost.").wait_for()
     text = card.inner_text()
     assert "on_notice" not in text and "on notice" not in text
     assert "The decision was to replace the node, because" in text

@@ -23,8 +23,6 @@ from holdfast.cli.common import (
 )
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
-from holdfast.cli.printing.event_text import event_sentence
-from holdfast.cli.printing.incident_text import Shortener
 from holdfast.cli.printing.terminal_text import coloured
 from holdfast.client.calls import LogQuery
 from holdfast_service.views.history import EventView, LogLineView
@@ -106,14 +104,15 @@ def events(
     return ExitCode.OK
 
 
-def event_line(event: EventView, shorten: Shortener) -> Text:
+def event_line(event: EventView, shorten: output.Shortener) -> Text:
     """`12:00:01    7  attempt.running  Attempt 1 is running, and its first step is 1.`"""
+    until = "" if event.until is None else f" (until {output.clock(event.until)})"
     style = KIND_STYLES.get(event.kind.partition(".")[0], "")
     return Text.assemble(
         (output.clock(event.at), "dim"),
         (f" {event.seq:>5}  ", "dim"),
         (f"{event.kind:<22}", style),
-        f" {shorten(event_sentence(event.kind, event.data))}",
+        f" {shorten(event.text)}{until}",
     )
 
 

@@ -12,8 +12,9 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
 from holdfast.cli.printing.describe import INCIDENT_INDENT, incident_lines
-from holdfast.cli.printing.incident_text import ranks_of, ranks_text
+from holdfast_service.views.incident_text import ranks_of
 from holdfast_service.views.incidents import IncidentView
+from holdfast_service.views.wording import duration, ranks_text
 
 COLUMNS = (
     Column("#", right=True),
@@ -59,7 +60,7 @@ def incidents(
 
 def _row(incident: IncidentView) -> list[str | Text]:
     total_s = incident.phases_s.get("total")
-    took = "" if total_s is None else _duration(total_s)
+    took = "" if total_s is None else duration(total_s)
     over = incident.closed_at is not None
     return [
         str(incident.number),
@@ -76,7 +77,3 @@ def _lost_ranks(incident: IncidentView) -> str:
     """`rank 3`, or `ranks 0 to 3`."""
     ranks = {rank for item in incident.lost for rank in ranks_of(item)}
     return ranks_text(ranks) if ranks else "-"
-
-
-def _duration(value_s: float) -> str:
-    return f"{value_s * 1000:.0f} ms" if value_s < 1 else output.seconds(value_s)

@@ -24,6 +24,7 @@ from holdfast.cli.printing.columns import Column
 from holdfast.cli.printing.terminal_text import one_line
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
+from holdfast_service.views.wording import plural
 
 if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView
@@ -170,7 +171,7 @@ def cancel(
                 for stopped in found:
                     state_text = output.state_text(stopped.state)
                     output.console().print(state_text, f"{stopped.name} ({stopped.id})")
-                output.progress(f"cancelled {output.plural(len(found), 'job')}")
+                output.progress(f"cancelled {plural(len(found), 'job')}")
             return ExitCode.OK
         job_id = client.find(job_word)
         again = client.get(job_id).state is State.CANCELLING
@@ -229,7 +230,7 @@ def remove(
     if output.results(options, [removed]):
         return ExitCode.OK
     gone = len(removed.removed_checkpoints)
-    with_them = f" with {output.plural(gone, 'checkpoint')}" if gone else ""
+    with_them = f" with {plural(gone, 'checkpoint')}" if gone else ""
     output.console().print(f"removed job {removed.name} ({removed.id}){with_them}")
     for uri in removed.kept_checkpoints:
         output.progress(f"kept {uri}")

@@ -12,7 +12,6 @@ from holdfast.cli.common import OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
-from holdfast.cli.printing.incident_text import Shortener
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.views.nodes import NodeView
 
@@ -108,7 +107,7 @@ def _whole_id(node_id: str) -> str:
     return node_id
 
 
-def _row(node: NodeView, shorten: Shortener) -> list[str | Text]:
+def _row(node: NodeView, shorten: output.Shortener) -> list[str | Text]:
     return [
         shorten(node.id),
         node.host,

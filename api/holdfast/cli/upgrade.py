@@ -13,6 +13,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.errors import JobChanged, JobEnded, JobNotFound, WaitTimeout
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
+from holdfast_service.views.wording import plural
 
 if TYPE_CHECKING:
     from holdfast.client.synchronous.client import Client
@@ -52,7 +53,7 @@ def upgrade(
                 break
             done.append(now)
     output.results(options, done)
-    output.progress(f"{output.plural(len(done), 'job')} of {len(due)}")
+    output.progress(f"{plural(len(done), 'job')} of {len(due)}")
     return ExitCode.OK if len(done) == len(due) else ExitCode.JOB_FAILED
 
 
@@ -95,7 +96,7 @@ def _restart(client: Client, job: JobView, server: Version, limit_s: float) -> J
     step = attempts[-1].restore.step or 0
     output.progress(
         f"{job.name} ({job.id}): trains from step {step} after {time.monotonic() - began:.1f} s, "
-        f"{output.plural(max(0, before - step), 'step')} lost"
+        f"{plural(max(0, before - step), 'step')} lost"
     )
     return now
 

@@ -16,6 +16,7 @@ from holdfast.cli.printing import output
 from holdfast.errors import Conflict, WaitTimeout
 from holdfast_service.job_model.replay import replay_mark
 from holdfast_service.views.comparison import ComparisonView, ReplayResult
+from holdfast_service.views.wording import plural
 
 if TYPE_CHECKING:
     from holdfast.client.synchronous.client import Client
@@ -67,7 +68,7 @@ def verify(
 
 def result_text(found: ComparisonView, replay: JobView) -> str:
     """The result in a sentence."""
-    equal = f"{found.equal} of {output.plural(found.compared, 'step')} equal"
+    equal = f"{found.equal} of {plural(found.compared, 'step')} equal"
     match found.result:
         case ReplayResult.EQUAL | ReplayResult.RUNNING:
             return f"{equal} on {meshes_text(found)}{_one_sided_text(found)}"
@@ -96,9 +97,9 @@ def meshes_text(found: ComparisonView) -> str:
     """`3 meshes (4 ranks to step 40, 2 to step 90, 3 to step 120)`, `1 mesh (4 ranks)`."""
     ranks = [str(span.ranks) for span in found.meshes]
     if len(ranks) == 1:
-        return f"1 mesh ({output.plural(found.meshes[0].ranks, 'rank')})"
+        return f"1 mesh ({plural(found.meshes[0].ranks, 'rank')})"
     ends = [*(span.after_step for span in found.meshes[1:]), found.until_step]
-    ranks[:1] = [output.plural(span.ranks, "rank") for span in found.meshes[:1]]
+    ranks[:1] = [plural(span.ranks, "rank") for span in found.meshes[:1]]
     parts = [f"{size} to step {end}" for size, end in zip(ranks, ends, strict=True)]
     return f"{len(parts)} meshes ({', '.join(parts)})"
 
@@ -106,7 +107,7 @@ def meshes_text(found: ComparisonView) -> str:
 def _one_sided_text(found: ComparisonView) -> str:
     if not found.one_sided:
         return ""
-    return f"; {output.plural(found.one_sided, 'step')} with a digest in only one of the runs"
+    return f"; {plural(found.one_sided, 'step')} with a digest in only one of the runs"
 
 
 def _follow(client: Client, replay: JobView, limit_s: float) -> ComparisonView:

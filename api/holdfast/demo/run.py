@@ -16,7 +16,6 @@ from rich.console import Console
 
 from holdfast.cli.dashboard import dashboard_link
 from holdfast.cli.printing import output
-from holdfast.cli.printing.incident_text import ranks_text
 from holdfast.cli.submission.job_follower import JobFollower, Watcher
 from holdfast.client.synchronous.client import Client
 from holdfast.demo.compare import RunComparison, compare
@@ -26,6 +25,7 @@ from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.attempts import MemberView
 from holdfast_service.views.jobs import JobView
+from holdfast_service.views.wording import plural, ranks_text
 
 NODES = 3
 READY_S = 60.0
@@ -155,7 +155,7 @@ def _print_verdict(console: Console, verdict: DemoVerdict) -> None:
             console.print(f"The run {name} faults took {took}.")
     if verdict.incidents < 2:
         console.print(
-            f"{output.plural(verdict.incidents, 'incident')} occurred instead of 2: "
+            f"{plural(verdict.incidents, 'incident')} occurred instead of 2: "
             "the job ended too soon.",
             style="bold red",
         )

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.capacity import Capacity, NodeCapacity
-from holdfast_service.job_model.events.codec import EVENT_TYPES, AnyEvent, decode, encode
-from holdfast_service.job_model.events.kinds import EventKind, JobEvent
+from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
-from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
+from holdfast_workers.protocol.messages import Beat, LogLine, StepRow, SupervisorEvent
 from holdfast_workers.protocol.processes import StorageOptions
 
 __all__ = [
@@ -99,29 +97,6 @@ def is_next_event(number: int, last: int) -> bool:
 def number_in_epoch(number: int) -> int:
     """The place of an event among those of its supervisor, from 1."""
     return number % _EVENTS_PER_EPOCH
-
-
-@dataclass(frozen=True)
-class SupervisorEvent:
-    """A numbered event, encoded by `job_model/events/codec.py`."""
-
-    seq: int  # grows: `first_event` of its supervisor's epoch, then by one
-    at: float
-    kind: EventKind | str  # a text only if this version does not know the kind
-    data: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        if self.kind in EVENT_TYPES:
-            object.__setattr__(self, "kind", EventKind(self.kind))
-
-    @classmethod
-    def of(cls, seq: int, at: float, event: JobEvent) -> SupervisorEvent:
-        return cls(seq, at, event.kind, encode(event))
-
-    @cached_property
-    def content(self) -> AnyEvent:
-        """The decoded event. Raises UnreadableDocument."""
-        return decode(self.kind, self.data)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast_service.job_model.lifecycle import Desired, State
-from holdfast_service.policy.causes import Cause
+from holdfast_service.views.cause_words import cause_words
 from holdfast_service.views.timeline import VerdictView
 
 
@@ -65,11 +65,6 @@ def verdict(job: JobStanding) -> VerdictView:
     )
 
 
-def describe_cause(cause: str) -> str:
-    """`node_lost` -> `a lost node`; an unknown cause is returned with spaces for underscores."""
-    return _CAUSES.get(cause, cause.replace("_", " "))
-
-
 def duration(seconds: float) -> str:
     """`0.2 s`, `45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 10:
@@ -84,30 +79,6 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
-
-
-_CAUSES: dict[str, str] = {
-    Cause.NODE_LOST: "a lost node",
-    Cause.PREEMPTED: "a preempted node",
-    Cause.NODE_UNWELL: "an unhealthy node",
-    Cause.AGENT_LOST: "a lost node agent",
-    Cause.OUT_OF_MEMORY: "a process killed for lack of memory",
-    Cause.WORKER_CRASH: "a worker crash",
-    Cause.CORRUPTION: "state that differs between replicas",
-    Cause.HANG: "a hang",
-    Cause.USER_ERROR: "an error in the training program",
-    Cause.BAD_STATE: "a saved state that could not be loaded",
-    Cause.NOT_FINITE: "a first step that was not finite",
-    Cause.GUARD: "a loss or gradient out of bounds",
-    Cause.CHECKPOINT_FAILED: "a checkpoint that could not be written",
-    Cause.INTERNAL_ERROR: "an internal error",
-    Cause.NO_PROGRESS: "an attempt that did not start in time",
-    Cause.STRAGGLER: "a rank that computes too slowly",
-    Cause.RESTORE_UNAVAILABLE: "a remote tier that did not answer",
-    Cause.REMOTE_UNAVAILABLE: "a remote tier that accepts no checkpoints",
-    Cause.RESIZE: "a change of the mesh",
-    Cause.COMMUNICATION: "broken communication",
-}
 
 
 def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR0911  (one for each state)
@@ -132,7 +103,7 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
         case State.RUNNING:
             return _running(job, place)
         case State.RECOVERING:
-            cause = describe_cause(job.last.cause) if job.last else "a fault"
+            cause = cause_words(job.last.cause).noun if job.last else "a fault"
             sentence = f"Restoring the newest state after {cause}; the job had reached {place}."
             return f"Recovering from {cause}", _with_wait(job, sentence)
         case State.RESIZING:
@@ -187,7 +158,7 @@ def _last_event(job: JobStanding) -> str | None:
         if job.incidents > 1
         else "The only incident"
     )
-    cause = describe_cause(incident.cause)
+    cause = cause_words(incident.cause).noun
     if incident.closed_at is None:
         decided = f"; decision: {incident.decision.replace('_', ' ')}" if incident.decision else ""
         ago = duration(max(0.0, job.now - incident.opened_at))

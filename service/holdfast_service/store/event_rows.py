@@ -22,7 +22,7 @@ from holdfast_service.job_model.events.checkpoints import (
     CheckpointIntervalEvent,
     CheckpointSavedEvent,
 )
-from holdfast_service.job_model.events.codec import AnyEvent
+from holdfast_service.job_model.events.codec import AnyEvent, read_event
 from holdfast_service.job_model.events.health import (
     GuardTrippedEvent,
     NodeHealthEvent,
@@ -55,7 +55,7 @@ async def apply_event(tx: JobTransaction, event: SupervisorEvent, rules: Quarant
     values that the database refuses; the caller then rolls the transaction back to the savepoint
     before the event.
     """
-    content, at = event.content, event.at
+    content, at = read_event(event), event.at
     match content:
         case PhaseEvent():
             apply_phase(tx, content.phase, at=at)

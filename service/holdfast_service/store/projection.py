@@ -21,7 +21,7 @@ from holdfast_service.job_model.events.checkpoints import (
     CorruptSince,
     DigestMismatchEvent,
 )
-from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent
+from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent, read_event
 from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import (
@@ -136,7 +136,7 @@ def _readable(events: Sequence[SupervisorEvent]) -> list[AnyEvent]:
     contents: list[AnyEvent] = []
     for event in events:
         with suppress(UnreadableDocument):  # reported when the event is stored
-            contents.append(event.content)
+            contents.append(read_event(event))
     return contents
 
 
@@ -267,7 +267,7 @@ def _record_event(
     tx: JobTransaction, event: SupervisorEvent, content: AnyEvent | None = None
 ) -> None:
     """`content`: of an event that cannot be decoded. Raises UnreadableDocument first of all."""
-    content, job = content or event.content, tx.job
+    content, job = content or read_event(event), tx.job
     if not is_next_event(event.seq, job.cursor_event):
         after, before = number_in_epoch(job.cursor_event), number_in_epoch(event.seq)
         tx.emit(EventsLostEvent(after=after, before=before))

@@ -35,8 +35,10 @@ from holdfast_service.views.attempts import (
     StandbyView,
 )
 from holdfast_service.views.checkpoints import CheckpointView
+from holdfast_service.views.event_text import event_text, event_until
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.history import EventView, LogLineView
+from holdfast_service.views.incident_text import incident_text, incident_title
 from holdfast_service.views.incidents import (
     BudgetView,
     IncidentView,
@@ -209,7 +211,12 @@ async def event_views(
     session: AsyncSession, job_id: str, after: int, limit: int
 ) -> list[EventView]:
     events = await _EVENTS.all(session, job=job_id, after=after, most=limit)
-    return [EventView.from_attributes(event) for event in events]
+    return [
+        EventView.from_attributes(
+            event, text=event_text(event.kind, event.data), until=event_until(event.data)
+        )
+        for event in events
+    ]
 
 
 async def checkpoints(session: AsyncSession, job_id: str) -> list[Checkpoint]:
@@ -280,7 +287,7 @@ def _incident_view(
     row: IncidentRow, *, lost: float, mesh_change: MeshChangeView | None
 ) -> IncidentView:
     incident = read_incident(row.number, row.data)
-    return IncidentView(
+    view = IncidentView(
         number=row.number,
         cause=incident.cause,
         causes=incident.causes,
@@ -304,6 +311,9 @@ def _incident_view(
         opened_at=row.opened_at,
         closed_at=row.closed_at,
         resolution=incident.resolution,
+    )
+    return view.model_copy(
+        update={"title": incident_title(view), "text": tuple(incident_text(view))}
     )
 
 

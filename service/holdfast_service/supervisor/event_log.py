@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast_service.job_model.events.codec import FORMAT_VERSION
+from holdfast_service.job_model.events import codec
 from holdfast_service.job_model.events.kinds import JobEvent
-from holdfast_service.job_model.supervisor_protocol import SupervisorEvent, first_event
+from holdfast_service.job_model.supervisor_protocol import first_event
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
-from holdfast_workers.protocol.codec import UnreadableDocument
-from holdfast_workers.protocol.messages import EventCopy
+from holdfast_workers.protocol.messages import SupervisorEvent
 
 
 class EventLog:
@@ -43,7 +42,7 @@ class EventLog:
 
     def append(self, event: JobEvent) -> None:
         with self._lock:
-            self._events.append(SupervisorEvent.of(self._next, time.time(), event))
+            self._events.append(codec.numbered(self._next, time.time(), event))
             self._next += 1
         self._on_events()
 
@@ -59,37 +58,21 @@ class EventLog:
             del self._events[: max(0, stored - KEPT_EVENTS)]
             return tuple(self._events_after(number))
 
-    def not_backed_up_by(self, agent: str, incarnation: str) -> tuple[EventCopy, ...]:
+    def not_backed_up_by(self, agent: str, incarnation: str) -> tuple[SupervisorEvent, ...]:
         """Events that this agent has not received yet."""
         with self._lock:
             after = self._backed_up_to.get((agent, incarnation), 0)
-            return tuple(_as_backup(event) for event in self._events_after(after))
+            return tuple(self._events_after(after))
 
-    def mark_backed_up(self, agent: str, incarnation: str, events: Sequence[EventCopy]) -> None:
+    def mark_backed_up(
+        self, agent: str, incarnation: str, events: Sequence[SupervisorEvent]
+    ) -> None:
         if events:
             with self._lock:
                 self._backed_up_to[(agent, incarnation)] = events[-1].seq
 
     def _events_after(self, number: int) -> list[SupervisorEvent]:
         return self._events[bisect.bisect_right(self._events, number, key=_number) :]
-
-
-def _as_backup(event: SupervisorEvent) -> EventCopy:
-    return EventCopy(event.seq, event.at, str(event.kind), event.data, FORMAT_VERSION)
-
-
-def from_backup(copies: Iterable[EventCopy]) -> list[SupervisorEvent]:
-    """The events of the agents' copies. Raises UnreadableDocument for one of a newer format."""
-    return [_from_copy(copy) for copy in copies]
-
-
-def _from_copy(copy: EventCopy) -> SupervisorEvent:
-    if copy.format > FORMAT_VERSION:
-        raise UnreadableDocument(
-            f"event {copy.seq} has format {copy.format}, and this version of Holdfast reads up to "
-            f"format {FORMAT_VERSION}: start the supervisor with the version that wrote it"
-        )
-    return SupervisorEvent(copy.seq, copy.at, copy.kind, copy.data)
 
 
 def _number(event: SupervisorEvent) -> int:

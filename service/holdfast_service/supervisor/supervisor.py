@@ -23,13 +23,13 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent
+from holdfast_service.job_model.events.codec import read_event
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     Phase,
     SizeOrder,
     StopOrder,
-    SupervisorEvent,
     SupervisorReport,
 )
 from holdfast_service.policy.quarantine import Avoided
@@ -40,7 +40,7 @@ from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.agent_watch import Agents, AgentWatch
 from holdfast_service.supervisor.drain_watch import DrainWatch
-from holdfast_service.supervisor.event_log import EventLog, from_backup
+from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_record import FenceRecord
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_service.supervisor.link_check import LinkChecker
@@ -58,7 +58,7 @@ from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
 from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Request
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
-from holdfast_workers.protocol.messages import Beat, EventCopy
+from holdfast_workers.protocol.messages import Beat, SupervisorEvent
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import Signal
 
@@ -290,7 +290,7 @@ class Supervisor:
         floor = self._fence.floor  # as listed after the claim
         history = self._backed_up_events(reports)
         for event in history:
-            self._run_buffer.apply(event.content)
+            self._run_buffer.apply(read_event(event))
         facts = Facts.from_events(history)
         if facts.ended is not None:  # by a supervisor whose last report was not stored
             self._collect_final_output(reports)
@@ -427,8 +427,8 @@ class Supervisor:
         return [c.result() for c in calls.values() if c.done() and c.exception() is None]
 
     def _backed_up_events(self, reports: list[AgentReport]) -> list[SupervisorEvent]:
-        """In order. Raises UnreadableDocument."""
-        events: dict[int, EventCopy] = {}
+        """In order."""
+        events: dict[int, SupervisorEvent] = {}
         for report in reports:
             call = self._agents.call(
                 report.agent,
@@ -440,7 +440,7 @@ class Supervisor:
                 events.update({event.seq: event for event in call.result().events})
             except Exception:  # another agent has the same events
                 _log.exception("cannot fetch an agent's copy of the events", agent=report.agent)
-        return from_backup(events[seq] for seq in sorted(events))
+        return [events[seq] for seq in sorted(events)]
 
     def _collect(self, agent: AgentReport) -> None:
         """Fetch rows, digests and log lines from an agent, and back up events on it."""
@@ -471,7 +471,7 @@ class Supervisor:
         self,
         seat: str,
         incarnation: str,
-        events: tuple[EventCopy, ...],
+        events: tuple[SupervisorEvent, ...],
         call: Future[PollAnswer],
     ) -> bool:
         """Take in an answer; returns whether the agent has more, because a page was full."""

@@ -13,6 +13,11 @@ class EventView(View):
     seq: int = Field(description="per job, from 1, without gaps")
     at: Time
     kind: str
+    text: str = Field(default="", description="the event in a sentence, to be shown as it is")
+    until: Time | None = Field(
+        default=None,
+        description="when that which it reports ends at the latest; null: no such time",
+    )
     data: EventDocument
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
@@ -71,10 +72,35 @@ class MeshChangeView(View):
     ranks_after: int
 
 
+class SentenceSubject(StrEnum):
+    """What a sentence about an incident is about, in the order in which they are read."""
+
+    LOSS = "loss"
+    EVIDENCE = "evidence"
+    SUSPECT = "suspect"
+    STACK = "stack"
+    DECISION = "decision"
+    MESH = "mesh"
+    REFUSED = "refused"
+    BUDGET = "budget"
+    RESTORE = "restore"
+    PHASES = "phases"
+    END = "end"
+
+
+class IncidentSentence(View):
+    about: SentenceSubject
+    text: str
+
+
 class IncidentView(View):
     """One fault, or one resize, from its first signal to the first new step."""
 
     number: int
+    title: str = Field(default="", description="the fault in a clause: `a node was lost`")
+    text: tuple[IncidentSentence, ...] = Field(
+        default=(), description="the incident in sentences, to be shown as they are"
+    )
     cause: str = Field(
         description="the root cause among `causes`; `resize`: nothing failed, another mesh was due"
     )

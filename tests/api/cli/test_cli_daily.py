@@ -38,7 +38,7 @@ HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog asyncio 
 
 UNUSED_BY_HELP = (
     f"{HEAVY} pydantic httpx yaml pygments markdown_it holdfast.client.synchronous.request_methods "
-    "holdfast_service.views holdfast_service.job_model.supervisor_protocol holdfast_workers"
+    "holdfast_service.views.view holdfast_service.job_model.supervisor_protocol holdfast_workers"
 )
 NEEDED_FOR_THE_MAIN_HELP = {
     "holdfast",

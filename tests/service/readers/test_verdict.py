@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from holdfast_service.job_model.lifecycle import Desired, State
-from holdfast_service.policy.causes import Cause
 from holdfast_service.readers.verdict import (
     JobStanding,
     LastIncident,
-    describe_cause,
     duration,
     verdict,
 )
@@ -125,12 +123,6 @@ def test_every_state_has_a_description(state: State) -> None:
         )
         assert result.headline and result.doing.endswith(".")
         assert "None" not in " ".join(filter(None, (result.doing, result.last, result.next)))
-
-
-@pytest.mark.parametrize("cause", list(Cause))
-def test_every_cause_has_a_description(cause: Cause) -> None:
-    assert describe_cause(cause) != cause.replace("_", " ") or cause in (Cause.HANG,)
-    assert "_" not in describe_cause(cause)
 
 
 def test_durations_are_short() -> None:

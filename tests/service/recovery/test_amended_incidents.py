@@ -58,6 +58,6 @@ def test_an_open_incident_survives_the_amendment_of_an_older_one() -> None:
 
 def test_an_incident_closed_twice_counts_as_one_restore() -> None:
     job = lost_its_agent()
-    last = next(event for event in reversed(job.events) if event.kind is EventKind.INCIDENT_CLOSED)
+    last = next(event for event in reversed(job.events) if event.kind == EventKind.INCIDENT_CLOSED)
     facts = Facts.from_events([*job.events, replace(last, seq=last.seq + 1)])
     assert facts.restores == job.core.snapshot().restores == 1

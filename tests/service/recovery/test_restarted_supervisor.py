@@ -7,11 +7,11 @@ from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
+from holdfast_service.job_model.events.codec import numbered
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     Phase,
     StopKind,
-    SupervisorEvent,
 )
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core import RecoveryCore
@@ -74,7 +74,7 @@ def test_a_formed_world_ends_the_wait_that_a_supervisor_adopted() -> None:
 def test_a_truncated_journal_does_not_cost_the_running_attempt() -> None:
     job = running(cluster())
     del job.events[:-1]
-    job.events[0] = SupervisorEvent.of(99, job.now, StandbyEvent(agent="n0", state="ready"))
+    job.events[0] = numbered(99, job.now, StandbyEvent(agent="n0", state="ready"))
     real = Facts.from_events
     try:
         Facts.from_events = classmethod(  # type: ignore[method-assign, assignment]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.supervisor_protocol import first_event, is_next_event
-from holdfast_service.supervisor.event_log import EventLog, from_backup
+from holdfast_service.supervisor.event_log import EventLog
 from holdfast_workers.agent.event_backup import EventBackup
 
 AGENTS = 3
@@ -31,7 +31,7 @@ class History:
         self.epoch += 1
         self.log = EventLog(0)
         kept = {event.seq: event for agent in reachable for event in self.backups[agent].all()}
-        self.log.adopt(from_backup(kept[seq] for seq in sorted(kept)), self.epoch)
+        self.log.adopt([kept[seq] for seq in sorted(kept)], self.epoch)
         newest = self.stored[-1][0] if self.stored else 0
         before = {event.data["agent"] for seq, event in kept.items() if seq < newest}
         self.late |= before - {agent for _, agent in self.stored}

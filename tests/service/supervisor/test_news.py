@@ -11,7 +11,7 @@ from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.supervisor_protocol import Cursors
-from holdfast_service.supervisor.event_log import EventLog, from_backup
+from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.news import News
 from holdfast_service.supervisor.run_buffer import RunBuffer
 
@@ -61,5 +61,5 @@ def test_a_waiter_hears_of_events_that_a_successor_takes_over() -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(news.wait, lambda: events.has_after(0), 600.0)
         eventually(lambda: news._waiter == 1)
-        events.adopt(from_backup(before.not_backed_up_by("n0", "a")), 2)
+        events.adopt(before.not_backed_up_by("n0", "a"), 2)
         assert waiting.result(DEADLINE_S) is True

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast_service.job_model.events.codec import numbered
 from holdfast_service.job_model.events.health import GuardTrippedEvent
-from holdfast_service.job_model.supervisor_protocol import Cursors, SupervisorEvent
+from holdfast_service.job_model.supervisor_protocol import Cursors
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_workers.agent.run_journal import RunJournal
@@ -22,7 +23,7 @@ def test_a_restarted_supervisor_recovers_the_ledger_and_the_rollback() -> None:
     skip = TripReport(GuardKind.LOSS_SPIKE, 10, 9, GuardAction.SKIP, "9.5 is above 4")
     rollback = replace(skip, step=23, decision=GuardAction.ROLLBACK, back_to=18)
     facts = Facts.from_events(
-        SupervisorEvent.of(seq, 0.0, GuardTrippedEvent(attempt=1, trip=trip, ledger=ledger))
+        numbered(seq, 0.0, GuardTrippedEvent(attempt=1, trip=trip, ledger=ledger))
         for seq, trip, ledger in ((1, skip, ((9, 10),)), (2, rollback, ((9, 10), (20, 23))))
     )
     assert facts.ledger == Ledger(((9, 10), (20, 23)))

@@ -17,12 +17,12 @@ from tests.support.simulation.core_config import core_config
 from tests.support.waiting import eventually
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
-from holdfast_service.job_model.events.codec import FORMAT_VERSION
+from holdfast_service.job_model.events.codec import FORMAT_VERSION, read_event
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
-from holdfast_service.supervisor.event_log import EventLog, from_backup
+from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
 from holdfast_service.supervisor.supervisor import Supervisor
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
@@ -33,7 +33,7 @@ from holdfast_workers.protocol.answers import AgentFailure, AgentReport
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.commands import CommandKind, Request
 from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
-from holdfast_workers.protocol.messages import EventCopy, LogLine, StepRow
+from holdfast_workers.protocol.messages import LogLine, StepRow, SupervisorEvent
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 SECRET = b"s" * 32
@@ -64,16 +64,16 @@ def test_the_journal_at_the_agents_names_its_format() -> None:
     assert copy.format == FORMAT_VERSION == 1
     successor = EventLog()
     newer_data = {**copy.data, "of_a_newer_version": 1}
-    successor.adopt(from_backup([replace(copy, seq=7, data=newer_data)]), 2)
-    assert [(event.seq, event.content) for event in successor.after(0)] == [
+    successor.adopt([replace(copy, seq=7, data=newer_data)], 2)
+    assert [(event.seq, read_event(event)) for event in successor.after(0)] == [
         (7, StandbyEvent(agent="n1", state="ready"))
     ]
-    older = EventCopy(copy.seq, copy.at, copy.kind, copy.data)
+    older = SupervisorEvent(copy.seq, copy.at, copy.kind, copy.data)
     renamed = replace(copy, seq=copy.seq + 1, kind="rank.renamed")
-    successor.adopt(from_backup([older, renamed]), 2)
+    successor.adopt([older, renamed], 2)
     assert [event.kind for event in successor.after(0)] == ["standby", "rank.renamed"]
     with pytest.raises(UnreadableDocument, match=r"event \d+ has format 2.* up to format 1"):
-        from_backup([replace(copy, format=2)])
+        read_event(replace(copy, format=2))
 
 
 def row(attempt: int, step: int) -> StepRow:

@@ -200,7 +200,7 @@ class SupervisedRun:
         report = self.supervisor.report(self.cursors)
         self.events.extend(report.events)
         for event in report.events:
-            if event.kind is EventKind.ATTEMPT_FORMING:  # it computes the later steps again
+            if event.kind == EventKind.ATTEMPT_FORMING:  # it computes the later steps again
                 restored = event.data["restore"]["step"]
                 self.digests = {s: d for s, d in self.digests.items() if s <= restored}
         for row in report.rows:
@@ -251,7 +251,7 @@ class SupervisedRun:
         return all(is_next_event(new, last) for last, new in pairwise(numbers))
 
     def of(self, kind: EventKind) -> list[dict[str, Any]]:
-        return [event.data for event in self.events if event.kind is kind]
+        return [event.data for event in self.events if event.kind == kind]
 
     def workers(self) -> dict[int, tuple[str, WorkerReport]]:
         """(seat, worker) by rank, of the newest attempt."""

@@ -15,7 +15,8 @@ from typing import Any
 from tests.support.simulation.simulated_agent import SimAgent, SimWorker
 from tests.support.simulation.simulated_network import MISSED_S, SimulatedNetwork
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
+from holdfast_service.job_model.events.codec import numbered
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
 from holdfast_service.placement.restore_points import RemoteCheckpoint, sizes
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
@@ -78,7 +79,7 @@ class SimulatedTraining(SimulatedNetwork):
     def _carry_out(self, effect: fx.Effect) -> None:  # noqa: PLR0912  (one per kind)
         match effect:
             case fx.Emit():
-                event = SupervisorEvent.of(len(self.events) + 1, self.now, effect.event)
+                event = numbered(len(self.events) + 1, self.now, effect.event)
                 data = json.loads(json.dumps(event.data))  # like a journal
                 self.events.append(replace(event, data=data))
             case fx.End():
@@ -484,4 +485,4 @@ class SimulatedTraining(SimulatedNetwork):
 
     def emitted(self, kind: EventKind) -> list[dict[str, Any]]:
         """The data of every emitted event of that kind, in order."""
-        return [event.data for event in self.events if event.kind is kind]
+        return [event.data for event in self.events if event.kind == kind]

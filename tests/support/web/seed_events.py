@@ -180,7 +180,7 @@ async def store_events(store: Store, job: str, events: list[TimedEvent]) -> None
 
 def _report(tx: JobTransaction, event: SupervisorEvent) -> SupervisorReport:
     phase = Phase.RECOVERING if tx.state is State.RECOVERING else Phase.RUNNING
-    if event.kind is EventKind.PHASE:
+    if event.kind == EventKind.PHASE:
         phase = Phase(event.data["phase"])
     elif tx.state is State.STARTING:
         phase = Phase.STARTING

@@ -51,13 +51,13 @@ from holdfast_workers.protocol.commands import (
 )
 from holdfast_workers.protocol.findings import is_unfit
 from holdfast_workers.protocol.messages import (
-    EventCopy,
     FormOrder,
     Origin,
     Partner,
     Place,
     Restore,
     Seat,
+    SupervisorEvent,
     Tier,
     WorkerState,
 )
@@ -419,7 +419,7 @@ def test_a_node_whose_zygotes_end_repeatedly_becomes_unfit_and_starts_no_more(
 
 
 def test_an_event_sent_with_the_stop_command_is_kept(node: SingleAgent) -> None:
-    ended = EventCopy(7, 1.5, "ended", {"outcome": "FAILED"})
+    ended = SupervisorEvent(7, 1.5, "ended", {"outcome": "FAILED"})
     stop = Request(Stop("n0", "it is over"), epoch=1, events=(ended,))
     node.agents.call("n0", stop, Done, timeout_s=WAIT_S).result()
     assert node.ask(ListEvents(), KeptEvents).events == (ended,)

@@ -22,10 +22,10 @@ from holdfast_workers.protocol.commands import (
     Query,
     Request,
 )
-from holdfast_workers.protocol.messages import EventCopy
+from holdfast_workers.protocol.messages import SupervisorEvent
 
 KINDS: tuple[type, ...] = get_args(Command | Query)
-EVENT = EventCopy(1, 2.0, "phase", {})
+EVENT = SupervisorEvent(1, 2.0, "phase", {})
 
 
 @pytest.fixture

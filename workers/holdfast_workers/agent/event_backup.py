@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from holdfast_workers.protocol.messages import EventCopy
+from holdfast_workers.protocol.messages import SupervisorEvent
 
 KEPT_EVENTS = 2_000
 """So many events are kept after they were stored elsewhere: a restarted supervisor reads its
@@ -17,9 +17,9 @@ class EventBackup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[int, EventCopy] = {}
+        self._events: dict[int, SupervisorEvent] = {}
 
-    def keep(self, events: Iterable[EventCopy]) -> None:
+    def keep(self, events: Iterable[SupervisorEvent]) -> None:
         """Keep `events` by their `seq`."""
         with self._lock:
             self._events |= {event.seq: event for event in events}
@@ -31,7 +31,7 @@ class EventBackup:
             for seq in stored[:-KEPT_EVENTS]:
                 del self._events[seq]
 
-    def all(self) -> tuple[EventCopy, ...]:
+    def all(self) -> tuple[SupervisorEvent, ...]:
         """All kept events, in order of their numbers."""
         with self._lock:
             return tuple(self._events[seq] for seq in sorted(self._events))

@@ -10,11 +10,11 @@ from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.findings import HealthReport
 from holdfast_workers.protocol.messages import (
     Beat,
-    EventCopy,
     Held,
     Inspection,
     LogLine,
     StepRow,
+    SupervisorEvent,
     WorkerState,
 )
 from holdfast_workers.protocol.process_identity import ProcessIdentity
@@ -154,7 +154,7 @@ class PublishedCheckpoint:
 class KeptEvents:
     """Answer to `ListEvents`, in order of their numbers."""
 
-    events: tuple[EventCopy, ...]
+    events: tuple[SupervisorEvent, ...]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast_workers.protocol.messages import EventCopy, FormOrder, Partner, Place
+from holdfast_workers.protocol.messages import FormOrder, Partner, Place, SupervisorEvent
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 
@@ -333,5 +333,5 @@ class Request:
     command: Annotated[Command | Query, Field(discriminator="kind")]
     epoch: int = 0
     """Epoch of the supervisor; an agent refuses a lower epoch than the highest that it knows."""
-    events: tuple[EventCopy, ...] = ()
+    events: tuple[SupervisorEvent, ...] = ()
     """Events of the supervisor that the agent keeps for the next supervisor."""

@@ -397,10 +397,12 @@ class LogLine:
 
 
 @dataclass(frozen=True)
-class EventCopy:
-    """An event of the supervisor, kept by agents for the next supervisor."""
+class SupervisorEvent:
+    """A numbered event of a supervisor. Agents keep it for the next supervisor, and the service
+    stores it; `job_model/events/codec.py` of the service writes and reads its data."""
 
     seq: int
+    """Grows: the first number of its supervisor's epoch, then by one."""
     at: float
     kind: str
     data: dict[str, Any]

@@ -1,9 +1,8 @@
 import { expect, test } from "vitest";
 
 import type { EventView, IncidentView, LogLineView } from "../api/types";
-import { eventText } from "./incidents/eventText";
 import { NodeIdShortener } from "./format";
-import { causeClause, costs, learnNodeIds, lostSentences, phaseBars, tiers } from "./incidents/incidentFacts";
+import { costs, learnNodeIds, phaseBars, sentences } from "./incidents/incidentFacts";
 import { appended, EMPTY_LOG, level, MAX_LINES, pieces, prepended, query, NO_FILTER } from "./logs/logBuffer";
 import { lines, matching, toYaml, specYaml } from "./specTree";
 import { joined } from "./incidents/useEvents";
@@ -41,25 +40,16 @@ test("matches are marked, and an invalid pattern marks nothing", () => {
   expect(pieces("abc", "(")).toEqual([{ text: "abc", hit: false }]);
 });
 
-const event = (seq: number): EventView => ({ seq, at: seq, kind: "x", data: {} });
+const event = (seq: number): EventView => ({ seq, at: seq, kind: "x", text: "", until: null, data: {} });
 
 test("events join at either end without duplicates", () => {
   const found = joined(joined([event(5), event(6)], [event(3), event(4)]), [event(6), event(7)]);
   expect(found.map((joinedEvent) => joinedEvent.seq)).toEqual([3, 4, 5, 6, 7]);
 });
 
-test("events of known kinds read as sentences; events of unknown kinds list their fields", () => {
-  expect(eventText({ ...event(1), kind: "checkpoint.saved", data: { step: 40, tier: "remote", nbytes: 2048 } })).toBe(
-    "step 40 is saved in the remote tier, 2 KiB",
-  );
-  expect(eventText({ ...event(1), kind: "new.thing", data: { rank: 3, took_s: 0.25, deep: {} } })).toBe("rank 3, took 250ms");
-});
-
 const incident = {
   phases_s: { form: 2, fence: 0.001, total: 2.1, odd: 0.099 },
-  tiers: { "0": "own_ram", "1": "own_ram", "2": "partner_ram" },
-  cause: "node_lost", evidence: [], suspects: [], refused: [], reason: null, resolution: null,
-  lost: [{ cause: "node_lost", ranks: [2, 3], agent: "n1", on_notice: false }],
+  text: [{ about: "loss", text: "Ranks 2 and 3 were lost." }, { about: "end", text: "It is over." }],
   steps_lost: 1, device_seconds_lost: 90, restored_step: 41, closed_at: 5, opened_at: 1, signalled_at: 1,
 } as unknown as IncidentView;
 
@@ -70,9 +60,8 @@ test("phases fill the bar in their order, and the shortest stays visible", () =>
   expect(found[0]!.share).toBeGreaterThan(0.02);
 });
 
-test("losses are sentences, and the sources of the state have names", () => {
-  expect(lostSentences(incident)).toEqual(["Ranks 2–3 on agent n1 were lost."]);
-  expect(tiers(incident)[0]).toEqual({ tier: "own RAM", ranks: [0, 1] });
+test("the sentences of an incident are found by their subject, and its costs have values", () => {
+  expect(sentences(incident, "loss")).toEqual(["Ranks 2 and 3 were lost."]);
   expect(costs(incident).map((cost) => cost.value)).toEqual(["2.1s", "1", "1m", "41"]);
 });
 
@@ -83,21 +72,10 @@ test("a spec is read as lines, searched with its sections, and written as YAML",
   expect([toYaml("yes"), toYaml("1"), toYaml("a: b")]).toEqual(['"yes"', '"1"', '"a: b"']);
 });
 
-test("an announced removal and another cause read as sentences", () => {
-  const lost = [
-    { cause: "worker_crash", rank: 4, ranks: [], worker: "n1.a.2", agent: "n1", attempt: null, on_notice: true },
-  ];
-  expect(lostSentences({ ...incident, lost })).toEqual([
-    "Rank 4 on agent n1 (process n1.a.2) was lost, after the cluster had announced the removal of the node: " +
-      "the process of a rank ended unexpectedly.",
-  ]);
-  expect(causeClause("new_cause")).toBe("new cause");
-});
-
 test("node ids are cut to the shortest prefix that is unique among those shown", () => {
   const [id, alike, other] = ["ab12cd34".padEnd(56, "0"), "ab12cd34f".padEnd(56, "1"), "c".repeat(56)];
   const ids = new NodeIdShortener();
   expect(ids.shorten(`node ${id} is lost`)).toBe("node ab12cd34 is lost");
-  learnNodeIds(ids, [{ ...incident, evidence: [`node ${alike} and node ${other}`] }]);
+  learnNodeIds(ids, [{ ...incident, text: [{ about: "evidence", text: `node ${alike} and node ${other}` }] }]);
   expect(ids.parts(`node ${alike}`)).toEqual([{ text: "node " }, { text: "ab12cd34f", full: alike }]);
 });

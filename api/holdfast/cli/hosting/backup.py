@@ -13,6 +13,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.hosting.server import settings_of
 from holdfast.cli.printing import output
 from holdfast_service import extras
+from holdfast_service.views.wording import plural
 
 if TYPE_CHECKING:
     from holdfast_service.backup.backup_file import BackupManifest
@@ -134,10 +135,10 @@ def _document(plan: Preview) -> dict[str, Any]:
 
 def _described(manifest: BackupManifest) -> str:
     rows = sum(table.rows for table in manifest.tables)
-    keys = output.plural(len(manifest.keys), "key") if manifest.keys else "no keys"
+    keys = plural(len(manifest.keys), "key") if manifest.keys else "no keys"
     return (
-        f"{output.plural(manifest.rows('jobs'), 'job')}, "
-        f"{output.plural(manifest.rows('events'), 'event')}, {output.plural(rows, 'row')}, {keys}, "
+        f"{plural(manifest.rows('jobs'), 'job')}, "
+        f"{plural(manifest.rows('events'), 'event')}, {plural(rows, 'row')}, {keys}, "
         f"schema {manifest.revision}, Holdfast {manifest.version}"
     )
 

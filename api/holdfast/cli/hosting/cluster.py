@@ -21,6 +21,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
 from holdfast_service import extras
+from holdfast_service.views.wording import plural
 
 if TYPE_CHECKING:
     from holdfast_service.host_cluster.endpoint import Endpoint
@@ -411,8 +412,7 @@ def _print_joined(node: HostNode, answer: HeadAnswer, json: bool) -> None:
         output.print_json({"cluster": node.gcs, "node": node.name, "nodes": alive})
         return
     output.console().print(
-        f"{node.name} is a node of the cluster at {node.gcs}, which has "
-        f"{output.plural(alive, 'node')}"
+        f"{node.name} is a node of the cluster at {node.gcs}, which has {plural(alive, 'node')}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -9,21 +10,14 @@ from rich.text import Text
 
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column, lay
-from holdfast.cli.printing.incident_text import (
-    Shortener,
-    incident_heading,
-    incident_sentences,
-    mesh_text,
-    ranks_text,
-    sentence,
-    tiers_text,
-)
 from holdfast_service.views.attempts import AttemptView, MemberView, MemoryProtectionView
 from holdfast_service.views.goodput import GoodputView
-from holdfast_service.views.incidents import IncidentView
+from holdfast_service.views.incident_text import tiers_text
+from holdfast_service.views.incidents import IncidentView, SentenceSubject
 from holdfast_service.views.jobs import GuardsView, JobView, ProgressView, TripView
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_service.views.timeline import VerdictView
+from holdfast_service.views.wording import mesh_text, plural, ranks_text, sentence
 
 MEMBERS = (
     Column(""),
@@ -86,7 +80,7 @@ def verdict_text(job: JobView, verdict: VerdictView) -> Text:
     return text.append(f"\n{used:.2f} device-hours used, {lost:.2f} of them lost\n", "dim")
 
 
-def node_problem_lines(job: JobView, shorten: Shortener) -> Iterable[Text]:
+def node_problem_lines(job: JobView, shorten: output.Shortener) -> Iterable[Text]:
     """The ranks that are slow at present, and the health findings of the job's nodes."""
     for slow in job.stragglers:
         node = shorten(slow.node) or "?"
@@ -106,14 +100,28 @@ def node_problem_lines(job: JobView, shorten: Shortener) -> Iterable[Text]:
 
 
 def incident_lines(
-    incident: IncidentView, shorten: Shortener | None = None, *, alternatives: bool = False
+    incident: IncidentView, shorten: output.Shortener | None = None, *, alternatives: bool = False
 ) -> Iterable[Text]:
     """The incident in sentences, a paragraph a line. `shorten` cuts node ids; by default to what is
     unique in this incident."""
     shorten = shorten or output.NodeIdShortener([incident.model_dump_json()])
-    yield Text.assemble((f"Incident {incident.number}", "bold yellow"), incident_heading(incident))
-    for paragraph in incident_sentences(incident, shorten, alternatives=alternatives):
-        yield Text(f"  {paragraph}")
+    yield Text.assemble(
+        (f"Incident {incident.number}", "bold yellow"),
+        f" at {output.clock(incident.opened_at)} in attempt {incident.attempt}: "
+        f"{incident.title} ({incident.cause}).",
+    )
+    for about, sentences in itertools.groupby(incident.text, lambda part: part.about):
+        if about is SentenceSubject.REFUSED and not alternatives:
+            yield Text(f"  {_refused_count(incident)}")
+        else:
+            yield from (Text(f"  {shorten(part.text)}") for part in sentences)
+
+
+def _refused_count(incident: IncidentView) -> str:
+    count = plural(len(incident.refused), "alternative")
+    verb = "was" if len(incident.refused) == 1 else "were"
+    command = f"holdfast incidents JOB {incident.number} --alternatives"
+    return f"{count} {verb} refused; `{command}` lists them."
 
 
 def guard_lines(guards: GuardsView) -> Iterable[Text]:
@@ -243,7 +251,7 @@ def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
     return facts
 
 
-def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -> None:
+def _print_attempt(console: Console, attempt: AttemptView, shorten: output.Shortener) -> None:
     mesh = mesh_text(attempt.mesh)
     steps = f"steps {attempt.first_step or '-'} to {attempt.last_step or '-'}"
     ended = f"; ended: {attempt.reason}" if attempt.reason else ""
@@ -270,7 +278,7 @@ def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -
         console.print(f"  standby: {', '.join(names)}")
 
 
-def _member_row(member: MemberView, shorten: Shortener) -> list[str | Text]:
+def _member_row(member: MemberView, shorten: output.Shortener) -> list[str | Text]:
     pid = "-" if member.pid is None else str(member.pid)
     node = shorten(member.node_id)
     return ["", str(member.rank), member.agent, node, member.host, pid, member.role]

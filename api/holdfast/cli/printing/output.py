@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -25,6 +25,7 @@ from holdfast.cli.printing.terminal_text import harmless
 from holdfast.client.job_names import short
 from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.views.wording import duration
 
 if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView
@@ -89,10 +90,6 @@ def fold(line: Text, indent: int) -> Text:
     else:
         return line
     return Text("\n" + " " * indent).join(lines)
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def steps(step: int, steps: int | None) -> str:
@@ -178,6 +175,10 @@ def ids(whole: Sequence[str], *, wide: bool = False) -> list[str]:
     return list(whole) if wide or not sys.stdout.isatty() else short(whole)
 
 
+Shortener = Callable[[str], str]
+"""Cuts the node ids in a text."""
+
+
 class NodeIdShortener:
     """Cuts the node ids in a text to their first digits: as many as distinguish all node ids that
     it has seen, at least 8. Other names of nodes (host names, addresses) stay whole."""
@@ -216,11 +217,7 @@ def seconds(value: float | None) -> str:
         return "-"
     if value < 1:
         return f"{value:.3f} s"
-    if value < 120:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return duration(value)
 
 
 def brief(value: float | None) -> str:

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from holdfast.cli.printing import output, plots
 from holdfast.cli.printing.columns import Column, lay
-from holdfast.cli.printing.incident_text import Shortener
 from holdfast.client.job_names import short
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.history import MetricPoint
@@ -18,6 +17,7 @@ from holdfast_service.views.jobs import JobView
 from holdfast_service.views.lists import ClusterView, JobRow
 from holdfast_service.views.ranks import RanksView, RankView
 from holdfast_service.views.timeline import VerdictView
+from holdfast_service.views.wording import plural
 
 BAR = 12
 SHOWN_INCIDENTS = 5
@@ -114,7 +114,7 @@ def _summary(
     goodput = output.number(verdict.goodput, ".1%")
     return text.append(
         f"\n{output.number(progress.tokens_per_second, ',.0f')} tokens/s, goodput {goodput}, "
-        f"attempt {progress.attempt}, {output.plural(progress.incidents, 'incident')}, "
+        f"attempt {progress.attempt}, {plural(progress.incidents, 'incident')}, "
         f"{output.age(seen.created_at)} old"
     )
 
@@ -141,7 +141,7 @@ def _job_row(prefix: str, seen: JobRow, now: float) -> list[str | Text]:
     ]
 
 
-def _rank_row(rank: RankView, shorten: Shortener) -> list[str | Text]:
+def _rank_row(rank: RankView, shorten: output.Shortener) -> list[str | Text]:
     slow = rank.slow_factor is not None and rank.slow_factor >= SLOW
     silent = rank.silent_s is not None and rank.silent_s >= SILENT_S
     return [

@@ -22,6 +22,7 @@ from holdfast.formats import code_archive as code
 from holdfast.formats import documents, requirements_file
 from holdfast_service.views.jobs import JobView
 from holdfast_service.views.meshes import MeshOrderView
+from holdfast_service.views.wording import plural
 from holdfast_workers.byte_sizes import size_of
 
 
@@ -157,11 +158,11 @@ def _mesh_lines(meshes: MeshOrderView | None) -> list[Text]:
     lines = [Text("meshes, best first:", style="bold")]
     for found in meshes.legal:
         axes = " × ".join(f"{axis} {size}" for axis, size in found.mesh.items())
-        ranks = f"{output.plural(found.world_size, 'rank')} on {output.plural(found.nodes, 'node')}"
+        ranks = f"{plural(found.world_size, 'rank')} on {plural(found.nodes, 'node')}"
         lines.append(Text(f"  {axes}: {ranks}, {_memory(found.memory_bytes)}; {found.why}"))
     for refused in meshes.refused:
         mesh = f" ({refused.mesh})" if refused.mesh else ""
-        lines.append(Text(f"  not on {output.plural(refused.nodes, 'node')}{mesh}: {refused.why}"))
+        lines.append(Text(f"  not on {plural(refused.nodes, 'node')}{mesh}: {refused.why}"))
     if meshes.more:
         lines.append(Text(f"  and {meshes.more} more"))
     return lines

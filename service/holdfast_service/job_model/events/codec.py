@@ -14,7 +14,8 @@ from typing import Any
 from holdfast_service.job_model.events import attempts, checkpoints, health, incidents, progress
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.events.kinds import JobEvent
-from holdfast_workers.protocol.codec import as_json, restore
+from holdfast_workers.protocol.codec import UnreadableDocument, as_json, restore
+from holdfast_workers.protocol.messages import SupervisorEvent
 
 FORMAT_VERSION = 1
 """The version of the journal's format. It grows only if older readers would misread a document;
@@ -105,6 +106,21 @@ def decode(kind: str, data: Mapping[str, Any]) -> AnyEvent:
         return UnknownEvent(kind, data)
     merged = {event_type.merged: data} if event_type.merged else {}
     return restore(event_type, {**data, **merged})
+
+
+def numbered(seq: int, at: float, event: JobEvent) -> SupervisorEvent:
+    """The event as its supervisor numbers it."""
+    return SupervisorEvent(seq, at, event.kind.value, encode(event), FORMAT_VERSION)
+
+
+def read_event(event: SupervisorEvent) -> AnyEvent:
+    """Raises UnreadableDocument, also for an event of a newer format."""
+    if event.format > FORMAT_VERSION:
+        raise UnreadableDocument(
+            f"event {event.seq} has format {event.format}, and this version of Holdfast reads up "
+            f"to format {FORMAT_VERSION}: start the supervisor with the version that wrote it"
+        )
+    return decode(event.kind, event.data)
 
 
 def read_incident(number: int, data: Mapping[str, Any]) -> IncidentRecord:

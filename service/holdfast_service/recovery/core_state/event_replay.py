@@ -21,7 +21,7 @@ from holdfast_service.job_model.events.checkpoints import (
     CheckpointIntervalEvent,
     CheckpointSavedEvent,
 )
-from holdfast_service.job_model.events.codec import AnyEvent
+from holdfast_service.job_model.events.codec import AnyEvent, read_event
 from holdfast_service.job_model.events.health import GuardTrippedEvent, StragglerEvent
 from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentRecord
 from holdfast_service.job_model.events.progress import (
@@ -91,7 +91,7 @@ class Facts:
         """Raises UnreadableEvent: a supervisor must not act on half of its history."""
         facts = cls()
         for event in events:
-            facts._apply(event.content)
+            facts._apply(read_event(event))
         return facts
 
     def _apply(self, event: AnyEvent) -> None:

@@ -258,7 +258,7 @@ def test_a_node_that_returns_to_use_is_checked_before_it_gets_a_rank() -> None:
         assert hosts(forming(job)[-1]) == {"n1", "n2"}
         kinds = [event.kind for event in job.events]
         opened = kinds.index(EventKind.INCIDENT_OPENED)
-        ready = [n for n, kind in enumerate(kinds) if kind is EventKind.STANDBY]
+        ready = [n for n, kind in enumerate(kinds) if kind == EventKind.STANDBY]
         assert any("ready" in job.events[n].data["state"] for n in ready if n < opened)
         assert job.checks == ["n2"]
         assert standings(job)[-2:] == ["checking", "ready"]

@@ -5,7 +5,6 @@ import { useCallback, useMemo, useState } from "react";
 import type { EventView } from "../../api/types";
 import { VirtualList } from "../../ui/VirtualList";
 import { within, type Window } from "../axis";
-import { eventText, eventTone } from "./eventText";
 import { clock, moment, NodeIdShortener, whole } from "../format";
 import { ShortIds } from "./IncidentCards";
 import { useEvents } from "./useEvents";
@@ -68,7 +67,8 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
               <span className="dim event-seq">{event.seq}</span>
               <span className={`event-kind ${eventTone(event)}`}>{event.kind}</span>
               <span className="cut">
-                <ShortIds ids={ids} text={eventText(event)} />
+                <ShortIds ids={ids} text={event.text} />
+                {event.until != null && ` (until ${clock(event.until)})`}
               </span>
             </button>
           );
@@ -89,6 +89,15 @@ function matchingEvents(events: readonly EventView[], filter: string, window: Wi
   return events.filter(
     (event) =>
       within(event.at, window) &&
-      (!text || event.kind.includes(text) || eventText(event).toLowerCase().includes(text)),
+      (!text || event.kind.includes(text) || event.text.toLowerCase().includes(text)),
   );
+}
+
+/** The tone of an event, for its colour: a fault, a recovery, a success, or neither. */
+function eventTone({ kind, data }: EventView): "bad" | "warn" | "good" | "neutral" {
+  if (kind.startsWith("incident") && data["cause"] === "resize") return "neutral";
+  if (kind === "incident.opened" || kind === "checkpoint.bad" || kind === "digest.mismatch") return "bad";
+  if (/^incident|straggler|guard|draining|stalled|attempt\.ended|fault/.test(kind)) return "warn";
+  if (/saved|running|ended/.test(kind)) return "good";
+  return "neutral";
 }

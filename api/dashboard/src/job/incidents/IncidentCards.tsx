@@ -9,11 +9,9 @@ import {
   costs,
   isResize,
   learnNodeIds,
-  lostSentences,
   phaseBars,
   ranksText,
-  sentence,
-  tiers,
+  sentences,
   title,
   total,
 } from "./incidentFacts";
@@ -168,25 +166,21 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
               </p>
             </Part>
           )}
-          <Part name={isResize(incident) ? "Reason" : "Evidence"}>
-            <ol className="evidence">
-              {incident.evidence.map((item, index) => (
-                <li key={index}>
-                  <ShortIds ids={ids} text={sentence(item)} />
-                </li>
-              ))}
-            </ol>
-          </Part>
-          {incident.lost.length > 0 && !isResize(incident) && <Sentences name="Losses" ids={ids} texts={lostSentences(incident)} />}
+          <Texts name={isResize(incident) ? "Reason" : "Evidence"} ids={ids} texts={incident.evidence} look="evidence" />
+          <Texts name="Losses" ids={ids} texts={sentences(incident, "loss")} />
           {incident.suspects.length > 0 && (
             <Suspects suspects={incident.suspects} ids={ids} onRank={onRank} />
           )}
-          {Object.keys(incident.tiers).length > 0 && <RestoreSources incident={incident} />}
-          {incident.resolution && <Sentences name="Resolution" ids={ids} texts={[sentence(incident.resolution)]} />}
+          <Texts name="Restored state" ids={ids} texts={sentences(incident, "restore")} />
+          <Texts name="Resolution" ids={ids} texts={sentences(incident, "end")} />
         </div>
         <div>
           <Part name="Decision">
-            <DecisionSentence incident={incident} ids={ids} />
+            {sentences(incident, "decision").map((text) => (
+              <p key={text} className="decision">
+                <ShortIds ids={ids} text={text} />
+              </p>
+            ))}
             {incident.refused.length > 0 && <RefusedAlternatives incident={incident} ids={ids} />}
             {incident.budget && <Budget incident={incident} />}
           </Part>
@@ -211,51 +205,30 @@ export function ShortIds({ ids, text }: { ids: NodeIdShortener; text: string }) 
   );
 }
 
-function Sentences({ name, ids, texts }: { name: string; ids: NodeIdShortener; texts: readonly string[] }) {
+interface TextsProps {
+  ids: NodeIdShortener;
+  texts: readonly string[];
+  look?: "plain" | "evidence";
+}
+
+function Texts({ name, ...list }: TextsProps & { name: string }) {
+  if (!list.texts.length) return null;
   return (
     <Part name={name}>
-      <ul className="plain">
-        {texts.map((text, index) => (
-          <li key={index}>
-            <ShortIds ids={ids} text={text} />
-          </li>
-        ))}
-      </ul>
+      <TextList {...list} />
     </Part>
   );
 }
 
-function DecisionSentence({ incident, ids }: { incident: IncidentView; ids: NodeIdShortener }) {
-  const { decision, reason } = incident;
-  if (!decision) return <p className="decision">No decision has been made yet.</p>;
+function TextList({ ids, texts, look = "plain" }: TextsProps) {
   return (
-    <p className="decision">
-      The decision was to <b>{decision}</b>
-      {reason ? (
-        <>
-          , because <ShortIds ids={ids} text={/[.!?]$/.test(reason) ? reason : `${reason}.`} />
-        </>
-      ) : (
-        "."
-      )}
-    </p>
-  );
-}
-
-/** "8 ranks (ranks 328–335) took their state from a partner's RAM." */
-function RestoreSources({ incident }: { incident: IncidentView }) {
-  return (
-    <Part name="Restored state">
-      <ul className="plain">
-        {tiers(incident).map(({ tier, ranks }) => (
-          <li key={tier}>
-            {ranks.length === 1 ? `Rank ${ranks[0]} took its` : `${ranks.length} ranks took their`} state from{" "}
-            <b>{tier}</b>
-            {ranks.length > 1 && <span className="second"> ({ranksText(ranks)})</span>}.
-          </li>
-        ))}
-      </ul>
-    </Part>
+    <ul className={look}>
+      {texts.map((text, index) => (
+        <li key={index}>
+          <ShortIds ids={ids} text={text} />
+        </li>
+      ))}
+    </ul>
   );
 }
 
@@ -273,16 +246,7 @@ function RefusedAlternatives({ incident, ids }: { incident: IncidentView; ids: N
   return (
     <details className="refused">
       <summary>{count === 1 ? "1 alternative refused" : `${count} alternatives refused`}</summary>
-      <dl>
-        {incident.refused.map((alternative) => (
-          <div key={alternative.decision}>
-            <dt>{alternative.decision}</dt>
-            <dd>
-              <ShortIds ids={ids} text={sentence(alternative.why)} />
-            </dd>
-          </div>
-        ))}
-      </dl>
+      <TextList ids={ids} texts={sentences(incident, "refused")} />
     </details>
   );
 }
@@ -362,7 +326,7 @@ function Suspects({ suspects, ids, onRank }: SuspectsProps) {
               {compact(suspect.score, 2)}
             </span>
             <span className="reasons">
-              <ShortIds ids={ids} text={sentence(suspect.reasons.join("; "))} />
+              <ShortIds ids={ids} text={suspect.reasons.join("; ")} />
             </span>
           </li>
         ))}

@@ -1,4 +1,4 @@
-"""Incidents and events read as sentences: for every cause, with realistic and with odd data."""
+"""Incidents and events as sentences: of every kind and cause, with realistic and with odd data."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ import pytest
 from tests.support.service.event_examples import recorded, wire_names
 from tests.support.web.seed_story import STORY, Leg, incident
 
-from holdfast.cli.printing.describe import incident_lines
-from holdfast.cli.printing.event_text import SENTENCES, event_sentence
-from holdfast.cli.printing.incident_text import (
-    CAUSE_SENTENCES,
-    incident_sentences,
-    lost_sentence,
-    ranks_text,
-    tiers_text,
-)
-from holdfast.cli.printing.output import NodeIdShortener
 from holdfast_service.job_model.events.codec import EVENT_TYPES
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.decision_ladder import Budget, Situation, decide
 from holdfast_service.policy.incidents import Incident
-from holdfast_service.views.incidents import BudgetView, IncidentView, MeshChangeView
+from holdfast_service.views.cause_words import CAUSES
+from holdfast_service.views.event_text import SENTENCES, event_text, event_until
+from holdfast_service.views.incident_text import (
+    incident_text,
+    incident_title,
+    lost_sentence,
+    tiers_text,
+)
+from holdfast_service.views.incidents import (
+    BudgetView,
+    IncidentView,
+    MeshChangeView,
+    SentenceSubject,
+)
+from holdfast_service.views.wording import ranks_text
 from holdfast_workers.protocol.codec import as_json
 
 NODE = "3f2a9c41" + "0" * 48
-SIBLING = "3f2a9c41" + "0" * 8 + "1" * 40
 SENTENCE = re.compile(r"^[^a-z].*[.!?]$|^[a-z]+\d.*[.!?]$")
 """Starts with a capital letter or an identifier such as `n1`, and ends with a full stop."""
 
@@ -68,8 +71,8 @@ def data_of(incident: Incident) -> dict[str, Any]:
     return as_json(IncidentRecord.of(incident))
 
 
-def text_of(view: IncidentView, *, alternatives: bool = False) -> list[str]:
-    return [line.plain.strip() for line in incident_lines(view, alternatives=alternatives)]
+def text_of(view: IncidentView) -> list[str]:
+    return [part.text for part in incident_text(view)]
 
 
 def seeded_incidents() -> list[IncidentView]:
@@ -84,28 +87,27 @@ def assert_readable(lines: list[str]) -> None:
     for line in lines:
         assert SENTENCE.match(line), line
         assert not re.search(r"\b(on_notice|node_id|True|False|None)\b|[{}\[\]]", line), line
-        assert not re.search(r"[0-9a-f]{32}", line), line
 
 
 @pytest.mark.parametrize("cause", list(Cause))
 def test_an_incident_of_every_cause_reads_as_sentences(cause: Cause) -> None:
-    lines = text_of(incident_of(cause))
+    view = incident_of(cause)
+    lines = text_of(view)
     assert_readable(lines)
-    assert f"{CAUSE_SENTENCES[cause.value]} ({cause.value})." in lines[0]
-    assert any("node 3f2a9c41)" in line for line in lines)
-    assert sum("alternative" in line for line in lines) == 1
+    assert incident_title(view) == CAUSES[cause].clause
+    assert any(f"node {NODE})" in line for line in lines)
+    assert sum("alternative" in line for line in lines) == len(view.refused)
     assert any(line.startswith("The decision was to ") for line in lines)
 
 
-def test_there_is_a_sentence_for_every_cause_and_no_other() -> None:
-    assert set(CAUSE_SENTENCES) == {cause.value for cause in Cause}
+def test_there_are_words_for_every_cause() -> None:
+    assert set(CAUSES) == set(Cause)
 
 
 @pytest.mark.parametrize("view", seeded_incidents(), ids=lambda view: view.cause)
 def test_a_realistic_incident_reads_as_sentences(view: IncidentView) -> None:
     lines = text_of(view)
     assert_readable(lines)
-    assert len(lines) < 20
     assert max(map(len, lines)) < 500, "1,024 ranks are shown as ranges"
 
 
@@ -120,18 +122,12 @@ def test_a_hang_shows_its_suspects_and_its_stacks() -> None:
     assert ", and 1 more." in text
 
 
-def test_the_refused_alternatives_are_listed_on_request_only() -> None:
+def test_the_refused_alternatives_are_sentences_of_their_own() -> None:
     view = incident_of(Cause.NODE_LOST)
-    folded, listed = text_of(view), text_of(view, alternatives=True)
-    assert (
-        f"{len(view.refused)} alternatives were refused; "
-        "`holdfast incidents JOB 1 --alternatives` lists them."
-    ) in folded
-    assert not any("'stop'" in line for line in folded)
-    for other in view.refused:
-        assert any(line.startswith(f"The alternative '{other.decision}' was") for line in listed)
-    one = view.model_copy(update={"refused": view.refused[:1]})
-    assert any(line.startswith("1 alternative was refused;") for line in text_of(one))
+    refused = [part.text for part in incident_text(view) if part.about is SentenceSubject.REFUSED]
+    assert len(refused) == len(view.refused)
+    for text, other in zip(refused, view.refused, strict=True):
+        assert text.startswith(f"The alternative '{other.decision}' was refused: ")
 
 
 def test_a_notice_is_words_only_if_there_was_one() -> None:
@@ -162,8 +158,9 @@ def test_unknown_causes_keys_tiers_and_phases_are_tolerated() -> None:
         "phases_s": {"teleport": 0.2, "restore": None, "total": 0.3},
     }
     document = incident_of(Cause.HANG).model_dump(mode="json") | odd
-    lines = text_of(IncidentView.model_validate(document))
-    assert ": gamma ray (gamma_ray)." in lines[0]
+    view = IncidentView.model_validate(document)
+    lines = text_of(view)
+    assert incident_title(view) == "gamma ray"
     assert "Rank 3 was lost." in lines
     assert "Rank 1 is suspected with a score of 0.50." in lines
     assert "Rank 1 was at an unknown place." in lines
@@ -193,24 +190,15 @@ def test_a_change_of_the_mesh_is_a_sentence_and_a_resize_loses_nothing() -> None
     assert_readable(lines)
     sentence = "The mesh changed from dp_shard 3 × tp 2 (6 ranks) to dp_shard 4 × tp 2 (8 ranks)."
     assert sentence in lines
+    assert incident_title(view) == "the world grew from 6 to 8 ranks"
     assert not any("lost" in line or "affected" in line for line in lines)
-
-
-def test_node_ids_are_cut_to_what_is_unique_among_those_seen() -> None:
-    shorten = NodeIdShortener([NODE])
-    assert shorten(f"node {NODE}, host 10.0.0.1") == "node 3f2a9c41, host 10.0.0.1"
-    assert shorten(SIBLING) == SIBLING[:17], "a second id with the same first digits: one more"
-    assert shorten(NODE) == NODE[:17]
-    assert shorten("f" * 64) == "f" * 64, "a digest is not a node id"
-    view = incident_of(Cause.HANG)
-    assert any(NODE[:17] in text for text in incident_sentences(view, shorten))
 
 
 @pytest.mark.parametrize("kind", sorted(SENTENCES))
 def test_an_event_of_every_kind_is_a_sentence_with_and_without_its_fields(kind: str) -> None:
     names = set(re.findall(r"\{(\w+)\}", SENTENCES[kind]))
     for data in (dict.fromkeys(names, "x1"), dict.fromkeys(names, None), dict.fromkeys(names, 4)):
-        text = event_sentence(kind, data)
+        text = event_text(kind, data)
         assert SENTENCE.match(text), text
         assert not re.search(r"[{}\[\]]|None", text), text
 
@@ -224,25 +212,38 @@ def test_every_event_kind_has_a_sentence_of_its_own_fields() -> None:
 
 @pytest.mark.parametrize(("kind", "data"), recorded())
 def test_a_recorded_event_reads_as_a_sentence(kind: str, data: dict[str, Any]) -> None:
-    text = event_sentence(kind, data)
+    text = event_text(kind, data)
     assert text
     assert "?" not in text
 
 
 def test_events_read_as_sentences() -> None:
     forming = {"attempt": 2, "mesh": {"dp_shard": 2, "tp": 2}, "world_size": 4, "members": []}
-    assert event_sentence("attempt.forming", forming) == (
+    assert event_text("attempt.forming", forming) == (
         "Attempt 2 is forming with 4 ranks on the mesh dp_shard 2 × tp 2."
     )
     opened = {"incident": 1, "cause": "node_lost", "evidence": ["agent n1 is lost"]}
-    assert event_sentence("incident.opened", opened) == (
+    assert event_text("incident.opened", opened) == (
         "Incident 1 was opened, because a node was lost: agent n1 is lost."
     )
-    assert event_sentence("job.state", {"from": "QUEUED", "to": "STARTING", "reason": None}) == (
+    assert event_text("job.state", {"from": "QUEUED", "to": "STARTING", "reason": None}) == (
         "The state changed from QUEUED to STARTING."
     )
     unknown = {"agent": "n1", "sure": False, "parts": [1, 2], "share": 0.123456}
-    assert event_sentence("new.kind", unknown) == (
+    assert event_text("new.kind", unknown) == (
         "The event reports agent n1, parts (2 items), share 0.1235."
     )
-    assert event_sentence("new.kind", {}) == ""
+    assert event_text("new.kind", {}) == ""
+    nodes = [event_text("job.resize_requested", {"nodes": count}) for count in (3, None)]
+    assert nodes == [
+        "A user ordered at most 3 nodes.",
+        "A user ordered as many nodes as the job may have.",
+    ]
+
+
+def test_the_end_of_a_wait_is_a_time_beside_the_sentence() -> None:
+    waiting = {"resource": "nodes", "reason": "2 of 4 are free", "until": 90.5}
+    assert event_text("waiting", waiting) == "The job waits for nodes: 2 of 4 are free."
+    assert event_until(waiting) == 90.5
+    assert event_until({"deadline": 7}) == 7.0
+    assert event_until({"until": None}) is None

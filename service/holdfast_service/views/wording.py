@@ -1,0 +1,60 @@
+"""The words that all sentences share: lists, ranks, durations. Pure, and light to import: the help
+of the commands loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+SHOWN_RANGES = 8
+
+
+def sentence(text: str) -> str:
+    """Starts with a capital letter, unless the first word is an identifier, and ends with a full
+    stop."""
+    stripped = " ".join(text.split())
+    first, _, _ = stripped.partition(" ")
+    capital = stripped[:1].upper() if first.isalpha() and first.islower() else stripped[:1]
+    end = "" if stripped.endswith((".", "!", "?")) else "."
+    return f"{capital}{stripped[1:]}{end}"
+
+
+def enumeration(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([*([", ".join(parts[:-1])] if parts[:-1] else []), *parts[-1:]])
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0 and 1`, `ranks 0 to 7, 12 and 16 to 23`."""
+    numbers = sorted(set(ranks))
+    ranges: list[list[int]] = []
+    for rank in numbers:
+        if ranges and rank == ranges[-1][-1] + 1:
+            ranges[-1].append(rank)
+        else:
+            ranges.append([rank])
+    parts: list[str] = []
+    for run in ranges:
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    if len(parts) > SHOWN_RANGES:
+        parts = [*parts[: SHOWN_RANGES - 1], f"others ({len(numbers)} in all)"]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {enumeration(parts)}"
+
+
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """`dp_shard 4 × tp 2`."""
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+
+
+def duration(seconds: float) -> str:
+    """`134 ms`, `12.1 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
