@@ -224,6 +224,23 @@ def test_what_an_attempt_does_not_need_is_killed_once_it_makes_steps(tmp_path: P
     assert (templates.killed, first_steps) == ([second], [1])
 
 
+def test_former_meshes_are_freed_once_all_ranks_and_partners_hold_the_state(tmp_path: Path) -> None:
+    pool, _ = staffed(tmp_path)
+    pool.fork_spares(MESH)
+    freed: list[int] = []
+    counts = []
+    pool._signals = cast(Any, SimpleNamespace(send=lambda *_, **__: None))
+    pool._journal = cast(Any, SimpleNamespace(add_row=lambda row: False))
+    reshard = Restore(Tier.RESHARD, 5, attempt=3, mesh="dp_shard=4,tp=1")
+    pool.seat(order("w0"), replace(order("w0").seats[0], restore=reshard), JOIN, ())
+    pool._on_resharded = lambda: freed.append(1)
+    for step in (6, 7, 8):
+        held = replace(row(4, step), protected_step=step - 2)
+        pool.on_message("w0", StepReport(0, held))
+        counts.append(len(freed))
+    assert counts == [0, 1, 1]
+
+
 @pytest.mark.parametrize("end", ["fence", "stop", "stopping", "devices"])
 def test_what_an_attempt_does_not_need_is_killed_without_a_step_too(
     tmp_path: Path, end: str
