@@ -36,9 +36,11 @@ def program_faults(spec: TrainingSpec, code: str | None) -> list[SpecFault]:
 def _exclusion_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     given = [name for name in BROUGHT if getattr(spec, name) is not None]
     for name in given[1:]:
-        yield _fault(name, f"a job runs either {given[0]} or {name}: remove one of them")
+        yield _fault(name, f"a job runs either {given[0]} or {name}: remove one of them", given[0])
     if given and spec.recipe != "pretrain":
-        yield _fault("recipe", f"a job has either a recipe or a {given[0]}: remove one of them")
+        yield _fault(
+            "recipe", f"a job has either a recipe or a {given[0]}: remove one of them", given[0]
+        )
 
 
 def _script_faults(words: Sequence[str], code: str | None) -> Iterator[SpecFault]:
@@ -92,17 +94,18 @@ def _section_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
 def _context_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     program, only = spec.program, "only a forked script has a training context:"
     if spec.script is None:
-        yield _fault("program.context", f"{only} remove it, or name a `script`")
+        yield _fault("program.context", f"{only} remove it, or name a `script`", "script")
     elif not program.fork:
-        yield _fault("program.context", f"{only} remove `program.fork: false`, or `context`")
+        message = f"{only} remove `program.fork: false`, or `context`"
+        yield _fault("program.context", message, "program.fork")
     for name, field in ProgramSpec.model_fields.items():
         if name in ("context", "preload", "fork") or getattr(program, name) == field.default:
             continue
         message = f"{name} has no effect with `program.context`: remove it" + (
             ", and set train.steps" if name == "steps" else ""
         )
-        yield _fault(f"program.{name}", message)
+        yield _fault(f"program.{name}", message, "program.context")
 
 
-def _fault(path: str, message: str) -> SpecFault:
-    return SpecFault(path=path, message=message)
+def _fault(path: str, message: str, *beside: str) -> SpecFault:
+    return SpecFault(path=path, message=message, beside=beside)

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import select, text
 
 from holdfast_service.crash_points import CrashHook, CrashPoint
-from holdfast_service.errors import StorageUnavailable
+from holdfast_service.errors import SpecUnreadable, StorageUnavailable
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.cluster_growth import GrowthPlan
 from holdfast_service.job_model.events.progress import (
@@ -63,6 +63,7 @@ from holdfast_service.services.init_sources import (
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes, projection
 from holdfast_service.store.engine import Store
+from holdfast_service.store.job_lookup import spec_of
 from holdfast_service.store.leases import RowLease
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
@@ -307,7 +308,7 @@ class JobDriver:
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
         )
         folder = self._settings.job_dir(job.id)
-        spec = JobSpec.model_validate(job.spec)
+        spec = self._readable_spec(job)
         named = spec.checkpoint.remote.uri
         if named is None:
             await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
@@ -333,6 +334,16 @@ class JobDriver:
             intent = await tx.record_done(Effect.START, intents)
             tx.emit(SupervisorStartedEvent(created=created, times=intent.times))
         return intent
+
+    def _readable_spec(self, job: JobRecord) -> JobSpec:
+        """Raises LaunchRefused for a new job whose spec this version cannot read; SpecUnreadable
+        for one that has run, whose supervisor may live: it waits for a server of its version."""
+        try:
+            return spec_of(job)
+        except SpecUnreadable as error:
+            if job.attempt:
+                raise
+            raise LaunchRefused(error.code, str(error)) from error
 
     async def _avoided_at_start(self) -> dict[str, Avoided]:
         """The avoided nodes, from a fresh transaction.

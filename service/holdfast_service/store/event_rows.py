@@ -22,7 +22,7 @@ from holdfast_service.job_model.events.checkpoints import (
     CheckpointIntervalEvent,
     CheckpointSavedEvent,
 )
-from holdfast_service.job_model.events.codec import AnyEvent, read_event
+from holdfast_service.job_model.events.codec import AnyEvent
 from holdfast_service.job_model.events.health import (
     GuardTrippedEvent,
     NodeHealthEvent,
@@ -48,14 +48,15 @@ _MAX_RECENT_TRIPS = 20  # in the job's row; the events hold all trips
 _OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
-async def apply_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
-    """Update the tables for `event`; kinds that are missing here are only stored.
+async def apply_event(
+    tx: JobTransaction, event: SupervisorEvent, content: AnyEvent, rules: QuarantineRules
+) -> None:
+    """Update the tables for `event`, which says `content`; other kinds are only stored.
 
-    Raises UnreadableDocument for an event whose data do not fit its kind, and StatementError for
-    values that the database refuses; the caller then rolls the transaction back to the savepoint
-    before the event.
+    Raises StatementError for values that the database refuses; the caller then rolls the
+    transaction back to the savepoint before the event.
     """
-    content, at = read_event(event), event.at
+    at = event.at
     match content:
         case PhaseEvent():
             apply_phase(tx, content.phase, at=at)

@@ -91,10 +91,12 @@ class LeaseHolder:
                 due_in_s = 0.0
             if due_in_s < self._settings.pace.claim_interval_s:  # else another server may be faster
                 asyncio.get_running_loop().call_later(due_in_s, self.wake)
-        except LeaseLost:
-            log.warning("lease.lost", row=lease.id)
+        except LeaseLost:  # or the user has cancelled the work
+            log.info("lease.lost", row=lease.id)
+            self.wake()  # there is room for another row
         except Exception as error:
             log.error("lease.kept", row=lease.id, exc_info=error)  # until it is found idle
+            self.wake()
         finally:
             if self.tasks.get(lease.id) is asyncio.current_task():
                 del self.tasks[lease.id]

@@ -90,7 +90,7 @@ async def claim(store: Store, table: type[Leased], owner: str, limit: int) -> li
         due = (
             select(table.id)
             .where(_is_due(store, table), _is_free(table, living))
-            .order_by(table.due_at, table.id)
+            .order_by(*table.claim_order())
             .limit(min(limit, MAX_CLAIMED))
             .with_for_update(skip_locked=True)
         )

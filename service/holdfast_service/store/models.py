@@ -7,6 +7,7 @@ seconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -23,7 +24,7 @@ from sqlalchemy import (
     Text,
     false,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, mapped_column
 
 from holdfast_service.job_model.operations import ACTIVE
 from holdfast_service.store.change_numbers import NextChange
@@ -61,6 +62,11 @@ class Leased:
     def unfinished(cls) -> ColumnElement[bool]:
         """Whether there is work left. A finished row is claimed no more, and keeps its lease."""
         raise NotImplementedError
+
+    @classmethod
+    def claim_order(cls) -> Sequence[InstrumentedAttribute[Any]]:
+        """The first of these is claimed first."""
+        return cls.due_at, cls.id
 
 
 class JobRecord(Leased, Base):
@@ -373,6 +379,11 @@ class Operation(Leased, Base):
     @classmethod
     def unfinished(cls) -> ColumnElement[bool]:
         return cls.state.in_(ACTIVE)
+
+    @classmethod
+    def claim_order(cls) -> Sequence[InstrumentedAttribute[Any]]:
+        """By age, also what a server has begun and not ended."""
+        return (cls.id,)
 
 
 class MetricChunk(Base):

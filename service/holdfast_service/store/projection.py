@@ -233,8 +233,9 @@ async def _store_events(
         try:
             async with tx.session.begin_nested():
                 for event in events:
-                    _record_event(tx, event)
-                    await apply_event(tx, event, rules)
+                    content = read_event(event)
+                    _record_event(tx, event, content)
+                    await apply_event(tx, event, content, rules)
             return
         except _UNREADABLE as error:
             _raise_database_errors(error)
@@ -246,14 +247,19 @@ async def _store_events(
 
 async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
     """Store the event. An unreadable end still ends the job: its supervisor is gone."""
+    unreadable: UnreadableDocument | None = None
+    content: AnyEvent
     try:
-        _record_event(tx, event)
-    except UnreadableDocument:
-        _record_event(tx, event, UnknownEvent(event.kind, event.data))
+        content = read_event(event)
+    except UnreadableDocument as error:
+        content, unreadable = UnknownEvent(event.kind, event.data), error
+    _record_event(tx, event, content)
     mark = tx.effects_mark()
     try:
+        if unreadable is not None:
+            raise unreadable
         async with tx.session.begin_nested():
-            await apply_event(tx, event, rules)
+            await apply_event(tx, event, content, rules)
     except _UNREADABLE as error:
         _raise_database_errors(error)
         await tx.session.refresh(tx.job)
@@ -263,11 +269,8 @@ async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: Quaran
             await end_job(tx, EndedEvent(message=f"its end could not be read: {error}"), event.at)
 
 
-def _record_event(
-    tx: JobTransaction, event: SupervisorEvent, content: AnyEvent | None = None
-) -> None:
-    """`content`: of an event that cannot be decoded. Raises UnreadableDocument first of all."""
-    content, job = content or read_event(event), tx.job
+def _record_event(tx: JobTransaction, event: SupervisorEvent, content: AnyEvent) -> None:
+    job = tx.job
     if not is_next_event(event.seq, job.cursor_event):
         after, before = number_in_epoch(job.cursor_event), number_in_epoch(event.seq)
         tx.emit(EventsLostEvent(after=after, before=before))

@@ -213,7 +213,9 @@ async def event_views(
     events = await _EVENTS.all(session, job=job_id, after=after, most=limit)
     return [
         EventView.from_attributes(
-            event, text=event_text(event.kind, event.data), until=event_until(event.data)
+            event,
+            text=event_text(event.kind, event.data),
+            until=event_until(event.kind, event.data),
         )
         for event in events
     ]

@@ -23,7 +23,7 @@ SENTENCES: Mapping[str, str] = {
     EventKind.PAUSE_REQUESTED: "a user requested a pause of the job",
     EventKind.RESTART_REQUESTED: "a user requested new processes for the job",
     EventKind.RESIZE_REQUESTED: "a user ordered "
-    "[at most {nodes} nodes|as many nodes as the job may have]",
+    "[at most {nodes}|as many nodes as the job may have]",
     EventKind.RESUME_REQUESTED: "a user requested that the job continues",
     EventKind.JOB_RELEASED: "all resources of the job were released",
     EventKind.INITIALISED_FROM: "attempt {attempt} was initialised from {what} of {uri}"
@@ -35,7 +35,7 @@ SENTENCES: Mapping[str, str] = {
     EventKind.PACKAGES_INSTALLED: "{host} installed the job's packages[ in {took_s} s]",
     EventKind.SUPERVISOR_STARTED: "the supervisor was started[ (start {times})]",
     EventKind.PHASE: "the supervisor entered the phase {phase}",
-    EventKind.ATTEMPT_FORMING: "attempt {attempt} is forming[ with {world_size} ranks]"
+    EventKind.ATTEMPT_FORMING: "attempt {attempt} is forming[ with {world_size}]"
     "[ on the mesh {mesh}]",
     EventKind.ATTEMPT_RUNNING: "attempt {attempt} is running[, and its first step is {first_step}]",
     EventKind.ATTEMPT_ENDED: "attempt {attempt} ended[ after step {last_step}][: {reason}]",
@@ -50,9 +50,9 @@ SENTENCES: Mapping[str, str] = {
     EventKind.CHECKPOINT_VERIFIED: "the checkpoint of step {step} was verified",
     EventKind.CHECKPOINT_PINNED: "the checkpoint of step {step} was pinned",
     EventKind.CHECKPOINT_UNPINNED: "the checkpoint of step {step} was unpinned",
-    EventKind.CHECKPOINT_INTERVAL: "the {tier} tier is saved every {every_steps} steps[: {why}]",
+    EventKind.CHECKPOINT_INTERVAL: "the {tier} tier is saved every {every_steps}[: {why}]",
     EventKind.PROGRAM_RESUMED: "the program of attempt {attempt} continues from its own checkpoint "
-    "of step {restored_step}[, {steps_lost} steps lost]",
+    "of step {restored_step}[, {steps_lost} lost]",
     EventKind.MEMORY_PLACED: "the memory checkpoints of attempt {attempt} were placed"
     "[, copies: {copies}]",
     EventKind.PROGRAM_ATTACHED: "the program of attempt {attempt} attached[ through {integration}] "
@@ -69,7 +69,8 @@ SENTENCES: Mapping[str, str] = {
     EventKind.STANDBY: "the standby agent {agent} is {state}",
     EventKind.NODE_HEALTH: "the health of node {node_id}[ (agent {agent})] was checked"
     "[: {findings}]",
-    EventKind.NODE_DRAINING: "the cluster is about to remove node {node_id}[ with {ranks}]",
+    EventKind.NODE_DRAINING: "the cluster is about to remove node {node_id}[ ({host})]"
+    "[ with {ranks}]",
     EventKind.NODE_QUARANTINED: "node {node} was quarantined[: {reason}]",
     EventKind.FAULT_INJECTED: "fault {number} was injected[: {kind}][ on rank {rank}]",
     EventKind.FAULT_FAILED: "a fault could not be injected[ on agent {agent}][: {why}]",
@@ -86,6 +87,7 @@ UNKNOWN = "?"
 
 _OPTIONAL = re.compile(r"\[([^\]|]*)\|?([^\]]*)\]")
 _FIELD = re.compile(r"\{(\w+)\}")
+_TIME = re.compile(r"_at$|^until$|^deadline$")
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
@@ -103,15 +105,21 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
     return sentence(_FIELD.sub(lambda field: values.get(field[1], UNKNOWN), chosen))
 
 
-def event_until(data: Mapping[str, Any]) -> float | None:
+def event_until(kind: str, data: Mapping[str, Any]) -> float | None:
     """When what the event reports ends at the latest; None: not known."""
+    if kind not in SENTENCES:
+        return None  # its fields may mean anything
     times = (data.get("until"), data.get("deadline"))
     return next((float(at) for at in times if isinstance(at, int | float)), None)
 
 
 def _fields_sentence(data: Mapping[str, Any]) -> str:
     """`The event reports agent n1, parts (3 items).` Empty for an event without fields."""
-    values = [f"{name.replace('_', ' ')} {text}" for name in data if (text := _value(name, data))]
+    values = [
+        f"{name.replace('_', ' ')} {text}"
+        for name in data
+        if not _TIME.search(name) and (text := _value(name, data))
+    ]
     return sentence(f"the event reports {', '.join(values)}") if values else ""
 
 
@@ -143,11 +151,22 @@ def _findings(findings: list[Mapping[str, Any]]) -> str:
     )
 
 
+def _words(name: str) -> str:
+    """`not finite`. The kind of an event stays as it is: `job.resize_requested`."""
+    return name if "." in name else name.replace("_", " ")
+
+
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "cause": lambda cause: cause_words(str(cause)).clause,
+    "decision": _words,
+    "every_steps": lambda steps: plural(int(steps), "step"),
     "evidence": lambda texts: str(texts[0]),
     "findings": _findings,
+    "kind": _words,
     "mesh": mesh_text,
     "nbytes": size_of,
+    "nodes": lambda nodes: plural(int(nodes), "node"),
     "ranks": ranks_text,
+    "steps_lost": lambda steps: plural(int(steps), "step"),
+    "world_size": lambda ranks: plural(int(ranks), "rank"),
 }

@@ -89,7 +89,7 @@ class SentenceSubject(StrEnum):
 
 
 class IncidentSentence(View):
-    about: SentenceSubject
+    about: str = Field(description="a `SentenceSubject`; a newer server may send others")
     text: str
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from tests.support.service.databases import paced
 from tests.support.service.job_drives import until
 from tests.support.service.leased_rows import add_rows, table
 
@@ -32,7 +33,7 @@ class Servers:
         self, store: Store, settings: Settings, table: type[Leased], ids: list[str]
     ) -> None:
         self.store = store
-        self.settings = settings.model_copy(update={"lease_s": 0.6, "claim_interval_s": 0.05})
+        self.settings = paced(settings, claim_interval_s=0.05).model_copy(update={"lease_s": 0.6})
         self.table = table
         self.ids = ids
 
@@ -149,8 +150,8 @@ async def test_a_row_whose_task_failed_is_begun_again(servers: Servers) -> None:
 async def test_a_command_during_the_release_of_a_row_is_served_at_once(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seldom = {"claim_interval_s": LATER_S, "lease_s": LATER_S}
-    servers.settings = servers.settings.model_copy(update=seldom)
+    seldom = paced(servers.settings, claim_interval_s=LATER_S)
+    servers.settings = seldom.model_copy(update={"lease_s": LATER_S})
     release, begun = leases.release, list[str]()
 
     async def commanded(

@@ -124,7 +124,7 @@ def test_a_hang_shows_its_suspects_and_its_stacks() -> None:
 
 def test_the_refused_alternatives_are_sentences_of_their_own() -> None:
     view = incident_of(Cause.NODE_LOST)
-    refused = [part.text for part in incident_text(view) if part.about is SentenceSubject.REFUSED]
+    refused = [part.text for part in incident_text(view) if part.about == SentenceSubject.REFUSED]
     assert len(refused) == len(view.refused)
     for text, other in zip(refused, view.refused, strict=True):
         assert text.startswith(f"The alternative '{other.decision}' was refused: ")
@@ -244,6 +244,7 @@ def test_events_read_as_sentences() -> None:
 def test_the_end_of_a_wait_is_a_time_beside_the_sentence() -> None:
     waiting = {"resource": "nodes", "reason": "2 of 4 are free", "until": 90.5}
     assert event_text("waiting", waiting) == "The job waits for nodes: 2 of 4 are free."
-    assert event_until(waiting) == 90.5
-    assert event_until({"deadline": 7}) == 7.0
-    assert event_until({"until": None}) is None
+    assert event_until("waiting", waiting) == 90.5
+    assert event_until("node.draining", {"deadline": 7}) == 7.0
+    assert event_until("new.kind", {"deadline": 7}) is None
+    assert event_until("waiting", {"until": None}) is None

@@ -169,6 +169,6 @@ def settings_of(**given: Any) -> Settings:
 def _invalid_options(error: ValidationError) -> str:
     """The invalid options, from the command line or the environment."""
     return "; ".join(
-        f"{detail['loc'][0] if detail['loc'] else 'options'}: {detail['msg']}"
+        f"{'.'.join(map(str, detail['loc'])) or 'options'}: {detail['msg']}"
         for detail in error.errors()
     )

@@ -111,7 +111,7 @@ def incident_lines(
         f"{incident.title} ({incident.cause}).",
     )
     for about, sentences in itertools.groupby(incident.text, lambda part: part.about):
-        if about is SentenceSubject.REFUSED and not alternatives:
+        if about == SentenceSubject.REFUSED and not alternatives:
             yield Text(f"  {_refused_count(incident)}")
         else:
             yield from (Text(f"  {shorten(part.text)}") for part in sentences)

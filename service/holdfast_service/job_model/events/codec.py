@@ -118,7 +118,7 @@ def read_event(event: SupervisorEvent) -> AnyEvent:
     if event.format > FORMAT_VERSION:
         raise UnreadableDocument(
             f"event {event.seq} has format {event.format}, and this version of Holdfast reads up "
-            f"to format {FORMAT_VERSION}: start the supervisor with the version that wrote it"
+            f"to format {FORMAT_VERSION}: use the version that wrote it, or a later one"
         )
     return decode(event.kind, event.data)
 

@@ -175,7 +175,7 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
           <Texts name="Resolution" ids={ids} texts={sentences(incident, "end")} />
         </div>
         <div>
-          <Part name="Decision">
+          {(sentences(incident, "decision").length > 0 || incident.refused.length > 0 || incident.budget) && <Part name="Decision">
             {sentences(incident, "decision").map((text) => (
               <p key={text} className="decision">
                 <ShortIds ids={ids} text={text} />
@@ -183,7 +183,7 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
             ))}
             {incident.refused.length > 0 && <RefusedAlternatives incident={incident} ids={ids} />}
             {incident.budget && <Budget incident={incident} />}
-          </Part>
+          </Part>}
           <Phases incident={incident} />
         </div>
       </div>

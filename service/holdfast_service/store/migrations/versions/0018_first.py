@@ -1,7 +1,7 @@
 """The first schema: jobs and their histories, nodes, checkpoints, series.
 
-Its number is 0017 because the revisions up to 0017 of unreleased versions, which led to the same
-tables, are combined here. A database of an earlier revision is refused; see `store/migrate.py`.
+Its number is 0018 because unreleased versions wrote the revisions up to 0017. A database of one of
+those is refused; see `store/migrate.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0017"
+revision = "0018"
 down_revision = None
 branch_labels = None
 depends_on = None
