@@ -123,6 +123,29 @@ def test_the_last_checkpoint_waits_for_a_silent_storage(
         _assert_nothing_left(run, s3_server)
 
 
+@pytest.mark.soak
+def test_a_restore_waits_for_unavailable_storage_instead_of_starting_over(
+    start: Start, proxy: FlakyProxy, undisturbed: Undisturbed
+) -> None:
+    """All agents and the supervisor are lost while the bucket is unavailable: its checkpoints are
+    neither forgotten nor marked bad."""
+    with start(20, standbys=0, config={"wait_for_replacement_s": 60.0}) as run:
+        run.wait(lambda: 20 in _saved(run))
+        proxy.add("status", status=404, code="NoSuchBucket")
+        for seat in run.agents.seats:
+            run.agents.forget_memory(seat)
+        run.lose_supervisor()
+        run.wait(
+            lambda: any("remote tier" in wait["resource"] for wait in run.of(EventKind.WAITING)),
+            90.0,
+        )
+        proxy.heal()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        forming = run.of(EventKind.ATTEMPT_FORMING)[-1]
+        assert forming["restore"]["step"] >= 20
+        assert run.digests[STEPS] == undisturbed.digests[STEPS]
+
+
 def test_a_run_resumes_from_a_bucket_whose_key_is_in_no_process_with_users_code(
     tmp_path: Path, s3_server: S3Server
 ) -> None:

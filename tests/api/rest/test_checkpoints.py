@@ -302,6 +302,15 @@ def test_a_download_that_is_cut_resumes_with_the_same_bytes(
     assert written == sorted(set(written))  # no byte was sent twice
 
 
+def test_an_export_with_names_that_the_model_has_not_is_refused(
+    client: Client, job_id: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Conflict, match="Hugging Face") as refused:
+        client.export_checkpoint(job_id, 4, tmp_path / "model.safetensors", hugging_face=True)
+    assert refused.value.code == "not_exportable"
+    assert list(tmp_path.glob("*model*")) == []
+
+
 def test_a_storage_failure_is_reported_with_the_known_checkpoints(
     client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from holdfast_service.errors import (
     IdempotencyConflict,
     InvalidCursor,
     InvalidKey,
+    InvalidSpec,
     JobEnded,
 )
 from holdfast_service.job_model.events.codec import UnknownEvent
@@ -47,6 +48,12 @@ async def test_an_unreachable_cluster_does_not_prevent_a_submission(
     cluster.unreachable = True
     _, created = await jobs.submit({"name": "x"})
     assert created
+
+
+async def test_an_invalid_spec_stores_nothing(jobs: JobService, overview: Overview) -> None:
+    with pytest.raises(InvalidSpec):
+        await jobs.submit({"name": "x", "parallel": {"dp_shard": 64}})
+    assert (await overview.rows()).items == ()
 
 
 async def test_the_same_idempotency_key_returns_the_same_job(jobs: JobService) -> None:

@@ -298,6 +298,11 @@ def load_objects(rank: int, of_rank: int | None) -> Any:
     return None if state is None else (state["step"], state["weights"].tolist())
 
 
+def save_sizes(rank: int, sizes: list[int]) -> list[bool]:
+    kept = tier(replication_wait_s=WAIT_S)
+    return [kept.save(step, torch.zeros(size)) for step, size in enumerate(sizes, 1)]
+
+
 def save_files(rank: int, folder: str, gives: bool) -> bool:
     kept = tier()
     return kept.save_folder(5, Path(folder) / f"from-{rank}" if gives else None)

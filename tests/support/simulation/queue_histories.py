@@ -135,7 +135,13 @@ class QueueHistory:
         whole = {node: [*room, self._fpgas_of(node)] for node, room in self.whole.items()}
         possible = len(self._room(whole, demand)) >= demand.to_start
         record = JobRecord(
-            id=f"{number:04}", state=State.QUEUED, spec={}, step=0, held_s=0.0, event_seq=0
+            id=f"{number:04}",
+            state=State.QUEUED,
+            spec={},
+            step=0,
+            held_s=0.0,
+            productive_s=0.0,
+            event_seq=0,
         )
         record.queued_at = float(self.now)
         job = SimulatedJob(number, demand, work, self.now, possible, record, priority)

@@ -345,6 +345,8 @@ def test_a_step_counts_as_replicated_when_all_partners_hold_it(
     here.replicator.offer(0, 1, 1)
     eventually(lambda: here.replicated == [(0, 1, 1)])
     os.kill(slow.process.pid, signal.SIGSTOP)
+    stopped = psutil.Process(slow.process.pid)
+    eventually(lambda: stopped.status() == psutil.STATUS_STOPPED)
     write(segment, 1, 2)
     here.replicator.offer(0, 1, 2)
     eventually(lambda: (0, 1, 2) in there.holds(Place.REPLICA))

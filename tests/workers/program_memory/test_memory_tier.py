@@ -149,6 +149,17 @@ def test_nothing_is_loaded_at_the_beginning_of_a_job(worlds: TierWorlds) -> None
     assert worlds.run(tier_programs.load_objects, 2, None) == [None, None]
 
 
+def test_a_larger_checkpoint_gets_a_larger_segment_which_keeps_the_last_step(
+    worlds: TierWorlds,
+) -> None:
+    kept = worlds.run(tier_programs.save_sizes, 1, [1000, 2000, 3_000_000])
+    assert kept == [[True, True, True]]
+    assert worlds.steps(0, 1) == [2, 3]
+    with Segment.open(worlds.segment(0, 1)) as segment:
+        assert all(segment.verify(commit) for commit in segment.commits())
+    assert [path.name for path in worlds.segment(0, 1).parent.glob("*larger*")] == []
+
+
 @pytest.mark.parametrize("one_node", [False, True])
 def test_every_rank_has_the_files_of_all_ranks(
     worlds: TierWorlds, tmp_path: Path, one_node: bool
