@@ -256,9 +256,9 @@ async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: Quaran
     _record_event(tx, event, content)
     mark = tx.effects_mark()
     try:
-        if unreadable is not None:
-            raise unreadable
         async with tx.session.begin_nested():
+            if unreadable is not None:
+                raise unreadable
             await apply_event(tx, event, content, rules)
     except _UNREADABLE as error:
         _raise_database_errors(error)
