@@ -113,7 +113,7 @@ def test_servers_that_are_killed_in_turn_lose_no_job_and_run_none_twice(
         check(servers, ran)
         for job in ran.jobs:
             assert set(servers.client.digests(job)) == set(range(1, STEPS + 1))
-    assert sorted(cluster.starts()) == sorted(ran.jobs), "each job started once"
+    assert sorted(cluster.started()) == sorted(ran.jobs), "each job started once"
 
 
 def check(servers: Replicas, ran: Ran) -> None:

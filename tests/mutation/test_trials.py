@@ -22,7 +22,6 @@ from tests.mutation.trials import (
     UncommittedChanges,
     require_committed,
     try_mutation,
-    written,
 )
 from tests.mutation.verdicts import Outcome, Result, SuiteFault
 from tests.support.waiting import DEADLINE_S, eventually
@@ -115,13 +114,6 @@ with end_request() as request:
         process.kill()
     require_restored(product)
     assert has_ended(int(started.read_text()))
-
-
-def test_an_error_of_the_program_restores_the_file(product: Path) -> None:
-    with pytest.raises(KeyError), written(product, MUTATED):
-        assert product.read_bytes() == MUTATED.encode()
-        raise KeyError
-    require_restored(product)
 
 
 def test_a_checkout_with_uncommitted_changes_of_the_product_is_refused(checkout: Path) -> None:

@@ -193,24 +193,18 @@ def test_pages_have_the_tables_of_the_current_code() -> None:
         assert page.read_text() == text, "run python docs/.hooks/reference.py"
 
 
-def test_every_exit_code_cause_and_transition_is_documented() -> None:
+def test_every_exit_code_cause_transition_phase_and_series_is_documented() -> None:
     operations = (ROOT / "docs/operations/run.md").read_text()
     assert not [code for code in ExitCode if f"| {code.value} |" not in operations]
     policy = (ROOT / "docs/recovery-policy.md").read_text()
     assert not [cause for cause in Cause if f"| `{cause.value}` |" not in policy]
     table = (ROOT / "docs/architecture/store-and-api.md").read_text()
     assert not [state for state in TRANSITIONS if f"`{state.value}`" not in table]
-    assert len(CrashPoint) == 16  # "sixteen points between transition and effect"
-
-
-def test_every_phase_of_a_fault_is_documented() -> None:
     drills = (ROOT / "docs/operations/drills.md").read_text()
     assert not [phase for phase in PHASES if f"`{phase}`" not in drills]
-
-
-def test_every_series_of_a_job_is_documented() -> None:
-    operations = (ROOT / "docs/operations/watch.md").read_text()
-    assert not [name for name in METRICS if f"| `{name}` |" not in operations]
+    series = (ROOT / "docs/operations/watch.md").read_text()
+    assert not [name for name in METRICS if f"| `{name}` |" not in series]
+    assert len(CrashPoint) == 16  # "sixteen points between transition and effect"
 
 
 @pytest.mark.parametrize("names", [RESERVED_NAMES, BUILT_IN_NAMES], ids=["functions", "cli"])

@@ -7,19 +7,17 @@ screenshots of the main views in docs/screenshots.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import DEADLINE_S
 
+from holdfast import Client
 from holdfast.rest.dashboard import FOLDER
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -96,24 +94,29 @@ def dashboard_server(
 @pytest.fixture(scope="module")
 def running_job(request: pytest.FixtureRequest, dashboard_server: LiveServer) -> str:
     """The id of a job that has completed three steps; its name is the module's `JOB_NAME`."""
-    spec = {**SPEC, "name": request.module.JOB_NAME}
-    found = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs", json=spec, timeout=DEADLINE_S
-    ).json()
-    dashboard_server.run_job(found["id"], 3, end=False)
-    return str(found["id"])
+    job = submitted(dashboard_server, name=request.module.JOB_NAME)
+    dashboard_server.run_job(job, 3, end=False)
+    return job
+
+
+def submitted(server: LiveServer, **changes: Any) -> str:
+    """The id of a new job."""
+    with Client(server.address) as client:
+        return client.submit({**SPEC, **changes}).id
+
+
+def assert_no_violations(page: Any) -> None:
+    """Axe finds nothing."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    assert [(item["id"], [node["html"][:160] for node in item["nodes"]]) for item in found] == []
 
 
 def _is_page_error(message: Any) -> bool:
     """Whether a console message is an error of the page; the browser also logs responses such as
     422."""
     return message.type == "error" and "Failed to load resource" not in message.text
-
-
-def run_in_thread(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in another thread: the browser's driver runs an event loop in this thread."""
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, work).result()
 
 
 def save_screenshot(page: Any, name: str) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.service.databases import run_in_thread
 from tests.support.service.live_server import LiveServer
 from tests.support.web.fleet import add_fleet
-from tests.web.conftest import PHONE, run_in_thread, save_screenshot
+from tests.web.conftest import PHONE, save_screenshot
 
 
 def prepare_server(server: LiveServer) -> None:
@@ -32,18 +33,10 @@ def cluster(
     return opened
 
 
-@pytest.mark.slow
-def test_nodes_show_their_jobs(cluster: Callable[..., Any], running_job: str) -> None:
-    page = cluster()
-    assert (
-        page.locator(f".node-jobs a[href='/jobs/{running_job}']", has_text="occupant").count() == 2
-    )
-    save_screenshot(page, "cluster")
-
-
 @pytest.mark.story("cluster page")
 def test_a_node_is_cordoned_and_uncordoned(cluster: Callable[..., Any]) -> None:
     page = cluster()
+    save_screenshot(page, "cluster")
     node_line = page.locator("[data-node=node2]")
     node_line.get_by_role("button", name="Cordon").click()
     dialog = page.get_by_role("dialog")
@@ -58,7 +51,9 @@ def test_a_node_is_cordoned_and_uncordoned(cluster: Callable[..., Any]) -> None:
     node_line.get_by_text("Ready", exact=True).wait_for()
 
 
-def test_nodes_are_found_and_the_filter_is_in_the_url(cluster: Callable[..., Any]) -> None:
+def test_nodes_are_found_by_their_jobs_and_the_filter_is_in_the_url(
+    cluster: Callable[..., Any], running_job: str
+) -> None:
     page = cluster()
     total = page.locator("[data-node]").count()
     page.locator(".filter-chip", has_text="Quarantined").click()
@@ -69,6 +64,7 @@ def test_nodes_are_found_and_the_filter_is_in_the_url(cluster: Callable[..., Any
     page.keyboard.type("occupant")
     page.wait_for_url("**q=occupant**")
     page.wait_for_function("() => document.querySelectorAll('[data-node]').length === 2")
+    assert page.locator(f".node-jobs a[href='/jobs/{running_job}']").count() == 2
 
 
 def test_a_node_shows_its_findings(cluster: Callable[..., Any]) -> None:
@@ -87,13 +83,16 @@ def test_the_queue_shows_the_awaited_resource(cluster: Callable[..., Any]) -> No
     assert "needs" in queue.inner_text()
 
 
-@pytest.mark.parametrize("name", ["cluster-phone", "cluster-dark"])
-def test_the_page_fits_a_phone_and_the_dark_theme(cluster: Callable[..., Any], name: str) -> None:
-    options: dict[str, Any] = (
-        {"viewport": PHONE, "is_mobile": True, "has_touch": True}
-        if name == "cluster-phone"
-        else {"color_scheme": "dark"}
-    )
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cluster-phone", {"viewport": PHONE, "is_mobile": True, "has_touch": True}),
+        ("cluster-dark", {"color_scheme": "dark"}),
+    ],
+)
+def test_the_page_fits_a_phone_and_the_dark_theme(
+    cluster: Callable[..., Any], name: str, options: dict[str, Any]
+) -> None:
     page = cluster(**options)
     save_screenshot(page, name)
     width = page.evaluate("innerWidth")

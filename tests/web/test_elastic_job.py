@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import expect
+from tests.support.service.databases import run_in_thread
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import DEADLINE_S, eventually
+from tests.support.waiting import eventually
 from tests.support.web import elastic
-from tests.web.conftest import PHONE, run_in_thread, save_screenshot
+from tests.web.conftest import PHONE, assert_no_violations, save_screenshot, submitted
 
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity, Phase
 from holdfast_service.store.engine import Store
@@ -60,9 +60,7 @@ def elastic_job(dashboard_server: LiveServer) -> str:
         "name": "bendable",
         "resources": {"workers_per_node": 2, "nodes": {"min": 1, "max": 3}},
     }
-    answer = httpx.post(f"{dashboard_server.address}/api/v1/jobs", json=spec, timeout=DEADLINE_S)
-    assert answer.status_code == 201, answer.text
-    job = str(answer.json()["id"])
+    job = submitted(dashboard_server, **spec)
     supervisor = dashboard_server.supervisor(job)
     supervisor.form(1, at=time.time())
     supervisor.enter(Phase.RUNNING)
@@ -170,12 +168,9 @@ def test_resizes_are_told_apart_from_faults(story_page: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": PHONE}])
 def test_axe_finds_no_violations(story_page: Callable[..., Any], options: dict[str, Any]) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     page = story_page("?incident=2", **options)
     page.locator("#incident-2 .incident-body").wait_for()
-    found = Axe().run(page).response["violations"]
-    assert [(item["id"], [node["html"][:160] for node in item["nodes"]]) for item in found] == []
+    assert_no_violations(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
 
 
@@ -236,12 +231,8 @@ def test_a_refused_order_shows_the_reason(
 def test_a_job_of_one_size_has_no_resize_and_a_flat_ribbon(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    fixed = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs",
-        json={**SPEC, "name": "fixed"},
-        timeout=DEADLINE_S,
-    )
-    page = open_page(f"{dashboard_server.address}/jobs/{fixed.json()['id']}")
+    fixed = submitted(dashboard_server, name="fixed")
+    page = open_page(f"{dashboard_server.address}/jobs/{fixed}")
     page.locator(".ribbon-drawing rect").first.wait_for(state="attached")
     page.get_by_role("button", name="Cancel").wait_for()
     assert page.get_by_role("button", name="Resize").count() == 0
@@ -259,12 +250,13 @@ def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     address = dashboard_server.address
     jobs = {}
     for name, nodes in (("large", 3), ("next", 4), ("small", 1)):  # the cluster has seven nodes
-        parallel = {"dp_shard": nodes, "tp": 2}
-        spec = {**SPEC, "name": name, "parallel": parallel, "resources": {"workers_per_node": 2}}
-        spec["train"] = {**SPEC["train"], "global_batch": 48}
-        answer = httpx.post(f"{address}/api/v1/jobs", json=spec, timeout=DEADLINE_S)
-        assert answer.status_code == 201, answer.text
-        jobs[name] = str(answer.json()["id"])
+        jobs[name] = submitted(
+            dashboard_server,
+            name=name,
+            parallel={"dp_shard": nodes, "tp": 2},
+            resources={"workers_per_node": 2},
+            train={**SPEC["train"], "global_batch": 48},
+        )
     page = open_page(f"{address}/jobs?state=QUEUED")
     large = page.locator(f"[data-job='{jobs['large']}']")
     small = page.locator(f"[data-job='{jobs['small']}']")

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
 import pytest
+from tests.support.service.databases import run_in_thread
 from tests.support.service.fake_cluster import three_nodes
-from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import DEADLINE_S
+from tests.support.service.live_server import LiveServer
 from tests.support.web.crowd import add_crowd
-from tests.web.conftest import PHONE, run_in_thread, save_screenshot
+from tests.web.conftest import PHONE, save_screenshot, submitted
 
 from holdfast_service.job_model.supervisor_protocol import Phase
 
@@ -140,14 +139,10 @@ def test_keyboard_navigation_scrolls_rows_into_view(jobs: Callable[..., Any]) ->
 def test_a_job_is_updated_live(jobs: Callable[..., Any], dashboard_server: LiveServer) -> None:
     page = jobs()
     page.wait_for_selector("[data-live=live]")
-    job = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs",
-        json={**SPEC, "name": "watched"},
-        timeout=DEADLINE_S,
-    ).json()
-    line = page.locator(f"[data-job='{job['id']}']")
+    job = submitted(dashboard_server, name="watched")
+    line = page.locator(f"[data-job='{job}']")
     line.wait_for()  # a new job appears first without a reload
-    supervisor = dashboard_server.run_job(job["id"], 3, end=False)
+    supervisor = dashboard_server.run_job(job, 3, end=False)
     line.locator(".cell-state", has_text="Running").wait_for()
     line.locator(".progress-text", has_text="3 / 5").wait_for()
     supervisor.enter(Phase.RECOVERING)

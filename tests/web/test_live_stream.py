@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.live_server import LiveServer
 from tests.support.waiting import DEADLINE_S, eventually
+from tests.web.conftest import submitted
 
 from holdfast_service.job_model.supervisor_protocol import Phase
 
@@ -43,9 +44,7 @@ window.fetch = async (address, options) => {
 def test_an_interrupted_stream_resumes_at_its_position(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    job = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "cut"}, timeout=DEADLINE_S
-    ).json()["id"]
+    job = submitted(dashboard_server, name="cut")
     of_job_at = f"{dashboard_server.address}/api/v1/jobs/{job}"
     supervisor = dashboard_server.run_job(job, 2, end=False)
     page = open_page(f"{dashboard_server.address}/cluster")

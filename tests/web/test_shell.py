@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.service.databases import run_in_thread
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import LiveServer
 from tests.support.web.crowd import add_crowd
-from tests.web.conftest import PHONE, run_in_thread
+from tests.web.conftest import PHONE, assert_no_violations
 
 FIRST_LOAD_BYTES = 200_000
 VIEWS = ("/jobs", "/cluster", "/submit", "/jobs/{job}/checkpoints")
@@ -34,8 +35,6 @@ def test_axe_finds_no_violations(
     view: str,
     scheme: str,
 ) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     # The test injects axe into the page, which the content-security policy would refuse.
     page = open_page(
         dashboard_server.address + view.format(job=running_job),
@@ -45,8 +44,7 @@ def test_axe_finds_no_violations(
     )
     page.wait_for_selector("main h1")
     page.wait_for_function("() => !document.querySelector('[aria-busy=true], .ghost')")
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    assert_no_violations(page)
 
 
 def test_the_first_load_is_small(

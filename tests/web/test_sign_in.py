@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 from tests.support.service.live_server import LiveServer, live_server
+from tests.web.test_submit_page import GOOD
 
 from holdfast.cli.dashboard import dashboard_link
 from holdfast.rest.local_access import LocalAccess
-
-JOB_NAME = "behind-a-door"
-SPEC_TEXT = f"""name: {JOB_NAME}
-train: {{steps: 5, schedule: {{name: constant, warmup_steps: 0}}}}
-parallel: {{dp_shard: 2, tp: 2}}
-resources: {{workers_per_node: 2, standby_nodes: 1}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +38,7 @@ def test_a_link_lets_one_browser_in(
     page = open_page(link)
     page.locator(".validation-head", has_text="ready to submit").wait_for()
     assert page.url == f"{locked.address}/submit", "the code is gone from the address"
-    page.get_by_role("textbox", name="Spec").fill(SPEC_TEXT)
+    page.get_by_role("textbox", name="Spec").fill(GOOD)
     page.locator(".validation-head", has_text="ready to submit").wait_for()
     page.get_by_role("button", name="Submit", exact=True).click()
     page.wait_for_url("**/jobs/*")

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.live_server import LiveServer
 from tests.support.waiting import DEADLINE_S
-from tests.web.conftest import save_screenshot
+from tests.web.conftest import save_screenshot, submitted
 
 GOOD = """name: typed
 train: {steps: 5, schedule: {name: constant, warmup_steps: 0}}
@@ -107,12 +107,8 @@ def test_json_is_a_spec_too(open_page: Callable[..., Any], dashboard_server: Liv
 def test_a_copy_contains_the_non_default_fields(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    job = httpx.post(
-        f"{dashboard_server.address}/api/v1/jobs",
-        json={**SPEC, "name": "original"},
-        timeout=DEADLINE_S,
-    ).json()
-    page = open_page(f"{dashboard_server.address}/submit?from={job['id']}")
+    job = submitted(dashboard_server, name="original")
+    page = open_page(f"{dashboard_server.address}/submit?from={job}")
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('original')")
     text = page.get_by_role("textbox", name="Spec").input_value()
     assert "dp_shard: 2" in text

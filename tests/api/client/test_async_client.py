@@ -9,7 +9,7 @@ import pytest
 from tests.service.test_errors import STATUS_OF_CODE
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import DEADLINE_S, eventually
+from tests.support.waiting import DEADLINE_S
 
 import holdfast
 from holdfast import AsyncClient, Client, JobSpec, errors
@@ -129,19 +129,3 @@ def test_the_retry_limit_counts_from_the_first_failure_in_a_row() -> None:
     assert max(pauses) == MAX_PAUSE_S
     assert schedule.pause_s(209.5) == 0.5
     assert schedule.pause_s(210.0) is None
-
-
-def authorization(client: Client) -> str | None:
-    """The header of a request of this client."""
-    http = client._transport._http
-    assert http.auth is not None
-    request = next(http.auth.sync_auth_flow(http.build_request("GET", "/version")))
-    found: str | None = request.headers.get("authorization")
-    return found
-
-
-def test_a_token_is_sent_as_a_bearer_token(server: LiveServer, client: Client) -> None:
-    eventually(lambda: client.ready().status == "ready")
-    with Client(server.address, token="abc") as tokened:
-        assert authorization(tokened) == "Bearer abc"
-    assert authorization(client) is None

@@ -1,4 +1,4 @@
-"""The client is light to import, retries while a server is away, and has typed errors."""
+"""The client is light to import, finds its server, and has typed errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.waiting import DEADLINE_S, eventually
+from tests.support.waiting import DEADLINE_S
 
 import holdfast
 from holdfast import Client
@@ -21,7 +20,6 @@ from holdfast.client.http_answers import FileDownload
 from holdfast.client.retry import RetrySchedule
 from holdfast.errors import ServerError
 from holdfast.schemas import SERVER_FILE, ServerFile
-from holdfast_service.job_model.lifecycle import State
 
 HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog"
 
@@ -30,59 +28,6 @@ def test_importing_holdfast_is_light() -> None:
     program = f"import sys, holdfast; print([m for m in {HEAVY.split()!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_a_job_from_submission_to_its_digests(client: Client, server: LiveServer) -> None:
-    job = client.submit(SPEC)
-    assert [listed.id for listed in client.list(name="tiny")] == [job.id]
-    supervisor = server.run_job(job.id, end=False)
-    supervisor.logs.append(line(1, "hello"))
-    supervisor.end()
-    assert client.wait(job.id, timeout_s=DEADLINE_S, poll_s=0.02).state is State.SUCCEEDED
-    assert client.digests(job.id) == {step: f"d{step}" for step in range(1, 6)}
-    assert [point.values["loss"] for point in client.metrics(job.id, ["loss"])] == [1.5] * 5
-    assert [member.rank for member in client.attempts(job.id)[0].members] == [0, 1, 2, 3]
-    assert [log.text for log in client.follow_logs(job.id)] == ["hello"]
-    assert client.incidents(job.id) == []
-    assert client.checkpoints(job.id).items == ()
-
-
-@pytest.mark.seconds
-def test_following_continues_after_a_server_restart(client: Client, server: LiveServer) -> None:
-    job = client.submit(SPEC)
-    server.run_job(job.id, steps=2, end=False)
-    eventually(lambda: client.get(job.id).state is State.RUNNING)
-    seen: list[int] = []
-    first = threading.Event()
-
-    def follow() -> None:
-        for event in client.follow(job.id):
-            seen.append(event.seq)
-            first.set()
-
-    follower = threading.Thread(target=follow)
-    follower.start()
-    assert first.wait(DEADLINE_S)
-    server.stop()
-    server.start()
-    server.cluster.supervisors[job.id].end()
-    follower.join(DEADLINE_S)
-    assert not follower.is_alive(), "it ends when the job has ended"
-    with Client(server.address) as other:
-        known = [event.seq for event in other.events(job.id).items]
-    # The clean-up's own event may come after the end that a follower waits for.
-    assert seen == known[: len(seen)]
-    assert len(known) - len(seen) <= 1
-
-
-@pytest.mark.seconds
-def test_calls_survive_a_server_restart(client: Client, server: LiveServer) -> None:
-    job = client.submit(SPEC)
-    server.stop()
-    restart = threading.Timer(0.5, server.start)
-    restart.start()
-    assert client.get(job.id).id == job.id
-    restart.join()
 
 
 @pytest.mark.seconds

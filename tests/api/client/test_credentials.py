@@ -71,6 +71,8 @@ def test_the_token_is_found_in_the_data_directory_however_it_is_named(
     folder = locked.settings.data_dir
     with Client(locked.address, data_dir=folder) as client:
         assert list(client.list()) == []
+    with Client(locked.address, token=TOKEN) as client:
+        assert list(client.list()) == []
     with Client(locked.address) as unknown, pytest.raises(Unauthorized, match="HOLDFAST_DATA_DIR"):
         list(unknown.list())
     monkeypatch.setenv(address.DATA_DIR_VARIABLE, str(folder))
@@ -87,14 +89,10 @@ def test_the_token_is_found_in_the_data_directory_however_it_is_named(
 
 
 def test_a_client_that_is_older_than_its_server_gets_in(tmp_path: Path) -> None:
-    server = LiveServer(tmp_path / "data", access=LocalAccess(TOKEN))
-    server.start()
-    try:
+    with live_server(tmp_path / "data", access=LocalAccess(TOKEN)) as server:
         client = Client(server.address, data_dir=tmp_path / "data", retry_s=DEADLINE_S)
         write_file(tmp_path / "data", server.address)
         assert client.version().api == "v1"
-    finally:
-        server.stop()
 
 
 def test_a_link_signs_a_browser_in(

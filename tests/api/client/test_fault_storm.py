@@ -73,19 +73,6 @@ def test_an_idempotency_key_returns_the_same_fault_or_a_conflict(
     assert len(client.faults(running_job)) == 1
 
 
-def test_a_fault_is_resent_to_a_silent_supervisor_and_its_event_is_emitted_once(
-    server: LiveServer, client: Client, running_job: str
-) -> None:
-    server.cluster.silent.add(running_job)
-    fault = client.inject(running_job, "supervisor_death")
-    eventually(lambda: client.get(running_job).waiting is not None)
-    assert client.faults(running_job)[0].injected_at is None
-    server.cluster.silent.discard(running_job)
-    eventually(lambda: client.faults(running_job)[0].injected_at is not None)
-    events = [event for event in client.events(running_job).items if event.kind == "fault.injected"]
-    assert [event.data["number"] for event in events] == [fault.number]
-
-
 def test_an_ended_job_rejects_a_fault(
     server: LiveServer, client: Client, http: httpx.Client, running_job: str
 ) -> None:
@@ -99,17 +86,7 @@ def test_an_ended_job_rejects_a_fault(
 def test_the_command_injects_a_fault_and_prints_its_settings(
     server: LiveServer, client: Client, running_job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "inject",
-        running_job,
-        "slow",
-        "--rank",
-        "3",
-        "--set",
-        "factor=2.5",
-        "--set",
-        "steps=4",
-    ]
+    words = f"inject {running_job} slow --rank 3 --set factor=2.5 --set steps=4".split()
     assert run([*words, "--json", "--address", client.address]) == ExitCode.OK
     shown = json.loads(capsys.readouterr().out)
     assert shown["fault"] == {"kind": "slow", "rank": 3, "factor": 2.5, "steps": 4}
@@ -123,18 +100,7 @@ def test_the_command_injects_a_fault_and_prints_its_settings(
 def test_a_storm_is_reproducible_by_its_seed_and_ends_after_its_duration(
     server: LiveServer, client: Client, running_job: str
 ) -> None:
-    words = [
-        "inject",
-        running_job,
-        "kill",
-        "stop",
-        "--storm",
-        "mtbf=30ms",
-        "--seed",
-        "3",
-        "--for",
-        "1s",
-    ]
+    words = f"inject {running_job} kill stop --storm mtbf=30ms --seed 3 --for 1s".split()
     assert run([*words, "--address", client.address]) == ExitCode.OK
     struck = [(fault.kind, fault.fault["rank"]) for fault in client.faults(running_job)]
     schedule = fault_storm.schedule(0.03, 3, (FaultKind.KILL, FaultKind.STOP), 4)

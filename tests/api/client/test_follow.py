@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import httpx
 
-from holdfast import AsyncClient, Client
+from holdfast import AsyncClient
 from holdfast_service.views.history import LogLineView
 
 BROKEN = ": keep-alive\n\nid: 1\ndata: {}\n\n: keep-alive\n\nid: 2\ndata: {{"
@@ -31,16 +31,7 @@ def answers(asked_after: list[str]) -> Callable[[httpx.Request], httpx.Response]
     return answer
 
 
-def test_a_thread_resumes_after_the_last_complete_message() -> None:
-    asked_after: list[str] = []
-    with Client("http://server") as client:
-        server = httpx.MockTransport(answers(asked_after))
-        client._transport._http = httpx.Client(base_url="http://server", transport=server)
-        assert [line.text for line in client.follow_logs("job")] == ["line 1", "line 2"]
-    assert asked_after == ["0", "1"]
-
-
-async def test_an_event_loop_resumes_after_the_last_complete_message() -> None:
+async def test_a_follower_resumes_after_the_last_complete_message() -> None:
     asked_after: list[str] = []
     async with AsyncClient("http://server") as client:
         server = httpx.MockTransport(answers(asked_after))

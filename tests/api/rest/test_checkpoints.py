@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
@@ -15,8 +15,15 @@ import pytest
 from safetensors.numpy import load_file
 from tests.support.checkpoint.saved_worlds import global_state, save_world
 from tests.support.faults.flaky_proxy import FlakyProxy
-from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.service.saved_checkpoints import MESH, report_saved, root_of, saved, spoil
+from tests.support.service.live_server import SPEC, LiveServer, live_server
+from tests.support.service.saved_checkpoints import (
+    MESH,
+    held_back,
+    report_saved,
+    root_of,
+    saved,
+    spoil,
+)
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
@@ -36,6 +43,7 @@ from holdfast_workers.checkpoint.manifest import (
 from holdfast_workers.checkpoint.marks import mark_needed
 from holdfast_workers.checkpoint.storage import Storage, StorageDenied, TransientStorageError
 
+__all__ = ["held_back"]
 BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
 LOSSES = {2: 1.5, 4: 1.1, 6: 1.3}
 
@@ -155,35 +163,26 @@ def test_two_concurrent_removals_leave_a_checkpoint(client: Client, job_id: str)
 
 @pytest.mark.slow
 def test_a_checkpoint_in_slow_removal_does_not_count_and_is_removed_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, held_back: threading.Event
 ) -> None:
-    proceed, delete = threading.Event(), LocalStorage.delete
-
-    def slow(self: LocalStorage, name: str) -> None:
-        assert proceed.wait(60)
-        delete(self, name)
-
-    server = LiveServer(tmp_path)
-    server.settings = server.settings.model_copy(update={"storage_deadline_s": 2.0})
-    server.start()
-    try:
-        with Client(server.address, retry_s=0.1) as client:
-            job = client.submit(SPEC)
-            server.run_job(job.id, end=False)
-            saved(server, client, job.id, {4: 1.1, 6: 1.3})
-            monkeypatch.setattr(LocalStorage, "delete", slow)
-            for _ in "once", "again":
-                with pytest.raises(ServerError, match="being removed"):
-                    client.remove_checkpoint(job.id, 6)
-            with pytest.raises(Conflict) as refused:
-                client.remove_checkpoint(job.id, 4)
-            assert refused.value.code == "last_checkpoint"
-            proceed.set()
-            eventually(lambda: not _folder(server, job.id, 6).exists())
-            assert _steps(client, job.id) == [4]
-    finally:
-        proceed.set()
-        server.stop()
+    with (
+        live_server(tmp_path, {"storage_deadline_s": 2.0}) as server,
+        Client(server.address, retry_s=0.1) as client,
+        ExitStack() as last,
+    ):
+        last.callback(held_back.set)
+        job = client.submit(SPEC)
+        server.run_job(job.id, end=False)
+        saved(server, client, job.id, {4: 1.1, 6: 1.3})
+        for _ in "once", "again":
+            with pytest.raises(ServerError, match="being removed"):
+                client.remove_checkpoint(job.id, 6)
+        with pytest.raises(Conflict) as refused:
+            client.remove_checkpoint(job.id, 4)
+        assert refused.value.code == "last_checkpoint"
+        held_back.set()
+        eventually(lambda: not _folder(server, job.id, 6).exists())
+        assert _steps(client, job.id) == [4]
 
 
 @pytest.mark.seconds

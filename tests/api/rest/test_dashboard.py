@@ -11,7 +11,6 @@ from fastapi import FastAPI
 
 from holdfast.rest import dashboard
 from holdfast.rest.http import problems
-from holdfast.rest.openapi import document
 
 PAGE = "<!doctype html><title>Holdfast</title>"
 SCRIPT = "console.log('hello')"
@@ -97,20 +96,6 @@ async def test_without_a_build_the_page_explains_how_to_build(tmp_path: Path) ->
         assert "make setup" in found.text
         (tmp_path / "index.html").write_text(PAGE)
         assert (await http.get("/jobs")).text == PAGE
-
-
-async def test_a_page_rejects_post(built: Path) -> None:
-    async with client(built) as http:
-        found = await http.post("/jobs")
-    assert found.status_code == 405
-    assert "GET" in found.headers["allow"]
-
-
-def test_the_api_is_described_without_a_server() -> None:
-    found = document()
-    assert "/api/v1/jobs" in found["paths"]
-    assert "JobSpec" in found["components"]["schemas"]
-    assert not [path for path in found["paths"] if path.startswith("/assets")]
 
 
 async def test_the_page_preloads_the_files_of_its_view(built: Path) -> None:

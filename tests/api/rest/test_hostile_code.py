@@ -14,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.api.rest.test_hostile_input import refused
 from tests.support.service.live_server import LiveServer, live_server
 from tests.support.waiting import DEADLINE_S
 
@@ -38,15 +39,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def http(served: LiveServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served.address, timeout=DEADLINE_S, trust_env=False) as client:
         yield client
-
-
-def refused(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
-    """Check that the answer is a problem; return it."""
-    assert answer.status_code in statuses, (answer.status_code, answer.text[:300])
-    problem: dict[str, Any] = answer.json()
-    assert problem["code"] and problem["detail"]
-    assert "Traceback" not in answer.text
-    return problem
 
 
 REQUIREMENTS = {

@@ -29,6 +29,8 @@ def test_json_and_yaml_give_the_same_spec(http: httpx.Client) -> None:
     )
     assert from_json.status_code == from_yaml.status_code == 201
     assert from_json.json()["spec"] == from_yaml.json()["spec"]
+    again = http.post("/api/v1/jobs", json=from_json.json()["spec"])
+    assert again.json()["spec"] == from_json.json()["spec"]
     assert http.get(from_json.headers["location"]).json()["id"] == from_json.json()["id"]
 
 
@@ -39,12 +41,8 @@ def test_the_history_of_a_job_is_complete(http: httpx.Client, server: LiveServer
     path = f"/api/v1/jobs/{job_id}"
     eventually(lambda: http.get(path).json()["state"] == "SUCCEEDED")
     assert http.get(path).json()["progress"]["step"] == 5
-    assert [m["pid"] for m in http.get(f"{path}/attempts").json()["items"][0]["members"]] == [
-        100,
-        101,
-        102,
-        103,
-    ]
+    members = http.get(f"{path}/attempts").json()["items"][0]["members"]
+    assert [member["pid"] for member in members] == [100, 101, 102, 103]
     digests = http.get(f"{path}/digests").json()["items"]
     assert digests == [{"step": step, "digest": f"d{step}"} for step in range(1, 6)]
     points = http.get(f"{path}/metrics", params={"name": ["loss", "samples"]}).json()["items"]

@@ -100,12 +100,8 @@ def test_a_job_shows_its_slow_ranks_and_the_findings_of_its_nodes(
     eventually(lambda: len(nodes.get(job.id).stragglers) == 2)
     shown = nodes.get(job.id)
     (straggler, _), (_, standby) = shown.stragglers, shown.unwell_nodes
-    assert (straggler.rank, straggler.node, straggler.factor, straggler.since_step) == (
-        2,
-        "node1",
-        2.5,
-        3,
-    )
+    facts = (straggler.rank, straggler.node, straggler.factor, straggler.since_step)
+    assert facts == (2, "node1", 2.5, 3)
     assert [(unwell_node.node, unwell_node.ranks) for unwell_node in shown.unwell_nodes] == [
         ("node1", (2, 3)),
         ("node2", ()),

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from tests.api.rest.test_jobs import submitted
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.service.saved_checkpoints import root_of, saved
+from tests.support.service.saved_checkpoints import held_back, root_of, saved
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
@@ -25,8 +25,9 @@ from holdfast_service.services.job_removal import JobRemoval
 from holdfast_service.store.engine import Store
 from holdfast_service.views.jobs import RemovedJobView
 from holdfast_workers.checkpoint import marks
-from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import checkpoint_folder
+
+__all__ = ["held_back"]
 
 
 @pytest.fixture
@@ -38,19 +39,6 @@ def ended(server: LiveServer, client: Client) -> str:
     supervisor.end()
     eventually(lambda: client.get(job.id).released)
     return job.id
-
-
-@pytest.fixture
-def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Files of checkpoints are removed once this is set."""
-    proceed, delete = threading.Event(), LocalStorage.delete
-
-    def slow(self: LocalStorage, name: str) -> None:
-        assert proceed.wait(60)
-        delete(self, name)
-
-    monkeypatch.setattr(LocalStorage, "delete", slow)
-    return proceed
 
 
 def rows_of(server: LiveServer, job_id: str) -> dict[str, int]:
@@ -226,28 +214,6 @@ def test_a_mark_of_an_ended_job_does_not_keep_checkpoints(
         "01a1facd-0000-7000-8000-000000000000",  # was never stored
     )
     assert len(client.remove(ended, with_checkpoints=True).removed_checkpoints) == 2
-
-
-@pytest.mark.seconds
-def test_jobs_that_ended_long_ago_are_removed_by_themselves(
-    server: LiveServer, client: Client, ended: str
-) -> None:
-    running = client.submit(SPEC).id
-    over_at = client.get(ended).ended_at
-    assert over_at is not None
-
-    async def expire() -> list[int]:
-        settings = server.settings.model_copy(update={"keep_ended_jobs_s": 3600.0})
-        store = await Store.open(settings)
-        try:
-            removal = JobRemoval(store, CheckpointService(store, settings), settings)
-            return [await removal.expire(over_at + age_s) for age_s in (10.0, 7200.0, 7200.0)]
-        finally:
-            await store.close()
-
-    assert asyncio.run(expire()) == [0, 1, 0]
-    assert [row.id for row in client.list()] == [running]
-    assert folder(server, ended, 2).exists()
 
 
 @pytest.mark.seconds

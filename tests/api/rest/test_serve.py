@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -36,6 +37,14 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.installation import check_key
 
 START_S = 90.0
+NO_PROXIES = (
+    "*",
+    "https://lab.example/path",
+    "ftp://lab.example",
+    "a:b",
+    "http://fd00::5:8642",
+    "",
+)
 GPUS = ("GPU-a", "GPU-b")
 """Only named: with GPUs, one node has them all, and nothing here touches them."""
 
@@ -73,15 +82,29 @@ def processes_of(data_dir: Path) -> list[str]:
     ]
 
 
-def test_a_host_reachable_by_others_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_addresses_of_this_machine_alone_are_loopback() -> None:
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         assert not is_loopback(host)
-    arguments = ["serve", "--host", "0.0.0.0", "--data-dir", str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--host", "0.0.0.0"], "a server has one user"),
+        (["--ray-address", "127.0.0.1:1"], "--store-uri s3://bucket/prefix"),
+        (["--send-own-code"], "--ray-address"),
+        (["--autoscale"], "give its --ray-address too"),
+        *((["--allowed-host", name], "--allowed-host") for name in NO_PROXIES),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], why: str
+) -> None:
+    arguments = ["serve", "--port", "0", "--data-dir", str(tmp_path), *options]
     assert run(arguments) == ExitCode.SERVER
-    assert "a server has one user" in capsys.readouterr().err
+    refusal = " ".join(capsys.readouterr().err.split())
+    assert why in refusal and "Traceback" not in refusal
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,36 +134,6 @@ async def test_answers_do_not_wait_for_acknowledgements(settings: Settings) -> N
     assert without_delay == [1]
 
 
-def test_a_cluster_without_a_store_is_refused_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [
-        "serve",
-        "--port",
-        "0",
-        "--data-dir",
-        str(tmp_path),
-        "--ray-address",
-        "127.0.0.1:1",
-    ]
-    assert run(arguments) == ExitCode.SERVER
-    refusal = capsys.readouterr().err
-    assert "--store-uri s3://bucket/prefix" in refusal and "Traceback" not in refusal
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("in the way")
-    assert run([*arguments, "--store-uri", str(tmp_path / "file" / "store")]) == ExitCode.SERVER
-    assert "--store-uri: cannot store checkpoints" in capsys.readouterr().err
-
-
-def test_code_is_sent_to_no_embedded_cluster(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["serve", "--port", "0", "--send-own-code", "--data-dir", str(tmp_path)]
-    assert run(arguments) == ExitCode.SERVER
-    assert "--ray-address" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.seconds
 def test_an_end_with_stdin_is_refused_without_a_pipe_and_starts_no_cluster(
     tmp_path: Path,
@@ -157,33 +150,34 @@ def test_an_end_with_stdin_is_refused_without_a_pipe_and_starts_no_cluster(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_database_of_a_pre_release_is_refused_before_a_cluster_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with closing(sqlite3.connect(tmp_path / "holdfast.db")) as database:
+async def of_a_pre_release(data_dir: Path) -> None:
+    with closing(sqlite3.connect(data_dir / "holdfast.db")) as database:
         database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         database.execute("INSERT INTO alembic_version VALUES ('0005')")
         database.commit()
-    assert run(["serve", "--port", "0", "--data-dir", str(tmp_path)]) == ExitCode.SERVER
-    refusal = capsys.readouterr().err
-    assert "schema version 0005" in refusal and "pre-release" in refusal
-    assert "--database-url" in refusal and "Traceback" not in refusal
-    assert local_cluster.find(tmp_path) is None
 
 
-def test_a_replica_with_another_key_is_refused_before_a_cluster_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def with_another_key(data_dir: Path) -> None:
+    store = await Store.open(Settings(data_dir=data_dir))
+    async with store.write() as session:
+        await check_key(session, b"k" * 32, data_dir)
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("made", "facts"),
+    [
+        (of_a_pre_release, ("schema version 0005", "pre-release", "--database-url")),
+        (with_another_key, ("job-secrets.key",)),
+    ],
+)
+def test_a_database_that_is_not_for_this_server_is_refused_before_a_cluster_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], made: Any, facts: tuple[str, ...]
 ) -> None:
-    async def first_server() -> None:
-        store = await Store.open(Settings(data_dir=tmp_path))
-        async with store.write() as session:
-            await check_key(session, b"k" * 32, tmp_path)
-        await store.close()
-
-    asyncio.run(first_server())
+    asyncio.run(made(tmp_path))
     assert run(["serve", "--port", "0", "--data-dir", str(tmp_path)]) == ExitCode.SERVER
     refusal = capsys.readouterr().err
-    assert "job-secrets.key" in refusal and "Traceback" not in refusal
+    assert all(fact in refusal for fact in facts) and "Traceback" not in refusal
     assert local_cluster.find(tmp_path) is None
 
 
@@ -365,10 +359,3 @@ async def test_a_server_whose_ray_client_cannot_connect_anew_ends_with_the_reaso
     settings = Settings(data_dir=tmp_path, port=0, ray_address="there:6379", store_uri="/store")
     with pytest.raises(serve.ServeError, match=r"its raylet has died; .* Start the server again"):
         await asyncio.wait_for(serve.serve(settings, on_ready=_ignore), DEADLINE_S)
-
-
-async def test_only_a_cluster_of_its_own_can_be_autoscaled(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path / "data", autoscale=True)
-    with pytest.raises(serve.ServeError, match="give its --ray-address too"):
-        await serve.serve(settings, on_ready=_ignore)
-    assert not settings.data_dir.exists()

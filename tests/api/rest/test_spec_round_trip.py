@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
-from tests.support.service.live_server import SPEC, live_server
 from tests.support.service.valid_specs import documents
-from tests.support.waiting import DEADLINE_S
 
-from holdfast import Client
 from holdfast.formats.documents import read_json, read_yaml, write_yaml
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import MAX_SPEC_BYTES, parse
@@ -44,24 +39,3 @@ def test_a_spec_that_would_be_too_large_with_its_defaults_is_refused() -> None:
     for config in ({"a": "x" * MAX_SPEC_BYTES}, {"a": [1] * (MAX_VALUES - 10)}):
         with pytest.raises(InvalidSpec, match="with its defaults has"):
             parse({"name": "x", "config": config}, None)
-
-
-def test_a_submitted_spec_is_submitted_again(tmp_path: Path) -> None:
-    document = {**SPEC, "model": {"norm_eps": 1e-05}, "config": {"lr": 1e-05, "sha": "12e4"}}
-    with live_server(tmp_path) as server, Client(server.address) as client:
-        job = client.submit(document)
-        assert client.submit(job.spec).spec == job.spec
-        assert client.validate(job.spec) == job.spec
-        for content, kind in (
-            (json.dumps(job.spec), "application/json"),
-            (yaml.safe_dump(job.spec), "application/yaml"),
-        ):
-            answer = httpx.post(
-                f"{server.address}/api/v1/jobs",
-                content=content,
-                headers={"content-type": kind},
-                trust_env=False,
-                timeout=DEADLINE_S,
-            )
-            assert answer.status_code == 201, answer.text
-            assert answer.json()["spec"] == job.spec

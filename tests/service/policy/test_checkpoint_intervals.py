@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import sqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.service import fake_cluster
 
 from holdfast_service.policy.checkpoint_intervals import (
     MAX_LOST_S,
@@ -90,17 +92,9 @@ def test_a_few_failures_change_the_estimate_little_and_many_determine_it() -> No
 
 
 def row(step: int, step_s: float, *, memory: bool = False, remote: bool = False) -> StepRow:
-    return StepRow(
-        attempt=1,
-        step=step,
-        at=0.0,
-        loss=1.0,
-        grad_norm=1.0,
-        lr=1.0,
-        tokens=1,
+    return replace(
+        fake_cluster.row(1, step),
         step_time_s=step_s,
-        loader_wait_s=0.0,
-        samples="",
         checkpoint_wait_s=0.004 if memory else 0.0,
         memory_saved=memory,
         remote_saving=remote,

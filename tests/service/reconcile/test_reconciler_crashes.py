@@ -94,7 +94,7 @@ async def test_a_crash_at_any_crash_point_loses_nothing(
         ended = await until_released(jobs, job.id)
 
     assert ended.state is (State.CANCELLED if point in CANCELS else State.SUCCEEDED)
-    assert cluster.starts() == [job.id]
+    assert cluster.started() == [job.id]
     assert await cluster.jobs_present() == set()
     assert set(await all_digests(jobs, job.id)) == set(range(1, STEPS + 1))
     events = (await jobs.history.events(job.id, limit=1000)).items
@@ -118,12 +118,12 @@ async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
     async with reconciling(store, cluster, settings):
         await until_state(jobs, job.id, State.PAUSED)
         assert await cluster.jobs_present() == set()
-        assert cluster.starts() == [job.id]
+        assert cluster.started() == [job.id]
         await jobs.resume(job.id)
         ended = await until_released(jobs, job.id)
 
     assert ended.state is State.SUCCEEDED
-    assert cluster.starts() == [job.id] * 2
+    assert cluster.started() == [job.id] * 2
     assert set(await all_digests(jobs, job.id)) == set(range(1, 2 * STEPS + 1))
     assert [attempt.number for attempt in (await jobs.history.attempts(job.id)).items] == [1, 2]
     events = (await jobs.history.events(job.id, limit=1000)).items
@@ -147,7 +147,7 @@ async def test_a_crash_in_a_restart_loses_nothing_and_the_job_goes_on_by_itself(
     async with reconciling(store, cluster, settings):
         ended = await until_released(jobs, job.id)
     assert ended.state is State.SUCCEEDED
-    assert cluster.starts() == [job.id] * 2
+    assert cluster.started() == [job.id] * 2
     assert set(await all_digests(jobs, job.id)) == set(range(1, 2 * STEPS + 1))
     events = (await jobs.history.events(job.id, limit=1000)).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
@@ -175,7 +175,7 @@ async def test_two_processes_on_one_database_start_every_job_once(
         for process in processes:
             process.kill()
             await process.wait()
-    assert sorted(cluster.starts()) == sorted(ids)
+    assert sorted(cluster.started()) == sorted(ids)
     for job_id in ids:
         assert len(await all_digests(jobs, job_id)) == STEPS
 

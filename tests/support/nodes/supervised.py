@@ -79,6 +79,18 @@ def small_training(
     return TrainingSpec(**fields)
 
 
+@contextmanager
+def small_agents(folder: Path, seats: int = 1, **options: Any) -> Iterator[LocalAgents]:
+    """Agents of a job of one rank, which `ensure` starts."""
+    training = small_training(parallel=ParallelSpec())
+    dump, mesh = training.model_dump(mode="json"), training.parallel.mesh
+    agents = LocalAgents(seats, dump, mesh, 1, folder / "checkpoints", **options)
+    try:
+        yield agents
+    finally:
+        agents.close()
+
+
 class SupervisedRun:
     """A job, its agents and its supervisor. `kill` sends real signals."""
 

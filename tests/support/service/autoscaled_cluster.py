@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from tests.support.service.ray_processes import free_port
 from tests.support.waiting import eventually
 
 from holdfast_service.embedded_cluster.ray_settings import CLUSTER_SETTINGS
@@ -77,8 +77,7 @@ def configuration(
 @contextlib.contextmanager
 def autoscaled_cluster(kinds: dict[str, dict[str, float]], idle_s: float) -> Iterator[str]:
     """Yields its address. The head has no CPUs, and nodes come only when they are asked for."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     address = f"{ray.util.get_node_ip_address()}:{port}"
     folder = Path(tempfile.mkdtemp(prefix="holdfast-auto-", dir="/tmp"))  # sockets' names
     config = folder / "autoscaling.yaml"

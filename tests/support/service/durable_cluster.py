@@ -12,59 +12,32 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
+from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, three_nodes
 
-from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import (
-    Capacity,
-    Cursors,
-    GrowthRequest,
     JobPlan,
-    PackagesAnswer,
-    PathAnswer,
     Phase,
-    SizeOrder,
     StopKind,
     StopOrder,
-    SupervisorReport,
     SupervisorUnavailable,
 )
-from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_workers.protocol.processes import StorageOptions
 
 STEPS = 20
 
 
-class DurableCluster:
-    """Implements `supervisor_protocol.Cluster` on files; `starts()` lists created supervisors."""
+class DurableCluster(FakeCluster):
+    """`FakeCluster` on files, with room for every job; `started()` lists created supervisors."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(three_nodes(roomy=True))
         self._folder = folder
-
-    async def capacity(self) -> Capacity:
-        return three_nodes(roomy=True)
-
-    async def ask_for_nodes(
-        self, requests: Collection[GrowthRequest], may_start: Collection[str]
-    ) -> None:
-        """It has no autoscaler."""
-
-    async def look_for_path(self, source: str, folder: bool, timeout_s: float) -> PathAnswer:
-        return PathAnswer("10.0.0.1", True)
-
-    async def install_packages(
-        self, requirements: Sequence[str], timeout_s: float, avoid: Collection[str] = ()
-    ) -> PackagesAnswer:
-        return PackagesAnswer("10.0.0.1", tuple(requirements))
 
     async def ensure_supervisor(self, launch: JobPlan) -> bool:
         try:
@@ -78,7 +51,7 @@ class DurableCluster:
         os.close(journal)
         return True
 
-    async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
+    def _supervisor(self, job_id: str) -> FakeSupervisor:
         name, last_event, last_attempt = self._present(job_id)
         launch = JobPlan(job_id, JobSpec(name=name), "", last_event, last_attempt)
         supervisor = FakeSupervisor(launch, rows_per_poll=7)
@@ -90,11 +63,7 @@ class DurableCluster:
             supervisor.stop(StopOrder(StopKind(order.read_text()), "requested", 0.0))
         elif name != "endless" or last_attempt:
             supervisor.end()
-        return supervisor.report(cursors)
-
-    async def await_news(self, job_id: str, cursors: Cursors, timeout_s: float) -> bool:
-        del job_id, cursors, timeout_s
-        return False
+        return supervisor
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
         self._present(job_id)
@@ -102,29 +71,15 @@ class DurableCluster:
         fresh.write_text(order.kind.value)
         fresh.rename(self._order(job_id))
 
-    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
-        del job_id, number, fault  # tests of crashes inject no faults
-
-    async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
-        del job_id, nodes  # its jobs have no ranks to place
-
-    async def resize(self, job_id: str, order: SizeOrder) -> None:
-        del job_id, order
-
     async def release(self, job_id: str) -> bool:
         self._order(job_id).unlink(missing_ok=True)
         self._file(job_id).unlink(missing_ok=True)
         return True
 
-    async def inspect(
-        self, store: tuple[str, StorageOptions] | None, deadline_s: float
-    ) -> list[InspectedNode]:
-        return []
-
     async def jobs_present(self) -> set[str]:
         return {path.stem for path in self._folder.glob("*.job")}
 
-    def starts(self) -> list[str]:
+    def started(self) -> list[str]:
         journal = self._folder / "starts"
         return journal.read_text().split() if journal.exists() else []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import ray
+from tests.support.service.ray_processes import free_port
 from tests.support.waiting import eventually
 
 from holdfast_service.embedded_cluster.ray_settings import CLUSTER_SETTINGS
@@ -51,7 +51,7 @@ class ExternalCluster:
         self._environ = environ
         self._short = Path(tempfile.mkdtemp(prefix="holdfast-ext-", dir="/tmp"))  # sockets' names
         self._shm = Path(tempfile.mkdtemp(prefix="holdfast-external-", dir="/dev/shm"))
-        self._port = _free_port()
+        self._port = free_port()
         self.nodes: list[ExternalNode] = []
 
     @property
@@ -129,8 +129,3 @@ def external_cluster(
         yield cluster
     finally:
         cluster.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

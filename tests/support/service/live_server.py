@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,8 +140,11 @@ class LiveServer:
 
 
 @contextlib.contextmanager
-def live_server(data_dir: Path, **services: Any) -> Iterator[LiveServer]:
+def live_server(
+    data_dir: Path, changed_settings: Mapping[str, Any] | None = None, **services: Any
+) -> Iterator[LiveServer]:
     server = LiveServer(data_dir, **services)
+    server.settings = server.settings.model_copy(update=changed_settings or {})
     server.start()
     try:
         yield server

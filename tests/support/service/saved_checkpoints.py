@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
+import pytest
 from tests.support.checkpoint.saved_worlds import save_world
 from tests.support.service.live_server import LiveServer
 from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import Manifest
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage
@@ -24,12 +27,10 @@ def root_of(server: LiveServer, job_id: str) -> Storage:
 
 def saved(server: LiveServer, client: Client, job_id: str, steps: dict[int, float]) -> None:
     """Checkpoints of `steps`, each with its loss, reported by the fake supervisor."""
-    supervisor = server.supervisor(job_id)
     for step, loss in steps.items():
         report_saved(
             server, job_id, save_world(root_of(server, job_id), step, 1, MESH, step, {"loss": loss})
         )
-    assert supervisor
     eventually(lambda: len(client.checkpoints(job_id).items) == len(steps))
 
 
@@ -45,6 +46,19 @@ def report_saved(server: LiveServer, job_id: str, made: Manifest) -> None:
         mesh=made.mesh,
         metrics=made.metrics,
     )
+
+
+@pytest.fixture
+def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Files of checkpoints are removed once this is set."""
+    proceed, delete = threading.Event(), LocalStorage.delete
+
+    def slow(self: LocalStorage, name: str) -> None:
+        assert proceed.wait(60)
+        delete(self, name)
+
+    monkeypatch.setattr(LocalStorage, "delete", slow)
+    return proceed
 
 
 def spoil(made: Path) -> None:

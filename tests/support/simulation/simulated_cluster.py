@@ -97,6 +97,11 @@ class SimulatedCluster(SimulatedStalls):
         if back_after_s is not None:
             self.at(back_after_s, lambda: self.restart_agent(agent, life))
 
+    def _remove(self, life: str, agent: SimAgent) -> None:
+        """Kill this life of the agent, and no later one."""
+        if agent.incarnation == life:
+            self.kill_agent(agent.name, removed=True)
+
     def kill_node(self, name: str, back_after_s: float | None = 20.0) -> None:
         """The node and all its memory are gone; an empty node may replace it."""
         agent = self.agents[name]

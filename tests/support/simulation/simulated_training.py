@@ -61,14 +61,7 @@ class SimulatedTraining(SimulatedNetwork):
     tidies = True
     """Whether agents clean up the remote tier."""
 
-    def kill_agent(
-        self,
-        name: str,
-        back_after_s: float | None = 1.0,
-        *,
-        node: bool = False,
-        removed: bool = False,
-    ) -> None:
+    def _remove(self, life: str, agent: SimAgent) -> None:
         raise NotImplementedError
 
     def keep_seats(self, seats: frozenset[str] | None) -> None:
@@ -112,11 +105,6 @@ class SimulatedTraining(SimulatedNetwork):
                 self._command(effect, lambda agent: self._handle_remote_command(agent, effect))
             case commands.SetIntervals() | commands.Stop():
                 pass  # `remote_every` determines the saves of the simulation
-
-    def _remove(self, life: str, agent: SimAgent) -> None:
-        """Kill this life of the agent, and no later one."""
-        if agent.incarnation == life:
-            self.kill_agent(agent.name, removed=True)
 
     def _command(self, effect: Any, act: Callable[[SimAgent], None]) -> None:
         agent = self.agents[effect.agent]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.service.databases import run_in_thread
 from tests.support.service.live_server import LiveServer
 from tests.support.web import seed
-from tests.web.conftest import run_in_thread
 
 from holdfast_service.store.engine import Store
 

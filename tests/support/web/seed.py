@@ -44,9 +44,16 @@ from holdfast_service.store.projection import store_report
 from holdfast_service.store.transaction import job_transaction
 from holdfast_workers.protocol.messages import Beat, StepRow
 
-__all__ = ["LOST_NODE_ID", "STORY", "Seeded", "Size", "big_job", "more_steps", "open_incident"]
-
-"""The due time of the job: no reconciler claims it, because it has no supervisor."""
+__all__ = [
+    "LOST_NODE_ID",
+    "STORY",
+    "Seeded",
+    "Size",
+    "big_job",
+    "close_incident",
+    "more_steps",
+    "open_incident",
+]
 
 
 @dataclass
@@ -111,6 +118,13 @@ async def open_incident(store: Store, seeded: Seeded) -> None:
         "resolution": None,
     }
     await store_events(store, seeded.job_id, [(at, EventKind.INCIDENT_OPENED, opened)])
+
+
+async def close_incident(store: Store, seeded: Seeded) -> None:
+    """Close the incident that :func:`open_incident` has opened."""
+    at = time.time()
+    closed = incident(seeded.incidents, STORY[-1], seeded.leg, at, at)
+    await store_events(store, seeded.job_id, [(at, EventKind.INCIDENT_CLOSED, closed)])
 
 
 async def _submitted(store: Store, size: Size, name: str, at: float) -> str:

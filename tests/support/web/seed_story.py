@@ -54,6 +54,13 @@ class Fault:
     tier: str = "own_ram"
 
 
+PHASES = ("gather", "fence", "decide", "form", "restore", "first_step")
+
+
+def _phases(*durations_s: float) -> dict[str, float]:
+    return dict(zip(PHASES, durations_s, strict=True))
+
+
 STACKS = (
     {
         "ranks": [SLOW_RANK],
@@ -90,14 +97,7 @@ STORY = (
             "rank 327: connection reset by peer 10.4.5.41:29411 in reduce_scatter of dp_shard",
         ),
         lost=1,
-        phases_s={
-            "gather": 0.005,
-            "fence": 0.041,
-            "decide": 0.003,
-            "form": 1.92,
-            "restore": 3.41,
-            "first_step": 0.61,
-        },
+        phases_s=_phases(0.005, 0.041, 0.003, 1.92, 3.41, 0.61),
         detect_s=1.8,
         tier="partner_ram",
     ),
@@ -112,14 +112,7 @@ STORY = (
             f"1,023 ranks wait for rank {SLOW_RANK} in all_reduce of world",
         ),
         lost=1,
-        phases_s={
-            "gather": 0.006,
-            "fence": 0.052,
-            "decide": 0.004,
-            "form": 0.38,
-            "restore": 0.22,
-            "first_step": 0.44,
-        },
+        phases_s=_phases(0.006, 0.052, 0.004, 0.38, 0.22, 0.44),
         detect_s=9.8,
         stacks=STACKS,
         suspects=(
@@ -154,14 +147,7 @@ STORY = (
             "began on rank 902 in layers.17.mlp.down_proj, micro-batch 3",
         ),
         lost=700,
-        phases_s={
-            "gather": 0.004,
-            "fence": 0.038,
-            "decide": 0.009,
-            "form": 0.31,
-            "restore": 5.2,
-            "first_step": 0.39,
-        },
+        phases_s=_phases(0.004, 0.038, 0.009, 0.31, 5.2, 0.39),
         detect_s=0.01,
         tier="remote",
     ),
@@ -176,14 +162,7 @@ STORY = (
             "memory.events of its cgroup: oom_kill 1; 63.8 GiB of 64 GiB in use",
         ),
         lost=1,
-        phases_s={
-            "gather": 0.005,
-            "fence": 0.037,
-            "decide": 0.002,
-            "form": 0.29,
-            "restore": 0.18,
-            "first_step": 0.41,
-        },
+        phases_s=_phases(0.005, 0.037, 0.002, 0.29, 0.18, 0.41),
     ),
     Fault(
         0.74,
@@ -193,14 +172,7 @@ STORY = (
         "the cluster preempts its node in 120 s, and a standby is ready",
         ("Ray drains node 10.4.5.80 until 14:22:07: preemption",),
         lost=0,
-        phases_s={
-            "gather": 0.004,
-            "fence": 0.04,
-            "decide": 0.002,
-            "form": 0.9,
-            "restore": 1.1,
-            "first_step": 0.4,
-        },
+        phases_s=_phases(0.004, 0.04, 0.002, 0.9, 1.1, 0.4),
         preempted=True,
         tier="partner_ram",
     ),
@@ -215,14 +187,7 @@ STORY = (
             "rank 310: connection closed by peer in all_gather of tp",
         ),
         lost=1,
-        phases_s={
-            "gather": 0.005,
-            "fence": 0.036,
-            "decide": 0.002,
-            "form": 0.11,
-            "restore": 0.07,
-            "first_step": 0.38,
-        },
+        phases_s=_phases(0.005, 0.036, 0.002, 0.11, 0.07, 0.38),
     ),
 )
 

@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 from tests.support.memory.shm import layout_of, write
 from tests.support.nodes.local_agents import LocalAgents
-from tests.support.nodes.supervised import small_training
+from tests.support.nodes.supervised import small_agents, small_training
 from tests.support.waiting import eventually
 
 from holdfast_workers.agent.child_events import ZYGOTE_LIVES
@@ -99,6 +100,12 @@ class SingleAgent:
         self.agents.ensure()
         self.wait(lambda: self.report().ready)
 
+    @property
+    def pid(self) -> int:
+        process = self.agents.agents["n0"].process
+        assert process is not None
+        return process.pid
+
     def send(self, command: Command, epoch: int = 1) -> None:
         """Send a command without an answer of its own."""
         self.ask(command, Done, epoch)
@@ -130,6 +137,9 @@ class SingleAgent:
             for worker in self.report().workers
         )
 
+    def close(self) -> None:
+        self.agents.close()
+
     def step(self) -> int:
         return max(worker.step for worker in self.report().workers)
 
@@ -139,9 +149,8 @@ class SingleAgent:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SingleAgent]:
-    made = SingleAgent(tmp_path)
-    yield made
-    made.agents.close()
+    with contextlib.closing(SingleAgent(tmp_path)) as made:
+        yield made
 
 
 def test_a_node_is_checked_before_it_is_ready_and_on_each_request(node: SingleAgent) -> None:
@@ -261,8 +270,7 @@ def test_full_shared_memory_fails_only_the_remote_save(tmp_path: Path) -> None:
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=10)
     )
-    node = SingleAgent(tmp_path, checkpoint=checkpoint)
-    try:
+    with contextlib.closing(SingleAgent(tmp_path, checkpoint=checkpoint)) as node:
         node.fence(1)
         pid = node.form(1)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))  # no new file fits
@@ -274,8 +282,6 @@ def test_full_shared_memory_fails_only_the_remote_save(tmp_path: Path) -> None:
         step = reported.step
         node.wait(lambda: node.step() > step + 20)
         assert [each.pid for each in node.report().workers if each.rank == 0] == [pid]
-    finally:
-        node.agents.close()
 
 
 def test_a_copy_that_was_never_handed_over_is_removed_at_the_fence(node: SingleAgent) -> None:
@@ -351,9 +357,7 @@ def test_every_port_of_an_agent_listens_on_its_own_address_only(node: SingleAgen
 
 def test_a_dead_store_is_replaced_before_the_next_fence_returns(node: SingleAgent) -> None:
     before = node.report().store_port
-    agent = node.agents.agents["n0"].process
-    assert agent is not None
-    os.kill(named(agent.pid, "hf-store"), signal.SIGKILL)
+    os.kill(named(node, "hf-store"), signal.SIGKILL)
     node.wait(lambda: node.report().store_port != before)
     report = node.fence(1)
     with socket.create_connection(("127.0.0.1", report.store_port), WAIT_S):
@@ -364,9 +368,7 @@ def test_a_store_that_does_not_answer_is_replaced_and_never_reported_by_a_fence(
     node: SingleAgent,
 ) -> None:
     before = node.report().store_port
-    agent = node.agents.agents["n0"].process
-    assert agent is not None
-    store = named(agent.pid, "hf-store")
+    store = named(node, "hf-store")
     os.kill(store, signal.SIGSTOP)
     assert node.fence(1).store_port != before
     node.wait(lambda: node.report().store_port not in (0, before))
@@ -399,10 +401,8 @@ def test_the_store_of_a_programs_attempt_stays_however_often_and_early_it_is_fen
 def test_a_node_whose_zygotes_end_repeatedly_becomes_unfit_and_starts_no_more(
     node: SingleAgent,
 ) -> None:
-    agent = node.agents.agents["n0"].process
-    assert agent is not None
     for lost in range(1, ZYGOTE_LIVES + 1):
-        os.kill(named(agent.pid, "hf-zygote"), signal.SIGKILL)
+        os.kill(named(node, "hf-zygote"), signal.SIGKILL)
 
         def is_reported(count: int = lost) -> bool:
             return len(unfit(node)) == count
@@ -426,30 +426,20 @@ def test_an_event_sent_with_the_stop_command_is_kept(node: SingleAgent) -> None:
 
 
 def test_the_helpers_of_a_dead_worker_leave_no_zombie(tmp_path: Path) -> None:
-    node = SingleAgent(tmp_path, function="tests.support.ranks.functions:with_helpers")
-    try:
+    function = "tests.support.ranks.functions:with_helpers"
+    with contextlib.closing(SingleAgent(tmp_path, function=function)) as node:
         node.fence(1)
-        worker, agent = node.form(1), node.agents.agents["n0"].process
-        assert agent is not None
+        worker = node.form(1)
         node.wait(lambda: len(children(worker)) >= 8)
         os.kill(worker, signal.SIGKILL)
         node.wait(lambda: SignalKind.WORKER_EXITED in [signal.kind for signal in node.signals])
-        pid = agent.pid
-
-        def zombies() -> list[int]:
-            return [child for child in children(pid) if not linux_processes.is_alive(child)]
-
-        eventually(lambda: not zombies(), WAIT_S, "zombies stay")
+        alive = linux_processes.is_alive
+        node.wait(lambda: all(map(alive, children(node.pid))))
         assert node.report().failure is None
-    finally:
-        node.agents.close()
 
 
 def test_an_agent_frees_the_memory_that_a_former_node_left(tmp_path: Path) -> None:
-    training = small_training(20, parallel=ParallelSpec())
-    dump = training.model_dump(mode="json")
-    agents = LocalAgents(1, dump, training.parallel.mesh, 1, tmp_path / "checkpoints")
-    try:
+    with small_agents(tmp_path) as agents:
         left = agents.root / "ended-job" / "n0-former"
         taken = "from holdfast_workers.memory.node_folder import *; import os, sys; "
         taken += "NodeFolder(Path(sys.argv[1]), None, os.getpid()).take()"
@@ -458,8 +448,6 @@ def test_an_agent_frees_the_memory_that_a_former_node_left(tmp_path: Path) -> No
         agent.config = replace(agent.config, memory_base=str(agents.root))
         agents.ensure()
         eventually(lambda: not left.parent.exists(), WAIT_S, "the memory stays")
-    finally:
-        agents.close()
 
 
 def test_release_leaves_no_process_and_no_file(node: SingleAgent) -> None:
@@ -472,16 +460,11 @@ def test_release_leaves_no_process_and_no_file(node: SingleAgent) -> None:
 
 def listening(port: int) -> set[str]:
     """Addresses on which this machine listens on `port`."""
-    found = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            local, state = line.split()[1], line.split()[3]
-            address, _, number = local.partition(":")
-            if state == "0A" and int(number, 16) == port:
-                raw = bytes.fromhex(address)
-                parts = [raw[start : start + 4][::-1] for start in range(0, len(raw), 4)]
-                found.add(socket.inet_ntop(family, b"".join(parts)))
-    return found
+    return {
+        each.laddr.ip
+        for each in psutil.net_connections("tcp")
+        if each.laddr and each.laddr.port == port and each.status == psutil.CONN_LISTEN
+    }
 
 
 def unfit(node: SingleAgent) -> list[str]:
@@ -490,31 +473,24 @@ def unfit(node: SingleAgent) -> list[str]:
     return [detail.unfit for detail in details if isinstance(detail, ZygoteLost)]
 
 
-def named(parent: int, name: str) -> int:
-    """The only child of `parent` with this name. A process that was just forked still has the name
-    of its parent."""
-    deadline = time.monotonic() + WAIT_S
-    while len(found := all_named(parent, name)) != 1:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
+def named(agent: SingleAgent, name: str) -> int:
+    """The only process with this name that the agent has forked. One that was just forked still has
+    the name of its parent."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = [child for child in children(agent.pid) if has_name(child, name)]
+        return len(found) == 1
+
+    agent.wait(is_there)
     return found[0]
 
 
-def all_named(parent: int, name: str) -> list[int]:
-    return [child for child in children(parent) if has_name(child, name)]
-
-
 def children(parent: int) -> list[int]:
-    found = []
-    for thread in Path(f"/proc/{parent}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            found += [int(child) for child in (thread / "children").read_text().split()]
-    return found
+    return [child.pid for child in psutil.Process(parent).children()]
 
 
 def has_name(pid: int, name: str) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == name and linux_processes.is_alive(
-            pid
-        )
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+        return psutil.Process(pid).name() == name and linux_processes.is_alive(pid)
     return False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.service import fake_cluster
 
 from holdfast_workers.agent import row_file
 from holdfast_workers.agent.row_file import NEWER, OLDER, Entry, RowFile
@@ -13,21 +15,9 @@ from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.protocol.messages import StepRow
 
 
-def row(step: int, attempt: int = 1, ranks: int = 2) -> StepRow:
-    return StepRow(
-        attempt=attempt,
-        step=step,
-        at=1.5,
-        loss=2.5,
-        grad_norm=0.5,
-        lr=1e-3,
-        tokens=64,
-        step_time_s=0.1,
-        loader_wait_s=0.0,
-        samples="ab",
-        compute_s=(0.1,) * ranks,
-        own={"accuracy": 0.5},
-    )
+def row(step: int, ranks: int = 2) -> StepRow:
+    values = fake_cluster.row(1, step)
+    return replace(values, compute_s=(0.1,) * ranks, own={"accuracy": 0.5})
 
 
 DIGESTS = st.tuples(st.integers(1, 99), st.text("0af"), st.integers(1, 9))

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
+from tests.support.service.fake_cluster import row
+
 from holdfast_workers.agent import run_journal
 from holdfast_workers.agent.run_journal import RunJournal
-from holdfast_workers.protocol.messages import StepRow
-
-
-def row(attempt: int, step: int) -> StepRow:
-    return StepRow(
-        attempt=attempt,
-        step=step,
-        at=0.0,
-        loss=1.0,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens=1,
-        step_time_s=0.1,
-        loader_wait_s=0.0,
-        samples="",
-    )
 
 
 def marks(kept: RunJournal, after: tuple[int, int]) -> list[tuple[int, int]]:

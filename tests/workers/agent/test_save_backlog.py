@@ -13,16 +13,6 @@ def _copy(step: int, rank: int = 0) -> QueuedCopy:
     return QueuedCopy(FrozenCopy(f"save-{rank}-{step}-1.seg", rank, attempt=1, step=step))
 
 
-def test_a_copy_is_started_at_once_and_forgotten_after_its_save() -> None:
-    backlog = SaveBacklog()
-    assert backlog.add(_copy(10)) is None
-    (copy,) = backlog.start_due(0.0)
-    assert backlog.start_due(0.0) == []
-    backlog.saved(copy)
-    assert backlog.paths == set()
-    assert backlog.next_due() is None
-
-
 def test_one_copy_of_a_rank_is_saved_while_the_newest_waits() -> None:
     backlog = SaveBacklog()
     backlog.add(_copy(10))
@@ -87,4 +77,5 @@ def test_after_an_outage_all_ranks_save_the_same_newest_step(
             saved[rank].append(copy.frozen.step)
             nodes[rank].saved(copy)
         assert nodes[rank].paths == set()
+        assert nodes[rank].next_due() is None
     assert saved == {rank: [newest] for rank in ranks}

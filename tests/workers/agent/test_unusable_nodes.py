@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from tests.support.nodes.agent_config import agent_config
-from tests.support.nodes.local_agents import LocalAgents
-from tests.support.nodes.supervised import small_training
+from tests.support.nodes.supervised import small_agents
 from tests.support.waiting import eventually
 
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.memory.node_folder import OWNER_FILE
 from holdfast_workers.protocol.answers import AgentReport
 from holdfast_workers.protocol.commands import Fence, Hello, Request
-from holdfast_workers.spec import ParallelSpec
 
 WAIT_S = 60.0
 
@@ -80,10 +78,7 @@ def test_an_agent_of_an_unusable_node_says_what_is_wrong(
 
 @pytest.mark.seconds
 def test_an_agent_is_ready_once_its_node_is_usable_again(tmp_path: Path) -> None:
-    training = small_training(20, parallel=ParallelSpec())
-    dump = training.model_dump(mode="json")
-    agents = LocalAgents(1, dump, training.parallel.mesh, 1, tmp_path / "checkpoints")
-    try:
+    with small_agents(tmp_path) as agents:
         in_the_way = agents.root / "n0"
         in_the_way.write_text("")
         agents.ensure()
@@ -92,5 +87,3 @@ def test_an_agent_is_ready_once_its_node_is_usable_again(tmp_path: Path) -> None
         eventually(lambda: agents.report("n0").ready, WAIT_S)
         report = agents.report("n0")
         assert report.failure is None and report.data_port
-    finally:
-        agents.close()

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from tests.support.nodes.agent_config import agent_config, join_order, run_plan
-from tests.workers.agent.test_run_journal import row
+from tests.support.service.fake_cluster import row
 
 from holdfast_workers.agent.devices import NoDeviceFree
 from holdfast_workers.agent.worker_pool import Slot, WorkerPool

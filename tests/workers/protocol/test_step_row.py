@@ -5,22 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.service.fake_cluster import row
 
-from holdfast_workers.protocol.messages import StepRow
-
-ROW = StepRow(
-    attempt=1,
-    step=1,
-    at=0.0,
-    loss=1.0,
-    grad_norm=1.0,
-    lr=1e-3,
-    tokens=64,
-    step_time_s=2.0,
-    loader_wait_s=0.0,
-    samples="",
-    compute_s=(1.0, 2.0),
-)
+ROW = replace(row(1, 1), step_time_s=2.0, loader_wait_s=0.0, compute_s=(1.0, 2.0))
 
 
 def test_the_share_of_waiting_is_the_mean_of_the_ranks() -> None:

@@ -8,24 +8,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from tests.support.service.fake_cluster import row
 
 from holdfast_service.job_model.log_levels import LogLevel, level_of
-from holdfast_workers.protocol.messages import ErrorKind, StepRow, Tier
+from holdfast_workers.protocol.messages import ErrorKind, Tier
 from holdfast_workers.training.rank_log import RankLog, format_step
 
 MESH = {"dp_shard": 2, "tp": 2, "cp": 1}
-ROW = StepRow(
-    attempt=2,
-    step=7,
-    at=0.0,
-    loss=2.5,
-    grad_norm=0.75,
-    lr=3e-4,
-    tokens=2048,
-    step_time_s=0.2,
-    loader_wait_s=0.0,
-    samples="",
-)
+ROW = replace(row(2, 7, loss=2.5), grad_norm=0.75, tokens=2048, step_time_s=0.2, loader_wait_s=0.0)
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from httpx_sse import EventSource, ServerSentEvent
+from tests.api.rest.test_jobs import submitted
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 from tests.support.waiting import DEADLINE_S, eventually
@@ -19,10 +20,6 @@ from holdfast.client.calls import LogQuery
 from holdfast_service.readers import logs
 
 STREAM = {"Accept": "text/event-stream"}
-
-
-def submitted(http: httpx.Client) -> str:
-    return str(http.post("/api/v1/jobs", json=SPEC).json()["id"])
 
 
 def released(http: httpx.Client, job_id: str) -> bool:
@@ -105,21 +102,16 @@ def test_a_tail_search_continues_until_it_has_enough_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "SEARCH_S", 1e-6)  # each request searches a line
-    server = LiveServer(tmp_path)
-    server.start()
-    try:
-        with Client(server.address) as client:
-            job_id = client.submit(SPEC).id
-            supervisor = server.run_job(job_id, end=False)
-            for number in range(1, 7):
-                word = "hit" if number in (1, 3) else "other"
-                supervisor.logs.append(line(number, f"{word} {number}"))
-                eventually(lambda least=number: client.logs(job_id, tail=1).last_line >= least)  # type: ignore[misc]
-            hits = LogQuery(grep="hit")
-            for tail, texts in ((0, []), (1, ["hit 3"]), (9, ["hit 1", "hit 3"])):
-                assert [found.text for found in client.all_logs(job_id, hits, tail=tail)] == texts
-            supervisor.end()
-            followed = client.follow_logs(job_id, grep="hit", tail=9)
-            assert [found.text for found in followed] == ["hit 1", "hit 3"]
-    finally:
-        server.stop()
+    with live_server(tmp_path) as server, Client(server.address) as client:
+        job_id = client.submit(SPEC).id
+        supervisor = server.run_job(job_id, end=False)
+        for number in range(1, 7):
+            word = "hit" if number in (1, 3) else "other"
+            supervisor.logs.append(line(number, f"{word} {number}"))
+            eventually(lambda least=number: client.logs(job_id, tail=1).last_line >= least)  # type: ignore[misc]
+        hits = LogQuery(grep="hit")
+        for tail, texts in ((0, []), (1, ["hit 3"]), (9, ["hit 1", "hit 3"])):
+            assert [found.text for found in client.all_logs(job_id, hits, tail=tail)] == texts
+        supervisor.end()
+        followed = client.follow_logs(job_id, grep="hit", tail=9)
+        assert [found.text for found in followed] == ["hit 1", "hit 3"]

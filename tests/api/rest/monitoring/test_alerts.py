@@ -25,7 +25,7 @@ import pytest
 import yaml
 from tests.support.service.alert_rules import TARGET, Course, Scrape, check, input_series, minutes
 from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
-from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.live_server import SPEC, LiveServer, live_server
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
@@ -261,15 +261,9 @@ def installed(alert: str, folder: Path, receiver: str) -> Iterator[Installation]
     changes: dict[str, Any] = {"probes": {"cluster": reach_the_cluster}}
     if alert == "HoldfastServerErrors":
         changes["nodes"] = FailingNodes()
-    server = LiveServer(folder, **changes)
     settings = {"webhook_url": receiver, **CAUSES[alert].settings}
-    server.settings = server.settings.model_copy(update=settings)
-    server.start()
-    try:
-        with Client(server.address) as client:
-            yield Installation(server, client)
-    finally:
-        server.stop()
+    with live_server(folder, settings, **changes) as server, Client(server.address) as client:
+        yield Installation(server, client)
 
 
 class Refusing(BaseHTTPRequestHandler):
