@@ -13,11 +13,19 @@ from typing import Any
 import pytest
 
 from holdfast.rest import openapi
+from holdfast_service.views.incidents import SentenceSubject
 
 Document = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 COMMITTED, PROJECT = "api/openapi.json", "pyproject.toml"
-DECIDED: frozenset[str] = frozenset()
+DECIDED = frozenset(
+    {  # a text: a newer server may send subjects that a client does not know
+        "/components/schemas/IncidentSentence/properties/about/$ref: "
+        "#/components/schemas/SentenceSubject",
+        "/components/schemas/SentenceSubject/type: string",
+        *(f"/components/schemas/SentenceSubject/enum: {subject}" for subject in SentenceSubject),
+    }
+)
 """What the newest change of the document breaks on purpose; beside each line, why."""
 _HARMLESS = re.compile("description|title|summary|tags|example|default|max|min|pattern|operation")
 
@@ -107,5 +115,5 @@ def major(project: str) -> str:
 
 
 def git(*arguments: str) -> str:
-    command = ["git", *arguments]
+    command = ["git", "-c", f"safe.directory={ROOT}", *arguments]  # also of another user
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
