@@ -229,6 +229,15 @@ class LocalAgents:
         if process is not None:
             process.send_signal(signal.SIGKILL)
 
+    def forget_memory(self, seat: str) -> None:
+        """End the agent's process and drop the node's memory but keep the node, as a restart of the
+        machine does."""
+        process = self.agents[seat].process
+        self.kill(seat)
+        if process is not None:
+            process.wait(DEADLINE_S)
+        shutil.rmtree(self.root / seat, ignore_errors=True)
+
     def kill_node(self, seat: str) -> None:
         """Kill the agent and all its processes for good, and drop the node's memory."""
         self._dead_nodes.add(self.agents[seat].config.node_id)
