@@ -239,15 +239,15 @@ async def test_every_interleaving_of_claims_renewals_and_leavings_keeps_the_leas
 
 
 async def _check(world: Owners, what: str) -> None:
-    """Each job has at most one owner that is told it holds it, and no row is lost."""
+    """At most one owner believes that it holds a row, and no row is lost."""
     rows = await _leases(world)
-    told: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for owner in OWNERS:
         await world.start(owner, "renew").finish()
         for row_id, token in world.believed[owner].items():
-            assert row_id not in told, f"{what}: {owner} and {told[row_id]} both hold {row_id}"
+            assert row_id not in owners, f"{what}: {owner} and {owners[row_id]} both hold {row_id}"
             assert rows[row_id] == (owner, token), f"{what}: {owner} does not hold {row_id}"
-            told[row_id] = owner
+            owners[row_id] = owner
     world.now[0] += 3 * LEASE_S
     assert await _claimed_by_a_new_owner(world) == set(world.ids), f"{what}: a row is lost"
 
