@@ -32,35 +32,26 @@ bound is missed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import json
+import multiprocessing
 import os
 import random
-import signal
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import httpx
 import psutil
 
+from benchmarks import api_server, api_watchers
 from benchmarks.api_figures import TOKEN, ApiFigures, ApiResult, latency
-from benchmarks.conditions import (
-    beside_load,
-    parser,
-    print_json,
-    report,
-    report_conditions,
-)
+from benchmarks.conditions import beside_load, report, run
 from benchmarks.cpu_use import CpuUse, with_children
 
 READS_PER_S = 40.0
@@ -76,44 +67,8 @@ SPEC = {
     "resources": {"workers_per_node": 2},
 }
 _RUNNING_S = 600.0
-_OPENING_S = 60.0
+END_S = 30.0
 _SEED = 7
-
-
-class WatcherProcess:
-    """Streams on `/live` in a separate process; see `benchmarks.api_watchers`."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.pid = process.pid
-        self._process = process
-
-    @classmethod
-    @asynccontextmanager
-    async def opened(cls, address: str, count: int) -> AsyncIterator[WatcherProcess]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "benchmarks.api_watchers", address, str(count)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            watchers = cls(process)
-            deadline = time.monotonic() + _OPENING_S
-            while (await watchers.counts())["held"] < count and time.monotonic() < deadline:  # noqa: ASYNC110
-                await asyncio.sleep(0.5)
-            yield watchers
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            await process.wait()
-
-    async def counts(self) -> dict[str, int]:
-        """Counts of the streams: held, lost, messages, nbytes."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        stdin.write(b"\n")
-        found: dict[str, int] = json.loads(await stdout.readline())
-        return found
 
 
 class StealTime:
@@ -129,42 +84,71 @@ class StealTime:
         return round(spent.get("steal", 0.0) / wanted, 2) if wanted > 0 else 0.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _options(arguments)
-    report_conditions()
-    kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
-    found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
-    missed = {kind: figures.missed(options.clients) for kind, figures in found.items()}
-    summary = ApiResult(options.jobs, options.load, missed, found)
-    for kind, messages in missed.items():
-        for name, message in messages.items():
-            report(f"{kind}: {name} missed: {message}")
-    if options.json:
-        print_json(summary)
-    return 0
+def measure(
+    jobs: int = 5000,
+    clients: int = 1000,
+    seconds: float = 30.0,
+    database: Literal["sqlite", "postgresql", "both"] = "both",
+    load: float = 0.0,
+) -> ApiResult:
+    """Measure the databases one after the other.
+
+    Args:
+        load: share of the time of all processors that a load beside it takes
+    """
+    kinds = ["sqlite", "postgresql"] if database == "both" else [database]
+    found = {kind: asyncio.run(_measure(kind, jobs, clients, seconds, load)) for kind in kinds}
+    missed = {kind: figures.missed(clients) for kind, figures in found.items()}
+    return ApiResult(jobs, load, missed, found)
 
 
-async def _measure(kind: str, options: argparse.Namespace) -> ApiFigures:
-    def report_progress(text: str) -> None:
-        report(f"{kind}: {text}")
-
-    async with _server(kind) as server, _client(server.address) as client:
-        report_progress(f"submitting {options.jobs} jobs")
-        ids, submissions_per_s = await _submit(client, options.jobs)
-        report_progress(f"{submissions_per_s:.0f} submissions/s; waiting until all run")
-        began = time.monotonic()
-        await _all_running(client, options.jobs)
-        starting_s = time.monotonic() - began
-        async with WatcherProcess.opened(server.address, options.clients) as watchers:
-            with beside_load(options.load):
-                loaded = await _loaded(client, server, watchers, ids, options, report_progress)
-    found = ApiFigures(
+async def _measure(kind: str, jobs: int, clients: int, seconds: float, load: float) -> ApiFigures:
+    with (
+        tempfile.TemporaryDirectory(prefix="hf-bench-api-") as folder,
+        _database(kind, folder) as (url, pids),
+        _process(api_server.serve, Path(folder), url, STEP_S) as (pids["server"], server),
+    ):
+        address = f"http://127.0.0.1:{server.recv()}"
+        async with _client(address) as client:
+            report(f"{kind}: submitting {jobs} jobs")
+            ids, submissions_per_s = await _submit(client, jobs)
+            report(f"{kind}: {submissions_per_s:.0f} submissions/s; waiting until all run")
+            began = time.monotonic()
+            await _all_running(client, jobs)
+            starting_s = time.monotonic() - began
+            with (
+                _process(api_watchers.watch, address, clients) as (pids["streams"], watchers),
+                beside_load(load),
+            ):
+                watchers.recv()  # it has tried to open all streams
+                loaded = await _loaded(address, client, server, watchers, pids, ids, seconds)
+    return ApiFigures(
         submissions_per_s=round(submissions_per_s, 1),
         until_all_ran_s=round(starting_s, 1),
         **loaded,
     )
-    report_progress(str(found))
-    return found
+
+
+@contextlib.contextmanager
+def _process(code: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, Connection]]:
+    """`code` in a process of its own, which ends when its connection does."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=code, args=(theirs, *arguments))
+    process.start()
+    theirs.close()
+    try:
+        yield process.pid or 0, ours
+    finally:
+        ours.close()
+        process.join(END_S)
+        process.kill()
+        process.join()
+
+
+def _asked(connection: Connection) -> Any:
+    connection.send(None)
+    return connection.recv()
 
 
 def _client(address: str) -> httpx.AsyncClient:
@@ -176,39 +160,35 @@ def _client(address: str) -> httpx.AsyncClient:
 
 
 async def _loaded(
+    address: str,
     client: httpx.AsyncClient,
-    server: BenchServer,
-    watchers: WatcherProcess,
+    server: Connection,
+    watchers: Connection,
+    pids: dict[str, int],
     ids: Sequence[str],
-    options: argparse.Namespace,
-    report_progress: Callable[[str], None],
+    seconds: float,
 ) -> dict[str, Any]:
     """The fields of `ApiFigures` that are measured with all jobs active and all streams open."""
-    before = await watchers.counts()
-    report_progress(f"{before['held']} streams are open")
     await asyncio.sleep(2)
-    before = await watchers.counts()
+    before = _asked(watchers)
+    report(f"{before['held']} streams are open")
     reads: dict[str, list[float]] = {}
     orders: dict[str, list[float]] = {}
     late: list[float] = []
     stolen = StealTime()
-    parts = CpuUse(lambda: server.parts() | {os.getpid(): "load", watchers.pid: "streams"})
-    began = time.monotonic()
+    parts = CpuUse(lambda: _parts(pids))
+    since = time.time()
     lag_task = asyncio.create_task(_own_lag(late))
-    async with _client(
-        server.address
-    ) as another:  # with connections separate from those of the reads
+    async with _client(address) as another:  # with connections separate from those of the reads
         await asyncio.gather(
-            _paced_reads(client, ids, options.seconds, reads),
-            _transitions(another, ids, options.seconds, orders),
+            _paced_reads(client, ids, seconds, reads), _transitions(another, ids, seconds, orders)
         )
     lag_task.cancel()
-    since = time.time() - (time.monotonic() - began)
-    events, checks = server.event_times(since), server.check_times(since)
-    took, cores, stolen_share = time.monotonic() - began, parts.cores(), stolen.share()
-    after = await watchers.counts()
-    reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
-    last = await watchers.counts()
+    took, cores, stolen_share = time.time() - since, parts.cores(), stolen.share()
+    after = _asked(watchers)
+    events, checks = ([s for at, s in times if at >= since] for times in _asked(server))
+    reads_per_s = await _reads_per_s(client, ids, min(10.0, seconds))
+    last = _asked(watchers)
     messages = (after["messages"] - before["messages"]) / took / max(1, after["held"])
     return {
         "reads_per_s": round(reads_per_s, 1),
@@ -226,6 +206,14 @@ async def _loaded(
         "stolen": stolen_share,
         "load_late": latency(late),
     }
+
+
+def _parts(pids: dict[str, int]) -> dict[int, str]:
+    """PostgreSQL includes its children; those of other parts are parts themselves."""
+    found = {pid: name for name, pid in pids.items()} | {os.getpid(): "load"}
+    if "postgresql" in pids:
+        found |= with_children(pids["postgresql"], "postgresql")
+    return found
 
 
 async def _own_lag(found: list[float]) -> None:
@@ -358,61 +346,6 @@ async def _reads_per_s(client: httpx.AsyncClient, ids: Sequence[str], seconds: f
     return count / seconds
 
 
-@dataclass(frozen=True)
-class BenchServer:
-    address: str
-    pids: Mapping[str, int]
-    folder: Path
-    """With the files `events` and `checks` of `benchmarks.api_server`."""
-
-    def parts(self) -> dict[int, str]:
-        """PostgreSQL includes its children; those of other parts are parts themselves."""
-        found = {pid: name for name, pid in self.pids.items()}
-        if "postgresql" in self.pids:
-            found |= with_children(self.pids["postgresql"], "postgresql")
-        return found
-
-    def event_times(self, since: float) -> list[float]:
-        """Seconds until each event that happened after `since` was stored."""
-        return self._times("events", since)
-
-    def check_times(self, since: float) -> list[float]:
-        """Seconds that each check of a request's token took inside of the server."""
-        return self._times("checks", since)
-
-    def _times(self, name: str, since: float) -> list[float]:
-        lines = (self.folder / name).read_text().splitlines()
-        times = [tuple(map(float, line.split())) for line in lines]
-        return [took for at, took in times if at >= since]
-
-
-@asynccontextmanager
-async def _server(kind: str) -> AsyncIterator[BenchServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="hf-bench-api-") as folder,
-        _database(kind, folder) as (url, pids),
-    ):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "benchmarks.api_server", folder, url, str(STEP_S)),
-            stdin=asyncio.subprocess.PIPE,  # the server ends when this process is gone
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            assert process.stdout is not None
-            async with asyncio.timeout(60):
-                port, pid = map(int, (await process.stdout.readline()).split())
-            yield BenchServer(f"http://127.0.0.1:{port}", {"server": pid, **pids}, Path(folder))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(30):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
 @contextlib.contextmanager
 def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
     """The URL of the database, and its process if it has one."""
@@ -431,20 +364,5 @@ def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
         server.cleanup()
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    options = parser("api", __doc__)
-    options.add_argument("--jobs", type=int, default=5000)
-    options.add_argument("--clients", type=int, default=1000)
-    options.add_argument("--seconds", type=float, default=30.0)
-    options.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
-    options.add_argument(
-        "--load",
-        type=float,
-        default=0.0,
-        help="share of the time of all processors that a load beside it takes",
-    )
-    return options.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure)

@@ -1,25 +1,18 @@
 """The server of `benchmarks.api`: a whole control plane over a simulated cluster.
 
-    python -m benchmarks.api_server DATA_DIR DATABASE_URL STEP_S
-
 Everything above the supervisors is real: HTTP, store, reconciler, live hub. A job's supervisor is
-an object that forms an attempt of four ranks at once and then makes a step every STEP_S seconds.
-EVENTS_PER_S times a second a supervisor has an event; `DATA_DIR/events` gets a line for each: when
-it happened (Unix seconds), and the seconds until the reconciler said that it is stored.
-The server ends on SIGTERM or when its standard input closes.
+an object that forms an attempt of four ranks at once and then makes a step every `step_s` seconds.
+EVENTS_PER_S times a second a supervisor has an event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +45,10 @@ from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
 
 RANKS = 4
 EVENTS_PER_S = 5.0
-_LINES_AT_ONCE = 10
 MOST_ROWS = 50
 """Rows per report; older rows are dropped, as by an agent whose journal is full."""
+
+Times = list[tuple[float, float]]
 
 
 @dataclass
@@ -127,11 +121,12 @@ class SimulatedSupervisor(FakeSupervisor):
 class TimedCluster(FakeCluster):
     """A cluster of simulated supervisors with capacity for every job."""
 
-    def __init__(self, step_s: float, times: Path) -> None:
+    def __init__(self, step_s: float) -> None:
         nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
         super().__init__(Capacity(nodes=nodes, can_grow=False, unlimited=True))
         self._step_s = step_s
-        self._times = times
+        self.stored: Times = []
+        """Of each event: when it happened, and the seconds until it was known to be stored."""
         self._simulated: dict[str, SimulatedSupervisor] = {}
 
     async def ensure_supervisor(self, launch: JobPlan) -> bool:
@@ -163,30 +158,31 @@ class TimedCluster(FakeCluster):
         unstored = self._simulated[job_id].unstored
         while unstored and unstored[0].seq <= stored.event:
             event = unstored.pop(0)
-            with self._times.open("a") as file:
-                file.write(f"{event.at:.6f} {time.time() - event.at:.6f}\n")
+            self.stored.append((event.at, time.time() - event.at))
 
 
-def timed(
-    check: Callable[[LocalAccess, Scope], Principal | None], file: Path
-) -> Callable[[LocalAccess, Scope], Principal | None]:
-    """The same check, which also writes when it was made and how long it took, a line for each."""
-    lines: list[str] = []
+def timed_checks() -> Times:
+    """When each check of a request's token was made from now on, and how long it took."""
+    times: Times = []
+    check = authentication.principal_of
 
-    def timed_check(access: LocalAccess, scope: Scope) -> Principal | None:
+    def timed(access: LocalAccess, scope: Scope) -> Principal | None:
         before = time.perf_counter()
         found = check(access, scope)
-        lines.append(f"{time.time()} {time.perf_counter() - before}\n")
-        if len(lines) == _LINES_AT_ONCE:
-            with file.open("a") as out:
-                out.writelines(lines)
-            lines.clear()
+        times.append((time.time(), time.perf_counter() - before))
         return found
 
-    return timed_check
+    authentication.principal_of = timed
+    return times
 
 
-async def main(data_dir: Path, database_url: str, step_s: float) -> None:
+def serve(connection: Connection, data_dir: Path, database_url: str, step_s: float) -> None:
+    """Send the port; answer each message with the times of stored events and of checks. End when
+    the connection does."""
+    asyncio.run(_serve(connection, data_dir, database_url, step_s))
+
+
+async def _serve(connection: Connection, data_dir: Path, database_url: str, step_s: float) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     settings = Settings(
         data_dir=data_dir,
@@ -194,12 +190,11 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         check_data_paths=False,
         lease_s=60.0,
     )
-    cluster = TimedCluster(step_s, data_dir / "events")
+    cluster = TimedCluster(step_s)
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()
-    checks = timed(authentication.principal_of, data_dir / "checks")
-    authentication.principal_of = checks  # type: ignore[assignment]
+    checks = timed_checks()
     services = replace(
         services_over(store, cluster, settings, reconciler.wake),
         stopping=stopping,
@@ -212,18 +207,22 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     serving = asyncio.create_task(server.serve())
     happening = asyncio.create_task(cluster.happen_forever())
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    loop.add_reader(sys.stdin, stopping.set)  # the parent process is gone
+
+    def answer() -> None:
+        try:
+            connection.recv()
+            connection.send((cluster.stored, checks))
+        except EOFError:
+            loop.remove_reader(connection.fileno())
+            stopping.set()
+
     while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    print(server.servers[0].sockets[0].getsockname()[1], os.getpid(), flush=True)
+    connection.send(server.servers[0].sockets[0].getsockname()[1])
+    loop.add_reader(connection.fileno(), answer)
     await stopping.wait()
     happening.cancel()
     server.should_exit = True
     await serving
     await driving
     await store.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))

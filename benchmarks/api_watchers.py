@@ -1,26 +1,25 @@
 """The event streams of `benchmarks.api`, read in a separate process so that the timed calls are not
 delayed.
 
-    python -m benchmarks.api_watchers ADDRESS COUNT
-
-Opens COUNT streams on `/live`, reads each without delay as a browser would, and discards the data.
-Answers each line on its standard input with a line of JSON: the number of open streams (`held`), of
-lost streams, and of messages received in total. Ends when its standard input closes.
+Opens streams on `/live`, reads each without delay as a browser would, and discards the data. Sends
+`StreamCounts` as a mapping once they are open, and again for each message. Ends when its connection
+does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
-import sys
+import time
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
 
 from benchmarks.api_figures import TOKEN
 
 OPENED_TOGETHER = 50
 PAUSE_S = 0.1
+OPENING_S = 60.0
 
 
 @dataclass
@@ -62,7 +61,11 @@ class WatcherStream(asyncio.Protocol):
             self._told.held -= 1
 
 
-async def main(address: str, count: int) -> None:
+def watch(connection: Connection, address: str, count: int) -> None:
+    asyncio.run(_watch(connection, address, count))
+
+
+async def _watch(connection: Connection, address: str, count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     parts = urlsplit(address)
@@ -80,11 +83,19 @@ async def main(address: str, count: int) -> None:
             )
         )
         await asyncio.sleep(PAUSE_S)
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while await reader.readline():
-        print(json.dumps(vars(counts)), flush=True)
+    deadline = time.monotonic() + OPENING_S
+    while counts.held < count and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(PAUSE_S)
+    connection.send(vars(counts))
+    ended = asyncio.Event()
 
+    def answer() -> None:
+        try:
+            connection.recv()
+            connection.send(vars(counts))
+        except EOFError:
+            loop.remove_reader(connection.fileno())
+            ended.set()
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    loop.add_reader(connection.fileno(), answer)
+    await ended.wait()

@@ -11,33 +11,38 @@ side runs once, and its ranks are killed in turn.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 from benchmarks import holdfast_side, ray_train_side
-from benchmarks.brought import holdfast_sides, stock_sides
-from benchmarks.conditions import (
-    parser,
-    print_json,
-    report,
-    report_conditions,
-)
-from benchmarks.figures import MeasuredFault, SideFigures, side_figures
-from benchmarks.step_files import StepFiles
+from benchmarks.conditions import ROOT, report, run
+from benchmarks.figures import SideFigures, side_figures
+from benchmarks.holdfast_side import RunningServer
+from benchmarks.step_files import StepFiles, scratch, started
 
 RANKS = 2
+USERS_FOLDER = ROOT / "benchmarks" / "brought" / "users"
+SCRIPT = USERS_FOLDER / "ddp_script.py"
+FUNCTION = "ray_function:train_loop_per_worker"
+WIDTH, EVERY = 256, 5
+"""Of the network, and the steps between two checkpoints."""
+STEPS, FAILURES = 1_000_000, 1000
+"""More than are made."""
+GRACE_S = 2.0
+"""After the last kill nothing is saved any more."""
 RAY_TRAIN = "ray_train_"
-Side = Callable[[], AbstractContextManager[StepFiles]]
-HOLDFAST: dict[str, Callable[..., AbstractContextManager[StepFiles]]] = {
-    "holdfast_script": holdfast_sides.script,
-    "holdfast_ray_level0": partial(holdfast_sides.ray_train, level=0),
-    "holdfast_ray_level2": partial(holdfast_sides.ray_train, level=2),
-}
-DEFAULT_SIDES = ("torchrun", f"{RAY_TRAIN}{ray_train_side.BEST.name}", *HOLDFAST)
+Side = Literal[
+    "torchrun",
+    "ray_train_default",
+    "ray_train_best",
+    "holdfast_script",
+    "holdfast_ray_level0",
+    "holdfast_ray_level2",
+]
 
 
 @dataclass(frozen=True)
@@ -53,50 +58,41 @@ class BringResult:
     sides: dict[str, SideFigures]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
-    report_conditions()
-    report(
-        f"{RANKS} ranks, a network of width {stock_sides.WIDTH}, a checkpoint every "
-        f"{stock_sides.EVERY} steps; {options.kills} kills per side"
-    )
-    faults = {name: _measure(name, side, options) for name, side in _stock(options.sides).items()}
-    if any(name in options.sides for name in HOLDFAST):
-        with holdfast_side.serving(RANKS) as server:
-            for name in (name for name in HOLDFAST if name in options.sides):
-                faults[name] = _measure(name, partial(HOLDFAST[name], server, RANKS), options)
-    result = _result(faults)
-    if options.json:
-        print_json(result)
-    return 0
+def measure(
+    kills: int = 3,
+    steps_between: int = 12,
+    sides: tuple[Side, ...] = (
+        "torchrun",
+        "ray_train_best",
+        "holdfast_script",
+        "holdfast_ray_level0",
+        "holdfast_ray_level2",
+    ),
+) -> BringResult:
+    """Measure each side.
 
-
-def _stock(names: list[str]) -> dict[str, Side]:
-    sides: dict[str, Side] = {"torchrun": partial(stock_sides.torchrun, RANKS)}
-    for setting in ray_train_side.SETTINGS:
-        sides[f"{RAY_TRAIN}{setting.name}"] = partial(stock_sides.ray_train, RANKS, setting)
-    return {name: side for name, side in sides.items() if name in names}
-
-
-def _measure(name: str, side: Side, options: argparse.Namespace) -> list[MeasuredFault]:
-    report(name)
-    with side() as files:
-        victims = [number % RANKS for number in range(options.kills)]
-        return files.measure(victims, RANKS, options.steps_between)
-
-
-def _result(faults: dict[str, list[MeasuredFault]]) -> BringResult:
-    sides = {name: side_figures(found) for name, found in faults.items()}
-    for name, figures in sides.items():
-        report(f"{name}: {figures}")
-    medians = {name: figures.median_s for name, figures in sides.items()}
-    ray_train = [medians[name] for name in medians if name.startswith(RAY_TRAIN)]
+    Args:
+        kills: per side
+    """
+    report(f"{RANKS} ranks, a network of width {WIDTH}, a checkpoint every {EVERY} steps")
+    found: dict[str, SideFigures] = {}
+    with contextlib.ExitStack() as at_end:
+        server: RunningServer | None = None
+        for side in sorted(sides, key=lambda name: name.startswith("holdfast")):
+            if side.startswith("holdfast") and server is None:
+                server = at_end.enter_context(holdfast_side.serving(RANKS))
+            report(side)
+            with _under_holdfast(side, server) if server else _stock(side) as files:
+                victims = [number % RANKS for number in range(kills)]
+                found[side] = side_figures(files.measure(victims, RANKS, steps_between))
+    medians = {name: figures.median_s for name, figures in found.items()}
+    ray_train = [seconds for name, seconds in medians.items() if name.startswith(RAY_TRAIN)]
     best = min(ray_train, default=None)
     return BringResult(
         ray_train_level2_ratio=_ratio(best, medians.get("holdfast_ray_level2")),
         ray_train_level0_ratio=_ratio(best, medians.get("holdfast_ray_level0")),
         torchrun_level0_ratio=_ratio(medians.get("torchrun"), medians.get("holdfast_script")),
-        sides=sides,
+        sides=found,
     )
 
 
@@ -104,22 +100,69 @@ def _ratio(stock_s: float | None, holdfast_s: float | None) -> float | None:
     return None if stock_s is None or holdfast_s is None else round(stock_s / holdfast_s, 2)
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    options = parser("bring", __doc__)
-    options.add_argument("--kills", type=int, default=3, help="per side; default 3")
-    options.add_argument(
-        "--steps-between", type=int, default=12, help="steps between two kills; default 12"
-    )
-    stock = ("torchrun", *(f"{RAY_TRAIN}{setting.name}" for setting in ray_train_side.SETTINGS))
-    options.add_argument(
-        "--sides",
-        nargs="+",
-        default=list(DEFAULT_SIDES),
-        choices=[*stock, *HOLDFAST],
-        help=f"default: {' '.join(DEFAULT_SIDES)}",
-    )
-    return options.parse_args(arguments)
+@contextlib.contextmanager
+def _stock(side: str) -> Iterator[StepFiles]:
+    if side.startswith(RAY_TRAIN):
+        setting = ray_train_side.SETTINGS[side.removeprefix(RAY_TRAIN)]
+        function = f"benchmarks.brought.users.{FUNCTION}"
+        ranks = (RANKS, RANKS)
+        with ray_train_side.training(function, _function_config, setting, ranks) as files:
+            yield files
+        return
+    with scratch() as folder:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)),
+            *("--max-restarts", str(FAILURES), "--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", "127.0.0.1:0", str(SCRIPT), *_script_options(folder)),
+        ]
+        # With it torchrun's ranks find each other again after a restart.
+        variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        with started(command, folder, variables) as files:
+            yield files
+
+
+@contextlib.contextmanager
+def _under_holdfast(side: str, server: RunningServer) -> Iterator[StepFiles]:
+    """The same files, a node for each rank."""
+    with scratch() as folder:
+        job = {
+            "name": "bring-benchmark",
+            "code": str(USERS_FOLDER),
+            "parallel": {"dp_shard": RANKS},
+            "resources": {"cpus_per_worker": 0.5, "workers_per_node": 1},
+            "checkpoint": {
+                "memory": {"every_steps": int(side.endswith("level2"))},
+                "remote": {"every_steps": 0},
+            },
+            "recovery": {"max_failures": FAILURES},
+            "program": {"grace_s": GRACE_S},
+        }
+        if side == "holdfast_script":
+            job["script"] = [SCRIPT.name, *_script_options(folder)]
+        else:
+            storage = {"storage_path": str(folder / "storage"), "name": "run", "num_to_keep": 2}
+            config = _function_config(folder / "steps")
+            job |= {"ray_train": FUNCTION, "config": config, "ray_run": storage}
+        with holdfast_side.submitted(server, job) as running:
+
+            def why_ended() -> str:
+                return str(running) if running.client.get(running.id).state.terminal else ""
+
+            yield StepFiles(folder / "steps", why_ended)
+
+
+def _script_options(folder: Path) -> list[str]:
+    """The script's arguments, the same on both sides."""
+    return [
+        *("--checkpoint", str(folder / "checkpoint.pt"), "--every", str(EVERY)),
+        *("--steps", str(STEPS), "--width", str(WIDTH), "--steps-folder", str(folder / "steps")),
+    ]
+
+
+def _function_config(steps: Path) -> dict[str, Any]:
+    """The Ray Train function's configuration, the same on both sides. `steps`: a folder."""
+    return {"width": WIDTH, "every": EVERY, "steps": STEPS, "steps_folder": str(steps)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure)

@@ -1,8 +1,7 @@
-"""The conditions of a benchmark run (machine, load, environment) and its progress output."""
+"""The frame of every benchmark: its options, conditions, progress and result."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -14,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import psutil
 import yaml
+from cyclopts import App, Parameter
 
 from holdfast_workers.ipc.children import COPY_TUNING
-from holdfast_workers.spec import ModelSpec, ParallelSpec
+from holdfast_workers.spec import ParallelSpec
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,20 +30,43 @@ EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
 POLL_S = 0.05
 
 Found = TypeVar("Found")
+Result = TypeVar("Result", bound="DataclassInstance")
 
 
 class BenchmarkFailed(Exception):
     """A side did not start, or did not reach the awaited state in time."""
 
 
+def run(measure: Callable[..., Result]) -> Result:
+    """Run the program that has `measure`, whose parameters are its options: print the conditions,
+    then the result, with `--json` as JSON. Raises ValueError if a figure is not finite."""
+    program = sys.modules["__main__"]
+    name = program.__spec__.name if program.__spec__ else program.__name__
+    each = Parameter(consume_multiple=True, negative=())
+    app = App(
+        f"python -m {name}", program.__doc__, default_parameter=each, result_action="return_value"
+    )
+    app.default(measure)
+
+    @app.meta.default
+    def measure_and_print(
+        *options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        json_line: Annotated[bool, Parameter("--json")] = False,
+    ) -> Result:
+        # Other load on the machine makes figures worse: the conditions have its average.
+        report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+        result: Result = app(options)
+        text = json.dumps(asdict(result), allow_nan=False)
+        print(text if json_line else yaml.safe_dump(json.loads(text), sort_keys=False), flush=True)
+        return result
+
+    found: Result = app.meta()
+    return found
+
+
 def report(text: str) -> None:
     """Print progress or conditions to stdout, where the JSON line comes last."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
-
-
-def print_json(result: DataclassInstance) -> None:
-    """Print a benchmark's result as its last line; raises ValueError if a figure is not finite."""
-    print(json.dumps(asdict(result), allow_nan=False), flush=True)
 
 
 def awaited(
@@ -89,14 +112,6 @@ def world_size(job: Mapping[str, Any]) -> int:
     return ParallelSpec.model_validate(job["parallel"]).world_size
 
 
-def describe_model(job: Mapping[str, Any]) -> str:
-    model, train, parallel = ModelSpec.model_validate(job["model"]), job["train"], job["parallel"]
-    return (
-        f"{model.family} dim {model.dim}, {model.layers} layers, sequence {model.positions}, "
-        f"batch {train['global_batch']}, " + describe_mesh(parallel)
-    )
-
-
 def describe_mesh(mesh: Mapping[str, Any]) -> str:
     """E.g. "dp_shard 2 × tp 2"; an axis of size 1 is left out."""
     return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size != 1)
@@ -133,18 +148,6 @@ while not select.select([sys.stdin], [], [], 0.02 * (1 - share))[0]:  # until th
     while time.thread_time() < share * (time.monotonic() - began) and time.monotonic() < burst:
         pass  # what it lacks, it makes up
 """
-
-
-def parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """With the option that all benchmarks have."""
-    options = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
-    options.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    return options
-
-
-def report_conditions() -> None:
-    """Other load on the machine makes figures worse: the conditions have its average."""
-    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
 
 
 def environment() -> dict[str, str]:

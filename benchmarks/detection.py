@@ -18,28 +18,21 @@ more.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+from unittest.mock import patch
 
 from tests.support.nodes.supervised import SupervisedRun, supervised
 
-from benchmarks.conditions import (
-    beside_load,
-    describe_mesh,
-    parser,
-    print_json,
-    report,
-    report_conditions,
-)
-from benchmarks.hang_figures import HangTrial, detection_summary, high
+from benchmarks.conditions import beside_load, describe_mesh, report, run
+from benchmarks.hang_figures import DetectionResult, HangTrial, detection_summary, high
 from benchmarks.recipes.hang_recipe import DELAY_ENV, TIMES_ENV, phase_times
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_workers.spec import (
@@ -52,7 +45,8 @@ from holdfast_workers.spec import (
     TrainSpec,
 )
 
-KINDS = ("stop", "gil", "loop", "collective", "read")
+Kind = Literal["stop", "gil", "loop", "collective", "read"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES = ("forward", "backward", "agree", "optimizer")
 MESHES = ({"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 8}, {"dp_shard": 4, "tp": 2})
 MODEL = ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, sequence_length=64)
@@ -72,100 +66,95 @@ STOCK = (
 )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
-    report_conditions()
+def measure(
+    trials: int = 20,
+    meshes: int = len(MESHES),
+    kinds: tuple[Kind, ...] = KINDS,
+    healthy_steps: int = 100_000,
+    loaded: float = 0.25,
+    seed: int = 7,
+) -> DetectionResult:
+    """Measure hangs, then healthy steps.
+
+    Args:
+        trials: per kind and mesh
+        meshes: use only the first of the four
+        kinds: of hangs
+        loaded: share of the healthy steps beside busy processes
+    """
     report(f"stock, not run: {STOCK}")
+    found: list[HangTrial] = []
+    for mesh in MESHES[:meshes]:
+        found += _hangs(mesh, list(kinds * trials), seed)
+    on_four = healthy_steps // HEALTHY_ON_FOUR
+    false_alarms = _healthy(MESHES[1], on_four, loaded)
+    false_alarms += _healthy(SMALL_MESH, healthy_steps - on_four, loaded)
     floor_s = TrainingSpec().detection.hang_floor_s
-    trials: list[HangTrial] = []
-    for mesh in MESHES[: options.meshes]:
-        trials += _hangs(mesh, options.kinds * options.trials, options.seed)
-    on_four = options.healthy_steps // HEALTHY_ON_FOUR
-    false_alarms = _healthy(MESHES[1], on_four, options.loaded)
-    on_two = options.healthy_steps - on_four
-    false_alarms += _healthy(SMALL_MESH, on_two, options.loaded)
-    summary = detection_summary(trials, floor_s, false_alarms, options.healthy_steps)
-    for kind, figures in summary.kinds.items():
-        report(f"{kind:<10} {figures}")
-    if options.json:
-        print_json(summary)
-    return 0
+    return detection_summary(found, floor_s, false_alarms, healthy_steps)
 
 
 def _hangs(mesh: Mapping[str, int], kinds: list[str], seed: int) -> list[HangTrial]:
     """Run a hang of each element of `kinds` on one mesh, in an order drawn by the seed."""
     rng = random.Random(f"{seed} {sorted(mesh.items())}")
-    kinds = list(kinds)
     rng.shuffle(kinds)
-    found = []
-    with _training(mesh, {}) as (run, times):
-        run.wait_step(LEARN_STEPS, START_S)
+    found: list[HangTrial] = []
+    with _training(mesh, {}) as (job, times):
+        job.wait_step(LEARN_STEPS, START_S)
         for number, kind in enumerate(kinds):
-            rank, phase = rng.randrange(run.training.parallel.world_size), rng.choice(PHASES)
-            trial = _hang(run, times, number, kind, rank, phase)
-            found.append(trial)
-            report(f"{describe_mesh(mesh):<20} {number + 1}/{len(kinds)} {_describe(trial)}")
-            if trial.verdict_s is None:
+            rank, phase = rng.randrange(job.training.parallel.world_size), rng.choice(PHASES)
+            found.append(_hang(job, times, number, kind, rank, phase))
+            report(f"{number + 1}/{len(kinds)} {found[-1]}")
+            if found[-1].verdict_s is None:
                 break
     return found
 
 
 def _hang(
-    run: SupervisedRun, times: Path, number: int, kind: str, rank: int, phase: str
+    job: SupervisedRun, times: Path, number: int, kind: str, rank: int, phase: str
 ) -> HangTrial:
     p999_s = high(phase_times(times, COLD_STEPS)[phase])
-    events = len(run.events)
-    _plan(run, number, {"point": phase, "rank": rank, "action": kind})
-    verdict = _verdict(run, events)
-    mesh = describe_mesh(run.training.parallel.mesh)
+    events = len(job.events)
+    _plan(job, number, {"point": phase, "rank": rank, "action": kind})
+    trial = HangTrial(kind, describe_mesh(job.training.parallel.mesh), rank, phase, p999_s, None)
+    verdict = _verdict(job, events)
     if verdict is None:
-        return HangTrial(kind, mesh, rank, phase, p999_s, None)
-    _wait_recovered(run)
-    onset = float((run.folder / f"chaos.json.{number}.0").read_text().split()[1])
+        return trial
+    # All incidents are closed, and the first steps after them are over.
+    ended = EventKind.INCIDENT_CLOSED
+    job.wait(lambda: len(job.of(ended)) == _alarms(job), RECOVER_S)
+    job.wait_step(max(job.rows) + BETWEEN_STEPS, RECOVER_S)
+    onset = float((job.folder / f"chaos.json.{number}.0").read_text().split()[1])
     suspects = verdict.data["suspects"]
-    most = max((suspect["score"] for suspect in suspects), default=0.0)
-    return HangTrial(
-        kind=kind,
-        mesh=mesh,
-        rank=rank,
-        phase=phase,
-        p999_s=p999_s,
+    most = max(suspect["score"] for suspect in suspects)
+    return replace(
+        trial,
         verdict_s=verdict.at - onset,
         suspects=tuple(suspect["rank"] for suspect in suspects),
         accused=tuple(suspect["rank"] for suspect in suspects if suspect["score"] == most),
     )
 
 
-def _plan(run: SupervisedRun, number: int, fault: Mapping[str, Any]) -> None:
+def _plan(job: SupervisedRun, number: int, fault: Mapping[str, Any]) -> None:
     """Add one fault, due at once, after the `number` faults already injected."""
-    plan = run.folder / "chaos.json"
+    plan = job.folder / "chaos.json"
     faults = [*json.loads(plan.read_text())[:number], fault]
     fresh = plan.with_suffix(".new")
     fresh.write_text(json.dumps(faults))
     fresh.replace(plan)
 
 
-def _verdict(run: SupervisedRun, after: int) -> SupervisorEvent | None:
+def _verdict(job: SupervisedRun, after: int) -> SupervisorEvent | None:
     """The first event with suspects of the next incident; None if there is none in time."""
 
-    def opened() -> list[SupervisorEvent]:
+    def verdicts() -> list[SupervisorEvent]:
         kinds = (EventKind.INCIDENT_OPENED, EventKind.INCIDENT_UPDATED)
-        return [event for event in run.events[after:] if event.kind in kinds]
+        found = [event for event in job.events[after:] if event.kind in kinds]
+        return [event for event in found if event.data["suspects"]]
 
     with contextlib.suppress(TimeoutError):
-        run.wait(lambda: any(event.data["suspects"] for event in opened()), VERDICT_S)
-        return next(event for event in opened() if event.data["suspects"])
+        job.wait(lambda: bool(verdicts()), VERDICT_S)
+        return verdicts()[0]
     return None
-
-
-def _wait_recovered(run: SupervisedRun) -> None:
-    """Wait until all incidents are closed and the first steps after them are over."""
-    run.wait(lambda: _open_incidents(run) == 0, RECOVER_S)
-    run.wait_step(max(run.rows) + BETWEEN_STEPS, RECOVER_S)
-
-
-def _open_incidents(run: SupervisedRun) -> int:
-    return len(run.of(EventKind.INCIDENT_OPENED)) - len(run.of(EventKind.INCIDENT_CLOSED))
 
 
 def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
@@ -173,29 +162,26 @@ def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
     processes."""
     if steps == 0:
         return 0
-    name, delays = f"{describe_mesh(mesh):<20} healthy", {DELAY_ENV: str(DELAY_EVERY)}
-    with _training(mesh, delays, TINY) as (run, times):
-        unloaded_steps = int(steps * (1 - loaded))
-        run.wait_step(unloaded_steps, START_S + steps)
-        report(f"{name}: {unloaded_steps} steps, {_alarms(run)} false alarms; now under load")
-        _report_longest_phases(times)
+    with _training(mesh, {DELAY_ENV: str(DELAY_EVERY)}, TINY) as (job, times):
+        job.wait_step(int(steps * (1 - loaded)), START_S + steps)
+        _report_healthy(job, times)
         with beside_load(1.0, per_core=2):
-            run.wait_step(steps, START_S + 4 * steps)
-        _report_longest_phases(times)
-        stalls = len(run.of(EventKind.STALLED))
-        report(f"{name}: {steps} steps, {_alarms(run)} false alarms; {stalls} stalls reported")
-        return _alarms(run)
+            job.wait_step(steps, START_S + 4 * steps)
+        _report_healthy(job, times)
+        return _alarms(job)
 
 
-def _report_longest_phases(times: Path) -> None:
-    """Report the durations of the phases without injected delays so far."""
+def _report_healthy(job: SupervisedRun, times: Path) -> None:
+    """With the durations of the phases without injected delays so far."""
+    stalls, mesh = len(job.of(EventKind.STALLED)), describe_mesh(job.training.parallel.mesh)
+    report(f"{mesh}: {job.newest_step()} steps, {_alarms(job)} false alarms, {stalls} stalls")
     for phase, took in sorted(phase_times(times, COLD_STEPS).items()):
         if phase in PHASES:
-            report(f"healthy    {phase}: P99.9 {high(took):.3f} s, longest {max(took):.3f} s")
+            report(f"healthy {phase}: P99.9 {high(took):.3f} s, longest {max(took):.3f} s")
 
 
-def _alarms(run: SupervisedRun) -> int:
-    return len(run.of(EventKind.INCIDENT_OPENED))
+def _alarms(job: SupervisedRun) -> int:
+    return len(job.of(EventKind.INCIDENT_OPENED))
 
 
 @contextlib.contextmanager
@@ -221,42 +207,14 @@ def _training(
     ) as folder:
         times = Path(folder) / "times"
         times.mkdir()
-        os.environ.update({TIMES_ENV: str(times), **environment})
-        try:
-            with supervised(
+        with (
+            patch.dict(os.environ, {TIMES_ENV: str(times), **environment}),
+            supervised(
                 Path(folder), training, standbys=0, workers_per_node=per_node, config=RECOVERY
-            ) as run:
-                yield run, times
-        finally:
-            for name in (TIMES_ENV, *environment):
-                os.environ.pop(name)
-
-
-def _describe(trial: HangTrial) -> str:
-    took = "no verdict" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
-    accused = "correct" if trial.accused == (trial.rank,) else f"accused {trial.accused}"
-    return f"{trial.kind} in {trial.phase} of rank {trial.rank}: {took}, {accused}"
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    options = parser("detection", __doc__)
-    options.add_argument("--trials", type=int, default=20, help="per kind and mesh; default 20")
-    options.add_argument(
-        "--meshes", type=int, default=len(MESHES), help="use only the first N of the four"
-    )
-    options.add_argument(
-        "--kinds", nargs="+", default=list(KINDS), choices=KINDS, help="of hangs; default: all"
-    )
-    options.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
-    options.add_argument(
-        "--loaded",
-        type=float,
-        default=0.25,
-        help="share of the healthy steps beside busy processes",
-    )
-    options.add_argument("--seed", type=int, default=7, help="default 7")
-    return options.parse_args(arguments)
+            ) as job,
+        ):
+            yield job, times
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure)

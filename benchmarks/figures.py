@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 
@@ -18,67 +18,60 @@ class AppliedStep:
 
 
 @dataclass(frozen=True)
-class MeasuredFault:
-    """One SIGKILL and its cost, in seconds from the kill.
+class Recovery:
+    """From a fault, an order or the return of a node to the first new step: one beyond every step
+    that an older world applied, also those in flight at that time."""
 
-    `recovery_s` ends with the first step of a new world whose number exceeds every step applied
-    by the old world, including steps in flight at the time of the kill.
-    """
-
-    rank: int
+    at: float
     last_step: int
-    restored_step: int | None
-    recovery_s: float
-    phases_s: Mapping[str, float]
+    last_step_at: float
+    new_step_at: float
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def recovery_s(self) -> float:
+        """Includes the detection."""
+        return self.new_step_at - self.at
 
-@dataclass(frozen=True)
-class MeasuredSpread:
-    """Median, least and greatest of some measurements."""
-
-    median: float
-    least: float
-    greatest: float
-    count: int
+    @property
+    def pause_s(self) -> float:
+        """From the last step of the older worlds; holds a whole step of the new world."""
+        return self.new_step_at - self.last_step_at
 
     def __str__(self) -> str:
         return (
-            f"median {self.median:.3f} s, min {self.least:.3f} s, max {self.greatest:.3f} s "
-            f"({self.count})"
+            f"{self.recovery_s:.3f} s to the first step beyond step {self.last_step}, "
+            f"pause {self.pause_s:.3f} s; phases {self.phases_s}"
         )
 
 
-def spread(values: Iterable[float]) -> MeasuredSpread:
-    """Spread of `values`; raises ValueError if there are none."""
-    found = sorted(values)
-    if not found:
-        raise ValueError("no measurement")
-    return MeasuredSpread(median(found), found[0], found[-1], len(found))
+def recovery(
+    steps: Sequence[AppliedStep],
+    at: float,
+    world: int | None = None,
+    *,
+    reached: int = 0,
+    phases_s: Mapping[str, float] | None = None,
+) -> Recovery | None:
+    """The recovery that ended with `world`, or with any after that which stepped before `at`. None:
+    there is no new step yet, or those of the older worlds have not arrived.
+
+    `reached`: the last step of the older worlds, which `steps` may lack if it was computed again.
+    """
+    if world is None:
+        world = 1 + max((step.world for step in steps if step.at <= at), default=0)
+    before = [step for step in steps if step.world < world]
+    last = max(reached, *(step.step for step in before), 0)
+    new = [step.at for step in steps if step.world >= world and step.step > last]
+    if not before or not new:
+        return None
+    return Recovery(at, last, max(step.at for step in before), min(new), phases_s or {})
 
 
-def last_step(commits: Sequence[AppliedStep], killed_at: float) -> int:
-    """The last step of the world that was killed; its commits after the kill count too."""
-    killed_world = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
-    return max((commit.step for commit in commits if commit.world <= killed_world), default=0)
-
-
-def recovered_at(commits: Sequence[AppliedStep], killed_at: float) -> float | None:
-    """Time at which a new world first exceeded the last step before the kill; None: not yet."""
-    killed_world = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
-    reached = last_step(commits, killed_at)
-    beyond = [c.at for c in commits if c.world > killed_world and c.step > reached]
-    return min(beyond, default=None)
-
-
-def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Median of each phase over the incidents that measured it, in the order first seen."""
-    names = list(dict.fromkeys(name for phase in phases for name in phase))
-    found: dict[str, float] = {}
-    for name in names:
-        values = [value for phase in phases if (value := phase.get(name)) is not None]
-        if values:
-            found[name] = round(median(values), 4)
-    return found
+def median_phases(phases: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Median of each phase over the recoveries that have it, in the order first seen."""
+    names = dict.fromkeys(name for phase in phases for name in phase)
+    return {name: round(median(p[name] for p in phases if name in p), 4) for name in names}
 
 
 @dataclass(frozen=True)
@@ -92,14 +85,10 @@ class SideFigures:
     faults: int
 
 
-def side_figures(faults: Sequence[MeasuredFault]) -> SideFigures:
-    found = spread(fault.recovery_s for fault in faults)
-    return SideFigures(
-        median_s=round(found.median, 4),
-        min_max_s=[round(found.least, 4), round(found.greatest, 4)],
-        phases_s=median_phases([fault.phases_s for fault in faults]),
-        faults=found.count,
-    )
+def side_figures(faults: Sequence[Recovery]) -> SideFigures:
+    found = [round(fault.recovery_s, 4) for fault in faults]
+    phases_s = median_phases([fault.phases_s for fault in faults])
+    return SideFigures(round(median(found), 4), [min(found), max(found)], phases_s, len(found))
 
 
 @dataclass(frozen=True)
@@ -116,7 +105,7 @@ class RecoveryResult:
 
 
 def recovery_summary(
-    holdfast: Sequence[MeasuredFault], ray_train: Mapping[str, Sequence[MeasuredFault]]
+    holdfast: Sequence[Recovery], ray_train: Mapping[str, Sequence[Recovery]]
 ) -> RecoveryResult:
     ours = side_figures(holdfast)
     theirs = {name: side_figures(faults) for name, faults in ray_train.items()}
@@ -129,11 +118,6 @@ def recovery_summary(
         holdfast=ours,
         ray_train=theirs,
     )
-
-
-def steady(step_times_s: Sequence[float], skip: int, count: int) -> list[float]:
-    """`count` step times after the first `skip`, which compile, allocate and fill caches."""
-    return list(step_times_s[skip : skip + count])
 
 
 @dataclass(frozen=True)
@@ -157,7 +141,7 @@ def overhead_summary(
     cpu_share: Mapping[str, float],
     check_share: float,
 ) -> OverheadResult:
-    """From each run's steady step times.
+    """From the step times of each run.
 
     The runs alternate, with a bare run first and last, so `bare` has one more. Each Holdfast run is
     compared with the mean of its two neighbours, which cancels a slow drift of the machine's speed;

@@ -1,4 +1,4 @@
-"""Measures one SIGKILL under Holdfast, through `serve` and REST; leaves no process behind."""
+"""Measures recoveries under Holdfast, through `serve` and REST; leaves no process behind."""
 
 from __future__ import annotations
 
@@ -6,24 +6,33 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import POLL_S, BenchmarkFailed, awaited, environment
-from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
+from benchmarks.figures import AppliedStep, Recovery, recovery
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import Conflict
 from holdfast.local_server.child_server import temporary_server
+from holdfast_service.embedded_cluster import local_cluster
+from holdfast_service.embedded_cluster.local_cluster import LocalCluster
+from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.history import MetricPoint
-from holdfast_service.views.incidents import IncidentView
 
 NODES = 3
 READY_S = 60.0
 START_S = 180.0
 RECOVER_S = 120.0
+"""Longest recovery; a node that returns has to start its processes first."""
 END_S = 60.0
+LOOK_S = 0.25
+"""Between two looks for a recovery. The steps tell when it was over; looking costs the job some
+processor time."""
+OVERLAP_STEPS = 20
+"""Steps before a recovery that are read again; more than a world can lose."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +51,24 @@ class RunningJob:
     id: str
     data_dir: str
 
-    def pids(self) -> dict[int, int]:
-        """Process id of every rank."""
-        newest = self.client.attempts(self.id)[-1]
-        return {member.rank: member.pid for member in newest.members if member.pid is not None}
+    def attempts(self) -> list[AttemptView]:
+        return sorted(self.client.attempts(self.id), key=lambda attempt: attempt.number)
 
-    def points(self) -> list[MetricPoint]:
-        return list(self.client.metrics(self.id, ["step_time_s"]))
+    @property
+    def cluster(self) -> LocalCluster:
+        """Raises BenchmarkFailed if it has ended."""
+        found = local_cluster.find(Path(self.data_dir))
+        if found is None:
+            raise BenchmarkFailed("the embedded cluster has ended")
+        return found
+
+    def members(self) -> list[tuple[str, int]]:
+        """Node and process of each rank of the newest attempt."""
+        members = sorted(self.attempts()[-1].members, key=lambda member: member.rank)
+        return [(member.node_id, member.pid) for member in members if member.pid is not None]
+
+    def points(self, after: int = 0) -> list[MetricPoint]:
+        return list(self.client.metrics(self.id, ["step_time_s"], after))
 
     def wait_step(self, step: int, timeout_s: float, poll_s: float = POLL_S) -> None:
         """Wait for `step`; raises BenchmarkFailed if the job ends first or is too slow."""
@@ -60,6 +80,38 @@ class RunningJob:
             return found.progress.step >= step
 
         awaited(is_reached, timeout_s, lambda: f"step {step}: {self}", poll_s)
+
+    def settle(self, ranks: int, steps: int) -> None:
+        """Wait for `steps` more steps, of however many ranks."""
+        self.wait_step(self.client.get(self.id).progress.step + steps, START_S)
+
+    def resize(self, nodes: int) -> None:
+        self.client.resize(self.id, nodes)
+
+    def recovery_from(self, cause: Callable[[], object], ranks: int) -> Recovery:
+        """Call `cause`, and wait for a new step of `ranks` ranks."""
+        old, at = self.attempts()[-1], time.time()
+        cause()
+        return awaited(
+            lambda: self._recovery(old, ranks, at),
+            RECOVER_S,
+            lambda: f"a new step of {ranks} ranks: {self}",
+            LOOK_S,
+        )
+
+    def _recovery(self, old: AttemptView, ranks: int, at: float) -> Recovery | None:
+        *before, newest = self.attempts()
+        is_new = newest.number > old.number and newest.world_size == ranks
+        incidents = self.client.incidents(self.id)
+        causes = [each for each in incidents if each.number == newest.cause_incident]
+        if not is_new or any(each.closed_at is None for each in causes):
+            return None
+        reached = max(attempt.last_step or 0 for attempt in before)
+        points = self.points(max(0, reached - OVERLAP_STEPS))
+        steps = [AppliedStep(point.attempt, point.step, point.at) for point in points]
+        measured = [phase for each in causes for phase in each.phases_s.items()]
+        phases_s = {name: round(s, 4) for name, s in measured if s is not None}
+        return recovery(steps, at, newest.number, reached=reached, phases_s=phases_s)
 
     def __str__(self) -> str:
         found = self.client.get(self.id)
@@ -99,35 +151,10 @@ def running(document: Mapping[str, Any], nodes: int = NODES) -> Iterator[Running
         yield job
 
 
-def measure(document: Mapping[str, Any], rank: int, after_step: int) -> MeasuredFault:
+def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Recovery:
     """Start, kill `rank` after `after_step` applied steps, wait for the first step beyond."""
     with running(document) as job:
         job.wait_step(after_step, START_S)
-        victim = job.pids()[rank]
-        killed_at = time.time()
-        os.kill(victim, signal.SIGKILL)
-        incident = awaited(lambda: _closed_incident(job), RECOVER_S, lambda: f"recovered: {job}")
-        recovered = awaited(
-            lambda: recovered_at(_commits(job), killed_at), RECOVER_S, lambda: f"a new step: {job}"
-        )
-        return MeasuredFault(
-            rank=rank,
-            last_step=last_step(_commits(job), killed_at),
-            restored_step=incident.restored_step,
-            recovery_s=recovered - killed_at,
-            phases_s={name: s for name, s in incident.phases_s.items() if s is not None},
-        )
-
-
-def _closed_incident(job: RunningJob) -> IncidentView | None:
-    closed = [each for each in job.client.incidents(job.id) if each.closed_at is not None]
-    return closed[-1] if closed else None
-
-
-def _commits(job: RunningJob) -> list[AppliedStep]:
-    """All steps of the history, and the last step of each ended attempt, which may be redone."""
-    commits = [AppliedStep(point.attempt, point.step, point.at) for point in job.points()]
-    for attempt in job.client.attempts(job.id):
-        if attempt.last_step is not None and attempt.ended_at is not None:
-            commits.append(AppliedStep(attempt.number, attempt.last_step, attempt.ended_at))
-    return commits
+        members = job.members()
+        kill = partial(os.kill, members[rank][1], signal.SIGKILL)
+        return job.recovery_from(kill, len(members))

@@ -21,7 +21,7 @@ from tests.support.ranks.rank_worlds import Worlds, tiny_spec, tiny_vit_spec
 from tests.support.ranks.toy_images import write_images
 from torch import Tensor
 
-from benchmarks.conditions import describe_mesh
+from benchmarks.conditions import describe_mesh, report
 
 TOLERANCE = 1e-5
 STEPS = 5
@@ -179,13 +179,18 @@ def parity(folder: Path) -> Iterator[Parity]:
         yield Parity(Worlds(folder / "cache"))
 
 
-def table(found: Mapping[str, float]) -> str:
-    """The differences by the names of their rows, as Markdown: a line per mesh, a column per
+def differences(meshes: Sequence[Mapping[str, int]], folder: Path) -> dict[str, float]:
+    """By the names of the rows; prints them as Markdown too, a line per mesh, a column per
     option."""
-    lines = [f"| Mesh | {' | '.join(option.name for option in OPTIONS)} |", "|---" * len(OPTIONS)]
-    lines[1] += "|---|"
+    with parity(folder) as measured:
+        found = {}
+        for row in rows(meshes):
+            found[row.name] = measured.difference(row)
+            report(f"{row.name}: {found[row.name]:.1e}")
+    print(f"| Mesh | {' | '.join(option.name for option in OPTIONS)} |")
+    print("|---" * (len(OPTIONS) + 1) + "|")
     for mesh in MESHES:
         cells = [found.get(Row(mesh, option).name) for option in OPTIONS]
         shown = ["" if cell is None else f"{cell:.0e}" for cell in cells]
-        lines.append(f"| `{describe_mesh(mesh)}` | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        print(f"| `{describe_mesh(mesh)}` | {' | '.join(shown)} |")
+    return found

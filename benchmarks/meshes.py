@@ -12,11 +12,10 @@ parameter that differs by more than the tolerance ends the run with 1.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -27,13 +26,7 @@ from tests.support.ranks.corpora import small_corpus
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec
 
 from benchmarks import mesh_parity, mesh_ranks
-from benchmarks.conditions import (
-    describe_mesh,
-    parser,
-    print_json,
-    report,
-    report_conditions,
-)
+from benchmarks.conditions import describe_mesh, report, run
 from holdfast_workers.spec import CheckpointSpec, TrainingSpec
 
 MESHES: tuple[Mapping[str, int], ...] = (
@@ -71,52 +64,53 @@ class MeshesResult:
     differences: dict[str, float]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _options().parse_args(arguments)
-    report_conditions()
+def measure(
+    rounds: int = 9,
+    steps: int = 2,
+    meshes: int | None = None,
+    parity_meshes: int | None = None,
+    dim: int = 256,
+) -> MeshesResult:
+    """Measure speeds, then differences.
+
+    Args:
+        steps: of either side, per round
+        meshes: measure only the first so many
+        parity_meshes: compare only the first so many
+    """
     with (
         tempfile.TemporaryDirectory(prefix="hf-meshes-") as folder,
         patch.dict(os.environ, OMP_NUM_THREADS="1"),
     ):
-        speeds = _speeds(options, Path(folder))
-        differences = _differences(mesh_parity.MESHES[: options.parity_meshes], Path(folder))
-    result = MeshesResult(
+        corpus = Path(folder) / "words"
+        corpus.mkdir()
+        with small_corpus(corpus):
+            worlds = Worlds(Path(folder) / "words-cache")
+            speeds = {
+                describe_mesh(mesh): _speed(worlds, training_on(mesh, dim), rounds, steps)
+                for mesh in MESHES[:meshes]
+            }
+        differences = mesh_parity.differences(mesh_parity.MESHES[:parity_meshes], Path(folder))
+    return MeshesResult(
         worst_ratio=min(speed.lower for speed in speeds.values()),
         meshes=speeds,
         greatest_difference=max(differences.values(), default=0.0),
         tolerance=mesh_parity.TOLERANCE,
         differences=differences,
     )
-    report(f"worst ratio {result.worst_ratio}, greatest difference {result.greatest_difference:g}")
-    if options.json:
-        print_json(result)
-    return int(result.greatest_difference > result.tolerance)
 
 
-def _speeds(options: argparse.Namespace, folder: Path) -> dict[str, MeshSpeed]:
-    found = {}
-    corpus = folder / "words"
-    corpus.mkdir()
-    with small_corpus(corpus):
-        worlds = Worlds(folder / "words-cache")
-        for mesh in MESHES[: options.meshes]:
-            spec = training_on(mesh, options.dim)
-            times = worlds.run(mesh_ranks.alternate, spec, options.rounds, options.steps)[0]
-            speed = found[describe_mesh(mesh)] = speed_of(times)
-            report(
-                f"{describe_mesh(mesh)}: {speed.holdfast_s:.3f} s a step, torch alone "
-                f"{speed.torch_s:.3f} s, ratio {speed.ratio:.3f}, at least {speed.lower:.3f}"
-            )
-    return found
-
-
-def _differences(meshes: Sequence[Mapping[str, int]], folder: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
-    with mesh_parity.parity(folder) as measured:
-        for row in mesh_parity.rows(meshes):
-            found[row.name] = measured.difference(row)
-            report(f"{row.name}: {found[row.name]:.1e}")
-    print(mesh_parity.table(found))
+def _speed(worlds: Worlds, spec: TrainingSpec, rounds: int, steps: int) -> MeshSpeed:
+    times: list[tuple[float, float]]
+    times = worlds.run(mesh_ranks.alternate, spec, rounds, steps)[0]
+    ratios = sorted(theirs / ours for ours, theirs in times)
+    found = MeshSpeed(
+        holdfast_s=round(median(ours for ours, _ in times), 4),
+        torch_s=round(median(theirs for _, theirs in times), 4),
+        ratio=round(median(ratios), 4),
+        lower=round(ratios[1 if len(ratios) >= ENOUGH else 0], 4),
+    )
+    report(f"{describe_mesh(spec.parallel.mesh)}: {found}")
     return found
 
 
@@ -134,26 +128,5 @@ def training_on(mesh: Mapping[str, int], dim: int) -> TrainingSpec:
     return spec.model_copy(update={"train": train, "checkpoint": checkpoint})
 
 
-def speed_of(times: Sequence[tuple[float, float]]) -> MeshSpeed:
-    """`times`: seconds of a step of Holdfast and of torch, by round."""
-    ratios = sorted(theirs / ours for ours, theirs in times)
-    return MeshSpeed(
-        holdfast_s=round(median(ours for ours, _ in times), 4),
-        torch_s=round(median(theirs for _, theirs in times), 4),
-        ratio=round(median(ratios), 4),
-        lower=round(ratios[1 if len(ratios) >= ENOUGH else 0], 4),
-    )
-
-
-def _options() -> argparse.ArgumentParser:
-    options = parser("meshes", __doc__)
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--steps", type=int, default=2, help="of either side, per round")
-    options.add_argument("--meshes", type=int, help="measure only the first so many")
-    options.add_argument("--parity-meshes", type=int, help="compare only the first so many")
-    options.add_argument("--dim", type=int, default=256)
-    return options
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(int(run(measure).greatest_difference > mesh_parity.TOLERANCE))

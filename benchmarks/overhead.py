@@ -16,10 +16,8 @@ Other load on the machine distorts the side during which it occurs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from copy import deepcopy
@@ -31,56 +29,39 @@ from typing import Any
 import yaml
 
 from benchmarks import holdfast_side
-from benchmarks.conditions import (
-    EXAMPLE,
-    describe_model,
-    load_job,
-    parser,
-    print_json,
-    report,
-    report_conditions,
-    torchrun,
-    world_size,
-)
+from benchmarks.conditions import EXAMPLE, load_job, report, run, torchrun, world_size
 from benchmarks.cpu_use import CpuUse, of_holdfast
-from benchmarks.figures import overhead_summary, steady
+from benchmarks.figures import OverheadResult, overhead_summary
 from benchmarks.recipes.hang_recipe import CHECKS, TIMES_ENV, phase_times
 
 RUN_S = 600.0
 TAIL = 60
 """Steps after the measured ones, so that CPU use is read before the job ends."""
-POLL_S = 10.0
-"""Between two polls of the running job, unless an option says otherwise: a job that a user looks at
-costs more."""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
-    job = without_checkpoints(load_job(options.job), options.skip + options.steps + TAIL)
-    report_conditions()
-    report(
-        f"model: {describe_model(job)}; no checkpoints; {options.rounds} rounds of "
-        f"{options.steps} steps, after {options.skip} skipped steps"
-    )
-    ours, theirs = [], [steady(bare(job), options.skip, options.steps)]
+def measure(
+    rounds: int = 5, steps: int = 60, skip: int = 10, job: Path = EXAMPLE, poll_s: float = 10.0
+) -> OverheadResult:
+    """Measure the sides in turn.
+
+    Args:
+        rounds: runs under Holdfast
+        steps: measured per run
+        skip: first steps left out: they compile, allocate and fill caches
+        poll_s: between two looks at the running job; a job that a user looks at costs more
+    """
+    document = without_checkpoints(load_job(job), skip + steps + TAIL)
+    report(f"{document}")
+    measured = slice(skip, skip + steps)
+    ours, theirs = [], [bare(document)[measured]]
     shares: dict[str, float] = {}
-    for number in range(options.rounds):
-        times, shares = under_holdfast(job, options.poll_s)
-        ours.append(steady(times, options.skip, options.steps))
-        theirs.append(steady(bare(job), options.skip, options.steps))
-        before, loaded, after = (median(item) * 1e3 for item in (theirs[-2], ours[-1], theirs[-1]))
-        report(
-            f"{number + 1}/{options.rounds} median step: bare {before:.2f} ms, holdfast "
-            f"{loaded:.2f} ms, bare {after:.2f} ms, ratio {2 * loaded / (before + after):.4f}"
-        )
-    report("share of one core, last round: " + _shares(shares))
-    summary = overhead_summary(ours, theirs, shares, check_share(job, options.skip))
-    report(f"share of the checks {summary.check_share:.4f}")
-    if options.json:
-        print_json(summary)
-    else:
-        report(f"ratio {summary.ratio}")
-    return 0
+    for number in range(rounds):
+        times, shares = under_holdfast(document, poll_s)
+        ours.append(times[measured])
+        theirs.append(bare(document)[measured])
+        bare_s, our_s, after_s = (median(item) for item in (theirs[-2], ours[-1], theirs[-1]))
+        report(f"{number + 1}/{rounds}: bare {bare_s:.4f} s, {our_s:.4f} s, bare {after_s:.4f} s")
+    return overhead_summary(ours, theirs, shares, check_share(document, skip))
 
 
 def without_checkpoints(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
@@ -138,24 +119,5 @@ def check_share(job: Mapping[str, Any], skip: int) -> float:
     return checks_s / (sum(spent.values()) - checks_s)
 
 
-def _shares(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    options = parser("overhead", __doc__)
-    options.add_argument("--rounds", type=int, default=5, help="runs under Holdfast; default 5")
-    options.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
-    options.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
-    options.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
-    options.add_argument(
-        "--poll-s",
-        type=float,
-        default=POLL_S,
-        help=f"between two looks at the running job; default {POLL_S:g}",
-    )
-    return options.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure)

@@ -19,8 +19,8 @@ import psutil
 import ray
 import torch
 from ray import train as ray_train
+from tests.support.ranks.rank_worlds import RecordingHooks
 
-from benchmarks.recipes.idle_hooks import IdleHooks
 from benchmarks.resizes import rank_files
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes.lookup import resolve
@@ -37,10 +37,10 @@ class LoopConfig:
     spec: dict[str, Any]
     folder: str  # of the files with the applied steps
     cache_dir: str
-    upload: bool
-    """True: write to a temporary folder that Ray Train copies to its storage, as its guide shows.
-    False: write to the final folder (`CheckpointUploadMode.NO_UPLOAD`)."""
-    elastic: bool = False
+    in_memory: bool
+    """Write to the final folder (`CheckpointUploadMode.NO_UPLOAD`), not to a temporary one that Ray
+    Train copies to its storage."""
+    elastic: bool
     """The size of the group is the size of `dp_shard`; checkpoints of any size are read."""
 
 
@@ -71,7 +71,6 @@ def train_function(fields: dict[str, Any]) -> None:
             "built": time.time(),
             "rank": rank,
             "pid": os.getpid(),
-            "restored": start,
             "world": _world_id(born),
             "world_size": size,
             "node_id": ray.get_runtime_context().get_node_id(),
@@ -96,10 +95,11 @@ def _world_id(born: float) -> float:
     return agreed[0]
 
 
-class _RayTrainHooks(IdleHooks):
+class _RayTrainHooks(RecordingHooks):
     """Hooks of the step loop that save through Ray Train."""
 
     def __init__(self, config: LoopConfig, world: World, out: TextIO) -> None:
+        super().__init__()
         self._config = config
         self._world = world
         self._out = out
@@ -110,7 +110,7 @@ class _RayTrainHooks(IdleHooks):
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool
     ) -> DigestSource | None:
-        if self._config.upload:
+        if not self._config.in_memory:
             with tempfile.TemporaryDirectory() as folder:
                 rank_files.write(Path(folder), self._world.rank, recipe, step)
                 kept = ray_train.Checkpoint.from_directory(folder)

@@ -11,49 +11,51 @@ alternate, and in one round the same rank dies on each. All started processes ar
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks import holdfast_side, ray_train_side
-from benchmarks.conditions import (
-    ROOT,
-    describe_model,
-    load_job,
-    parser,
-    print_json,
-    report,
-    report_conditions,
-    world_size,
-)
-from benchmarks.figures import MeasuredFault, recovery_summary
+from benchmarks.conditions import ROOT, load_job, report, run, world_size
+from benchmarks.figures import Recovery, RecoveryResult, recovery_summary
+from benchmarks.ray_train_side import SETTINGS
 from holdfast_workers.spec import TrainingSpec
 
 ENDLESS = 1_000_000
 HOLDFAST = "holdfast"
 SMALL_JOB = ROOT / "benchmarks" / "recovery.yaml"
+Settings = tuple[Literal["default", "best"], ...]
+"""Of Ray Train."""
+ALL: Settings = ("default", "best")
 
-MeasureFault = Callable[[int, int], MeasuredFault]
-"""(rank to kill, step to wait for first) -> the measured fault."""
 
+def measure(
+    faults: int = 5, job: Path = SMALL_JOB, after_step: int = 10, settings: Settings = ALL
+) -> RecoveryResult:
+    """Measure the sides in turn.
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
-    job = endless(load_job(options.job))
-    sides = _sides(job, options.settings)
-    _print_conditions(job, options)
-    faults = _rounds(sides, options.faults, options.after_step, world_size(job))
-    summary = recovery_summary(faults.pop(HOLDFAST), faults)
-    for name, found in {HOLDFAST: summary.holdfast, **summary.ray_train}.items():
-        report(f"{name}: {found}")
-    report(f"ratio {summary.ratio} against the setting {summary.ray_train_setting!r}")
-    if options.json:
-        print_json(summary)
-    return 0
+    Args:
+        faults: per side
+        after_step: steps before the kill
+        settings: of Ray Train; without a value it is left out
+    """
+    document = endless(load_job(job))
+    report(f"holdfast: `serve` and REST, three raylets, one standby node: {document}")
+    measures: dict[str, Callable[[int, int], Recovery]] = {
+        HOLDFAST: partial(holdfast_side.measure, document)
+    }
+    spec = ray_train_spec(document)
+    for setting in (SETTINGS[name] for name in settings):
+        report(f"Ray Train, one raylet: {setting}")
+        measures[setting.name] = partial(ray_train_side.measure, spec, setting)
+    found: dict[str, list[Recovery]] = {name: [] for name in measures}
+    for number in range(faults):
+        for name, measure_one in measures.items():
+            found[name].append(measure_one(number % world_size(document), after_step + number))
+            report(f"{number + 1}/{faults} {name}: {found[name][-1]}")
+    return recovery_summary(found.pop(HOLDFAST), found)
 
 
 def endless(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,61 +74,5 @@ def ray_train_spec(job: Mapping[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def _sides(job: Mapping[str, Any], settings: list[str]) -> dict[str, MeasureFault]:
-    sides: dict[str, MeasureFault] = {HOLDFAST: partial(holdfast_side.measure, job)}
-    spec = ray_train_spec(job)
-    for setting in ray_train_side.SETTINGS:
-        if setting.name in settings:
-            sides[setting.name] = partial(ray_train_side.measure, spec, setting)
-    return sides
-
-
-def _rounds(
-    sides: Mapping[str, MeasureFault], rounds: int, after_step: int, ranks: int
-) -> dict[str, list[MeasuredFault]]:
-    faults: dict[str, list[MeasuredFault]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name, measure in sides.items():
-            fault = measure(number % ranks, after_step + number)
-            faults[name].append(fault)
-            report(
-                f"{number + 1}/{rounds} {name:<9} rank {fault.rank} killed after step "
-                f"{fault.last_step}, restored step {fault.restored_step}: "
-                f"{fault.recovery_s:.3f} s  {_phases(fault.phases_s)}"
-            )
-    return faults
-
-
-def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> None:
-    report_conditions()
-    report(f"model: {describe_model(job)}; checkpoint every step; {options.faults} faults per side")
-    report("holdfast: `serve` and REST, an embedded cluster of three raylets, one standby node")
-    for setting in ray_train_side.SETTINGS:
-        report(
-            f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1), one raylet"
-        )
-
-
-def _phases(phases_s: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases_s.items())
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    options = parser("recovery", __doc__)
-    options.add_argument("--faults", type=int, default=5, help="per side; default 5")
-    options.add_argument("--job", type=Path, default=SMALL_JOB, help=f"default: {SMALL_JOB.name}")
-    options.add_argument(
-        "--after-step", type=int, default=10, help="steps before the kill; default 10"
-    )
-    options.add_argument(
-        "--settings",
-        nargs="*",
-        default=[setting.name for setting in ray_train_side.SETTINGS],
-        choices=[setting.name for setting in ray_train_side.SETTINGS],
-        help="settings of Ray Train; default: all; without a value: Ray Train is left out",
-    )
-    return options.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure)

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,15 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import (
-    ROOT,
-    BenchmarkFailed,
-    Found,
-    awaited,
-    environment,
-    report,
-)
-from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
+from benchmarks.conditions import ROOT, BenchmarkFailed, Found, awaited, environment, report
+from benchmarks.figures import AppliedStep, Recovery, recovery
 from holdfast_service.embedded_cluster import processes
 
 START_S = 180.0
@@ -44,23 +35,22 @@ class StepFiles:
     why_ended: Callable[[], str]
     """Why the side can make no more steps; "": it runs."""
 
-    def measure(
-        self, victims: Iterable[int], ranks: int, steps_between: int
-    ) -> list[MeasuredFault]:
+    def measure(self, victims: Iterable[int], ranks: int, steps_between: int) -> list[Recovery]:
         """Kill one rank after another, each when the run has made steps since the last kill."""
-        faults: list[MeasuredFault] = []
+        found: list[Recovery] = []
         killed: list[float] = []
         reached = 0
         for rank in victims:
             self._await_step(reached + steps_between, ranks, killed)
-            pid = self._pid(rank)
+            headers = [header for header, *_ in self.lines() if header["rank"] == rank]
+            newest = max(headers, key=lambda header: header["born"])
             killed.append(time.time())
-            os.kill(pid, signal.SIGKILL)
-            fault = self._recovery(rank, killed)
-            report(f"  rank {rank} killed at step {fault.last_step}: {fault.recovery_s:.3f} s")
-            faults.append(fault)
+            os.kill(newest["pid"], signal.SIGKILL)
+            recovered = self.wait(lambda: self._recovery(killed), RECOVER_S, "make a new step")
+            report(f"  rank {rank} killed: {recovered}")
+            found.append(recovered)
             reached = max(step.step for step in self._steps(killed))
-        return faults
+        return found
 
     def lines(self) -> Iterator[list[dict[str, Any]]]:
         """Of each process."""
@@ -80,19 +70,10 @@ class StepFiles:
 
         return awaited(found, within_s, lambda: f"the side did not {goal}", POLL_S)
 
-    def _recovery(self, rank: int, killed: list[float]) -> MeasuredFault:
-        at = killed[-1]
-        recovered = self.wait(
-            lambda: recovered_at(self._steps(killed), at), RECOVER_S, "make a new step"
-        )
-        new = [header for header, *_ in self.lines() if header["born"] > at]
-        return MeasuredFault(
-            rank=rank,
-            last_step=last_step(self._steps(killed), at),
-            restored_step=max(int(header["restored"]) for header in new),
-            recovery_s=recovered - at,
-            phases_s=phases_since(at, new),
-        )
+    def _recovery(self, killed: list[float]) -> Recovery | None:
+        new = [header for header, *_ in self.lines() if header["born"] > killed[-1]]
+        phases_s = phases_since(killed[-1], new)
+        return recovery(self._steps(killed), killed[-1], phases_s=phases_s)
 
     def _steps(self, killed: list[float]) -> list[AppliedStep]:
         """A process belongs to the world that formed after the last kill before its birth."""
@@ -112,11 +93,6 @@ class StepFiles:
 
         self.wait(have_all_reached, START_S, f"reach step {goal}")
 
-    def _pid(self, rank: int) -> int:
-        """The newest process of a rank."""
-        headers = [header for header, *_ in self.lines() if header["rank"] == rank]
-        return int(max(headers, key=lambda header: header["born"])["pid"])
-
 
 def phases_since(at: float, headers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds from `at` until the last of these ranks reached each phase.
@@ -126,28 +102,25 @@ def phases_since(at: float, headers: Sequence[Mapping[str, Any]]) -> dict[str, f
     return {
         name: round(max(header[name] for header in headers) - at, 3)
         for name in PHASES
-        if name in headers[0]
+        if headers and name in headers[0]
     }
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[tuple[str, Path]]:
-    """A mark for processes, and a folder with the folder `steps`, which is removed at the end."""
-    mark = secrets.token_hex(4)
-    folder = Path(tempfile.mkdtemp(prefix=f"bench-{mark}-"))
-    (folder / "steps").mkdir()
-    try:
-        yield mark, folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def scratch() -> Iterator[Path]:
+    """A folder with the folder `steps`; its name marks the processes of a stock side."""
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "steps").mkdir()
+        yield Path(folder)
 
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], mark: str, folder: Path, variables: Mapping[str, str]
+    command: Sequence[str], folder: Path, variables: Mapping[str, str], mark: str = ""
 ) -> Iterator[StepFiles]:
-    """Run a stock side whose ranks write to `folder`; at the end all processes with the mark are
-    killed, and folders in memory and of Ray that it names are removed."""
+    """Run a stock side whose ranks write to `folder`; at the end all processes with the mark, by
+    default the folder's name, are killed."""
+    mark = mark or folder.name
     log = folder / "side.log"
     marked = {processes.CLUSTER_MARK: mark, "TMPDIR": str(folder)}
     with log.open("wb") as out:
@@ -170,14 +143,5 @@ def started(
     try:
         yield StepFiles(folder / "steps", why_ended)
     finally:
-        processes.sweep(mark, [str(memory_folder(mark)), str(ray_folder(mark))])
+        processes.sweep(mark, [])
         process.wait()
-
-
-def memory_folder(mark: str) -> Path:
-    return Path(f"/dev/shm/bench-{mark}")
-
-
-def ray_folder(mark: str) -> Path:
-    """Short, because the paths of sockets are limited."""
-    return Path(tempfile.gettempdir()) / f"ray-{mark}"

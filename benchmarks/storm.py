@@ -16,67 +16,83 @@ M = 1 step by a tenth in four minutes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import math
 import os
 import random
-import signal
 import subprocess
-import sys
 import sysconfig
-import tempfile
 import time
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.conditions import (
-    ROOT,
-    BenchmarkFailed,
-    awaited,
-    load_job,
-    parser,
-    print_json,
-    report,
-    report_conditions,
-)
-from benchmarks.figures import StormFigure, StormResult, storm_limit, storm_rate
+from cyclopts import Parameter
+
+from benchmarks.conditions import ROOT, BenchmarkFailed, awaited, load_job, report, run
+from benchmarks.figures import StormFigure, StormResult, storm_rate
 from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.recipes.storm_recipe import STEP_S
 from benchmarks.recovery import SMALL_JOB, endless
+from benchmarks.step_files import scratch
 from holdfast.client import fault_storm
+from holdfast_service.embedded_cluster import processes
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
 RANKS = 4
 STEPS_BETWEEN_KILLS = {"5": 5.5, "1": 1.0}
 TORCHFT = "torchft==0.2.0"
+TORCHFT_WARM_S = 20.0
+TORCHFT_POLL_S = 0.02
 WARM_STEPS = 5
 NO_END = 1_000_000
 BLOCK = 40
 ROWS_S = 3.0
 """Longest time until the rows of the last step have arrived."""
 ROWS_POLL_S = 0.2
-SLACK_S = 120.0
-"""Extra time for torchft's side beyond its calm and storms."""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
-    report_conditions()
-    mtbf_s = {name: steps * options.step_s for name, steps in STEPS_BETWEEN_KILLS.items()}
-    python = options.torchft_python
-    if options.torchft_s and python is None:
-        python = _environment_with_torchft(options.torchft_home)
-    ours = _holdfast(options, mtbf_s)
-    theirs = _best_torchft(python, options, mtbf_s) if options.torchft_s else {}
-    if options.json:
-        rates = {name: storm_rate(ours[name], theirs.get(name), mtbf_s[name]) for name in ours}
-        print_json(StormResult(rates))
-    return 0
+@dataclass(frozen=True)
+class Storms:
+    """The options.
+
+    Attributes:
+        torchft_python: an interpreter with torchft 0.2.0
+        torchft_home: folder of the environment that is created without
+        timeouts: of torchft, in s; the best counts
+        storm_s: for each M
+        torchft_s: for each M, for torchft; 0: it is left out
+    """
+
+    torchft_python: str | None = None
+    torchft_home: Path = Path.home() / ".cache" / "holdfast-benchmarks" / "torchft"
+    timeouts: tuple[float, ...] = (3.0, 5.0)
+    step_s: float = STEP_S
+    calm_steps: int = 10
+    storm_s: float = 80.0
+    torchft_s: float = 30.0
+    seed: int = 1
+
+    @property
+    def mtbf_s(self) -> dict[str, float]:
+        return {name: steps * self.step_s for name, steps in STEPS_BETWEEN_KILLS.items()}
+
+
+def measure(storms: Annotated[Storms, Parameter(name="*")] = Storms()) -> StormResult:
+    timeouts = storms.timeouts if storms.torchft_s else ()
+    python = storms.torchft_python or ""
+    if timeouts and not python:
+        python = _environment_with_torchft(storms.torchft_home)
+    ours = _holdfast(storms)
+    theirs: dict[str, StormFigure] = {}
+    for timeout_s in timeouts:
+        for name, figure in torchft(python, timeout_s, storms).items():
+            theirs[name] = max(figure, theirs.get(name, figure), key=lambda each: each.efficiency)
+    rates = {n: storm_rate(ours[n], theirs.get(n), m_s) for n, m_s in storms.mtbf_s.items()}
+    return StormResult(rates)
 
 
 def job(step_s: float = STEP_S) -> dict[str, Any]:
@@ -86,29 +102,6 @@ def job(step_s: float = STEP_S) -> dict[str, Any]:
     changed["recipe"] = "benchmarks.recipes.storm_recipe:OneSecondSteps"
     changed["recovery"] |= {"max_failures": NO_END, "max_without_progress": NO_END}
     return changed
-
-
-def _holdfast(options: argparse.Namespace, mtbf_s: Mapping[str, float]) -> dict[str, StormFigure]:
-    """Run one job through a calm and then all storms."""
-    os.environ |= {
-        "HOLDFAST_ALLOW_FAULT_INJECTION": "true",
-        "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # repeated kills on a node are expected here
-    }
-    with running(job(options.step_s)) as running_job:
-        running_job.wait_step(WARM_STEPS + options.calm_steps, START_S)
-        calm = [point for point in running_job.points() if point.step > WARM_STEPS]
-        step_s = median(float(point.values["step_time_s"] or 0.0) for point in calm)
-        found = {}
-        for name, mean_s in mtbf_s.items():
-            began = time.time()
-            coming = stratified_strikes(mean_s, options.seed)
-            kills = fault_storm.run(
-                running_job.client, running_job.id, coming, options.storm_s, lambda _: None
-            )
-            committed = _committed(running_job, began, began + options.storm_s)
-            found[name] = StormFigure(step_s, committed * step_s / options.storm_s, kills)
-            _report_figure("holdfast", mean_s, found[name])
-    return found
 
 
 def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.ScheduledFault]:
@@ -124,6 +117,29 @@ def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Schedul
             )
 
 
+def _holdfast(storms: Storms) -> dict[str, StormFigure]:
+    """Run one job through a calm and then all storms."""
+    os.environ |= {
+        "HOLDFAST_ALLOW_FAULT_INJECTION": "true",
+        "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # repeated kills on a node are expected here
+    }
+    with running(job(storms.step_s)) as running_job:
+        running_job.wait_step(WARM_STEPS + storms.calm_steps, START_S)
+        calm = [point for point in running_job.points() if point.step > WARM_STEPS]
+        step_s = median(float(point.values["step_time_s"] or 0.0) for point in calm)
+        found = {}
+        for name, mean_s in storms.mtbf_s.items():
+            began = time.time()
+            coming = stratified_strikes(mean_s, storms.seed)
+            kills = fault_storm.run(
+                running_job.client, running_job.id, coming, storms.storm_s, lambda _: None
+            )
+            committed = _committed(running_job, began, began + storms.storm_s)
+            found[name] = StormFigure(step_s, committed * step_s / storms.storm_s, kills)
+            report(f"holdfast, M {mean_s:g} s: {found[name]}")
+    return found
+
+
 def _committed(running_job: RunningJob, since: float, until: float) -> int:
     """Steps in the final history between two times. Rows arrive in order: the last one before
     `until` has arrived once there is a later one."""
@@ -133,61 +149,73 @@ def _committed(running_job: RunningJob, since: float, until: float) -> int:
 
     with contextlib.suppress(BenchmarkFailed):  # the job stands still
         awaited(have_arrived, ROWS_S, lambda: "no later row", ROWS_POLL_S)
-    points = running_job.points()
-    return sum(since <= point.at < until for point in points)
+    return sum(since <= point.at < until for point in running_job.points())
 
 
-def _best_torchft(
-    python: str, options: argparse.Namespace, mtbf_s: Mapping[str, float]
-) -> dict[str, StormFigure]:
-    found = [_torchft(python, limit, options, mtbf_s) for limit in options.timeouts]
-    best = {
-        name: max((figures[name] for figures in found), key=lambda figure: figure.efficiency)
-        for name in mtbf_s
-    }
-    for name, mean_s in mtbf_s.items():
-        _report_figure("torchft", mean_s, best[name])
-    return best
-
-
-def _torchft(
-    python: str, timeout_s: float, options: argparse.Namespace, mtbf_s: Mapping[str, float]
-) -> dict[str, StormFigure]:
-    calm_s, rates = options.calm_steps * options.step_s, list(mtbf_s.values())
-    numbers = (options.step_s, calm_s, options.torchft_s, timeout_s, options.seed, RANKS, *rates)
-    program = str(ROOT / "benchmarks" / "torchft_program.py")
-    with tempfile.TemporaryDirectory(prefix="torchft-storm-") as folder:
-        command = [python, program, "storm", f"{folder}/commits", *map(str, numbers)]
-        done = _run_or_kill_group(command, calm_s + len(rates) * options.torchft_s + SLACK_S)
-    if done.returncode != 0:
-        raise RuntimeError(f"torchft's storm failed: {done.stderr[-2000:]}")
-    figures = json.loads(done.stdout.splitlines()[-1])
-    calm = figures["calm_per_s"]
-    if not calm:
-        raise RuntimeError(f"torchft committed no step in the {calm_s:g} s without kills")
-    return {
-        name: StormFigure(RANKS / calm, storm["per_s"] / calm, storm["kills"])
-        for name, storm in zip(mtbf_s, figures["storms"], strict=True)
-    }
-
-
-def _run_or_kill_group(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a program; kill its whole process group if it does not end in time."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+def torchft(python: str, timeout_s: float, storms: Storms) -> dict[str, StormFigure]:
+    """A calm and then all storms on torchft. Raises BenchmarkFailed; leaves no process behind."""
+    with scratch() as folder:
         try:
-            out, errors = process.communicate(timeout=timeout_s)
-        except BaseException:  # also KeyboardInterrupt
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+            side = _Torchft(python, timeout_s, storms.step_s, folder)
+            side.commits_per_s(TORCHFT_WARM_S, iter(()))
+            calm, _ = side.commits_per_s(storms.calm_steps * storms.step_s, iter(()))
+            if not calm:
+                raise BenchmarkFailed(f"torchft made no step without kills: {side.output()}")
+            found = {}
+            for name, mean_s in storms.mtbf_s.items():
+                strikes = stratified_strikes(mean_s, storms.seed)
+                per_s, kills = side.commits_per_s(storms.torchft_s, strikes)
+                found[name] = StormFigure(RANKS / calm, per_s / calm, kills)
+                report(f"torchft, time-out {timeout_s:g} s, M {mean_s:g} s: {found[name]}")
+            return found
+        finally:
+            processes.sweep(folder.name, [])
+
+
+class _Torchft:
+    """A lighthouse and a replica for each rank, all marked with the name of `folder`."""
+
+    def __init__(self, python: str, timeout_s: float, step_s: float, folder: Path) -> None:
+        self._python, self._folder, self._log = python, folder, folder / "commits"
+        self._log.touch()
+        mark = {"OMP_NUM_THREADS": "1", processes.CLUSTER_MARK: folder.name}
+        self._variables = {**os.environ, **mark}
+        self._replica = ("replica", str(self._log), str(step_s), str(timeout_s))
+        address = folder / "lighthouse"
+        lighthouse = self._start("lighthouse", str(address))
+
+        def has_begun() -> bool:
+            if lighthouse.poll() is not None:
+                raise BenchmarkFailed(f"no lighthouse: {self.output()}")
+            return address.exists()
+
+        awaited(has_begun, START_S, lambda: "no lighthouse")
+        self._variables["TORCHFT_LIGHTHOUSE"] = address.read_text()
+        self._replicas = [self._start(*self._replica, str(rank)) for rank in range(RANKS)]
+
+    def output(self) -> str:
+        return (self._folder / "output").read_text(errors="replace")[-2000:]
+
+    def commits_per_s(
+        self, for_s: float, strikes: Iterator[fault_storm.ScheduledFault]
+    ) -> tuple[float, int]:
+        """With the number of kills; replicas are restarted at once when they die."""
+        began, due, kills = time.time(), next(strikes, None), 0
+        while (now := time.time()) < began + for_s:
+            for rank, process in enumerate(self._replicas):
+                if process.poll() is not None:
+                    self._replicas[rank] = self._start(*self._replica, str(rank))
+            if due is not None and now >= began + due.at_s:
+                self._replicas[due.injection.rank or 0].kill()
+                due, kills = next(strikes, None), kills + 1
+            time.sleep(TORCHFT_POLL_S)
+        commits = [float(line) for line in self._log.read_text().splitlines()]
+        return sum(began <= at < began + for_s for at in commits) / for_s, kills
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [self._python, str(ROOT / "benchmarks" / "torchft_program.py"), *arguments]
+        with (self._folder / "output").open("ab") as out:
+            return subprocess.Popen(command, env=self._variables, stdout=out, stderr=out)
 
 
 def _environment_with_torchft(home: Path) -> str:
@@ -203,38 +231,5 @@ def _environment_with_torchft(home: Path) -> str:
     return str(python)
 
 
-def _report_figure(side: str, mtbf_s: float, figure: StormFigure) -> None:
-    report(
-        f"{side:<9} M {mtbf_s:g} s: step {figure.step_s:.3f} s, {figure.kills} kills, "
-        f"efficiency {figure.efficiency:.3f}, limit {storm_limit(figure.step_s, mtbf_s):.3f}"
-    )
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    options = parser("storm", __doc__)
-    options.add_argument("--torchft-python", help=f"an interpreter with {TORCHFT}")
-    options.add_argument(
-        "--torchft-home",
-        type=Path,
-        default=Path.home() / ".cache" / "holdfast-benchmarks" / "torchft",
-        help="folder of the created environment",
-    )
-    options.add_argument(
-        "--timeouts",
-        type=float,
-        nargs="+",
-        default=[3.0, 5.0],
-        help="timeouts of torchft in s; the best counts",
-    )
-    options.add_argument("--step-s", type=float, default=STEP_S, help="default: a second")
-    options.add_argument("--calm-steps", type=int, default=10)
-    options.add_argument("--storm-s", type=float, default=80.0, help="for each M")
-    options.add_argument(
-        "--torchft-s", type=float, default=30.0, help="for each M, for torchft; 0: leave it out"
-    )
-    options.add_argument("--seed", type=int, default=1)
-    return options.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure)

@@ -1,1 +1,1 @@
-"""The programs that `benchmarks.bring` runs on both sides, and how each side starts them."""
+"""The programs that `benchmarks.bring` runs on both sides."""

@@ -52,7 +52,6 @@ from holdfast_workers.memory.segment_store import SegmentStore, mesh_tag
 from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
 from holdfast_workers.state.digest import payload_digest
 
-MOST_RANKS = 8
 RANKS_PER_NODE = 2
 SEED = 5
 LAYER_MB = 8

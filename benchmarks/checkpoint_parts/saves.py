@@ -10,15 +10,13 @@ increase of the step time.
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -26,7 +24,8 @@ from benchmarks import holdfast_side
 from benchmarks.checkpoint_parts.floor import floor
 from benchmarks.conditions import report, torchrun
 
-SAVERS = ("none", "torch_save", "dcp_default", "dcp_best")
+Saver = Literal["none", "torch_save", "dcp_default", "dcp_best"]
+SAVERS: tuple[Saver, ...] = get_args(Saver)
 """The settings of PyTorch's savers; see `stock_savers`."""
 RUN_S = 300.0
 SKIP = 14
@@ -53,6 +52,10 @@ class MeasuredSteps:
         """Per save."""
         return _trimmed_mean(self.stalls_s) * self.interval
 
+    def __str__(self) -> str:
+        stalls = f"a save every {self.interval:.2f} steps with a stall of {self.stall_s:.4f} s"
+        return f"step {self.step_s:.4f} s, {stalls} ({len(self.times_s)} steps)"
+
     def added_s(self, without: MeasuredSteps) -> float:
         """Increase of the step time per save. A negative difference is noise and counts as 0."""
         return max(0.0, self.step_s - without.step_s) * self.interval
@@ -74,24 +77,24 @@ class SaveFigures:
     floor_s: dict[str, float]
 
 
-def measure(ranks: int, options: argparse.Namespace, memory: Path) -> SaveFigures:
-    state_mb, steps, work = options.state_mb, options.steps, options.work
+def measure(
+    unsaved: Mapping[str, Any], state_mb: int, savers: Sequence[Saver], memory: Path
+) -> SaveFigures:
+    """`unsaved`: the job; `memory`: a folder there, which does not exist yet."""
+    ranks = int(unsaved["parallel"]["dp_shard"])
     found: dict[str, MeasuredSteps] = {}
-    for saver in options.savers:
-        found[saver] = stock(job(ranks, state_mb, steps, work, memory=0), ranks, saver)
-        _report_steps(saver, found[saver])
+    for saver in savers:
+        found[saver] = stock(unsaved, ranks, saver)
+        report(f"{saver}: {found[saver]}")
     with holdfast_side.serving(ranks) as server:
         for name, every_steps, per_node in (
             ("holdfast_none", 0, 1),
             ("holdfast_own", 1, ranks),
             ("holdfast_partner", 1, 1),
         ):
-            document = job(ranks, state_mb, steps, work, every_steps, per_node)
-            found[name] = under_holdfast(document, server)
-            _report_steps(name, found[name])
-    parts = floor(ranks, state_mb << 20, memory / f"floor-{ranks}")
-    report("floor: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts.items()))
-    return summary(found, parts)
+            found[name] = under_holdfast(saved(unsaved, every_steps, per_node), server)
+            report(f"{name}: {found[name]}")
+    return summary(found, floor(ranks, state_mb << 20, memory))
 
 
 def summary(found: Mapping[str, MeasuredSteps], floor_s: Mapping[str, float]) -> SaveFigures:
@@ -116,10 +119,9 @@ def summary(found: Mapping[str, MeasuredSteps], floor_s: Mapping[str, float]) ->
     )
 
 
-def job(
-    ranks: int, state_mb: int, steps: int, work: int, memory: int, per_node: int = 1
-) -> dict[str, Any]:
-    return {
+def job(ranks: int, state_mb: int, steps: int, work: int) -> dict[str, Any]:
+    """Without checkpoints."""
+    unsaved = {
         "name": "big-state",
         "recipe": "benchmarks.recipes.big_state:BigState",
         "model": {
@@ -135,9 +137,16 @@ def job(
             "schedule": {"name": "constant", "warmup_steps": 1},
         },
         "parallel": {"dp_shard": ranks},
+    }
+    return saved(unsaved, 0, 1)
+
+
+def saved(job: Mapping[str, Any], every_steps: int, per_node: int) -> dict[str, Any]:
+    return {
+        **job,
         "resources": {"cpus_per_worker": 0.5, "workers_per_node": per_node, "standby_nodes": 0},
         "checkpoint": {
-            "memory": {"every_steps": memory},
+            "memory": {"every_steps": every_steps},
             "remote": {"every_steps": 0},
             "digest_every_steps": 0,
         },
@@ -158,35 +167,19 @@ def under_holdfast(
 
 
 def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:
-    kept = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
-    try:
-        path, rows = kept / "job.yaml", kept / "rows.jsonl"
+    with tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as kept:
+        path, rows = Path(kept) / "job.yaml", Path(kept) / "rows.jsonl"
         path.write_text(yaml.safe_dump(dict(document)))
-        program = (
-            "benchmarks.checkpoint_parts.stock_savers",
-            str(path),
-            saver,
-            str(kept),
-            str(rows),
-        )
-        done = torchrun(ranks, *program, timeout_s=RUN_S)
+        module = "benchmarks.checkpoint_parts.stock_savers"
+        done = torchrun(ranks, module, str(path), saver, kept, str(rows), timeout_s=RUN_S)
         lines = [json.loads(line) for line in rows.read_text().splitlines()]
-        if len(lines) < document["train"]["steps"]:
-            raise RuntimeError(f"{saver} failed at step {len(lines)}:\n{done.stderr[-4000:]}")
-        if done.returncode:
-            report(f"{saver} finished all steps and then exited with {done.returncode}")
-        times, stalls, saves = zip(*lines[SKIP:], strict=True)
-        made = saves[-1] - saves[0]
-        return MeasuredSteps(times, stalls, (len(saves) - 1) / made if made else 1.0)
-    finally:
-        shutil.rmtree(kept, ignore_errors=True)
-
-
-def _report_steps(name: str, steps: MeasuredSteps) -> None:
-    report(
-        f"{name:>16}: step {steps.step_s * 1e3:8.1f} ms, save every {steps.interval:.2f} steps "
-        f"with a stall of {steps.stall_s * 1e3:8.1f} ms ({len(steps.times_s)} steps)"
-    )
+    if len(lines) < document["train"]["steps"]:
+        raise RuntimeError(f"{saver} failed at step {len(lines)}:\n{done.stderr[-4000:]}")
+    if done.returncode:
+        report(f"{saver} finished all steps and then exited with {done.returncode}")
+    times, stalls, saves = zip(*lines[SKIP:], strict=True)
+    made = saves[-1] - saves[0]
+    return MeasuredSteps(times, stalls, (len(saves) - 1) / made if made else 1.0)
 
 
 def _trimmed_mean(values: Sequence[float]) -> float:

@@ -23,11 +23,11 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.support.ranks.rank_worlds import RecordingHooks
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.recipes.big_state import BigState
-from benchmarks.recipes.idle_hooks import IdleHooks
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.standalone import load_spec
@@ -56,10 +56,11 @@ def main() -> None:
     process_groups.leave()
 
 
-class _SavingHooks(IdleHooks):
+class _SavingHooks(RecordingHooks):
     """Hooks that save after every step."""
 
     def __init__(self, saver: str, recipe: BigState, rank: int, folder: Path, out: TextIO) -> None:
+        super().__init__()
         self._save: Callable[[int], None] = getattr(self, f"_{saver}")
         self._recipe = recipe
         self._rank = rank

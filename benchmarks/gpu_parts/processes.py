@@ -7,81 +7,59 @@ device memory nor faults.
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
-import select
 import signal
-import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from multiprocessing.connection import Connection
+from typing import NoReturn, TypeVar
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-READ_BYTES = 1 << 16
 TRACE_LINES = 6
 """Of a traceback, its last lines tell where."""
+Figures = TypeVar("Figures")
 
 
 class PartFailed(Exception):
     """Why a part has no figures."""
 
 
-def run_part(part: Callable[[], DataclassInstance], deadline_s: float) -> dict[str, Any]:
-    """The figures of the part, as JSON has them. Raises PartFailed, at the latest at the deadline;
-    the part's processes have been killed then."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        _become(part, writer)
-    os.close(writer)
+def run_part(part: Callable[[], Figures], deadline_s: float) -> Figures:
+    """What the part returns. Raises PartFailed, at the latest at the deadline; the part's processes
+    have been killed then."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_become, args=(part, theirs))
+    process.start()
+    theirs.close()
     try:
-        answer = _read(reader, time.monotonic() + deadline_s)
+        if not ours.poll(deadline_s):
+            raise PartFailed(f"it did not end within {deadline_s:.0f} s")
+        figures, error = ours.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode
+        raise PartFailed(f"its process ended without an answer (exit code {code})") from None
     finally:
-        os.close(reader)
+        ours.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # it may not lead a session yet
-        _, status = os.waitpid(pid, 0)
-    if answer is None:
-        raise PartFailed(f"it did not end within {deadline_s:.0f} s")
-    if not answer:
-        raise PartFailed(f"its process ended without an answer (wait status {status})")
-    found: dict[str, Any] = json.loads(answer)
-    if "error" in found:
-        raise PartFailed(found["error"])
-    figures: dict[str, Any] = found["figures"]
-    return figures
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()  # it may not lead a session yet
+        process.join()
+    if error:
+        raise PartFailed(error)
+    found: Figures = figures
+    return found
 
 
-def _become(part: Callable[[], DataclassInstance], writer: int) -> NoReturn:
+def _become(part: Callable[[], object], answer: Connection) -> NoReturn:
     os.setsid()  # what it starts can be killed with it
     try:
         try:
-            answer: dict[str, Any] = {"figures": asdict(part())}
-            text = json.dumps(answer, allow_nan=False)
+            answer.send((part(), ""))
         except BaseException as error:
             traceback.print_exc()
             where = " | ".join(traceback.format_exc().strip().splitlines()[-TRACE_LINES:])
-            text = json.dumps({"error": f"{type(error).__name__}: {error} ({where})"})
-        with os.fdopen(writer, "w") as file:
-            file.write(text)
+            answer.send((None, f"{type(error).__name__}: {error} ({where})"))
     finally:
         os._exit(0)
-
-
-def _read(reader: int, deadline: float) -> bytes | None:
-    """All that is written until the pipe ends; None if it does not end before the deadline."""
-    found = b""
-    while True:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not select.select([reader], [], [], left_s)[0]:
-            return None
-        chunk = os.read(reader, READ_BYTES)
-        if not chunk:
-            return found
-        found += chunk

@@ -7,8 +7,7 @@ import queue
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -81,11 +80,13 @@ def fork(setting: Setting) -> ForkFigures:
 def kill(setting: Setting) -> KillFigures:
     """Raises PromiseBroken if a recovery does not end, or goes on from another step than that in
     memory."""
-    with _agent(setting) as agent:
+    agent = SingleAgent(_agent_config(setting, "kill"))
+    try:
         agent.start()
-        agent.form(1, Restore(Tier.INIT, 0))
         recoveries = [agent.kill_and_recover(attempt) for attempt in range(2, 2 + FAULTS)]
         state = max(held.nbytes for held in agent.report().held)
+    finally:
+        agent.release()
     detected, formed, stepped, lost = zip(*recoveries, strict=True)
     return KillFigures(
         faults=FAULTS,
@@ -105,77 +106,70 @@ class SingleAgent:
         self._agent = NodeAgent(config, self._signals.put)
 
     def start(self) -> None:
+        """Start it, and train from the seed in attempt 1."""
         self._agent.start()
         self._await_report(lambda report: report.ready)
+        self._form(1)
+        self._train(1, STEPS_BEFORE)
 
     def report(self) -> AgentReport:
         return self._ask(Describe(), AgentReport)
-
-    def form(self, attempt: int, restore: Restore) -> int:
-        """Fence, form a world of one new worker, and return its process once it trains."""
-        report = self._ask(Fence("n0", attempt), AgentReport)
-        seat = Seat(0, None, restore)
-        mesh = {"dp_shard": 1, "tp": 1}
-        order = FormOrder(attempt, mesh, 1, "127.0.0.1", report.store_port, (seat,))
-        self._ask(Form("n0", order), Done)
-        return self._trained(attempt, restore.step + STEPS_BEFORE)
 
     def kill_and_recover(self, attempt: int) -> tuple[float, float, float, int]:
         """Kill the rank of the last attempt and form `attempt` from memory: seconds until the death
         was noticed, the worker held its state, and its first step; and the number of lost steps."""
         (worker,) = (each for each in self.report().workers if each.rank is not None)
-        self._discard_signals()
+        while not self._signals.empty():
+            self._signals.get()
         killed_at = time.time()
         os.kill(worker.pid, signal.SIGKILL)
         exited = self._await_signal(WorkerExited, attempt - 1)
-        report = self._ask(Fence("n0", attempt), AgentReport)
-        held = max((each for each in report.held if each.rank == 0), key=lambda each: each.step)
-        restore = Restore(
-            Tier.OWN_RAM,
-            held.step,
-            held.attempt,
-            held.digest,
-            agent="n0",
-            place=Place.OWN,
-            host=report.host,
-            data_port=report.data_port,
-        )
-        seat = Seat(0, None, restore)
-        mesh = {"dp_shard": 1, "tp": 1}
-        order = FormOrder(attempt, mesh, 1, "127.0.0.1", report.store_port, (seat,))
-        self._ask(Form("n0", order), Done)
+        held = self._form(attempt)
         joined = self._await_signal(WorkerJoined, attempt)
         first = self._await_signal(FirstStep, attempt)
-        if not isinstance(first.detail, FirstStep) or first.detail.step != held.step + 1:
-            raise PromiseBroken(f"restored step {held.step}, and the first new one is {first}")
-        last = max(held.step, worker.step)
-        self._trained(attempt, held.step + STEPS_BEFORE)
-        return (
-            exited.at - killed_at,
-            joined.at - killed_at,
-            first.detail.at - killed_at,
-            last - held.step,
-        )
+        if not isinstance(first.detail, FirstStep) or first.detail.step != held + 1:
+            raise PromiseBroken(f"restored step {held}, and the first new one is {first}")
+        self._train(attempt, held + STEPS_BEFORE)
+        times = (exited.at - killed_at, joined.at - killed_at, first.detail.at - killed_at)
+        return *times, max(held, worker.step) - held
 
     def release(self) -> None:
         self._agent.release()
 
-    def _trained(self, attempt: int, step: int) -> int:
-        """The process of the attempt's rank, once it has made `step`."""
-        report = self._await_report(
+    def _form(self, attempt: int) -> int:
+        """Fence, and form a world of one new worker from the newest state in memory, if there is
+        one; returns its step."""
+        report = self._ask(Fence("n0", attempt), AgentReport)
+        restore = Restore(Tier.INIT, 0)
+        if states := [each for each in report.held if each.rank == 0]:
+            held = max(states, key=lambda each: each.step)
+            restore = Restore(
+                Tier.OWN_RAM,
+                held.step,
+                held.attempt,
+                held.digest,
+                agent="n0",
+                place=Place.OWN,
+                host=report.host,
+                data_port=report.data_port,
+            )
+        mesh, seat = {"dp_shard": 1, "tp": 1}, Seat(0, None, restore)
+        order = FormOrder(attempt, mesh, 1, "127.0.0.1", report.store_port, (seat,))
+        self._ask(Form("n0", order), Done)
+        return restore.step
+
+    def _train(self, attempt: int, step: int) -> None:
+        """Wait until the attempt's rank has made `step`."""
+        self._await_report(
             lambda found: any(
                 each.attempt == attempt and each.step >= step and each.state is WorkerState.TRAINING
                 for each in found.workers
             )
         )
-        return next(each.pid for each in report.workers if each.attempt == attempt)
 
-    def _await_report(self, condition: Callable[[AgentReport], bool]) -> AgentReport:
+    def _await_report(self, condition: Callable[[AgentReport], bool]) -> None:
         deadline = time.monotonic() + WAIT_S
-        while True:
-            report = self.report()
-            if condition(report):
-                return report
+        while not condition(report := self.report()):
             failed = [each.failure.error for each in report.workers if each.failure is not None]
             if failed or report.failure or time.monotonic() >= deadline:
                 raise PromiseBroken(f"{failed or report.failure or 'not in time'}: {report}")
@@ -191,24 +185,11 @@ class SingleAgent:
             if isinstance(found.detail, kind) and found.attempt == attempt:
                 return found
 
-    def _discard_signals(self) -> None:
-        while not self._signals.empty():
-            self._signals.get()
-
     def _ask(self, command: Command | Query, answer: type[Expected]) -> Expected:
         found = self._agent.answer(Request(command, 1))
         if isinstance(found, Refusal) or not isinstance(found, answer):
             raise PromiseBroken(f"{command.kind} was answered by {found}")
         return found
-
-
-@contextmanager
-def _agent(setting: Setting) -> Iterator[SingleAgent]:
-    agent = SingleAgent(_agent_config(setting, "kill"))
-    try:
-        yield agent
-    finally:
-        agent.release()
 
 
 def _agent_config(setting: Setting, part: str) -> AgentConfig:

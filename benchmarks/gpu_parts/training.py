@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from tests.support.ranks.rank_worlds import RecordingHooks
 
 from benchmarks.gpu_parts.figures import CurveFigures, Setting, TrainingFigures
-from benchmarks.recipes.idle_hooks import IdleHooks
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
@@ -33,16 +33,6 @@ LARGE_BATCH, LARGE_STEPS = 8, 25
 SMALL = {"dim": 64, "layers": 2, "heads": 4, "sequence_length": 64}
 SMALL_BATCH, SMALL_STEPS = 4, 8
 CURVE_MODEL = {"dim": 128, "layers": 4, "heads": 4, "sequence_length": 128}
-
-
-class _Rows(IdleHooks):
-    """Keeps the rows of the steps."""
-
-    def __init__(self) -> None:
-        self.rows: list[StepRow] = []
-
-    def committed(self, row: StepRow) -> None:
-        self.rows.append(row)
 
 
 def strict(setting: Setting) -> TrainingFigures:
@@ -131,7 +121,7 @@ def _train(spec: TrainingSpec, device: str, folder: Path) -> tuple[int, list[Ste
     recipe = lookup.make_recipe(spec, folder / "corpus")
     recipe.prepare()
     world = World(0, 1, spec.parallel.mesh, attempt=0, device=device)
-    hooks = _Rows()
+    hooks = RecordingHooks()
     try:
         recipe.build(world)
         recipe.initialize()

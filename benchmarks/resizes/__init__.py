@@ -1,1 +1,1 @@
-"""The sides of `benchmarks.elastic`: both go through the same changes of an elastic world."""
+"""What only `benchmarks.elastic` needs: changes, their figures, and Ray Train's elastic side."""

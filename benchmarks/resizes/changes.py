@@ -1,13 +1,26 @@
-"""Changes of an elastic world, and the figures computed from them; pure functions without I/O."""
+"""Changes of an elastic world on either side, and the figures computed from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from itertools import product
 from statistics import median
+from typing import Protocol
 
-from benchmarks.figures import AppliedStep, spread
+import stamina
+
+from benchmarks.conditions import report
+from benchmarks.figures import Recovery
+from holdfast_service.embedded_cluster import local_cluster
+from holdfast_service.embedded_cluster.local_cluster import LocalCluster, LocalClusterError
+
+TRIES = 3
+"""To add a node: on a busy machine a raylet may exceed Ray's limit of 30 s."""
 
 
 class Change(StrEnum):
@@ -25,66 +38,71 @@ class Change(StrEnum):
     """A user has ordered that node again."""
 
 
+class ElasticWorld(Protocol):
+    """An elastic job of either side on an embedded cluster."""
+
+    @property
+    def cluster(self) -> LocalCluster: ...
+
+    def members(self) -> list[tuple[str, int]]:
+        """Node and process of each rank of the present world."""
+        ...
+
+    def settle(self, ranks: int, steps: int) -> None:
+        """Wait until the world has `ranks` ranks and has made `steps` more steps."""
+        ...
+
+    def recovery_from(self, cause: Callable[[], object], ranks: int) -> Recovery:
+        """Call `cause`, and wait for a new step of `ranks` ranks."""
+        ...
+
+    def resize(self, nodes: int) -> object: ...
+
+
 @dataclass(frozen=True)
-class MeasuredChange:
-    """One change of a world and its cost.
+class Sizes:
+    """Of the world, of the measurement, and the steps between two changes."""
 
-    A new step is one beyond every step that an older world applied. `recovery_s` runs from the
-    fault, the order or the return of the node to the first new step; `pause_s` from the last step
-    of the older worlds to the first new step, so that it holds a whole step of the new world.
-    """
-
-    change: Change
-    ranks: tuple[int, int]
-    at: float
-    last_step: int
-    last_step_at: float
-    new_step_at: float
-    phases_s: Mapping[str, float]
+    nodes: int
+    ranks_per_node: int
+    rounds: int
+    settle_steps: int
 
     @property
-    def recovery_s(self) -> float:
-        return self.new_step_at - self.at
-
-    @property
-    def pause_s(self) -> float:
-        return self.new_step_at - self.last_step_at
-
-    def __str__(self) -> str:
-        sizes = " -> ".join(str(size) for size in self.ranks)
-        text = (
-            f"{self.change.value}, {sizes} ranks, after step {self.last_step}: "
-            f"{self.recovery_s:.3f} s to the first new step, pause {self.pause_s:.3f} s"
-        )
-        phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases_s.items())
-        return f"{text}; {phases}" if phases else text
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
 
 
-def measure_change(
-    change: Change,
-    ranks: tuple[int, int],
-    at: float,
-    world: int,
-    commits: Sequence[AppliedStep],
-    phases_s: Mapping[str, float],
-    *,
-    reached: int = 0,
-) -> MeasuredChange | None:
-    """The change that ended with `world`; None: that world has made no new step yet, or the steps
-    of the older ones have not arrived.
+def measure(
+    name: str, world: ElasticWorld, sizes: Sizes, changes: Sequence[Change]
+) -> dict[Change, list[Recovery]]:
+    """Every change once per round."""
+    found: dict[Change, list[Recovery]] = {change: [] for change in changes}
+    world.settle(sizes.ranks, sizes.settle_steps)
+    for number, change in product(range(sizes.rounds), changes):
+        nodes = sizes.nodes - (change in {Change.SHRINK, Change.PLANNED_SHRINK})
+        ranks = nodes * sizes.ranks_per_node
+        recovered = world.recovery_from(_cause(world, change, number, nodes), ranks)
+        found[change].append(recovered)
+        report(f"{name}, {change}: {recovered}; load {os.getloadavg()[0]:.1f}")
+        world.settle(ranks, sizes.settle_steps)
+    return found
 
-    `reached`: the last step of the older worlds, if `commits` may lack it because it was computed
-    again.
-    """
-    before = [commit for commit in commits if commit.world < world]
-    if not before:
-        return None
-    last = max(reached, *(commit.step for commit in before))
-    new = [commit.at for commit in commits if commit.world >= world and commit.step > last]
-    if not new:
-        return None
-    before_at = max(commit.at for commit in before)
-    return MeasuredChange(change, ranks, at, last, before_at, min(new), phases_s)
+
+def _cause(world: ElasticWorld, change: Change, number: int, nodes: int) -> Callable[[], object]:
+    """`number`: another victim for each."""
+    members = world.members()
+    node_id, pid = members[-1 - number % len(members)]
+    match change:
+        case Change.IN_PLACE:
+            return partial(os.kill, pid, signal.SIGKILL)
+        case Change.SHRINK:
+            return partial(local_cluster.kill_node, world.cluster, node_id)
+        case Change.GROW:
+            retrying = stamina.retry(on=LocalClusterError, attempts=TRIES, timeout=None)
+            return partial(retrying(local_cluster.add_node), world.cluster)
+        case Change.PLANNED_SHRINK | Change.PLANNED_GROW:
+            return partial(world.resize, nodes)
 
 
 @dataclass(frozen=True)
@@ -93,9 +111,6 @@ class ChangeFigures:
 
     recovery_s: list[float]
     pause_s: list[float]
-
-    def __str__(self) -> str:
-        return f"to the first new step: {spread(self.recovery_s)}; pause: {spread(self.pause_s)}"
 
 
 @dataclass(frozen=True)
@@ -119,12 +134,13 @@ class ElasticResult:
 
 
 def elastic_summary(
-    holdfast: Sequence[MeasuredChange],
-    ray_train: Mapping[str, Sequence[MeasuredChange]],
+    holdfast: Mapping[Change, Sequence[Recovery]],
+    ray_train: Mapping[str, Mapping[Change, Sequence[Recovery]]],
+    sizes: Sizes,
     load: Sequence[float],
 ) -> ElasticResult:
     """`ray_train`: its changes by setting."""
-    ours, theirs = by_change(holdfast), {name: by_change(of) for name, of in ray_train.items()}
+    ours, theirs = _figures(holdfast), {name: _figures(of) for name, of in ray_train.items()}
     shrink_s = median(ours[Change.SHRINK].recovery_s)
     shrinks = {name: median(found[Change.SHRINK].recovery_s) for name, found in theirs.items()}
     best = min(shrinks, key=lambda name: shrinks[name], default=None)
@@ -136,17 +152,18 @@ def elastic_summary(
         ratio=None if best is None else round(shrinks[best] / shrink_s, 2),
         ray_train_setting=best,
         planned_ratio=round(planned_s / in_place_s, 2),
-        ranks=list(next(c.ranks for c in holdfast if c.change is Change.SHRINK)),
+        ranks=[sizes.ranks, sizes.ranks - sizes.ranks_per_node],
         holdfast=ours,
         ray_train=theirs,
         load=[round(average, 2) for average in load],
     )
 
 
-def by_change(changes: Sequence[MeasuredChange]) -> dict[str, ChangeFigures]:
-    found: dict[str, ChangeFigures] = {}
-    for each in changes:
-        figures = found.setdefault(each.change.value, ChangeFigures([], []))
-        figures.recovery_s.append(round(each.recovery_s, 4))
-        figures.pause_s.append(round(each.pause_s, 4))
-    return found
+def _figures(changes: Mapping[Change, Sequence[Recovery]]) -> dict[str, ChangeFigures]:
+    return {
+        change.value: ChangeFigures(
+            [round(each.recovery_s, 4) for each in found],
+            [round(each.pause_s, 4) for each in found],
+        )
+        for change, found in changes.items()
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.checkpoint_parts.reshard import ReshardPair
 from benchmarks.checkpoint_parts.reshard import summary as reshard_summary
-from benchmarks.checkpoint_parts.saves import MeasuredSteps, job, summary
+from benchmarks.checkpoint_parts.saves import MeasuredSteps, job, saved, summary
 
 from holdfast_service.job_model.job_spec import parse
 
@@ -58,6 +58,6 @@ def test_a_reshard_is_compared_with_the_sum_of_save_and_load() -> None:
 
 @pytest.mark.parametrize("memory", [0, 1])
 def test_the_measured_jobs_are_valid(memory: int) -> None:
-    spec = parse(job(2, 256, 20, 300, memory), None)
+    spec = parse(saved(job(2, 256, 20, 300), memory, 1), None)
     assert spec.checkpoint.memory.every_steps == memory
     assert spec.model.layers * spec.model.dim**2 * 4 == 256 << 20

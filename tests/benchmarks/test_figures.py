@@ -6,19 +6,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from benchmarks.conditions import EXAMPLE, describe_model, load_job, machine
+from benchmarks.conditions import EXAMPLE, load_job, machine
 from benchmarks.figures import (
     AppliedStep,
-    MeasuredFault,
+    Recovery,
     SideFigures,
     StormFigure,
-    last_step,
     median_phases,
     overhead_summary,
-    recovered_at,
+    recovery,
     recovery_summary,
-    spread,
-    steady,
     storm_limit,
     storm_rate,
 )
@@ -28,38 +25,44 @@ from benchmarks.storm import job as storm_job
 
 from holdfast_service.job_model.job_spec import parse
 
-IMAGES = EXAMPLE.with_name("image-vit.yaml")
+OLD_WORLD = [AppliedStep(1, 9, 1.0), AppliedStep(1, 10, 2.0)]
 
 
-def fault(recovery_s: float, **phases_s: float) -> MeasuredFault:
-    return MeasuredFault(
-        0, last_step=10, restored_step=10, recovery_s=recovery_s, phases_s=phases_s
-    )
+def fault(recovery_s: float, **phases_s: float) -> Recovery:
+    return Recovery(10.0, 10, 9.5, 10.0 + recovery_s, phases_s)
 
 
-def test_recovery_ends_with_the_first_step_beyond_the_old_world() -> None:
-    commits = [
-        AppliedStep(1, 9, 1.0),
-        AppliedStep(1, 10, 2.0),
-        AppliedStep(2, 10, 5.0),  # recomputed: no progress yet
-        AppliedStep(2, 11, 6.0),
-        AppliedStep(2, 12, 7.0),
-    ]
-    assert last_step(commits, killed_at=2.5) == 10
-    assert recovered_at(commits, killed_at=2.5) == 6.0
+def test_a_recovery_ends_with_the_first_step_beyond_the_old_world() -> None:
+    again = [*OLD_WORLD, AppliedStep(2, 10, 5.0)]  # recomputed: no progress yet
+    assert recovery(again, at=2.5) is None
+    found = recovery([*again, AppliedStep(2, 11, 6.0), AppliedStep(2, 12, 7.0)], at=2.5)
+    assert found is not None
+    assert (found.last_step, found.recovery_s, found.pause_s) == (10, 3.5, 4.0)
 
 
 def test_a_step_in_flight_at_the_kill_belongs_to_the_old_world() -> None:
-    commits = [AppliedStep(1, 10, 2.0), AppliedStep(1, 11, 2.51), AppliedStep(2, 11, 5.0)]
-    assert last_step(commits, killed_at=2.5) == 11
-    assert recovered_at(commits, killed_at=2.5) is None
-    assert recovered_at([*commits, AppliedStep(2, 12, 6.0)], killed_at=2.5) == 6.0
+    steps = [AppliedStep(1, 10, 2.0), AppliedStep(1, 11, 2.51), AppliedStep(2, 11, 5.0)]
+    assert recovery(steps, at=2.5) is None
+    found = recovery([*steps, AppliedStep(2, 12, 6.0)], at=2.5)
+    assert found is not None and (found.last_step, found.recovery_s) == (11, 3.5)
+
+
+def test_a_step_that_a_history_has_of_the_new_world_alone_ends_no_recovery() -> None:
+    steps = [OLD_WORLD[0], AppliedStep(2, 10, 5.0)]
+    assert recovery(steps, 2.5, 2, reached=10) is None
+    found = recovery([*steps, AppliedStep(2, 11, 6.0)], 2.5, 2, reached=10)
+    assert found is not None and (found.last_step, found.pause_s) == (10, 5.0)
+
+
+def test_a_world_between_the_old_and_the_wanted_one_counts_as_old() -> None:
+    steps = [*OLD_WORLD, AppliedStep(2, 11, 5.0), AppliedStep(3, 12, 6.0)]
+    found = recovery(steps, 2.5, 3)
+    assert found is not None and (found.last_step, found.pause_s) == (11, 1.0)
 
 
 def test_there_is_no_recovery_without_a_new_world() -> None:
-    assert recovered_at([AppliedStep(1, 1, 1.0), AppliedStep(1, 2, 3.0)], killed_at=2.0) is None
-    assert recovered_at([], killed_at=2.0) is None
-    assert last_step([], killed_at=2.0) == 0
+    assert recovery(OLD_WORLD, at=1.5) is None
+    assert recovery([], at=2.0) is None
 
 
 def test_ray_train_is_compared_at_its_better_setting() -> None:
@@ -74,18 +77,11 @@ def test_ray_train_is_compared_at_its_better_setting() -> None:
 
 
 def test_an_unmeasured_phase_does_not_count_as_zero() -> None:
-    assert median_phases([{"form": 0.2, "restore": None}, {"form": 0.4}]) == {"form": 0.3}
-
-
-def test_a_spread_without_values_raises() -> None:
-    assert spread([3.0, 1.0, 2.0]).median == 2.0
-    with pytest.raises(ValueError, match="no measurement"):
-        spread([])
+    assert median_phases([{"form": 0.2}, {"form": 0.4, "x": 1.0}]) == {"form": 0.3, "x": 1.0}
 
 
 def test_overhead_compares_each_run_with_its_neighbours() -> None:
-    runs = [steady([9.0, 1.0, 1.0, 1.1, 9.0], 1, 3), steady([8.0, 1.2, 1.3, 1.0], 1, 3)]
-    assert runs == [[1.0, 1.0, 1.1], [1.2, 1.3, 1.0]]
+    runs = [[1.0, 1.0, 1.1], [1.2, 1.3, 1.0]]
     summary = overhead_summary(runs, [[0.8, 0.8, 9.0], [1.2, 1.2, 1.2], [1.2, 1.2, 1.2]], {}, 0.0)
     assert summary.round_ratios == [1.0, 1.0]  # only the machine became slower
     assert summary.ratio == 1.0
@@ -112,10 +108,8 @@ def test_a_file_without_a_job_raises(tmp_path: Path) -> None:
         load_job(path)
 
 
-def test_conditions_include_versions_load_and_model() -> None:
+def test_conditions_include_versions_and_load() -> None:
     assert {"torch", "ray", "cores", "load"} <= set(machine())
-    assert "dp_shard 2 × tp 2" in describe_model(load_job(EXAMPLE))
-    assert "vit dim 192, 6 layers, sequence 64" in describe_model(load_job(IMAGES))
 
 
 def test_the_storm_limit_is_that_of_a_synchronous_scheme() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import NoReturn
@@ -20,15 +20,6 @@ from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.spec import VOCABULARIES
 
 PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True)
-class Found:
-    pid: int
-
-
-def own_pid() -> Found:
-    return Found(os.getpid())
 
 
 def broken() -> NoReturn:
@@ -46,13 +37,13 @@ def endless() -> NoReturn:
 
 
 def test_a_part_runs_in_a_process_of_its_own() -> None:
-    assert run_part(own_pid, PATIENCE_S)["pid"] != os.getpid()
+    assert run_part(os.getpid, PATIENCE_S) != os.getpid()
 
 
 def test_a_part_that_raises_dies_or_hangs_says_so() -> None:
     for part, deadline_s, why in (
         (broken, PATIENCE_S, r"ValueError: the sum is wrong \(.*broken"),
-        (killed, PATIENCE_S, "without an answer .*9"),
+        (killed, PATIENCE_S, "without an answer .*-9"),
         (endless, 0.3, "did not end within 0 s"),
     ):
         with pytest.raises(PartFailed, match=why):
@@ -62,7 +53,7 @@ def test_a_part_that_raises_dies_or_hangs_says_so() -> None:
 def test_the_other_parts_go_on_and_what_was_left_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill = gpu.Part("ranks:no_such_function", int, PATIENCE_S)
+    kill = gpu.Part("ranks:no_such_function", PATIENCE_S)
     monkeypatch.setattr(gpu, "PARTS", {**gpu.PARTS, "kill": kill})
     result = gpu.measure(
         Setting("cpu", True, tmp_path, tmp_path), ["kill", "communicator", "nvml"], 60.0
@@ -73,9 +64,7 @@ def test_the_other_parts_go_on_and_what_was_left_out_is_named(
 
 
 def test_every_part_has_its_figures_and_all_fit_into_ten_minutes() -> None:
-    declared = {field.name: str(field.type) for field in fields(GpuResult)}
-    for name, part in gpu.PARTS.items():
-        assert declared[name] == f"{part.figures.__name__} | None"
+    assert gpu.PARTS.keys() <= {field.name for field in fields(GpuResult)}
     assert gpu.BUDGET_S < 600
     assert all(part.deadline_s < gpu.BUDGET_S for part in gpu.PARTS.values())
 

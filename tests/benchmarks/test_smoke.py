@@ -73,12 +73,7 @@ SMOKES = {
         lacking=("rates.1.of_torchft",),  # in a storm so short, torchft may commit nothing
     ),
 }
-PARTS = {
-    "api_server": "api",
-    "api_watchers": "api",
-    "ray_train_program": "recovery",
-    "torchft_program": "storm",
-}
+PARTS = {"ray_train_side": "recovery", "torchft_program": "storm"}
 """Programs that a benchmark starts."""
 WITHOUT_CLUSTER = {"api", "meshes"}
 """Benchmarks that start no Ray cluster, and neither kill nor stop processes."""
@@ -108,7 +103,7 @@ def elastic_job(tmp_path: Path) -> Path:
 
 
 def test_every_program_has_a_smoke_run_or_belongs_to_a_benchmark() -> None:
-    programs = {path.stem for path in FOLDER.glob("*.py") if '"__main__"' in path.read_text()}
+    programs = {path.stem for path in FOLDER.glob("*.py") if '= "__main__"' in path.read_text()}
     assert programs == {*SMOKES, *PARTS}, "add a new benchmark to SMOKES, its parts to PARTS"
     assert set(PARTS.values()) <= set(SMOKES)
 

@@ -40,7 +40,7 @@ def main() -> None:
 
     with (options.steps_folder / f"{rank}-{os.getpid()}.jsonl").open("w", buffering=1) as out:
         header = {"rank": rank, "pid": os.getpid(), "born": BORN, "built": time.time()}
-        print(json.dumps({**header, "restored": first}), file=out)
+        print(json.dumps(header), file=out)
         for step in range(first + 1, options.steps + 1):
             generator = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
             inputs = torch.randn(64, options.width, generator=generator)

@@ -35,7 +35,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
     path = Path(config["steps_folder"]) / f"{rank}-{os.getpid()}.jsonl"
     with path.open("w", buffering=1) as out:
         header = {"rank": rank, "pid": os.getpid(), "born": born, "built": time.time()}
-        print(json.dumps({**header, "restored": first}), file=out)
+        print(json.dumps(header), file=out)
         for step in range(first + 1, config["steps"] + 1):
             generator = torch.Generator().manual_seed(step * 2 + rank)
             inputs = torch.randn(64, width, generator=generator)
