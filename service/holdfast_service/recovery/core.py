@@ -48,7 +48,6 @@ from holdfast_service.recovery.core_state.inputs import (
     WorkersPolled,
 )
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.recovery.core_state.snapshot import CoreSnapshot
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.faults import (
@@ -105,11 +104,12 @@ class RecoveryCore:
     """The core of one supervisor. `facts`: the replayed journal, for a restarted supervisor."""
 
     def __init__(self, config: RecoveryConfig, now: float, facts: Facts | None = None) -> None:
-        self._state = CoreState.started(config, now, facts)
+        self.state = CoreState.started(config, now, facts)
+        """Changed by `handle` alone; others only read it."""
 
     def handle(self, event: Input, now: float) -> tuple[Effect, ...]:
         """Handle one input at `now` (`time.time()`); return the effects to execute, in order."""
-        state = self._state
+        state = self.state
         if state.timer.stage is Stage.ENDED:
             return ()
         state.take_effects()  # drops those of an input that raised an error
@@ -142,7 +142,7 @@ class RecoveryCore:
 
     def next_deadline(self) -> float | None:
         """The latest time for the next `Tick`; None only after the end of the job."""
-        state = self._state
+        state = self.state
         if state.timer.stage is Stage.ENDED:
             return None
         deadline = state.timer.deadline
@@ -156,39 +156,35 @@ class RecoveryCore:
             due.append(state.ending.stop.deadline)
         return min((at for at in due if at), default=None)
 
-    def snapshot(self) -> CoreSnapshot:
-        """The present state as one immutable value: for logs, tests and debugging."""
-        return CoreSnapshot.of(self._state)
-
     @property
     def phase(self) -> Phase:
-        return self._state.timer.phase
+        return self.state.timer.phase
 
     @property
     def stage(self) -> Stage:
         """The stage of the core, finer than the phase: for logs and tests."""
-        return self._state.timer.stage
+        return self.state.timer.stage
 
     @property
     def build(self) -> str:
         """The build of Holdfast that the ranks run, or are to run."""
-        return node_eligibility.build_of_job(self._state)
+        return node_eligibility.build_of_job(self.state)
 
     @property
     def attempt(self) -> int:
         """The newest attempt announced; 0 before the first."""
-        return self._state.worlds.attempt
+        return self.state.worlds.attempt
 
     @property
     def world_size(self) -> int:
         """The number of ranks of the present world; 0 between worlds."""
-        world = self._state.worlds.present
+        world = self.state.worlds.present
         return world.shape.world_size if world is not None else 0
 
     @property
     def committed(self) -> int:
         """The newest step known to be committed on the present line."""
-        return self._state.progress.committed
+        return self.state.progress.committed
 
 
 def _may_end_wait(event: Input) -> bool:

@@ -98,7 +98,6 @@ class AttemptWorld:
     shape: WorldShape
     restored_step: int
     members: Mapping[int, Member]
-    formed_at: float
     joined_at: float | None = None
     first_step: int | None = None
     store: str = ""

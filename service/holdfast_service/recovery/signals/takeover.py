@@ -229,7 +229,6 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         state.worlds.shape_of(attempt),
         branch.restored_step,
         members,
-        formed_at=now,
         placed_at=now,
     )
     state.worlds.begin(world, state.roster)
@@ -285,7 +284,7 @@ def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
         for seated in facts.members
     }
     shape = state.worlds.shape_of(branch.attempt)
-    return AttemptWorld(branch.attempt, shape, branch.restored_step, members, formed_at=now)
+    return AttemptWorld(branch.attempt, shape, branch.restored_step, members)
 
 
 def _missing_member_faults(
