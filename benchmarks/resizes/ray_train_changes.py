@@ -23,7 +23,11 @@ from benchmarks.resizes import nodes
 from benchmarks.resizes.changes import Change, MeasuredChange, measure_change
 from benchmarks.step_files import StepFiles, phases_since, scratch
 from holdfast_service.embedded_cluster import local_cluster
-from holdfast_service.embedded_cluster.local_cluster import LocalCluster, RayHealthCheck
+from holdfast_service.embedded_cluster.local_cluster import (
+    KeeperOptions,
+    LocalCluster,
+    RayHealthCheck,
+)
 
 START_S = 240.0
 CHANGE_S = 300.0
@@ -159,9 +163,8 @@ def _training(
     with scratch() as (_, folder):
         try:
             with local_cluster.attached(folder):
-                cluster = local_cluster.ensure(
-                    folder, size, cpus_per_node=ranks // size, health=health
-                )
+                keeper = KeeperOptions(size, cpus_per_node=ranks // size, health=health)
+                cluster = local_cluster.ensure(folder, keeper)
                 memory = Path(cluster.shm_root) if setting.base.in_memory else folder
                 loop = loop_config(spec, setting.base, folder / "steps")
                 # As Holdfast's workers have it: gloo binds to loopback alone.
