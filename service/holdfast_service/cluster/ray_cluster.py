@@ -331,11 +331,11 @@ class RayCluster:
         if job_id in self._supervisors:
             return self._supervisors[job_id]
         name = actor_names.supervisor(job_id)
-        for namespace in (self._namespace, actor_names.namespace("")):
-            with contextlib.suppress(ValueError):
-                self._supervisors[job_id] = ray.get_actor(name, namespace)
-                return self._supervisors[job_id]
-        raise SupervisorUnavailable(f"job {job_id} has no supervisor")
+        try:
+            found = self._supervisors[job_id] = ray.get_actor(name, self._namespace)
+        except ValueError:
+            raise SupervisorUnavailable(f"job {job_id} has no supervisor") from None
+        return found
 
     def _jobs_present(self) -> set[str]:
         of_actors = {
@@ -357,19 +357,17 @@ class RayCluster:
     def _release(self, job_id: str) -> bool:
         """One pass: free memory, kill actors, remove the placement group, sweep segments."""
         self._supervisors.pop(job_id, None)
-        installations = (self._installation, "")
-        spaces = {actor_names.namespace(installation) for installation in installations}
         mine = [
             (space, name)
             for space, name in actors()
-            if space in spaces and actor_names.job_of(name) == job_id
+            if space == self._namespace and actor_names.job_of(name) == job_id
         ]
         kill_actors([actor for actor in mine if actor[1] == actor_names.supervisor(job_id)])
         kill_actors([actor for actor in mine if actor[1] != actor_names.supervisor(job_id)])
         placed = [
             group
             for name, group in groups()
-            if any(actor_names.is_group_of(name, each, job_id) for each in installations)
+            if actor_names.is_group_of(name, self._installation, job_id)
         ]
         for group in placed:
             ray.util.remove_placement_group(group)
@@ -388,10 +386,10 @@ class RayCluster:
         sweeps = {
             node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
         }
-        folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
+        folder = actor_names.memory_folder(self._installation, job_id)
         ray.cloudpickle.register_pickle_by_value(node_sweep)  # also for nodes without Holdfast
         for node in alive - sweeps.keys():
-            sweeps[node] = node_tasks.task_on(node, node_sweep.sweep_this_node).remote(folders)
+            sweeps[node] = node_tasks.task_on(node, node_sweep.sweep_this_node).remote(folder)
         calls = [*sweeps.values()]
         late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)[1] if calls else []
         for node, call in [*sweeps.items()]:
