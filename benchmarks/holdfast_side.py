@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.conditions import POLL_S, BenchmarkFailed, awaited, environment
 from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import Conflict
 from holdfast.local_server.child_server import temporary_server
 from holdfast_service.views.history import MetricPoint
