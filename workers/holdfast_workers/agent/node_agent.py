@@ -32,12 +32,11 @@ from holdfast_workers.agent.node_log import logged, node_log
 from holdfast_workers.agent.node_memory import NodeMemory
 from holdfast_workers.agent.periodic_thread import PeriodicThread
 from holdfast_workers.agent.progress_watch import ProgressWatch
-from holdfast_workers.agent.remote_cleanup import RemoteCleanup
-from holdfast_workers.agent.remote_loads import RemoteLoads
 from holdfast_workers.agent.remote_saves import RemoteSaves, RemoteTierRefused
 from holdfast_workers.agent.rendezvous import Rendezvous
 from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.agent.signal_sender import SignalSender
+from holdfast_workers.agent.storage_jobs import RemoteCleanup, RemoteLoads
 from holdfast_workers.agent.supervisor_end import SupervisorEnd
 from holdfast_workers.agent.worker_pool import WorkerPool
 from holdfast_workers.errors import WorkersError
@@ -165,7 +164,6 @@ class NodeAgent:
             on_lost=lambda port: self._signals.send(StoreLost(port), self._authority.attempt),
         )
         self._saves = RemoteSaves(config, self._root, savers, self._signals)
-        self._cleanup = RemoteCleanup(config, savers, self._signals)
         self._worker_pool = WorkerPool(
             config,
             self._incarnation,
@@ -217,6 +215,7 @@ class NodeAgent:
         )
         self._io = children.io
         self._loads = RemoteLoads(config, self._storage_processes, self._io)
+        self._cleanup = RemoteCleanup(config, savers, self._io, self._signals, self._closing)
         self._worker_pool.attach(self._io)
         self._watch = ProgressWatch(config, self._worker_pool.reports, self._signals)
         self._orphans = Orphans(self._owns_child)
@@ -238,7 +237,6 @@ class NodeAgent:
         codec.prepare(*WORKER_ORDERS, *WorkerJob.answers)
         self._io.start()
         self._saves.start(self._io)
-        self._cleanup.start(self._io)
         self._health.start()
         self._watch.start()
         self._upkeep.start()
@@ -265,7 +263,6 @@ class NodeAgent:
         self._upkeep.stop(RELEASE_WAIT_S)
         self._worker_pool.stop(RELEASE_WAIT_S)
         self._saves.stop()
-        self._cleanup.stop()
         self._health.stop()
         self._io.stop()
         self._child_processes.stop()
