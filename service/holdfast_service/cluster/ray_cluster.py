@@ -28,10 +28,8 @@ from holdfast_service.cluster import (
     node_tasks,
 )
 from holdfast_service.cluster.connection import (
-    ClusterAccess,
     ConnectionTimes,
     RayConnection,
-    Unwatched,
 )
 from holdfast_service.cluster.job_remains import (
     RELEASE_S,
@@ -96,17 +94,16 @@ class RayCluster:
         key: bytes,
         secrets_dir: Path,
         can_grow: bool,
-        connection: ClusterAccess | None = None,
+        connection: RayConnection,
         code: OwnCode | None = None,
     ) -> None:
-        """`connection`: None: this process has connected to Ray by itself. `code`: see `OwnCode`;
-        None: nothing is sent."""
+        """`code`: see `OwnCode`; None: nothing is sent."""
         self._installation = installation
         self._namespace = actor_names.namespace(installation)
         self._key = key
         self._secrets = secrets_dir
         self._can_grow = can_grow
-        self._connection = connection or Unwatched()
+        self._connection = connection
         self._code = code or OwnCode()
         self._supervisors: dict[str, Any] = {}
         self._sweeps: dict[str, dict[str, Any]] = {}
