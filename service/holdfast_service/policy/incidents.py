@@ -14,30 +14,10 @@ from typing import Any
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, primary_fault
 from holdfast_service.policy.decision_ladder import Budget, Decision, RefusedAlternative
+from holdfast_service.policy.incident_parts import SharedStack, SuspectedRank
 
 PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "outage", "total")
 """The phases of an incident. In `outage`, training goes on while the remote tier is away."""
-
-
-@dataclass(frozen=True)
-class SuspectedRank:
-    """A rank that may have caused a hang, and its place: recovery replaces workers and nodes, not
-    ranks. `score`: the strength of the evidence against it, up to 1."""
-
-    rank: int
-    score: float
-    reasons: tuple[str, ...] = ()
-    agent: str = ""
-    node_id: str = ""
-    worker: str | None = None
-
-
-@dataclass(frozen=True)
-class SharedStack:
-    """A call stack of all these ranks, innermost frame first."""
-
-    ranks: tuple[int, ...]
-    frames: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,11 +28,8 @@ from holdfast_service.store.models import (
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.views.attempts import (
     AttemptView,
-    JoinView,
     MemberView,
-    MemoryProtectionView,
     RestoreView,
-    StandbyView,
 )
 from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.event_text import event_text, event_until
@@ -42,11 +39,7 @@ from holdfast_service.views.incident_text import incident_text, incident_title
 from holdfast_service.views.incidents import (
     BudgetView,
     IncidentView,
-    LostView,
     MeshChangeView,
-    RefusedView,
-    StackView,
-    SuspectView,
 )
 from holdfast_service.views.jobs import (
     GuardsView,
@@ -268,10 +261,8 @@ def _attempt_view(attempt: AttemptRow, members: list[MemberView]) -> AttemptView
     return AttemptView.from_attributes(
         attempt,
         members=tuple(members),
-        standbys=tuple(StandbyView.model_validate(standby) for standby in attempt.standbys),
         restore=RestoreView.model_validate(attempt.restore),
-        joined={rank: JoinView.model_validate(times) for rank, times in attempt.joined.items()},
-        memory_protection=MemoryProtectionView(**attempt.memory) if attempt.memory else None,
+        memory_protection=attempt.memory or None,
     )
 
 
@@ -284,10 +275,6 @@ def _incident_view(
         number=row.number,
         title="",
         text=(),
-        lost=tuple(LostView(**vars(item)) for item in incident.lost),
-        suspects=tuple(SuspectView(**vars(suspect)) for suspect in incident.suspects),
-        stacks=tuple(StackView(**vars(stack)) for stack in incident.stacks),
-        refused=tuple(RefusedView(**vars(refused)) for refused in incident.refused),
         budget=_budget_view(incident.budget),
         attempts_lost=len(incident.failures) + len(incident.preemptions),
         mesh_change=mesh_change,

@@ -11,29 +11,8 @@ from pydantic import BeforeValidator, PlainSerializer
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
 from holdfast_service.policy.causes import Cause, ErrorMark, Fault
 from holdfast_service.policy.decision_ladder import Action, Budget, RefusedAlternative
+from holdfast_service.policy.incident_parts import LostItem, RefusedDecision
 from holdfast_service.policy.incidents import PHASES, Incident, IncidentCourse
-
-
-@dataclass(frozen=True, kw_only=True)
-class LostItem:
-    """A process or node that was lost to a fault. `cause`: see `IncidentRecord`."""
-
-    cause: str = ""
-    rank: int | None = None
-    ranks: tuple[int, ...] = ()
-    worker: str | None = None
-    agent: str | None = None
-    attempt: int | None = None
-    on_notice: bool = False
-    """Whether the cluster had announced that it would remove the node."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefusedDecision:
-    """A decision that was not taken, and the reason."""
-
-    decision: str
-    why: str
 
 
 def _budget_json(budget: Budget | None) -> dict[str, float]:
