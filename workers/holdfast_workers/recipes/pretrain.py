@@ -66,17 +66,16 @@ from holdfast_workers.state.rank_state import (
     shard_box_of,
 )
 from holdfast_workers.state.replicas import REPLICATED_AXIS
-from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin
+from holdfast_workers.training.guards import NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import NonfiniteTracer, all_finite
 from holdfast_workers.training.recipe import (
     Agree,
     Gate,
-    GuardTripped,
-    NonFiniteStep,
     PhaseReporter,
     Recipe,
     StepOutcome,
     World,
+    raise_if_refused,
 )
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
@@ -251,12 +250,7 @@ class PretrainRecipe(Recipe):
         gradients = [_gradient(parameter) for parameter in built.parameters]
         phase("agree", step)
         agreed = agree(share)
-        if agreed.trip is not None and agreed.trip.decision is not GuardAction.REPORT:
-            raise GuardTripped(agreed.trip)
-        if agreed.nonfinite:
-            raise NonFiniteStep(
-                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
-            )
+        raise_if_refused(agreed)
         gate(step)
         phase("optimizer", step)
         lr = learning_rate(train, step)

@@ -23,7 +23,7 @@ from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.training.guard_memory import GuardMemory
-from holdfast_workers.training.guards import NonfiniteOrigin, describe_trip
+from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin, describe_trip
 from holdfast_workers.training.step_agreement import Agreed, Contribution
 
 if TYPE_CHECKING:
@@ -135,6 +135,16 @@ class GuardTripped(Exception):
         self.trip = trip
         self.report = report
         """The trip as it is reported (`guards.trip_report`), set once its origin was searched."""
+
+
+def raise_if_refused(agreed: Agreed) -> None:
+    """Raises GuardTripped or NonFiniteStep if no rank may apply the agreed step."""
+    if agreed.trip is not None and agreed.trip.decision is not GuardAction.REPORT:
+        raise GuardTripped(agreed.trip)
+    if agreed.nonfinite:
+        raise NonFiniteStep(
+            f"step {agreed.step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
+        )
 
 
 @runtime_checkable
