@@ -22,8 +22,6 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrash
 from holdfast_service.cluster import (
     actor_names,
     growth_groups,
-    node_packages,
-    node_paths,
     node_sweep,
     node_tasks,
 )
@@ -167,7 +165,7 @@ class RayCluster:
         try:
             host, exists, why = await asyncio.wait_for(
                 self._in_thread(
-                    lambda: node_paths.look(source, folder, timeout_s, self._code.options())
+                    lambda: node_tasks.look_for(source, folder, timeout_s, self._code.options())
                 ),
                 timeout_s,
             )
@@ -194,7 +192,9 @@ class RayCluster:
         self, node: str, requirements: Sequence[str], timeout_s: float
     ) -> PackagesAnswer:
         def begin() -> Any:
-            return node_packages.begin(node, requirements, timeout_s, self._code.options())
+            return node_tasks.begin_installation(
+                node, requirements, timeout_s, self._code.options()
+            )
 
         def cancel() -> None:
             with (
