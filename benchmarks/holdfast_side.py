@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.conditions import POLL_S, BenchmarkFailed, awaited, environment
 from benchmarks.figures import AppliedStep, Recovery, recovery
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import Conflict
 from holdfast.local_server.child_server import temporary_server
 from holdfast_service.embedded_cluster import local_cluster

@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 
 from holdfast_workers.models.llama import Attention, Llama, repeated_heads
 from holdfast_workers.parallelize import process_groups
-from holdfast_workers.recipes.language_task import LanguageTask
+from holdfast_workers.recipes.task import LanguageTask
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import World
 from holdfast_workers.training.step_loop import Steps

@@ -11,10 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.client.asynchronous.client import AsyncClient
-    from holdfast.client.asynchronous.jobs import AsyncJob
-    from holdfast.client.synchronous.client import Client
-    from holdfast.client.synchronous.jobs import Job
+    from holdfast.client.asynchronous.jobs import AsyncClient, AsyncJob
+    from holdfast.client.synchronous.jobs import Client, Job
     from holdfast.errors import (
         AmbiguousName,
         ApiError,
@@ -30,9 +28,9 @@ if TYPE_CHECKING:
     from holdfast_workers.programs.attachment import attach
 
 _MODULES = {
-    "AsyncClient": "holdfast.client.asynchronous.client",
+    "AsyncClient": "holdfast.client.asynchronous.jobs",
     "AsyncJob": "holdfast.client.asynchronous.jobs",
-    "Client": "holdfast.client.synchronous.client",
+    "Client": "holdfast.client.synchronous.jobs",
     "Job": "holdfast.client.synchronous.jobs",
     "JobSpec": "holdfast_service.job_model.job_spec",
     "attach": "holdfast_workers.programs.attachment",

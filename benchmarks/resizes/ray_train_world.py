@@ -23,7 +23,11 @@ from benchmarks.ray_train_side import RayTrainSetting
 from benchmarks.resizes.changes import Sizes
 from benchmarks.step_files import StepFiles, phases_since
 from holdfast_service.embedded_cluster import local_cluster
-from holdfast_service.embedded_cluster.local_cluster import LocalCluster, RayHealthCheck
+from holdfast_service.embedded_cluster.local_cluster import (
+    KeeperOptions,
+    LocalCluster,
+    RayHealthCheck,
+)
 
 CHANGE_S = 300.0
 
@@ -47,9 +51,8 @@ class RayTrainWorld:
             folder = Path(name)
             at_end.callback(local_cluster.stop, folder)
             at_end.enter_context(local_cluster.attached(folder))
-            cluster = local_cluster.ensure(
-                folder, sizes.nodes, cpus_per_node=sizes.ranks_per_node, health=health
-            )
+            keeper = KeeperOptions(sizes.nodes, cpus_per_node=sizes.ranks_per_node, health=health)
+            cluster = local_cluster.ensure(folder, keeper)
             with ray_train_side.training(
                 ray_train_side.LOOP, loop, setting, ranks, cluster
             ) as files:

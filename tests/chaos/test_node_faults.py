@@ -11,7 +11,7 @@ from tests.support.nodes.history_proof import assert_same_history, incidents, no
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.supervisor.supervisor import SupervisorTimes
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, complete_manifest, verify
 from holdfast_workers.memory.segment import Segment

@@ -23,7 +23,7 @@ from tests.support.nodes.supervised import SupervisedRun, small_training, superv
 from tests.support.ranks.step_log import FOLDER, PACE, LoggedStep, logged_steps
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
-from holdfast_service.supervisor.supervisor import SupervisorTimes
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.spec import (
     CheckpointSpec,
     MemoryTierSpec,

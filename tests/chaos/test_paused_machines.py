@@ -32,7 +32,7 @@ from tests.support.ranks.step_log import LoggedStep, logged_steps
 from tests.support.waiting import eventually
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
-from holdfast_service.supervisor.supervisor import SupervisorTimes
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 pytestmark = pytest.mark.chaos

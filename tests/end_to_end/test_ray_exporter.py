@@ -12,7 +12,7 @@ from tests.end_to_end.conftest import ONE_NODE, served, spec
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.embedded_cluster import local_cluster
-from holdfast_service.embedded_cluster.local_cluster import LocalClusterError
+from holdfast_service.embedded_cluster.local_cluster import KeeperOptions, LocalClusterError
 
 SERIES = re.compile(r"^ray_(holdfast_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 EXPORTED_WITHIN_S = 60.0
@@ -24,7 +24,7 @@ def test_without_the_extra_the_error_names_the_package_to_install(
 ) -> None:
     monkeypatch.setattr(local_cluster, "missing_for_metrics", lambda: "opencensus")
     with pytest.raises(LocalClusterError, match=r"opencensus.*holdfast-train\[ray-metrics\]"):
-        local_cluster.ensure(tmp_path, 1, metrics_port=9300)
+        local_cluster.ensure(tmp_path, KeeperOptions(1, metrics_port=9300))
     assert not list(tmp_path.iterdir())
 
 

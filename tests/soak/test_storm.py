@@ -15,7 +15,7 @@ from tests.support.nodes.namespaces import RemoteAgents
 from tests.support.nodes.supervised import small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.supervisor.supervisor import SupervisorTimes
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.fault_injection.kinds import FaultKind
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 

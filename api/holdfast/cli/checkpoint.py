@@ -13,7 +13,7 @@ from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import HoldfastError
 from holdfast_service.job_model.job_reference import parse_job_reference
 from holdfast_service.views.checkpoints import CheckpointView

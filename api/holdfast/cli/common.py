@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
 
-    from holdfast.client.synchronous.client import Client
+    from holdfast.client.synchronous.jobs import Client
 
 SHORT_RETRY_S = 2.0  # a user waits at the terminal
 LONG_RETRY_S = 60.0  # long enough for a server restart while a command waits
@@ -32,7 +32,7 @@ def complete_job(context: CompletionContext) -> Iterator[tuple[str, str]]:
     from collections import Counter
 
     from holdfast.client.job_names import short
-    from holdfast.client.synchronous.client import Client
+    from holdfast.client.synchronous.jobs import Client
 
     prefix, address = context.incomplete, os.environ.get("HOLDFAST_ADDRESS")
     with Client(address, retry_s=0.0, timeout_s=COMPLETION_TIMEOUT_S) as client:
@@ -92,7 +92,7 @@ class ServerOptions:
     ] = None
 
     def connect(self, retry_s: float = SHORT_RETRY_S, timeout_s: float = 30.0) -> Client:
-        from holdfast.client.synchronous.client import Client  # late: `--help` needs no client
+        from holdfast.client.synchronous.jobs import Client  # late: `--help` needs no client
 
         return Client(self.address, context=self.context, retry_s=retry_s, timeout_s=timeout_s)
 

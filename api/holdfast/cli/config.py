@@ -16,7 +16,7 @@ from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
 from holdfast.client import address, config, credentials
 from holdfast.client.config import Config, ServerContext
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import ForeignServer, ServerError
 
 NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"

@@ -12,7 +12,7 @@ from rich.text import Text
 from holdfast.cli.common import OPTIONS, JobWord, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output, plots
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast_service.views.history import MetricPoint
 
 DEFAULT_NAMES = ("loss", "grad_norm", "tokens_per_second")

@@ -12,7 +12,7 @@ from rich.text import Text
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options, complete_job
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output, top_view
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast_service.job_model.lifecycle import TERMINAL, State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.views.lists import JobRow

@@ -16,7 +16,7 @@ from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
 from holdfast_service.views.wording import plural
 
 if TYPE_CHECKING:
-    from holdfast.client.synchronous.client import Client
+    from holdfast.client.synchronous.jobs import Client
     from holdfast.schemas import Version
     from holdfast_service.views.jobs import JobView
 

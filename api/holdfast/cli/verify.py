@@ -19,7 +19,7 @@ from holdfast_service.views.comparison import ComparisonView, ReplayResult
 from holdfast_service.views.wording import plural
 
 if TYPE_CHECKING:
-    from holdfast.client.synchronous.client import Client
+    from holdfast.client.synchronous.jobs import Client
     from holdfast_service.views.jobs import JobView
 
 POLL_S = 1.0

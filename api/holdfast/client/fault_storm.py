@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import Conflict
 from holdfast_service.views.incidents import FaultView
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from holdfast.errors import AmbiguousName, JobNotFound
+
+if TYPE_CHECKING:
+    from holdfast_service.views.lists import JobRow
 
 MIN_PREFIX = 13
 """Characters of a shortened id: its creation time, without its random part."""
@@ -14,31 +17,18 @@ MAX_SHOWN = 10
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class Candidate(Protocol):
-    """A job of a list that may match."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-
-
-CandidateT = TypeVar("CandidateT", bound=Candidate)
-
-
 def is_id(word: str) -> bool:
     """Whether it is a complete id, which needs no request to the server."""
     return _ID.fullmatch(word) is not None
 
 
-def resolve(word: str, candidates: Iterable[CandidateT]) -> CandidateT:
+def resolve(word: str, candidates: Iterable[JobRow]) -> JobRow:
     """The only job with that name, or else the only job whose id starts with `word`.
 
     Raises AmbiguousName with all matches, JobNotFound.
     """
-    by_name, by_prefix = list[CandidateT](), list[CandidateT]()
+    by_name: list[JobRow] = []
+    by_prefix: list[JobRow] = []
     for candidate in candidates:
         if candidate.id == word:
             return candidate
@@ -64,7 +54,7 @@ def short(ids: Sequence[str]) -> list[str]:
     return [job_id[:length].rstrip("-") for job_id in ids]
 
 
-def _ambiguous(word: str, relation: str, matches: Sequence[Candidate]) -> AmbiguousName:
+def _ambiguous(word: str, relation: str, matches: Sequence[JobRow]) -> AmbiguousName:
     ids = [job.id for job in matches]
     lines = [
         f"  {prefix}  {job.state:<10}  {job.name}"

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from holdfast.cli.printing import output
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.demo.compare import RunComparison, compare
 from holdfast.demo.run import demo_server, follow, report_fault, samples, watch
 from holdfast_service.embedded_cluster import local_cluster

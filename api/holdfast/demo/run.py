@@ -17,7 +17,7 @@ from rich.console import Console
 from holdfast.cli.dashboard import dashboard_link
 from holdfast.cli.printing import output
 from holdfast.cli.submission.job_follower import JobFollower, Watcher
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.demo.compare import RunComparison, compare
 from holdfast.errors import HoldfastError
 from holdfast.local_server.child_server import temporary_server

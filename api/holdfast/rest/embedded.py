@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from holdfast_service.embedded_cluster import local_cluster
-from holdfast_service.embedded_cluster.local_cluster import LocalCluster, RayHealthCheck
+from holdfast_service.embedded_cluster.local_cluster import (
+    KeeperOptions,
+    LocalCluster,
+    RayHealthCheck,
+)
 from holdfast_service.embedded_cluster.owner_pipe import NotAPipe, OwnerPipe
 from holdfast_service.settings import Settings
 
@@ -20,12 +23,12 @@ def begin(settings: Settings) -> None:
         return
     with suppress(NotAPipe):  # the server reports it
         OwnerPipe()
-        local_cluster.begin(settings.data_dir, **_options(settings))
+        local_cluster.begin(settings.data_dir, _options(settings))
 
 
 def ensure(settings: Settings, cancelled: Callable[[], bool] = lambda: False) -> LocalCluster:
     """The running cluster, started or adopted. Raises LocalClusterError."""
-    return local_cluster.ensure(settings.data_dir, **_options(settings), cancelled=cancelled)
+    return local_cluster.ensure(settings.data_dir, _options(settings), cancelled=cancelled)
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -33,12 +36,12 @@ def environment(settings: Settings) -> dict[str, str]:
     return local_cluster.ray_environment(local_cluster.folder(settings.data_dir).token)
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def _options(settings: Settings) -> KeeperOptions:
     pace = settings.pace
-    return {
-        "nodes": settings.local_nodes,
-        "gpus": settings.local_gpus,
-        "health": RayHealthCheck(pace.node_health_period_s, pace.node_health_failures),
-        "metrics_port": settings.ray_metrics_port,
-        "end_with_stdin": settings.end_with_stdin,
-    }
+    return KeeperOptions(
+        nodes=settings.local_nodes,
+        gpus=settings.local_gpus,
+        health=RayHealthCheck(pace.node_health_period_s, pace.node_health_failures),
+        metrics_port=settings.ray_metrics_port,
+        end_with_stdin=settings.end_with_stdin,
+    )

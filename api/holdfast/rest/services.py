@@ -113,47 +113,10 @@ def services_over(
     )
 
 
-# Coroutines, because FastAPI runs plain functions in threads.
+# A coroutine, because FastAPI runs plain functions in threads.
 async def services(request: Request) -> Services:
     state: Services = request.app.state.services
     return state
 
 
 ServicesDep = Annotated[Services, Depends(services)]
-
-
-async def jobs(services: ServicesDep) -> JobService:
-    return services.jobs
-
-
-async def checkpoints(services: ServicesDep) -> CheckpointService:
-    return services.checkpoints
-
-
-async def operations(services: ServicesDep) -> OperationService:
-    return services.operations
-
-
-async def nodes(services: ServicesDep) -> NodeService:
-    return services.nodes
-
-
-async def cluster_check(services: ServicesDep) -> ClusterCheck:
-    return services.cluster_check
-
-
-async def overview(services: ServicesDep) -> Overview:
-    return services.overview
-
-
-async def replays(services: ServicesDep) -> ReplayService:
-    return services.replays
-
-
-JobsDep = Annotated[JobService, Depends(jobs)]
-CheckpointsDep = Annotated[CheckpointService, Depends(checkpoints)]
-OperationsDep = Annotated[OperationService, Depends(operations)]
-ClusterCheckDep = Annotated[ClusterCheck, Depends(cluster_check)]
-NodesDep = Annotated[NodeService, Depends(nodes)]
-OverviewDep = Annotated[Overview, Depends(overview)]
-ReplaysDep = Annotated[ReplayService, Depends(replays)]

@@ -1,15 +1,14 @@
 """Names on the Ray cluster: deterministic, so that what exists is adopted, and of one installation.
 
 Several installations, each with a database of its own, may use one Ray cluster. An installation
-looks only into its namespace, and at placement groups and memory folders with its id. The id ""
-stands for jobs that were started before installations had ids.
+looks only into its namespace, and at placement groups and memory folders with its id.
 """
 
 from __future__ import annotations
 
 
 def namespace(installation: str) -> str:
-    return f"holdfast-{installation}" if installation else "holdfast"
+    return f"holdfast-{installation}"
 
 
 def supervisor(job_id: str) -> str:
@@ -23,7 +22,7 @@ def agent(job_id: str, seat: str) -> str:
 def placement_group(installation: str, job_id: str) -> str:
     """Name of the job's placement group. It has the installation's id, because Ray's table of
     placement groups shows no namespace."""
-    return f"nodes:{installation}:{job_id}" if installation else f"nodes:{job_id}"
+    return f"nodes:{installation}:{job_id}"
 
 
 def growth_group(installation: str, job_id: str, digest: str) -> str:
@@ -50,7 +49,7 @@ def holds_no_job(name: str, installation: str) -> bool:
 
 def memory_folder(installation: str, job_id: str) -> str:
     """The job's folder in the shared memory of a node."""
-    return f"{installation}.{job_id}" if installation else job_id
+    return f"{installation}.{job_id}"
 
 
 def job_of(name: str) -> str | None:

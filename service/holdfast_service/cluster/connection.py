@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import ray
 import structlog
@@ -43,28 +42,6 @@ class ConnectionTimes:
     """How long a new connection waits for calls of the old one; after that the process ends."""
     renew_s: float = 60.0
     """Deadline of `ray.shutdown` and `ray.init`; the same."""
-
-
-class ClusterAccess(Protocol):
-    """See `RayConnection`."""
-
-    @property
-    def is_lost(self) -> bool: ...
-    def in_use(self, *, control: bool) -> contextlib.AbstractContextManager[None]: ...
-    def close(self) -> None: ...
-
-
-class Unwatched:
-    """The connection of a process that has connected to Ray by itself."""
-
-    is_lost = False
-
-    def in_use(self, *, control: bool) -> contextlib.AbstractContextManager[None]:
-        del control
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        ray.shutdown()
 
 
 class RayConnection:

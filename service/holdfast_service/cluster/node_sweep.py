@@ -7,14 +7,13 @@ code that their server sent: it uses the standard library only.
 from __future__ import annotations
 
 
-def sweep_this_node(folders: list[str]) -> None:
-    """Remove these folders below `memory_base` (`holdfast_workers/memory/node_folder.py`)."""
+def sweep_this_node(folder: str) -> None:
+    """Remove this folder below `memory_base` (`holdfast_workers/memory/node_folder.py`)."""
     import contextlib
     import os
     import shutil
     from pathlib import Path
 
     base = Path(os.environ.get("HOLDFAST_SHM_ROOT", f"/dev/shm/holdfast-{os.getuid()}"))
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(base / folder)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(base / folder)

@@ -22,16 +22,12 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrash
 from holdfast_service.cluster import (
     actor_names,
     growth_groups,
-    node_packages,
-    node_paths,
     node_sweep,
     node_tasks,
 )
 from holdfast_service.cluster.connection import (
-    ClusterAccess,
     ConnectionTimes,
     RayConnection,
-    Unwatched,
 )
 from holdfast_service.cluster.job_remains import (
     RELEASE_S,
@@ -96,17 +92,16 @@ class RayCluster:
         key: bytes,
         secrets_dir: Path,
         can_grow: bool,
-        connection: ClusterAccess | None = None,
+        connection: RayConnection,
         code: OwnCode | None = None,
     ) -> None:
-        """`connection`: None: this process has connected to Ray by itself. `code`: see `OwnCode`;
-        None: nothing is sent."""
+        """`code`: see `OwnCode`; None: nothing is sent."""
         self._installation = installation
         self._namespace = actor_names.namespace(installation)
         self._key = key
         self._secrets = secrets_dir
         self._can_grow = can_grow
-        self._connection = connection or Unwatched()
+        self._connection = connection
         self._code = code or OwnCode()
         self._supervisors: dict[str, Any] = {}
         self._sweeps: dict[str, dict[str, Any]] = {}
@@ -170,7 +165,7 @@ class RayCluster:
         try:
             host, exists, why = await asyncio.wait_for(
                 self._in_thread(
-                    lambda: node_paths.look(source, folder, timeout_s, self._code.options())
+                    lambda: node_tasks.look_for(source, folder, timeout_s, self._code.options())
                 ),
                 timeout_s,
             )
@@ -197,7 +192,9 @@ class RayCluster:
         self, node: str, requirements: Sequence[str], timeout_s: float
     ) -> PackagesAnswer:
         def begin() -> Any:
-            return node_packages.begin(node, requirements, timeout_s, self._code.options())
+            return node_tasks.begin_installation(
+                node, requirements, timeout_s, self._code.options()
+            )
 
         def cancel() -> None:
             with (
@@ -331,11 +328,11 @@ class RayCluster:
         if job_id in self._supervisors:
             return self._supervisors[job_id]
         name = actor_names.supervisor(job_id)
-        for namespace in (self._namespace, actor_names.namespace("")):
-            with contextlib.suppress(ValueError):
-                self._supervisors[job_id] = ray.get_actor(name, namespace)
-                return self._supervisors[job_id]
-        raise SupervisorUnavailable(f"job {job_id} has no supervisor")
+        try:
+            found = self._supervisors[job_id] = ray.get_actor(name, self._namespace)
+        except ValueError:
+            raise SupervisorUnavailable(f"job {job_id} has no supervisor") from None
+        return found
 
     def _jobs_present(self) -> set[str]:
         of_actors = {
@@ -357,19 +354,17 @@ class RayCluster:
     def _release(self, job_id: str) -> bool:
         """One pass: free memory, kill actors, remove the placement group, sweep segments."""
         self._supervisors.pop(job_id, None)
-        installations = (self._installation, "")
-        spaces = {actor_names.namespace(installation) for installation in installations}
         mine = [
             (space, name)
             for space, name in actors()
-            if space in spaces and actor_names.job_of(name) == job_id
+            if space == self._namespace and actor_names.job_of(name) == job_id
         ]
         kill_actors([actor for actor in mine if actor[1] == actor_names.supervisor(job_id)])
         kill_actors([actor for actor in mine if actor[1] != actor_names.supervisor(job_id)])
         placed = [
             group
             for name, group in groups()
-            if any(actor_names.is_group_of(name, each, job_id) for each in installations)
+            if actor_names.is_group_of(name, self._installation, job_id)
         ]
         for group in placed:
             ray.util.remove_placement_group(group)
@@ -388,10 +383,10 @@ class RayCluster:
         sweeps = {
             node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
         }
-        folders = [actor_names.memory_folder(each, job_id) for each in (self._installation, "")]
+        folder = actor_names.memory_folder(self._installation, job_id)
         ray.cloudpickle.register_pickle_by_value(node_sweep)  # also for nodes without Holdfast
         for node in alive - sweeps.keys():
-            sweeps[node] = node_tasks.task_on(node, node_sweep.sweep_this_node).remote(folders)
+            sweeps[node] = node_tasks.task_on(node, node_sweep.sweep_this_node).remote(folder)
         calls = [*sweeps.values()]
         late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)[1] if calls else []
         for node, call in [*sweeps.items()]:

@@ -19,9 +19,9 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.remote_tier.location import storage_options
-from holdfast_service.supervisor.agent_commands import CallTimes
 from holdfast_service.supervisor.fence_record import open_fence
-from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
+from holdfast_service.supervisor.supervisor import Supervisor
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers import build, log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.fault_injection.kinds import Injection
@@ -59,7 +59,7 @@ class SupervisorActor:
             is_latest_process_of_actor,
             SupervisorTimes(
                 heartbeat_timeout_s=spec.recovery.heartbeat_timeout_s,
-                calls=CallTimes(finalize_s=spec.timeouts.publish_s + CALL_MARGIN_S),
+                finalize_s=spec.timeouts.publish_s + CALL_MARGIN_S,
             ),
             tls=peer_tls(os.environ.get(TLS_VARIABLE, "")),
             process=identify(os.getpid(), ray.get_runtime_context().get_node_id()),

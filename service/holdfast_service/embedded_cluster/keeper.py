@@ -8,7 +8,6 @@ it is given the pipe of one.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -33,9 +32,9 @@ from holdfast_service.embedded_cluster import processes as cluster_processes
 from holdfast_service.embedded_cluster.local_cluster import (
     SHM_ROOT,
     ClusterFolder,
+    KeeperOptions,
     LocalCluster,
     LocalNode,
-    RayHealthCheck,
     folder,
 )
 from holdfast_service.embedded_cluster.node_shares import (
@@ -53,6 +52,7 @@ from holdfast_service.embedded_cluster.ray_settings import (
 from holdfast_workers import log_setup
 from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 from holdfast_workers.private_files import write_private
+from holdfast_workers.protocol import codec
 
 LOOPBACK = "127.0.0.1"
 TICK_S = 1.0
@@ -99,10 +99,8 @@ class Keeper:
         self,
         files: ClusterFolder,
         shares: Sequence[NodeShare],
-        orphan_grace_s: float,
-        health: dict[str, str],
+        options: KeeperOptions,
         stop_request: StopRequest,
-        metrics_port: int | None = None,
         device_variable: str = local_gpus.CUDA_VARIABLE,
     ) -> None:
         """`shares`: of the nodes with which the cluster starts. `device_variable`: the environment
@@ -111,9 +109,7 @@ class Keeper:
         self._files = files
         self._shares = tuple(shares)
         self._device_variable = device_variable
-        self._orphan_grace_s = orphan_grace_s
-        self._health = health
-        self._metrics_port = metrics_port
+        self._options = options
         self._ray_nodes: dict[str, Any] = {}
         self._attached = time.monotonic()
         cluster_id = secrets.token_hex(4)
@@ -134,8 +130,10 @@ class Keeper:
         write_private(self._files.token, secrets.token_hex(32))
         for made in (self.cluster.temp_dir, f"{self.cluster.temp_dir}/tmp", self.cluster.shm_root):
             Path(made).mkdir(mode=0o700)
-        os.environ |= CLUSTER_SETTINGS | self._health
-        if self._metrics_port is not None:
+        options = self._options
+        os.environ |= CLUSTER_SETTINGS
+        os.environ |= node_health(options.health.period_s, options.health.failures)
+        if options.metrics_port is not None:
             os.environ |= EXPORTING
         os.environ[cluster_processes.CLUSTER_MARK] = self.cluster.cluster_id
         os.environ[SHM_ROOT] = self.cluster.shm_root
@@ -207,9 +205,8 @@ class Keeper:
         return node
 
     def _exporter_port(self, name: str) -> int | None:
-        if self._metrics_port is None:
-            return None
-        return self._metrics_port + _number(name)
+        first = self._options.metrics_port
+        return None if first is None else first + _number(name)
 
     def _update(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -246,8 +243,9 @@ class Keeper:
             raise SystemExit(f"the GCS ended with status {gcs.returncode}; ending the cluster")
         if self._is_in_use():
             self._attached = time.monotonic()
-        elif time.monotonic() - self._attached > self._orphan_grace_s:
-            raise SystemExit(f"orphan for {self._orphan_grace_s:.0f} s; ending the cluster")
+        elif time.monotonic() - self._attached > self._options.orphan_grace_s:
+            grace_s = self._options.orphan_grace_s
+            raise SystemExit(f"orphan for {grace_s:.0f} s; ending the cluster")
 
     def _is_in_use(self) -> bool:
         with self._files.attached_lock.open("a") as file:
@@ -258,27 +256,15 @@ class Keeper:
         return cluster_processes.busy(self.cluster.cluster_id)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="holdfast_service.embedded_cluster.keeper", description=__doc__
-    )
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--nodes", type=int, help="default: one if there are GPUs, else three")
-    parser.add_argument("--cpus-per-node", type=int, help="default: an equal part of all")
-    parser.add_argument("--gpus", help="their ids, separated by commas; default: all that it finds")
-    parser.add_argument("--orphan-grace-s", type=float, default=1800.0)
-    parser.add_argument("--health-period-s", type=float, default=RayHealthCheck.period_s)
-    parser.add_argument("--health-failures", type=int, default=RayHealthCheck.failures)
-    parser.add_argument("--metrics-port", type=int, default=None)
-    parser.add_argument("--end-with-stdin", action="store_true", help="end when it is closed")
-    options = parser.parse_args(arguments)
+def main(data_dir: str, options: str) -> int:
+    """`options`: the document of `KeeperOptions`."""
     log_setup.configure(timestamps=True)
-    files = folder(options.data_dir)
+    files = folder(Path(data_dir))
     files.make()
     with files.keeper_lock.open("a") as lock:
         if not _take(lock.fileno()):
             return 0  # another keeper was faster; callers find its cluster
-        return _keep(files, options)
+        return _keep(files, codec.decode(options.encode(), KeeperOptions))
 
 
 def _take(lock: int) -> bool:
@@ -291,23 +277,14 @@ def _take(lock: int) -> bool:
     return False
 
 
-def _keep(files: ClusterFolder, options: argparse.Namespace) -> int:
+def _keep(files: ClusterFolder, options: KeeperOptions) -> int:
     stop_request = StopRequest(OwnerPipe.moved_from_stdin() if options.end_with_stdin else None)
     if left := files.read():  # the last keeper was killed, or the machine crashed
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
-    health = node_health(options.health_period_s, options.health_failures)
-    gpus = local_gpus.find() if options.gpus is None else local_gpus.named(_listed(options.gpus))
+    gpus = local_gpus.find() if options.gpus is None else local_gpus.named(options.gpus)
     shares = _shares(options.nodes, options.cpus_per_node, gpus.ids)
     _log.info("nodes", shares=[(share.cpus, share.gpus) for share in shares])
-    keeper = Keeper(
-        files,
-        shares,
-        options.orphan_grace_s,
-        health,
-        stop_request,
-        options.metrics_port,
-        gpus.variable,
-    )
+    keeper = Keeper(files, shares, options, stop_request, gpus.variable)
     try:
         keeper.start()
         process_priority.lower_session_priority()  # not before: somebody waits for the start
@@ -326,13 +303,9 @@ def _shares(
     return tuple(replace(share, cpus=cpus_per_node) for share in shares)
 
 
-def _listed(ids: str) -> list[str]:
-    return [name for part in ids.split(",") if (name := part.strip())]
-
-
 def _number(node: str) -> int:
     return int(node.removeprefix("node-"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

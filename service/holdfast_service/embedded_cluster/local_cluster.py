@@ -33,6 +33,7 @@ from holdfast_service.embedded_cluster.ray_settings import HEAD_MAY_BE_AWAY, tok
 from holdfast_service.extras import Extra, install_command
 from holdfast_workers.ipc import environment
 from holdfast_workers.private_files import make_private_folder, write_private
+from holdfast_workers.protocol import codec
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
@@ -56,31 +57,22 @@ class RayHealthCheck:
 
 @dataclass(frozen=True)
 class KeeperOptions:
-    """What a keeper is to start; the arguments of `ensure` describe the fields."""
+    """What a keeper is to start: a head, and nodes that divide the machine's CPUs and GPUs."""
 
     nodes: int | None = None
+    """None: one if there are GPUs, else `node_shares.NODES_WITHOUT_GPUS`."""
     cpus_per_node: int | None = None
+    """None: an equal part of all."""
     gpus: Sequence[str] | None = None
+    """Ids of the GPUs to use; None: all that the keeper finds."""
     orphan_grace_s: float = 1800.0
+    """How long the cluster stays without a server while nothing runs on it."""
     health: RayHealthCheck = RayHealthCheck()
     metrics_port: int | None = None
+    """Port of the first node's exporter; later nodes use the following ports. None: Ray measures
+    nothing."""
     end_with_stdin: bool = False
-
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments of the keeper's command line."""
-        given = {
-            "--nodes": self.nodes,
-            "--cpus-per-node": self.cpus_per_node,
-            "--gpus": None if self.gpus is None else ",".join(self.gpus),
-            "--orphan-grace-s": self.orphan_grace_s,
-            "--health-period-s": self.health.period_s,
-            "--health-failures": self.health.failures,
-            "--metrics-port": self.metrics_port,
-        }
-        named = [(name, str(value)) for name, value in given.items() if value is not None]
-        flags = ["--end-with-stdin"] if self.end_with_stdin else []
-        return [word for pair in named for word in pair] + flags
+    """The cluster ends when the pipe that is the keeper's stdin is closed."""
 
 
 @dataclass(frozen=True)
@@ -187,41 +179,31 @@ def ray_environment(token_path: Path) -> dict[str, str]:
     }
 
 
-def begin(data_dir: Path, nodes: int | None = None, **options: Any) -> None:
+def begin(data_dir: Path, options: KeeperOptions) -> None:
     """Let a cluster start, as `ensure` with the same options does, and do not wait for it: a later
     `ensure` does. Nothing is done if there is one."""
     files = folder(data_dir)
     files.make()
     if not _is_locked(files.keeper_lock):
-        _start_keeper(files, KeeperOptions(nodes, **options))
+        _start_keeper(files, options)
 
 
 def ensure(
     data_dir: Path,
-    nodes: int | None = None,
+    options: KeeperOptions,
     *,
-    cpus_per_node: int | None = None,
-    gpus: Sequence[str] | None = None,
-    orphan_grace_s: float = 1800.0,
-    health: RayHealthCheck = RayHealthCheck(),
-    metrics_port: int | None = None,
-    end_with_stdin: bool = False,
     timeout_s: float = START_S,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> LocalCluster:
-    """Adopt the cluster of this data directory, or start one with a head and `nodes` nodes.
+    """Adopt the cluster of this data directory, or start one.
 
-    The nodes divide the machine's CPUs and GPUs (`node_shares.py`, also for the default number of
-    nodes). `gpus`: ids of the GPUs to use; None: all that the keeper finds. `metrics_port` is the
-    port of the first node's exporter; later nodes use the following ports; None disables Ray's
-    metrics. `end_with_stdin`: the cluster ends when the pipe that is this process's stdin is
-    closed. A failed start is repeated once. Safe to call from several processes at once.
+    A failed start is repeated once. Safe to call from several processes at once.
     Raises LocalClusterError after `timeout_s`, or once `cancelled()` is true; a cluster that was
     being started is ended first.
     """
     if running := find(data_dir):
         return running
-    if metrics_port is not None and (missing := missing_for_metrics()):
+    if options.metrics_port is not None and (missing := missing_for_metrics()):
         raise LocalClusterError(
             f"Ray cannot export metrics because {missing} is not installed: "
             f"{install_command(Extra.RAY_METRICS)}, or leave HOLDFAST_RAY_METRICS_PORT unset"
@@ -229,9 +211,6 @@ def ensure(
     files = folder(data_dir)
     files.make()
     deadline = time.monotonic() + timeout_s
-    options = KeeperOptions(
-        nodes, cpus_per_node, gpus, orphan_grace_s, health, metrics_port, end_with_stdin
-    )
     # A keeper that has begun is awaited; it counts as the first start.
     keeper = None if _is_locked(files.keeper_lock) else _start_keeper(files, options)
     again = True
@@ -342,7 +321,7 @@ def _start_keeper(files: ClusterFolder, options: KeeperOptions) -> subprocess.Po
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "holdfast_service.embedded_cluster.keeper"),
-                *("--data-dir", str(files.root.parent), *options.arguments),
+                *(str(files.root.parent), codec.encode(options).decode()),
             ],
             env={**inherited, **ray_environment(files.token)},
             stdin=None if options.end_with_stdin else subprocess.DEVNULL,

@@ -25,6 +25,7 @@ BUILD_LABEL = "holdfast.io/build"
 TLS_LABEL = "holdfast.io/tls"
 """The label of a node that says whether it uses TLS between nodes: `on` or `off`."""
 WRONG_TOKEN = "AuthenticationError"
+ANSWER_S = 15.0
 _CALL_S = 5.0
 
 
@@ -50,7 +51,7 @@ class HeadAnswer:
     nodes: tuple[ClusterNode, ...]
 
 
-def ask_head(head: Endpoint, token: Path, timeout_s: float) -> HeadAnswer:
+def ask_head(head: Endpoint, token: Path, timeout_s: float = ANSWER_S) -> HeadAnswer:
     """Raises HostClusterError if no head answers there, or it refuses the token."""
     _connect(head, min(timeout_s, _CALL_S))
     command = [sys.executable, "-m", "holdfast_service.host_cluster.head_probe", str(head)]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -36,18 +36,11 @@ from holdfast_workers.memory.peer_tls import TLS_VARIABLE, PeerTls, TlsUnusable
 
 ASIDE = "192.0.2.1"  # an address of no machine (RFC 5737); nothing is sent to it
 _RAYS_PROGRAMS = ("raylet", "gcs_server")  # as they end: the first says good-bye to the second
+_START_S = 120.0
+_END_S = 5.0
+"""For the orderly end of one program of Ray, which takes longer only if its head is away."""
 _POLL_S = 0.1
 _LOG_LINES = 15
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Deadlines in seconds: for a head's answer, for the start of a node, and for the orderly end
-    of one program of Ray (which takes longer only if its head is away)."""
-
-    answer_s: float = 15.0
-    start_s: float = 120.0
-    end_s: float = 5.0
 
 
 def own_address(towards: str | None) -> str:
@@ -183,12 +176,9 @@ def refuse_unusable_certificates(tls_dir: Path | None) -> None:
 class Starter:
     """Starts the node; with `block`, the process stays its owner (`hold`)."""
 
-    def __init__(
-        self, files: NodeFiles, options: NodeOptions, deadlines: Deadlines, *, block: bool
-    ) -> None:
+    def __init__(self, files: NodeFiles, options: NodeOptions, *, block: bool) -> None:
         self._files = files
         self._options = options
-        self._deadlines = deadlines
         self._block = block
         mark = secrets.token_hex(4)
         short = Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())
@@ -231,7 +221,7 @@ class Starter:
                 time.sleep(_POLL_S)
             return None
         finally:
-            end_processes(self.node, self._deadlines.end_s)
+            end_processes(self.node, _END_S)
             self._files.record.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
@@ -256,7 +246,7 @@ class Starter:
             )
 
     def _await_member(self) -> HeadAnswer:
-        deadline = time.monotonic() + self._deadlines.start_s
+        deadline = time.monotonic() + _START_S
         why = ""
         while time.monotonic() < deadline:
             status = self._program.poll()
@@ -269,7 +259,7 @@ class Starter:
                 time.sleep(_POLL_S)
                 continue
             try:
-                answer = ask_head(self._options.gcs, self._files.token, self._deadlines.answer_s)
+                answer = ask_head(self._options.gcs, self._files.token)
                 if any(each.alive and each.address == self.node.address for each in answer.nodes):
                     return answer
                 why = "the head does not list this node"
@@ -277,21 +267,21 @@ class Starter:
                 why = str(error)
             time.sleep(_POLL_S)
         raise HostClusterError(
-            f"the node did not start within {self._deadlines.start_s:.0f} s ({why}); the end of "
+            f"the node did not start within {_START_S:.0f} s ({why}); the end of "
             f"the output of `ray start`:\n{self.log_tail()}"
         )
 
 
-def end(files: NodeFiles, node: HostNode, end_s: float) -> None:
+def end(files: NodeFiles, node: HostNode) -> None:
     """End the node of this machine, with its `--block` process if it has one, and remove its
     folders. The token stays. Raises HostClusterError if something of it is left."""
     if node.holder and _is_holder(node):
         with contextlib.suppress(ProcessLookupError):
             os.kill(node.holder, signal.SIGTERM)
-        deadline = time.monotonic() + 2 * end_s
+        deadline = time.monotonic() + 2 * _END_S
         while _is_holder(node) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    end_processes(node, end_s)
+    end_processes(node, _END_S)
     if left := processes.of_cluster(node.mark):
         raise HostClusterError(
             f"processes of the node are left: {', '.join(map(str, left))}: they may belong to "

@@ -8,11 +8,12 @@ set of `k` equally likely. They do not consider whether replication completes in
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, sqrt
 
+from holdfast_service.placement.memory_protection import MemoryProtection, Odds
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.placement.replica_placement import AxisGroup, Placement, Shard
 
@@ -35,28 +36,6 @@ class ProtectionGap:
     @property
     def text(self) -> str:
         return f"{self.what} loses the state of {format_ranks(self.ranks)}: {self.why}"
-
-
-@dataclass(frozen=True)
-class Odds:
-    """A probability. `standard_error` is 0 if all sets were evaluated."""
-
-    probability: float
-    standard_error: float = 0.0
-
-
-@dataclass(frozen=True)
-class MemoryProtection:
-    """The losses that memory checkpoints survive, given their partners."""
-
-    copies: int
-    """The number of copies wanted on other nodes."""
-    partners: Mapping[int, tuple[str, ...]]
-    """Rank → agents that hold its copies."""
-    recoverable: Mapping[int, Odds]
-    """k → the probability that every state is left when k machines are lost at once."""
-    unprotected: tuple[str, ...]
-    """The losses that are not survived, as text."""
 
 
 def gaps(placement: Placement) -> list[ProtectionGap]:
@@ -94,7 +73,8 @@ def recovery_odds(holders: Iterable[frozenset[str]], lost: int, seed: int = 0) -
     sets = comb(len(all_machines), lost)
     if sets <= EXACT_SETS:
         tried = combinations(bit.values(), lost)
-        return Odds(sum(_survives(sum(machines), masks) for machines in tried) / sets)
+        survived = sum(_survives(sum(machines), masks) for machines in tried)
+        return Odds(survived / sets, 0.0)
     draw = random.Random(seed)
     bits = list(bit.values())
     survived = sum(_survives(sum(draw.sample(bits, lost)), masks) for _ in range(EXACT_SETS))

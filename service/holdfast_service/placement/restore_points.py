@@ -222,21 +222,13 @@ def restore_for(
 ) -> Restore:
     """How the rank on `agent` loads its state at the restore point: from its own node if possible,
     else from the agent that serves the fewest other ranks (`busy`: agent -> number of ranks)."""
-    if point.source is RestoreSource.INIT:
-        return Restore(tier=Tier.INIT, step=point.step, uri=point.uri, what=point.what)
-    if point.source is RestoreSource.REMOTE:
+    if point.source is not RestoreSource.MEMORY:
         return Restore(
-            tier=Tier.REMOTE,
+            tier=Tier(point.source.value),
             step=point.step,
             attempt=point.attempt,
             uri=point.uri,
-            mesh=point.mesh,
-        )
-    if point.source is RestoreSource.RESHARD:
-        return Restore(
-            tier=Tier.RESHARD,
-            step=point.step,
-            attempt=point.attempt,
+            what=point.what,
             mesh=point.mesh,
             origins=tuple(_origin(copy) for held in point.copies.values() for copy in held),
             number=point.number,

@@ -8,48 +8,28 @@ gap: they always add up to the total.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, primary_fault
 from holdfast_service.policy.decision_ladder import Budget, Decision, RefusedAlternative
+from holdfast_service.policy.incident_parts import SharedStack, SuspectedRank
 
 PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "outage", "total")
 """The phases of an incident. In `outage`, training goes on while the remote tier is away."""
 
 
-@dataclass(frozen=True)
-class SuspectedRank:
-    """A rank that may have caused a hang, and its place: recovery replaces workers and nodes, not
-    ranks. `score`: the strength of the evidence against it, up to 1."""
+@dataclass(frozen=True, kw_only=True)
+class IncidentCourse:
+    """The part of an incident that is stored as it is."""
 
-    rank: int
-    score: float
-    reasons: tuple[str, ...] = ()
-    agent: str = ""
-    node_id: str = ""
-    worker: str | None = None
-
-
-@dataclass(frozen=True)
-class SharedStack:
-    """A call stack of all these ranks, innermost frame first."""
-
-    ranks: tuple[int, ...]
-    frames: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Incident:
-    """One incident. `attempt`: the attempt that failed first; `next_attempt`: the newest attempt
-    announced since."""
-
-    number: int
-    cause: Cause
-    attempt: int
-    opened_at: float
-    signalled_at: float
-    faults: tuple[Fault, ...] = ()
+    attempt: int = 0
+    """The attempt that failed first."""
+    next_attempt: int = 0
+    """The newest attempt announced since."""
+    joined_attempt: int = 0
+    """The newest attempt that all ranks joined: its steps belong to history."""
     evidence: tuple[str, ...] = ()
     failures: tuple[float, ...] = ()
     """Times at which attempts failed because of this incident; the budget counts them."""
@@ -57,20 +37,14 @@ class Incident:
     """Times at which attempts ended because a node was removed after a notice."""
     offences: tuple[Offence, ...] = ()
     """The nodes that were to blame."""
-    next_attempt: int = 0
-    joined_attempt: int = 0
-    """The newest attempt that all ranks joined: its steps belong to history."""
     decision: str = ""
     reason: str = ""
-    refused: tuple[RefusedAlternative, ...] = ()
-    """Every other decision with the reason against it."""
-    budget: Budget | None = None
-    """The failure budget at the time of the decision; None: no decision yet."""
     restored_step: int | None = None
     steps_lost: int = 0
     tiers: Mapping[int, str] = field(default_factory=dict)
+    """Rank → the tier of its restored state."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    mark: ErrorMark | None = None
+    """Phase → seconds, for the phases in `PHASES`."""
     bad: tuple[BadCopy, ...] = ()
     suspects: tuple[SuspectedRank, ...] = ()
     """Filled for a hang only."""
@@ -78,6 +52,27 @@ class Incident:
     """Filled for a hang only."""
     closed_at: float | None = None
     resolution: str = ""
+
+    @property
+    def course(self) -> dict[str, Any]:
+        """The values of these fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(IncidentCourse)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident(IncidentCourse):
+    """One incident."""
+
+    number: int
+    cause: Cause
+    opened_at: float
+    signalled_at: float
+    faults: tuple[Fault, ...] = ()
+    refused: tuple[RefusedAlternative, ...] = ()
+    """Every other decision with the reason against it."""
+    budget: Budget | None = None
+    """The failure budget at the time of the decision; None: no decision yet."""
+    mark: ErrorMark | None = None
 
     @classmethod
     def opened(cls, number: int, fault: Fault, now: float) -> Incident:

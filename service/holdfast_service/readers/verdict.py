@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.store.json_safe import number
 from holdfast_service.views.cause_words import cause_words
 from holdfast_service.views.timeline import VerdictView
-
-
-@dataclass(frozen=True)
-class LastIncident:
-    """The newest incident of a job."""
-
-    number: int
-    cause: str
-    closed_at: float | None
-    opened_at: float
-    decision: str | None
-    steps_lost: int | None
-    total_s: float | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +27,7 @@ class JobStanding:
     waiting_for: str | None = None
     waiting_until: float | None = None
     incidents: int = 0
-    last: LastIncident | None = None
+    last: IncidentRecord | None = None
     slow_ranks: tuple[int, ...] = ()
     saved_step: int | None = None
     outcome_code: str | None = None
@@ -153,22 +142,23 @@ def _last_event(job: JobStanding) -> str | None:
             return None
         started = duration(max(0.0, job.now - job.started_at))
         return f"The job started {started} ago; no faults so far."
-    number = (
-        f"Incident {incident.number} of {job.incidents}"
+    which = (
+        f"Incident {incident.incident} of {job.incidents}"
         if job.incidents > 1
         else "The only incident"
     )
     cause = cause_words(incident.cause).noun
     if incident.closed_at is None:
         decided = f"; decision: {incident.decision.replace('_', ' ')}" if incident.decision else ""
-        ago = duration(max(0.0, job.now - incident.opened_at))
-        return f"{number}, {cause}, began {ago} ago and is still open{decided}."
-    took = f" in {duration(incident.total_s)}" if incident.total_s is not None else ""
+        ago = duration(max(0.0, job.now - (incident.opened_at or 0.0)))
+        return f"{which}, {cause}, began {ago} ago and is still open{decided}."
+    total_s = number(incident.phases_s.get("total"))
+    took = f" in {duration(total_s)}" if total_s is not None else ""
     lost = {None: "", 0: "; no steps lost", 1: "; 1 step lost"}.get(
         incident.steps_lost, f"; {incident.steps_lost} steps lost"
     )
     ago = duration(max(0.0, job.now - incident.closed_at))
-    return f"{number}, {cause}, was resolved {ago} ago{took}{lost}."
+    return f"{which}, {cause}, was resolved {ago} ago{took}{lost}."
 
 
 def _next_step(job: JobStanding) -> str | None:  # noqa: PLR0911  (one for each situation)

@@ -17,38 +17,10 @@ from collections.abc import Iterable
 
 from holdfast_service.job_model.supervisor_protocol import Phase
 from holdfast_service.policy.causes import Fault, GiveUp
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.effects import Effect
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.inputs import (
-    AgentLost,
-    AgentUp,
-    CheckpointFinalized,
-    CommandFailed,
-    FaultRequested,
-    Fenced,
-    Input,
-    Inspected,
-    LeaseEnded,
-    LinkChecked,
-    MeshPrepared,
-    NodeChecked,
-    NodesAvoided,
-    NodesDraining,
-    NodeStatus,
-    NoPlace,
-    PartnersSet,
-    RanksTimed,
-    RemoteCheckpoints,
-    Signals,
-    SizeOrdered,
-    StepCommitted,
-    StepsMeasured,
-    StopRequested,
-    Tick,
-    WorkersPolled,
-)
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.recovery.core_state.snapshot import CoreSnapshot
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.faults import (
@@ -85,14 +57,14 @@ from holdfast_service.recovery.world import (
 from holdfast_workers.protocol.signals import NodeUnwell, Signal, StepRecomputed
 
 _MAY_END_WAIT = (
-    AgentLost
-    | LeaseEnded
-    | Fenced
-    | CommandFailed
-    | NodeChecked
-    | LinkChecked
-    | NodesAvoided
-    | RemoteCheckpoints
+    inputs.AgentLost
+    | inputs.LeaseEnded
+    | inputs.Fenced
+    | inputs.CommandFailed
+    | inputs.NodeChecked
+    | inputs.LinkChecked
+    | inputs.NodesAvoided
+    | inputs.RemoteCheckpoints
 )
 """Inputs that change the agents, proofs or saved states that an attempt is formed of, or which
 nodes may run ranks. `AgentUp` does not belong here: the agent takes part once it has answered the
@@ -105,11 +77,12 @@ class RecoveryCore:
     """The core of one supervisor. `facts`: the replayed journal, for a restarted supervisor."""
 
     def __init__(self, config: RecoveryConfig, now: float, facts: Facts | None = None) -> None:
-        self._state = CoreState.started(config, now, facts)
+        self.state = CoreState.started(config, now, facts)
+        """Changed by `handle` alone; others only read it."""
 
-    def handle(self, event: Input, now: float) -> tuple[Effect, ...]:
+    def handle(self, event: inputs.Input, now: float) -> tuple[Effect, ...]:
         """Handle one input at `now` (`time.time()`); return the effects to execute, in order."""
-        state = self._state
+        state = self.state
         if state.timer.stage is Stage.ENDED:
             return ()
         state.take_effects()  # drops those of an input that raised an error
@@ -142,7 +115,7 @@ class RecoveryCore:
 
     def next_deadline(self) -> float | None:
         """The latest time for the next `Tick`; None only after the end of the job."""
-        state = self._state
+        state = self.state
         if state.timer.stage is Stage.ENDED:
             return None
         deadline = state.timer.deadline
@@ -156,72 +129,68 @@ class RecoveryCore:
             due.append(state.ending.stop.deadline)
         return min((at for at in due if at), default=None)
 
-    def snapshot(self) -> CoreSnapshot:
-        """The present state as one immutable value: for logs, tests and debugging."""
-        return CoreSnapshot.of(self._state)
-
     @property
     def phase(self) -> Phase:
-        return self._state.timer.phase
+        return self.state.timer.phase
 
     @property
     def stage(self) -> Stage:
         """The stage of the core, finer than the phase: for logs and tests."""
-        return self._state.timer.stage
+        return self.state.timer.stage
 
     @property
     def build(self) -> str:
         """The build of Holdfast that the ranks run, or are to run."""
-        return node_eligibility.build_of_job(self._state)
+        return node_eligibility.build_of_job(self.state)
 
     @property
     def attempt(self) -> int:
         """The newest attempt announced; 0 before the first."""
-        return self._state.worlds.attempt
+        return self.state.worlds.attempt
 
     @property
     def world_size(self) -> int:
         """The number of ranks of the present world; 0 between worlds."""
-        world = self._state.worlds.present
+        world = self.state.worlds.present
         return world.shape.world_size if world is not None else 0
 
     @property
     def committed(self) -> int:
         """The newest step known to be committed on the present line."""
-        return self._state.progress.committed
+        return self.state.progress.committed
 
 
-def _may_end_wait(event: Input) -> bool:
-    if isinstance(event, Signals):
+def _may_end_wait(event: inputs.Input) -> bool:
+    if isinstance(event, inputs.Signals):
         return any(isinstance(signal.detail, _MAY_FREE_NODE) for signal in event.signals)
     return isinstance(event, _MAY_END_WAIT)
 
 
-def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  # noqa: PLR0912, PLR0915  (one per kind)
+def _dispatch(state: CoreState, event: inputs.Input, now: float) -> Iterable[Fault]:  # noqa: PLR0912, PLR0915  (one per kind)
     """Pass the input to its room. Returns the faults that it shows."""
     faults: Iterable[Fault] = ()
     match event:
-        case WorkersPolled():
+        case inputs.WorkersPolled():
             node_eviction.record_polled_health(state, event)
             _handle_signals(state, missed_signals.record_polled_shards(state, event, now), now)
             _handle_signals(state, missed_signals.find_missed_signals(state, event, now), now)
-        case Signals():
+        case inputs.Signals():
             _handle_signals(state, event.signals, now)
-        case AgentUp():
+        case inputs.AgentUp():
             faults = agent_lifecycle.handle_agent_up(state, event.report, now)
-        case AgentLost():
+        case inputs.AgentLost():
             faults = agent_lifecycle.handle_agent_lost(state, event, now)
-        case LeaseEnded():
+        case inputs.LeaseEnded():
             faults = agent_lifecycle.handle_lease_ended(state, event, now)
-        case NodeStatus():
+        case inputs.NodeStatus():
             agent_lifecycle.handle_node_status(state, event)
-        case Fenced():
+        case inputs.Fenced():
             faults = agent_lifecycle.handle_fenced(state, event, now)
-        case CommandFailed():
+        case inputs.CommandFailed():
             faults = agent_lifecycle.handle_command_failed(state, event, now)
-        case Inspected():
+        case inputs.Inspected():
             hang_suspicion.handle_inspected(state, event, now)
-        case StepCommitted():
+        case inputs.StepCommitted():
             hang_suspicion.record_progress(state, event.attempt, event.step, now)
             corruption.expire_recheck(state, event.attempt, event.step, now)
             state.progress.record_protected(event.protected)
@@ -230,37 +199,37 @@ def _dispatch(state: CoreState, event: Input, now: float) -> Iterable[Fault]:  #
             partners.trust_links_again(state, now)
             partners.free_former_copies(state, event.attempt, event.protected, now)
             resizing.keep_wanted_seats(state, now)
-        case StepsMeasured():
+        case inputs.StepsMeasured():
             save_intervals.handle_step_rows(state, event.rows)
             state.speeds.add_rows(event.rows, state.worlds.shapes)
             faults = straggler_response.handle_step_rows(state, event.rows, now)
-        case RanksTimed(row=row):
+        case inputs.RanksTimed(row=row):
             faults = straggler_response.handle_step_rows(state, (row,), now)
-        case NodeChecked():
+        case inputs.NodeChecked():
             node_eviction.record_node_check(state, event.report)
-        case LinkChecked():
+        case inputs.LinkChecked():
             node_eviction.handle_link_checked(state, event)
-        case NodesAvoided():
+        case inputs.NodesAvoided():
             node_eviction.apply_avoided_nodes(state, event.nodes, now)
-        case RemoteCheckpoints():
+        case inputs.RemoteCheckpoints():
             checkpoint_finalization.apply_remote_listing(state, event, now)
-        case CheckpointFinalized():
+        case inputs.CheckpointFinalized():
             checkpoint_finalization.handle_finalized(state, event, now)
-        case StopRequested():
+        case inputs.StopRequested():
             graceful_stop.handle_stop_request(state, event, now)
-        case PartnersSet():
+        case inputs.PartnersSet():
             command_retry.handle_partners_set(state, event)
-        case MeshPrepared():
+        case inputs.MeshPrepared():
             state.mesh_change.record_prepared(event.agent)
-        case SizeOrdered():
+        case inputs.SizeOrdered():
             resizing.handle_size_order(state, event, now)
-        case NoPlace():
+        case inputs.NoPlace():
             takeover.give_back_unplaced(state, now)
-        case NodesDraining():
+        case inputs.NodesDraining():
             draining.handle_nodes_draining(state, event, now)
-        case FaultRequested():
+        case inputs.FaultRequested():
             state.inbox.keep_fault(event)
-        case Tick():
+        case inputs.Tick():
             faults = _handle_tick(state, now)
     return faults
 

@@ -298,7 +298,7 @@ async def _standing(
         waiting_for=waiting["reason"] if waiting else None,
         waiting_until=waiting["until"] if waiting else None,
         incidents=job.incidents,
-        last=_last_incident(newest) if newest is not None else None,
+        last=newest and read_incident(newest.number, newest.data),
         slow_ranks=tuple(sorted(int(rank) for rank in job.slow)) if state.on_cluster else (),
         saved_step=saved,
         outcome_code=job.outcome_code,
@@ -308,19 +308,6 @@ async def _standing(
         held_device_s=account.held_device_s,
         lost_device_s=sum(account.lost_device_s.values()),
         reported_at=job.told_at,
-    )
-
-
-def _last_incident(row: IncidentRow) -> verdict.LastIncident:
-    incident = read_incident(row.number, row.data)
-    return verdict.LastIncident(
-        number=row.number,
-        cause=incident.cause,
-        closed_at=row.closed_at,
-        opened_at=row.opened_at,
-        decision=incident.decision or None,
-        steps_lost=incident.steps_lost,
-        total_s=number(incident.phases_s.get("total")),
     )
 
 

@@ -17,8 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent, AttemptRunningEvent
 from holdfast_service.job_model.events.codec import AnyEvent
 from holdfast_service.job_model.events.health import NodeHealthEvent, NodeQuarantinedEvent
-from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentRecord, LostItem
+from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentRecord
 from holdfast_service.job_model.supervisor_protocol import NodeCapacity
+from holdfast_service.policy.incident_parts import LostItem
 from holdfast_service.policy.quarantine import (
     Avoided,
     NodeDecision,

@@ -28,11 +28,8 @@ from holdfast_service.store.models import (
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.views.attempts import (
     AttemptView,
-    JoinView,
     MemberView,
-    MemoryProtectionView,
     RestoreView,
-    StandbyView,
 )
 from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.event_text import event_text, event_until
@@ -42,11 +39,7 @@ from holdfast_service.views.incident_text import incident_text, incident_title
 from holdfast_service.views.incidents import (
     BudgetView,
     IncidentView,
-    LostView,
     MeshChangeView,
-    RefusedView,
-    StackView,
-    SuspectView,
 )
 from holdfast_service.views.jobs import (
     GuardsView,
@@ -265,23 +258,11 @@ def log_line_view(line: int, stored: list[Any]) -> LogLineView:
 
 
 def _attempt_view(attempt: AttemptRow, members: list[MemberView]) -> AttemptView:
-    return AttemptView(
-        number=attempt.number,
-        state=attempt.state,
-        mesh=attempt.mesh,
-        world_size=attempt.world_size,
+    return AttemptView.from_attributes(
+        attempt,
         members=tuple(members),
-        standbys=tuple(StandbyView.model_validate(standby) for standby in attempt.standbys),
         restore=RestoreView.model_validate(attempt.restore),
-        cause_incident=attempt.cause_incident,
-        joined={rank: JoinView.model_validate(times) for rank, times in attempt.joined.items()},
-        memory_protection=MemoryProtectionView(**attempt.memory) if attempt.memory else None,
-        first_step=attempt.first_step,
-        last_step=attempt.last_step,
-        forming_at=attempt.forming_at,
-        running_at=attempt.running_at,
-        ended_at=attempt.ended_at,
-        reason=attempt.reason,
+        memory_protection=attempt.memory or None,
     )
 
 
@@ -289,30 +270,20 @@ def _incident_view(
     row: IncidentRow, *, lost: float, mesh_change: MeshChangeView | None
 ) -> IncidentView:
     incident = read_incident(row.number, row.data)
-    view = IncidentView(
+    view = IncidentView.from_attributes(
+        incident,
         number=row.number,
-        cause=incident.cause,
-        causes=incident.causes,
-        attempt=incident.attempt,
-        lost=tuple(LostView(**vars(item)) for item in incident.lost),
-        evidence=incident.evidence,
-        suspects=tuple(SuspectView(**vars(suspect)) for suspect in incident.suspects),
-        stacks=tuple(StackView(**vars(stack)) for stack in incident.stacks),
-        decision=incident.decision,
-        reason=incident.reason,
-        refused=tuple(RefusedView(**vars(refused)) for refused in incident.refused),
+        title="",
+        text=(),
         budget=_budget_view(incident.budget),
         attempts_lost=len(incident.failures) + len(incident.preemptions),
         mesh_change=mesh_change,
-        restored_step=incident.restored_step,
-        steps_lost=incident.steps_lost,
         device_seconds_lost=lost,
         tiers={str(rank): tier for rank, tier in incident.tiers.items()},
         phases_s={phase: number(seconds) for phase, seconds in incident.phases_s.items()},
         signalled_at=number(incident.signalled_at),
         opened_at=row.opened_at,
         closed_at=row.closed_at,
-        resolution=incident.resolution,
     )
     return view.model_copy(
         update={"title": incident_title(view), "text": tuple(incident_text(view))}

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import Agents
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_record import FenceRecord
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.protocol import commands
 from holdfast_workers.protocol.answers import (
     AgentReport,
@@ -25,22 +25,6 @@ from holdfast_workers.protocol.answers import (
     RequestRefused,
 )
 from holdfast_workers.protocol.commands import Command, CommandKind, Request
-
-
-@dataclass(frozen=True)
-class CallTimes:
-    """Deadlines of calls to agents, in seconds."""
-
-    call_s: float = 10.0
-    form_call_s: float = 100.0
-    """Long enough for an agent whose zygote has just died to start another, which imports torch.
-    The lifeline detects an agent that dies meanwhile."""
-    finalize_s: float = 120.0
-    check_s: float = 45.0
-    """For the check of a node before it is used."""
-    fence_store_s: float = 2.0
-    """How long the orders of a new world wait for the storage of the fence."""
-
 
 _CARRIES_EVENTS = commands.Fence | commands.Form | commands.Finish | commands.Stop
 """Commands that carry the newest events: if the supervisor dies before they are stored, the agents
@@ -59,7 +43,7 @@ class AgentCommands:
         events: EventLog,
         fence: FenceRecord,
         submit_input: Callable[[inputs.Input], None],
-        times: CallTimes,
+        times: SupervisorTimes,
         fence_timeout_s: float,
         inspect_timeout_s: float,
     ) -> None:

@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from holdfast_service.recovery.core_state import inputs
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.lifeline import Lifelines
 from holdfast_workers.memory.peer_tls import PeerTls
@@ -85,46 +86,33 @@ class _SilentAgent:
 
 
 class AgentWatch:
-    """Calls `submit_input` from several threads. Times are in seconds.
-
-    `hello_s`: deadline of `hello`. `probe_s`: how long the node of a lost agent is probed.
-    `check_s`: deadline of the check of a node that comes back. `lapse_s`: how long a lease of a
-    former supervisor may outlive that supervisor (None: leases are off). A lease that this
-    supervisor grants ends before its agent counts as silent. `starting_for_s`: how long an agent
-    that is not ready counts as starting.
-    """
+    """Calls `submit_input` from several threads. `lapse_s`: how long a lease of a former supervisor
+    may outlive that supervisor (None: leases are off). A lease that this supervisor grants ends
+    before its agent counts as silent."""
 
     def __init__(
         self,
         agents: Agents,
         secret: bytes,
         submit_input: Callable[[inputs.Input], None],
+        times: SupervisorTimes,
         *,
-        heartbeat_timeout_s: float,
-        hello_s: float,
-        probe_s: float,
-        check_s: float,
         lapse_s: float | None = None,
-        starting_for_s: float = 15.0,
         process: ProcessIdentity | None = None,
         tls: PeerTls | None = None,
     ) -> None:
         """`process`: this supervisor's own, which it introduces to the agents."""
         self._agents = agents
         self._submit_input = submit_input
-        self._hello_s = hello_s
-        self._probe_s = probe_s
-        self._check_s = check_s
+        self._times = times
         self._lapse_s = lapse_s
         self._epoch = 0
         self._silent: dict[str, _SilentAgent] = {}
-        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._lease_ends: dict[tuple[str, str], float] = {}
         """(seat, incarnation) -> end of the lease of a lost incarnation; until it is reported."""
         self._seats_seen: set[str] = set()
         """Seats whose possible lease of a former supervisor is in `_lease_ends` already."""
         self._known: dict[str, AgentReport] = {}
-        self._starting_for_s = starting_for_s
         self._starting_until: dict[str, float] = {}
         self._pending: dict[str, Future[AgentReport]] = {}
         self._hello = Hello(process)
@@ -135,7 +123,7 @@ class AgentWatch:
         self._inquiry_pool = ThreadPoolExecutor(INQUIRY_THREADS, thread_name_prefix="inquiry")
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="node-probe")
         self._lifelines = Lifelines(
-            secret, self._on_silence, heartbeat_timeout_s, self._on_broken_lifeline, tls
+            secret, self._on_silence, times.heartbeat_timeout_s, self._on_broken_lifeline, tls
         )
 
     @property
@@ -187,7 +175,7 @@ class AgentWatch:
         """
         known = self._known.get(seat)
         life = incarnation or (known.incarnation if known is not None else "")
-        self._expect_lease_end(seat, life, self._heartbeat_timeout_s)
+        self._expect_lease_end(seat, life, self._times.heartbeat_timeout_s)
         if known is not None and known.incarnation == life:
             del self._known[seat]
             self._stop_watching(seat, life)
@@ -203,7 +191,7 @@ class AgentWatch:
     def _keep(self, report: AgentReport) -> None:
         known = self._known.get(report.agent)
         if known is None or known.incarnation != report.incarnation or known.ready:
-            self._starting_until[report.agent] = clock_s() + self._starting_for_s
+            self._starting_until[report.agent] = clock_s() + self._times.starting_for_s
         self._known[report.agent] = report
 
     def _starts(self, report: AgentReport) -> bool:
@@ -215,7 +203,7 @@ class AgentWatch:
 
     def _send_hello(self, seat: str, epoch: int) -> Future[AgentReport]:
         request = Request(self._hello, epoch)
-        call = self._agents.call(seat, request, AgentReport, timeout_s=self._hello_s)
+        call = self._agents.call(seat, request, AgentReport, timeout_s=self._times.hello_s)
         self._pending[seat] = call
         call.add_done_callback(lambda done: self._on_hello(seat, done))
         return call
@@ -234,7 +222,7 @@ class AgentWatch:
             return
         former = known if known is not None and known.incarnation != report.incarnation else None
         if former is not None:
-            self._expect_lease_end(seat, former.incarnation, self._heartbeat_timeout_s)
+            self._expect_lease_end(seat, former.incarnation, self._times.heartbeat_timeout_s)
         if known is None or _readiness(known) != _readiness(report):
             self._silent.pop(seat, None)
             self._lease_ends.pop((seat, report.incarnation), None)
@@ -250,7 +238,7 @@ class AgentWatch:
     def _check(self, seat: str, silent_agent: _SilentAgent) -> None:
         """Check a node that comes back before reporting its agent."""
         request = Request(CheckNode(seat), self._epoch)
-        call = self._agents.call(seat, request, AgentReport, timeout_s=self._check_s)
+        call = self._agents.call(seat, request, AgentReport, timeout_s=self._times.check_s)
         self._pending[seat] = call  # no `hello` until the check ends
 
         def checked(done: Future[AgentReport]) -> None:
@@ -279,7 +267,7 @@ class AgentWatch:
         """Report the end of the process as soon as it is known. Ends without a report when the
         incarnation answers `hello`, or after `hello_s`."""
         seat, _, incarnation = line.partition(" ")
-        pause_s, deadline = FIRST_INQUIRY_PAUSE_S, time.monotonic() + self._hello_s
+        pause_s, deadline = FIRST_INQUIRY_PAUSE_S, time.monotonic() + self._times.hello_s
         hello = self._send_hello(seat, self._epoch) if seat_answers else None
         try:
             while time.monotonic() < deadline:
@@ -355,7 +343,7 @@ class AgentWatch:
         again. The node counts as lost after two unanswered probes in a row, not after one.
         """
         finding, unanswered = "could not be probed", 0
-        deadline = time.monotonic() + self._probe_s
+        deadline = time.monotonic() + self._times.probe_s
         while time.monotonic() < deadline and unanswered < 2:
             try:
                 answers = self._agents.node_answers(node_id)

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import structlog
 
@@ -37,7 +37,7 @@ from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects, inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
+from holdfast_service.supervisor.agent_commands import AgentCommands
 from holdfast_service.supervisor.agent_watch import Agents, AgentWatch
 from holdfast_service.supervisor.drain_watch import DrainWatch
 from holdfast_service.supervisor.event_log import EventLog
@@ -50,6 +50,7 @@ from holdfast_service.supervisor.rank_times import ProgramRankTimes
 from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.agent.run_journal import PAGE_LINES, PAGE_ROWS
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.errors import StaleCommand
@@ -67,34 +68,6 @@ _log = structlog.get_logger()
 UNSEEN_NUMBERS = 1_000
 """A supervisor that could not read the fence leaves out this many epochs and attempts: more than
 former supervisors can have used while the storage was away."""
-
-
-@dataclass(frozen=True)
-class SupervisorTimes:
-    """Intervals and deadlines of the shell, in seconds."""
-
-    first_contact_s: float = 3.0
-    hello_s: float = 2.0
-    exchange_s: float = 5.0
-    """Deadline of one exchange of bytes between two nodes."""
-    refresh_s: float = 0.5
-    """Also how often a successor is looked for: much oftener than `lease_margin_s`."""
-    starting_s: float = 0.1
-    """How often an agent that still starts its processes is asked whether they are ready."""
-    starting_for_s: float = 15.0
-    """An agent that takes longer, such as for packages, is asked every `refresh_s` from then on."""
-    poll_s: float = 1.0
-    """Between two polls of an agent; while the ranks train, twice as long."""
-    drains_s: float = 2.0
-    """Between two looks for nodes that the cluster drains."""
-    inventory_s: float = 3.0
-    first_inventory_s: float = 10.0
-    adoption_inventory_s: float = 3.0
-    """How long a supervisor that finds agents waits for the remote tier before it adopts them."""
-    calls: CallTimes = field(default_factory=CallTimes)
-    heartbeat_timeout_s: float = 2.0
-    probe_s: float = 1.0
-    final_collect_s: float = 3.0
 
 
 class Supervisor:
@@ -142,13 +115,9 @@ class Supervisor:
             agents,
             secret,
             self._inputs.put,
-            heartbeat_timeout_s=self._times.heartbeat_timeout_s,
-            hello_s=self._times.hello_s,
-            check_s=self._times.calls.check_s,
-            probe_s=self._times.probe_s,
+            self._times,
             lapse_s=config.lapse_s,
             process=process,
-            starting_for_s=self._times.starting_for_s,
             tls=tls,
         )
         self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
@@ -176,7 +145,7 @@ class Supervisor:
             self._events,
             self._fence,
             self._inputs.put,
-            self._times.calls,
+            self._times,
             config.fence_timeout_s,
             config.inspect_timeout_s,
         )
@@ -285,7 +254,7 @@ class Supervisor:
         used = max([floor.epoch if floor else 0, *(report.epoch for report in reports)])
         self._commands.epoch = self._fence.claim(
             used + (1 if floor or agreed else UNSEEN_NUMBERS),
-            times.calls.fence_store_s if floor else 0.0,
+            times.fence_store_s if floor else 0.0,
         )
         floor = self._fence.floor  # as listed after the claim
         history = self._backed_up_events(reports)
@@ -451,7 +420,7 @@ class Supervisor:
         row, line = self._run_buffer.cursor(seat, incarnation)
         events = self._events.not_backed_up_by(seat, incarnation)
         poll = Request(Poll(row, line, self._events.acked), self._commands.epoch, events)
-        call = self._agents.call(seat, poll, PollAnswer, timeout_s=self._times.calls.call_s)
+        call = self._agents.call(seat, poll, PollAnswer, timeout_s=self._times.call_s)
         self._polled[seat] = collected = Future[None]()
 
         def collect(done: Future[PollAnswer]) -> None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast_service.policy.causes import Cause
+from holdfast_service.policy.incident_parts import LostItem, SharedStack, SuspectedRank
 from holdfast_service.views.cause_words import cause_words
 from holdfast_service.views.incidents import (
     BudgetView,
     IncidentSentence,
     IncidentView,
-    LostView,
     SentenceSubject,
-    StackView,
-    SuspectView,
 )
 from holdfast_service.views.wording import (
     duration,
@@ -86,7 +84,7 @@ def incident_text(incident: IncidentView) -> Iterator[IncidentSentence]:
             yield IncidentSentence(about=about, text=text)
 
 
-def lost_sentence(item: LostView, incident: IncidentView) -> str:
+def lost_sentence(item: LostItem, incident: IncidentView) -> str:
     """`Ranks 4 to 7 on agent n1 were lost.`, from one item of `lost`."""
     ranks = ranks_of(item)
     where = f" on agent {item.agent}" if item.agent else ""
@@ -111,7 +109,7 @@ def lost_sentence(item: LostView, incident: IncidentView) -> str:
     return sentence(text)
 
 
-def suspect_sentence(suspect: SuspectView) -> str:
+def suspect_sentence(suspect: SuspectedRank) -> str:
     """`Rank 3 on agent n1 is suspected with a score of 0.90: 3 ranks wait for it.`"""
     where = f" on agent {suspect.agent}" if suspect.agent else ""
     where += f" (node {suspect.node_id})" if suspect.node_id else ""
@@ -119,7 +117,7 @@ def suspect_sentence(suspect: SuspectView) -> str:
     return sentence(": ".join([how, *(["; ".join(suspect.reasons)] if suspect.reasons else [])]))
 
 
-def stack_sentence(stack: StackView) -> str:
+def stack_sentence(stack: SharedStack) -> str:
     """`Ranks 0 and 1 were in all_reduce (...), called from forward (...).`; all frames over
     REST."""
     subject, verb = ranks_text(stack.ranks), "were" if len(stack.ranks) > 1 else "was"
@@ -157,7 +155,7 @@ def tiers_text(of_rank: Mapping[str, str]) -> str:
     return "; ".join(f"{TIER_NAMES.get(tier, tier)} ({ranks_text(held)})" for tier, held in ordered)
 
 
-def ranks_of(item: LostView) -> Sequence[int]:
+def ranks_of(item: LostItem) -> Sequence[int]:
     """The ranks of one item of `lost`; none if it has none."""
     return item.ranks or (() if item.rank is None else (item.rank,))
 

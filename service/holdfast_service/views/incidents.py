@@ -8,14 +8,13 @@ from typing import Any
 from pydantic import Field
 
 from holdfast_service.job_model.times import Time
+from holdfast_service.policy.incident_parts import (
+    LostItem,
+    RefusedDecision,
+    SharedStack,
+    SuspectedRank,
+)
 from holdfast_service.views.view import View
-
-
-class RefusedView(View):
-    """A rejected alternative of a decision."""
-
-    decision: str
-    why: str
 
 
 class BudgetView(View):
@@ -29,38 +28,6 @@ class BudgetView(View):
     without_progress: int = Field(description="attempts in a row without a new step")
     max_without_progress: int
     window_s: float
-
-
-class LostView(View):
-    """A process or node that was lost to a fault."""
-
-    cause: str = ""
-    rank: int | None = None
-    ranks: tuple[int, ...] = ()
-    worker: str | None = None
-    agent: str | None = None
-    attempt: int | None = None
-    on_notice: bool = Field(
-        default=False, description="the cluster had announced that it would remove the node"
-    )
-
-
-class SuspectView(View):
-    """A rank that may have caused an incident, and its place."""
-
-    rank: int
-    score: float = Field(description="strength of the evidence, up to 1")
-    reasons: tuple[str, ...] = ()
-    agent: str = ""
-    node_id: str = ""
-    worker: str | None = None
-
-
-class StackView(View):
-    """A call stack of all these ranks."""
-
-    ranks: tuple[int, ...]
-    frames: tuple[str, ...] = Field(description="innermost first")
 
 
 class MeshChangeView(View):
@@ -106,19 +73,19 @@ class IncidentView(View):
     )
     causes: tuple[str, ...] = ()
     attempt: int
-    lost: tuple[LostView, ...]
+    lost: tuple[LostItem, ...]
     evidence: tuple[str, ...] = Field(
         description="all signals of the incident, in order of arrival"
     )
-    suspects: tuple[SuspectView, ...] = Field(
+    suspects: tuple[SuspectedRank, ...] = Field(
         default=(), description="ranks that may have caused the incident, the most likely first"
     )
-    stacks: tuple[StackView, ...] = Field(
+    stacks: tuple[SharedStack, ...] = Field(
         default=(), description="for a hang: ranks with equal stacks share an entry"
     )
     decision: str | None
     reason: str | None
-    refused: tuple[RefusedView, ...] = Field(
+    refused: tuple[RefusedDecision, ...] = Field(
         default=(),
         description="all other decisions, the cheapest first, with the rejection reason",
     )

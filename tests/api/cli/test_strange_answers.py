@@ -14,7 +14,7 @@ from holdfast import Client
 from holdfast.cli import completion, jobs
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
-from holdfast.client.asynchronous.client import AsyncClient
+from holdfast.client.asynchronous.jobs import AsyncClient
 from holdfast.errors import ServerError
 from holdfast_service.views.history import LogLineView
 

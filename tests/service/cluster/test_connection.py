@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from tests.support.service.unwatched import Unwatched
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.cluster import connection, ray_cluster, ray_state
@@ -207,7 +208,7 @@ async def test_a_wait_for_news_ends_with_its_connection(monkeypatch: pytest.Monk
 
     supervisor = type("Supervisor", (), {"await_news": Method()})()
     monkeypatch.setattr(ray_cluster.RayCluster, "_supervisor", lambda *_: supervisor)
-    cluster = RayCluster("", b"", Path(), can_grow=False)
+    cluster = RayCluster("", b"", Path(), can_grow=False, connection=Unwatched())
     news = asyncio.create_task(cluster.await_news("job", Cursors(), 600.0))
     await asyncio.to_thread(eventually, lambda: bool(cluster._awaited))
     await asyncio.to_thread(cluster.forget_connection)

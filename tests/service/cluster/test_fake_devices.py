@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
+from tests.support.service.unwatched import Unwatched
 from holdfast_service.cluster.ray_cluster import RayCluster
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.job_spec import parse
@@ -34,7 +35,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = names
 cluster.add_node(num_gpus=4, **small)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 ray.init(cluster.address, log_to_driver=False)
-ours = RayCluster("i" * 8, b"key", folder, can_grow=False)
+ours = RayCluster("i" * 8, b"key", folder, can_grow=False, connection=Unwatched())
 spec = parse({
     "name": "fake", "function": "tests.support.ranks.functions:shows_environment",
     "train": {"steps": 100000, "global_batch": 8, "micro_batch": 4},

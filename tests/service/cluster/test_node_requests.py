@@ -13,6 +13,7 @@ import ray
 from pathlib import Path
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
+from tests.support.service.unwatched import Unwatched
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.ray_cluster import RayCluster
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
@@ -29,7 +30,7 @@ nodes = {
     cluster.add_node(**small).node_id: "none",
 }
 ray.init(cluster.address, log_to_driver=False)
-ours = RayCluster("i" * 8, b"key", Path("/nowhere"), can_grow=False)
+ours = RayCluster("i" * 8, b"key", Path("/nowhere"), can_grow=False, connection=Unwatched())
 capacity = ours._capacity()
 by_name = {nodes.get(node.node_id, "head"): node for node in capacity.nodes}
 assert by_name["nvme"].custom == {"fpga": 2.0}, by_name

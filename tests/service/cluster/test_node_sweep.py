@@ -15,7 +15,8 @@ from holdfast_workers.memory.node_folder import BASE_VARIABLE, memory_base
 PROGRAM = """
 import pickle, sys
 sweep = pickle.load(sys.stdin.buffer)
-sweep(["mine", "never-there"])
+sweep("mine")
+sweep("never-there")
 assert not any(name.startswith("holdfast") for name in sys.modules), "imported"
 """
 
@@ -46,7 +47,7 @@ def test_it_sweeps_where_agents_keep_their_folders(monkeypatch: pytest.MonkeyPat
     left = memory_base(os.environ) / "job-of-test-node-sweep"
     left.mkdir(parents=True)
     try:
-        sweep_this_node([left.name])
+        sweep_this_node(left.name)
         assert not left.exists()
     finally:
         if left.exists():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from tests.support.service.unwatched import Unwatched
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_service.cluster import agents, ray_cluster
@@ -34,7 +35,7 @@ async def test_blocked_threads_of_the_server_delay_no_call_of_ray(
     loop = asyncio.get_running_loop()
     blocked = [loop.run_in_executor(None, over.wait, 600) for _ in range(64)]
     try:
-        cluster = RayCluster("", b"", Path(), can_grow=False)
+        cluster = RayCluster("", b"", Path(), can_grow=False, connection=Unwatched())
         assert (await cluster.capacity()).nodes == ()
     finally:
         over.set()
@@ -48,7 +49,7 @@ async def test_calls_of_ray_that_hang_delay_nothing_else(monkeypatch: pytest.Mon
     monkeypatch.setattr(ray_cluster, "draining_nodes", set)
     monkeypatch.setattr(ray_cluster, "CALL_S", 0.1)
     monkeypatch.setattr(ray_cluster, "RELEASE_S", 0.1)
-    cluster = RayCluster("", b"", Path(), can_grow=False)
+    cluster = RayCluster("", b"", Path(), can_grow=False, connection=Unwatched())
     try:
         answers = await asyncio.gather(
             *[cluster.capacity() for _ in range(64)], return_exceptions=True

@@ -13,7 +13,7 @@ from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.embedded_cluster import processes
 from holdfast_service.embedded_cluster.keeper import Keeper
-from holdfast_service.embedded_cluster.local_cluster import folder
+from holdfast_service.embedded_cluster.local_cluster import KeeperOptions, folder
 from holdfast_service.embedded_cluster.node_shares import NodeShare
 
 
@@ -23,7 +23,7 @@ def test_a_node_that_fails_to_start_leaves_no_process_and_the_cluster_runs_on(
     files = folder(tmp_path)
     files.make()
     nothing: Any = None
-    keeper = Keeper(files, (NodeShare(1),), 60.0, {}, nothing)
+    keeper = Keeper(files, (NodeShare(1),), KeeperOptions(orphan_grace_s=60.0), nothing)
     started: list[subprocess.Popen[bytes]] = []
 
     def half_start(name: str, *, head: bool) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.support.waiting import eventually
 
 from holdfast_service.embedded_cluster import local_cluster, processes
-from holdfast_service.embedded_cluster.local_cluster import LocalCluster
+from holdfast_service.embedded_cluster.local_cluster import KeeperOptions, LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -25,7 +25,7 @@ STARTS_AND_DIES = """
 import os, signal, sys
 from pathlib import Path
 from holdfast_service.embedded_cluster import local_cluster
-local_cluster.ensure(Path(sys.argv[1]), 2)
+local_cluster.ensure(Path(sys.argv[1]), local_cluster.KeeperOptions(2))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -101,7 +101,8 @@ def test_the_cluster_outlives_its_starter_loses_and_gains_a_node_and_leaves_noth
     assert starter.returncode == -signal.SIGKILL
     cluster = local_cluster.find(data_dir)
     assert cluster is not None
-    assert local_cluster.ensure(data_dir, 2).cluster_id == cluster.cluster_id, "adopted"
+    again = local_cluster.ensure(data_dir, KeeperOptions(2))
+    assert again.cluster_id == cluster.cluster_id, "adopted"
     assert [node.name for node in cluster.nodes] == ["head", "node-0", "node-1"]
     own = (cluster.token_path, cluster.temp_dir, cluster.shm_root)
     assert not [path for path in own if Path(path).stat().st_mode & 0o077]
@@ -146,7 +147,7 @@ def loopback_only(cluster: LocalCluster) -> bool:
 
 def test_nodes_divide_the_gpus_and_no_two_actors_share_one(data_dir: Path) -> None:
     """The devices are only named: no program here touches them."""
-    cluster = local_cluster.ensure(data_dir, 2, gpus=["GPU-a", "GPU-b", "GPU-c"])
+    cluster = local_cluster.ensure(data_dir, KeeperOptions(2, gpus=["GPU-a", "GPU-b", "GPU-c"]))
     assert json.loads(run_on(cluster, SHOWS_GPUS)) == [
         ["node-0", "GPU-a"],
         ["node-0", "GPU-b"],
@@ -155,7 +156,7 @@ def test_nodes_divide_the_gpus_and_no_two_actors_share_one(data_dir: Path) -> No
 
 
 def test_a_killed_keeper_ends_the_cluster_and_the_next_stop_sweeps(data_dir: Path) -> None:
-    cluster = local_cluster.ensure(data_dir, 1)
+    cluster = local_cluster.ensure(data_dir, KeeperOptions(1))
     os.kill(cluster.keeper_pid, signal.SIGKILL)
     eventually(lambda: local_cluster.find(data_dir) is None, GONE_S)
     (Path(cluster.shm_root) / "own-0.seg").write_bytes(b"left behind")
@@ -165,7 +166,7 @@ def test_a_killed_keeper_ends_the_cluster_and_the_next_stop_sweeps(data_dir: Pat
 
 def test_an_orphan_ends_itself_after_its_grace(data_dir: Path) -> None:
     with local_cluster.attached(data_dir):
-        cluster = local_cluster.ensure(data_dir, 1, orphan_grace_s=1.0)
+        cluster = local_cluster.ensure(data_dir, KeeperOptions(1, orphan_grace_s=1.0))
         time.sleep(2.5)  # longer than the grace: it must not end while a server is attached
         assert local_cluster.find(data_dir) is not None
     eventually(lambda: remains(cluster) == [], GONE_S)

@@ -117,7 +117,7 @@ def test_the_end_of_a_node_ends_its_own_processes_only(files: NodeFiles, tmp_pat
     node = recorded(files, tmp_path)
     files.token.write_text("token")
     with raylet(tmp_path, MARK) as own, raylet(tmp_path, "another") as foreign:
-        nodes.end(files, node, 5.0)
+        nodes.end(files, node)
         assert own.wait(DEADLINE_S) == -15  # asked, not killed
         assert foreign.poll() is None
     assert files.read() is None

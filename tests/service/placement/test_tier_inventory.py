@@ -10,7 +10,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.job_model.events.attempts import FoundState
 from holdfast_service.placement.restore_points import (
     BadCopy,
     HeldCopy,
@@ -25,7 +24,6 @@ from holdfast_service.placement.tier_inventory import (
     newest_restorable,
     why_not_newer,
 )
-from holdfast_workers.protocol.codec import as_json
 from holdfast_workers.protocol.messages import Held, Place
 from holdfast_workers.state.replicas import ReplicaEquality
 
@@ -99,14 +97,6 @@ def test_an_incomplete_step_lists_its_missing_ranks() -> None:
     other = {"dp_replicate": 1, "dp_shard": 1, "tp": 1}
     (lacking,) = equal(other, copies[:1], [])
     assert (lacking.complete, lacking.missing) == (False, ((1, 3),))
-    assert as_json(FoundState.of(lacking)) == {
-        "tier": "reshard",
-        "step": 5,
-        "attempt": 1,
-        "mesh": tag(mesh),
-        "complete": False,
-        "missing": [[1, 3]],
-    }
 
 
 def test_a_step_that_only_its_own_mesh_can_load_says_so() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.readers.verdict import (
     JobStanding,
-    LastIncident,
     duration,
     verdict,
 )
@@ -30,14 +30,14 @@ RUNNING = JobStanding(
     lost_device_s=360.0 * 8,
     reported_at=9_999.0,
 )
-INCIDENT = LastIncident(
-    number=3,
+INCIDENT = IncidentRecord(
+    incident=3,
     cause="node_lost",
     closed_at=9_400.0,
     opened_at=9_399.0,
     decision="replace_node",
     steps_lost=1,
-    total_s=0.8,
+    phases_s={"total": 0.8},
 )
 
 

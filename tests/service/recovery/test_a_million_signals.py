@@ -138,11 +138,10 @@ class RandomJob:
             assert named == set(Action), "all other actions are refused with a reason"
 
     def _check_budget(self) -> None:
-        known = self.core.snapshot()
-        assert len(within_window(known.failures, self.now, self.config.spec.recovery.window_s)) <= (
-            self.config.spec.recovery.max_failures
-        )
-        assert known.without_progress <= self.config.spec.recovery.max_without_progress
+        state, limits = self.core.state, self.config.spec.recovery
+        failures = within_window(state.budget.failures, self.now, limits.window_s)
+        assert len(failures) <= limits.max_failures
+        assert state.progress.without_progress <= limits.max_without_progress
 
     def answer(self) -> None:
         """The oldest pending command succeeds, fails, or stays unanswered."""

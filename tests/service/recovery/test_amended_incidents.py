@@ -16,11 +16,12 @@ from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
 def account(core: RecoveryCore) -> tuple[object, ...]:
-    known = core.snapshot()
+    state, incident = core.state, core.state.incidents.current
     return (
-        *(known.failures, known.preemptions, known.offences),
-        *(known.restores, known.remote_restores, known.without_progress),
-        known.incident.number if known.incident is not None else None,
+        *(state.budget.failures, state.budget.preemptions, state.budget.offences),
+        *(state.intervals.restores, state.intervals.remote_restores),
+        state.progress.without_progress,
+        incident.number if incident is not None else None,
     )
 
 
@@ -60,4 +61,4 @@ def test_an_incident_closed_twice_counts_as_one_restore() -> None:
     job = lost_its_agent()
     last = next(event for event in reversed(job.events) if event.kind == EventKind.INCIDENT_CLOSED)
     facts = Facts.from_events([*job.events, replace(last, seq=last.seq + 1)])
-    assert facts.restores == job.core.snapshot().restores == 1
+    assert facts.restores == job.core.state.intervals.restores == 1

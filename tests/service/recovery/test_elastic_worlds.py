@@ -220,7 +220,7 @@ def test_a_node_that_comes_back_during_the_save_keeps_the_job() -> None:
     running(job, job.core.committed + 20)
     job.kill_node("n1", back_after_s=12.0)
     job.run_until(lambda: bool(job.emitted(EventKind.WAITING)))
-    job.run_until(lambda: job.core.snapshot().stage.name == "RUNNING", 60.0)
+    job.run_until(lambda: job.core.stage is Stage.RUNNING, 60.0)
     job.publishes = True
     assert job.run().outcome == "SUCCEEDED"
 

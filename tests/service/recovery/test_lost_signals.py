@@ -130,13 +130,18 @@ def test_one_poll_proves_nothing_because_it_may_be_older_than_a_signal() -> None
     assert len(forming(job)) == 1
 
 
+def reported_failure(job: SimulatedCluster, agent: str) -> str:
+    record = job.core.state.roster.find(agent)
+    return record.report.failure.message if record and record.report.failure else ""
+
+
 def test_an_agent_that_cannot_fork_gets_no_ranks() -> None:
     job = running(cluster(steps=100))
     unfit = "its zygote ended 3 times in a row"
     job.agents["n2"].failure = AgentFailure(unfit)
     job.signal(job.agents["n2"], ZygoteLost(unfit), job.core.attempt)
 
-    job.run_until(lambda: job.core.snapshot().agents["n2"].problem == unfit)
+    job.run_until(lambda: reported_failure(job, "n2") == unfit)
     job.kill_agent("n1", back_after_s=2.0)
     job.run_until(lambda: len(closed(job)) == 1)
     assert {event["agent"] for event in forming(job)[-1]["members"]} == {"n0", "n1"}

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.service.recovery.test_recovery_histories import play, prepared
 from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import is_live
 from tests.support.simulation.simulated_network import START, STEPPING_S
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
@@ -98,7 +99,7 @@ def test_a_report_received_after_its_agents_end_does_not_revive_the_agent() -> N
     report = agent.report()
     cluster.feed(inputs.AgentLost("n0", "its process died", incarnation=report.incarnation))
     cluster.feed(inputs.AgentUp(report))
-    assert not cluster.core.snapshot().agents["n0"].live
+    assert not is_live(cluster, "n0")
     agent.die()
     cluster.at(1.0, lambda: cluster.restart_agent(agent, report.incarnation))
     assert cluster.run().outcome == "SUCCEEDED"

@@ -10,7 +10,7 @@ from tests.service.recovery.faults.test_node_eviction import ECC, report_finding
 from tests.support.service.fake_cluster import row
 from tests.support.simulation.core_states import NOW, running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
-from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, present, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
@@ -64,7 +64,7 @@ def accuse(job: SimulatedCluster, cause: Cause, agent: str) -> None:
 
 
 def placed(job: SimulatedCluster) -> dict[int, str]:
-    return {rank: member.agent for rank, member in job.core.snapshot().members.items()}
+    return {rank: member.agent for rank, member in present(job).items()}
 
 
 def crash_twice(job: SimulatedCluster) -> None:
@@ -276,7 +276,7 @@ def test_a_straggler_without_a_better_node_is_emitted_once_and_costs_no_attempt(
     assert (incident["decision"], incident["failures"]) == ("ignore", [])
     assert incident["resolution"] == "training goes on"
     assert [offence["node"] for offence in incident["offences"]] == ["n0"]
-    assert Facts.from_events(job.events).offences == job.core.snapshot().offences
+    assert Facts.from_events(job.events).offences == job.core.state.budget.offences
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
     assert len(job.emitted(EventKind.INCIDENT_OPENED)) == 1

@@ -31,7 +31,7 @@ def differed_twice() -> tuple[SimulatedCluster, int]:
         job.run_until(lambda at=attempt: job.core.attempt == at)  # type: ignore[misc]
         job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= step)
     assert job.orders[3].recheck == step
-    assert job.core.snapshot().sidelined_agents == {"n1"}
+    assert job.core.state.corruption.sidelined == {"n1"}
     return job, step
 
 
@@ -41,7 +41,7 @@ def agents(job: SimulatedCluster) -> list[str]:
 
 def test_a_lost_recheck_outcome_does_not_sideline_a_node_for_ever() -> None:
     job, _ = differed_twice()
-    job.run_until(lambda: not job.core.snapshot().sidelined_agents)
+    job.run_until(lambda: not job.core.state.corruption.sidelined)
     assert "was lost" in job.emitted(EventKind.INCIDENT_UPDATED)[-1]["evidence"][-1]
     job.kill_agent("n2", back_after_s=None)
     job.run_until(lambda: len(closed(job)) == 3)
@@ -54,7 +54,7 @@ def test_a_late_recheck_outcome_names_the_differing_rank() -> None:
     job, step = differed_twice()
     job.run_until(lambda: job.core.committed >= step + 10)
     job.signal(job.agents["n0"], StepRecomputed(step, ("a", "a")), 3, rank=0)
-    job.run_until(lambda: not job.core.snapshot().sidelined_agents)
+    job.run_until(lambda: not job.core.state.corruption.sidelined)
     job.run_until(lambda: len(closed(job)) == 3)
     lost = closed(job)[-1]["lost"]
     assert [fault["rank"] for fault in lost if fault["cause"] == "corruption"] == [1]

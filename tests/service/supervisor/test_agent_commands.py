@@ -13,9 +13,10 @@ import pytest
 from holdfast_service.job_model.events.progress import PhaseEvent
 from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.recovery.core_state import inputs
-from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
+from holdfast_service.supervisor.agent_commands import AgentCommands
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.protocol.answers import (
     AgentReport,
@@ -41,7 +42,7 @@ from holdfast_workers.protocol.commands import (
 from holdfast_workers.protocol.messages import FormOrder, Partner
 from holdfast_workers.protocol.processes import StorageOptions
 
-TIMES = CallTimes(call_s=1.0, form_call_s=2.0, finalize_s=3.0, check_s=4.0)
+TIMES = SupervisorTimes(call_s=1.0, form_call_s=2.0, finalize_s=3.0, check_s=4.0)
 WAIT_S = 60.0
 REPORT = AgentReport("n0", "life", "node", "127.0.0.1", 1, 2, 3, 2, 0, 0, True)
 

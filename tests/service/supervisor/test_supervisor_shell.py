@@ -25,6 +25,7 @@ from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
 from holdfast_service.supervisor.supervisor import Supervisor
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
@@ -162,18 +163,14 @@ def watching(
     starting_for_s: float = 15.0,
 ) -> tuple[AgentWatch, queue.Queue[inputs.Input]]:
     received: queue.Queue[inputs.Input] = queue.Queue()
-    watch = AgentWatch(
-        agents,
-        SECRET,
-        received.put,
+    times = SupervisorTimes(
         heartbeat_timeout_s=heartbeat_timeout_s,
         hello_s=1.0,
         probe_s=0.2,
         check_s=1.0,
-        lapse_s=lapse_s,
         starting_for_s=starting_for_s,
     )
-    return watch, received
+    return AgentWatch(agents, SECRET, received.put, times, lapse_s=lapse_s), received
 
 
 def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Path) -> None:

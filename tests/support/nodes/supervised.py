@@ -32,7 +32,8 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.supervisor.fence_record import FenceRecord, open_fence
-from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
+from holdfast_service.supervisor.supervisor import Supervisor
+from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.checkpoint.fence_objects import FenceFloor
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.fault_injection.kinds import Injection

@@ -11,6 +11,7 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.worlds import Member
 
 
 def cluster(
@@ -32,6 +33,17 @@ def cluster(
 def running(job: SimulatedCluster, step: int = 10) -> SimulatedCluster:
     job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= step)
     return job
+
+
+def present(job: SimulatedCluster) -> Mapping[int, Member]:
+    """Rank → its place in the present world; empty between worlds."""
+    world = job.core.state.worlds.present
+    return {} if world is None else world.members
+
+
+def is_live(job: SimulatedCluster, agent: str) -> bool:
+    record = job.core.state.roster.find(agent)
+    return record is not None and record.live
 
 
 def closed(job: SimulatedCluster) -> list[dict[str, Any]]:

@@ -159,7 +159,7 @@ class Watchdog:
         """A job waits only as long as no attempt can be formed: a copy of the core that looks
         again, after news of an agent that does not exist, waits too. The answer to a fence makes
         the core look again anyway."""
-        if core.stage is Stage.WAITING and not core.snapshot().awaiting:
+        if core.stage is Stage.WAITING and not core.state.fencing.awaiting:
             copy = deepcopy(core)
             copy.handle(inputs.LeaseEnded("none"), now)
             assert copy.stage is Stage.WAITING, "an attempt can be formed, and the job waits"

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.spec import GuardsSpec, TrainingSpec, find_faults
 from holdfast_workers.training.guards import (
     MAX_RANGES,
     GuardAction,
     GuardKind,
     NonfiniteOrigin,
-    Trip,
     find_origin,
     judge,
     trip_report,
@@ -51,7 +51,7 @@ def look(
     losses: Sequence[float] = (),
     grad_norms: Sequence[float] = (),
     ledger: Ledger | None = None,
-) -> Trip | None:
+) -> TripReport | None:
     return judge(
         guards,
         step=step,
@@ -121,7 +121,7 @@ def test_a_spike_is_found_and_its_policy_applied(kind: GuardKind, policy: str) -
     trip = look(guards, losses=noisy(), grad_norms=noisy(middle=1.0), **high)
     assert trip is not None
     assert (trip.kind, trip.decision) == (kind, GuardAction(policy))
-    assert trip.limit is not None
+    assert trip.limit is not None and trip.value is not None
     assert trip.value > trip.limit
 
 

@@ -32,12 +32,11 @@ from holdfast_workers.agent.node_log import logged, node_log
 from holdfast_workers.agent.node_memory import NodeMemory
 from holdfast_workers.agent.periodic_thread import PeriodicThread
 from holdfast_workers.agent.progress_watch import ProgressWatch
-from holdfast_workers.agent.remote_cleanup import RemoteCleanup
-from holdfast_workers.agent.remote_loads import RemoteLoads
 from holdfast_workers.agent.remote_saves import RemoteSaves, RemoteTierRefused
 from holdfast_workers.agent.rendezvous import Rendezvous
 from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.agent.signal_sender import SignalSender
+from holdfast_workers.agent.storage_jobs import RemoteCleanup, RemoteLoads
 from holdfast_workers.agent.supervisor_end import SupervisorEnd
 from holdfast_workers.agent.worker_pool import WorkerPool
 from holdfast_workers.errors import WorkersError
@@ -54,7 +53,7 @@ from holdfast_workers.ipc.orphans import Orphans
 from holdfast_workers.memory.link_probe import exchange
 from holdfast_workers.memory.node_folder import NodeFolder
 from holdfast_workers.memory.segment_store import NothingHeld
-from holdfast_workers.protocol import codec
+from holdfast_workers.protocol import codec, commands
 from holdfast_workers.protocol.answers import (
     AgentFailure,
     AgentReport,
@@ -66,32 +65,6 @@ from holdfast_workers.protocol.answers import (
     PollAnswer,
     PublishedCheckpoint,
     Refusal,
-)
-from holdfast_workers.protocol.commands import (
-    CheckNode,
-    Command,
-    Describe,
-    ExchangeBytes,
-    Fence,
-    FinalizeCheckpoint,
-    Finish,
-    Form,
-    FreeMemory,
-    Hello,
-    InjectFault,
-    Inspect,
-    Leave,
-    ListEvents,
-    Poll,
-    PrepareMesh,
-    Query,
-    Request,
-    SaveShard,
-    SetIntervals,
-    SetPartners,
-    Stop,
-    TidyRemoteTier,
-    WarmUp,
 )
 from holdfast_workers.protocol.messages import Beat, FormOrder, Seat, StepRow
 from holdfast_workers.protocol.process_identity import ProcessIdentity
@@ -191,7 +164,6 @@ class NodeAgent:
             on_lost=lambda port: self._signals.send(StoreLost(port), self._authority.attempt),
         )
         self._saves = RemoteSaves(config, self._root, savers, self._signals)
-        self._cleanup = RemoteCleanup(config, savers, self._signals)
         self._worker_pool = WorkerPool(
             config,
             self._incarnation,
@@ -243,6 +215,7 @@ class NodeAgent:
         )
         self._io = children.io
         self._loads = RemoteLoads(config, self._storage_processes, self._io)
+        self._cleanup = RemoteCleanup(config, savers, self._io, self._signals, self._closing)
         self._worker_pool.attach(self._io)
         self._watch = ProgressWatch(config, self._worker_pool.reports, self._signals)
         self._orphans = Orphans(self._owns_child)
@@ -264,7 +237,6 @@ class NodeAgent:
         codec.prepare(*WORKER_ORDERS, *WorkerJob.answers)
         self._io.start()
         self._saves.start(self._io)
-        self._cleanup.start(self._io)
         self._health.start()
         self._watch.start()
         self._upkeep.start()
@@ -291,7 +263,6 @@ class NodeAgent:
         self._upkeep.stop(RELEASE_WAIT_S)
         self._worker_pool.stop(RELEASE_WAIT_S)
         self._saves.stop()
-        self._cleanup.stop()
         self._health.stop()
         self._io.stop()
         self._child_processes.stop()
@@ -303,19 +274,19 @@ class NodeAgent:
 
     # --- commands -------------------------------------------------------------------------------
 
-    def execute(self, request: Request) -> Answer:
+    def execute(self, request: commands.Request) -> Answer:
         """Carry out a command, or answer a query, and keep the events that came with it.
 
         Raises StaleCommand if a newer supervisor was accepted, or the command belongs to an attempt
         older than the newest; any other error of a command.
         """
         self._authority.accept(request.epoch, request.command)
-        if isinstance(request.command, Hello):
+        if isinstance(request.command, commands.Hello):
             self._supervisor_end.introduce(request.epoch, request.command.supervisor)
         self._events.keep(request.events)
         return self._handlers[type(request.command)](request.command)
 
-    def answer(self, request: Request) -> Answer | Refusal:
+    def answer(self, request: commands.Request) -> Answer | Refusal:
         """As `execute`, but an error is an answer too: the supervisor may be of another version."""
         try:
             return self.execute(request)
@@ -324,32 +295,34 @@ class NodeAgent:
             later = isinstance(error, RemoteTierRefused)
             return Refusal(type(error).__name__, str(error), later)
 
-    def _handlers_by_command(self) -> dict[type[Command | Query], Callable[[Any], Answer]]:
+    def _handlers_by_command(
+        self,
+    ) -> dict[type[commands.Command | commands.Query], Callable[[Any], Answer]]:
         return {
-            Fence: self._fence,
-            Form: self._form,
-            WarmUp: self._warm_up,
-            SetPartners: self._set_partners,
-            FreeMemory: self._free_memory,
-            SetIntervals: self._set_intervals,
-            Finish: self._finish,
-            PrepareMesh: self._prepare_mesh,
-            Leave: self._leave,
-            Inspect: self._inspect,
-            SaveShard: self._save_held,
-            FinalizeCheckpoint: self._finalize,
-            TidyRemoteTier: self._tidy,
-            CheckNode: self._check,
-            InjectFault: self._inject,
-            Stop: self._stop,
-            Hello: lambda _: self.report(),
-            Describe: lambda _: self.report(),
-            Poll: self._poll,
-            ListEvents: lambda _: KeptEvents(self._events.all()),
-            ExchangeBytes: self._exchange,
+            commands.Fence: self._fence,
+            commands.Form: self._form,
+            commands.WarmUp: self._warm_up,
+            commands.SetPartners: self._set_partners,
+            commands.FreeMemory: self._free_memory,
+            commands.SetIntervals: self._set_intervals,
+            commands.Finish: self._finish,
+            commands.PrepareMesh: self._prepare_mesh,
+            commands.Leave: self._leave,
+            commands.Inspect: self._inspect,
+            commands.SaveShard: self._save_held,
+            commands.FinalizeCheckpoint: self._finalize,
+            commands.TidyRemoteTier: self._tidy,
+            commands.CheckNode: self._check,
+            commands.InjectFault: self._inject,
+            commands.Stop: self._stop,
+            commands.Hello: lambda _: self.report(),
+            commands.Describe: lambda _: self.report(),
+            commands.Poll: self._poll,
+            commands.ListEvents: lambda _: KeptEvents(self._events.all()),
+            commands.ExchangeBytes: self._exchange,
         }
 
-    def _fence(self, command: Fence) -> AgentReport:
+    def _fence(self, command: commands.Fence) -> AgentReport:
         """End this node's part in every attempt before the command's.
 
         Returns once no worker of this node can apply another step of an older attempt: each has
@@ -370,7 +343,7 @@ class NodeAgent:
             self._rendezvous.ask(own_store)
         return self.report()
 
-    def _form(self, command: Form) -> Done:
+    def _form(self, command: commands.Form) -> Done:
         order = command.order
         ranks = [seat.rank for seat in order.seats]
         self._log.info("forming", attempt=order.attempt, ranks=ranks)
@@ -382,41 +355,41 @@ class NodeAgent:
         self._send_lease(order.attempt, *self._authority.lease_until(order.attempt))
         return Done()
 
-    def _warm_up(self, _: WarmUp) -> Done:
+    def _warm_up(self, _: commands.WarmUp) -> Done:
         self._worker_pool.fill()
         return Done()
 
-    def _set_partners(self, command: SetPartners) -> Done:
+    def _set_partners(self, command: commands.SetPartners) -> Done:
         self._memory.change_partners(command.rank, command.partners, command.attempt)
         return Done()
 
-    def _free_memory(self, command: FreeMemory) -> Done:
+    def _free_memory(self, command: commands.FreeMemory) -> Done:
         self._memory.free_all_but(command.mesh, command.own, command.replicas)
         return Done()
 
-    def _set_intervals(self, command: SetIntervals) -> Done:
+    def _set_intervals(self, command: commands.SetIntervals) -> Done:
         steps = (command.memory, command.remote)
         self._worker_pool.send(NewIntervals(command.attempt, steps))
         return Done()
 
-    def _finish(self, command: Finish) -> Done:
+    def _finish(self, command: commands.Finish) -> Done:
         self._worker_pool.send(StopAfterStep(command.attempt))
         return Done()
 
-    def _prepare_mesh(self, command: PrepareMesh) -> Done:
+    def _prepare_mesh(self, command: commands.PrepareMesh) -> Done:
         """Raises ZygoteFailed."""
         self._worker_pool.prepare(command.mesh, command.ranks, self._mesh)
         return Done()
 
-    def _leave(self, command: Leave) -> Done:
+    def _leave(self, command: commands.Leave) -> Done:
         self._worker_pool.send(StopAfterStep(command.attempt, leaves=True))
         return Done()
 
-    def _inspect(self, command: Inspect) -> Inspections:
+    def _inspect(self, command: commands.Inspect) -> Inspections:
         """Takes at most `inspect_timeout_s`."""
         return Inspections(self._watch.inspect(command.attempt))
 
-    def _save_held(self, command: SaveShard) -> Done:
+    def _save_held(self, command: commands.SaveShard) -> Done:
         """Raises NothingHeld, Overwritten or SegmentSpaceError."""
         rank, place, attempt, step = command.rank, command.place, command.attempt, command.step
         segment = self._memory.find(rank, place)
@@ -428,27 +401,27 @@ class NodeAgent:
         self._saves.save_held(rank, segment, commit)
         return Done()
 
-    def _finalize(self, command: FinalizeCheckpoint) -> PublishedCheckpoint:
+    def _finalize(self, command: commands.FinalizeCheckpoint) -> PublishedCheckpoint:
         return self._saves.finalize(command, self._io)
 
-    def _tidy(self, command: TidyRemoteTier) -> Done:
+    def _tidy(self, command: commands.TidyRemoteTier) -> Done:
         self._cleanup.request(TidierJob(command, self._authority.epoch))
         return Done()
 
-    def _check(self, _: CheckNode) -> AgentReport:
+    def _check(self, _: commands.CheckNode) -> AgentReport:
         self._health.check(self._io)
         return self.report()
 
-    def _inject(self, command: InjectFault) -> Done:
+    def _inject(self, command: commands.InjectFault) -> Done:
         """Raises CannotInject."""
         self._fault_orders.accept(command.number, Injection.of(command.fault))
         return Done()
 
-    def _stop(self, _: Stop) -> Done:
+    def _stop(self, _: commands.Stop) -> Done:
         self._worker_pool.stop()
         return Done()
 
-    def _poll(self, command: Poll) -> PollAnswer:
+    def _poll(self, command: commands.Poll) -> PollAnswer:
         self._events.forget(command.acked)
         rows, digests, lines = self._journal.after(command.after_row, command.after_line)
         beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
@@ -464,7 +437,7 @@ class NodeAgent:
             self._health.report(),
         )
 
-    def _exchange(self, command: ExchangeBytes) -> ExchangeResult:
+    def _exchange(self, command: commands.ExchangeBytes) -> ExchangeResult:
         problem = exchange(
             self._config.secret, command.host, command.port, command.timeout_s, self._memory.tls
         )

@@ -32,19 +32,18 @@ from holdfast_workers.parallelize.mesh import make_mesh
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import Snapshot, StateMismatch, local_of
-from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin
+from holdfast_workers.training.guards import NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import all_finite
 from holdfast_workers.training.rank_log import log_differing_objects, log_unsaved_buffers
 from holdfast_workers.training.recipe import (
     Agree,
     AttemptSteps,
     Gate,
-    GuardTripped,
-    NonFiniteStep,
     PhaseReporter,
     Recipe,
     StepOutcome,
     World,
+    raise_if_refused,
 )
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
@@ -218,12 +217,7 @@ class FunctionRecipe(Recipe):
         trained = self.registry.trained()
         phase("agree", step)
         agreed = agree(self._with_gradients(self.share))
-        if agreed.trip is not None and agreed.trip.decision is not GuardAction.REPORT:
-            raise GuardTripped(agreed.trip)
-        if agreed.nonfinite:
-            raise NonFiniteStep(
-                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
-            )
+        raise_if_refused(agreed)
         gate(step)
         phase("optimizer", step)
         self.applied_step = -1

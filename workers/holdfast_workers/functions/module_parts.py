@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -114,3 +115,29 @@ def _unsaved_buffers(module: nn.Module) -> Iterator[str]:
     for name, _ in module.named_buffers():
         if name not in persistent:
             yield name
+
+
+class ExtraState:
+    """The state of one module that is neither a parameter nor a buffer: what `get_extra_state` of
+    its parts returns, by their bare names."""
+
+    def __init__(self, parts: dict[str, nn.Module]) -> None:
+        self._parts = parts
+
+    @classmethod
+    def of(cls, module: nn.Module) -> ExtraState | None:
+        """The extra state of `module`, or None if no part of it has any."""
+        replaced = [*bare_names(module)]
+        parts = {
+            bare_name(f"{path}." if path else "", replaced): part
+            for path, part in module.named_modules()
+            if type(part).get_extra_state is not nn.Module.get_extra_state
+        }
+        return cls(parts) if parts else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.get_extra_state() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.set_extra_state(state[name])

@@ -19,10 +19,9 @@ from torch.optim import Optimizer
 
 from holdfast_workers.functions.encoded_objects import EncodedObjects
 from holdfast_workers.functions.encoding import decode, encode
-from holdfast_workers.functions.extra_state import ExtraState
 from holdfast_workers.functions.forgotten_parts import refuse_forgotten_parts
 from holdfast_workers.functions.function_errors import FunctionError
-from holdfast_workers.functions.module_parts import BufferPlace, ModuleParts
+from holdfast_workers.functions.module_parts import BufferPlace, ExtraState, ModuleParts
 from holdfast_workers.functions.optimizer_state import OptimizerState, refuse_sparse_gradients
 from holdfast_workers.functions.replicated_modules import (
     ReducingWrapper,

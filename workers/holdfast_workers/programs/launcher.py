@@ -29,9 +29,9 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
-from holdfast_workers.programs import store_link
-from holdfast_workers.programs.agent_link import AgentLink
+from holdfast_workers.programs import launcher_links
 from holdfast_workers.programs.guard import start_guard
+from holdfast_workers.programs.launcher_links import AgentLink, StoreEnded
 from holdfast_workers.programs.output_relay import OutputRelay, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt
 from holdfast_workers.programs.program_process import (
@@ -39,7 +39,6 @@ from holdfast_workers.programs.program_process import (
     ProgramProcess,
     kill_descendants,
 )
-from holdfast_workers.programs.store_link import StoreEnded
 from holdfast_workers.protocol.lease import clock_s
 from holdfast_workers.protocol.messages import ErrorKind, JoinOrder
 from holdfast_workers.protocol.processes import (
@@ -392,13 +391,13 @@ class Launcher:
         """The rank that reports steps knows whether the ranks have met. Raises StoreEnded."""
         self._close_store()
         if order.rank == 0:
-            self._store = store_link.connect(order.form.store_host, order.form.store_port)
+            self._store = launcher_links.connect(order.form.store_host, order.form.store_port)
             self._watch(self._store, self._read_store)
-            self._timers["store"] = (time.monotonic() + store_link.MEETING_S, self._close_store)
+            self._timers["store"] = (time.monotonic() + launcher_links.MEETING_S, self._close_store)
 
     def _read_store(self) -> None:
         assert self._store is not None
-        if not store_link.has_ended(self._store):
+        if not launcher_links.has_ended(self._store):
             return
         self._close_store()
         if self._attempt is not None:

@@ -24,11 +24,11 @@ from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.program_metrics.step_sources import StepSources
 from holdfast_workers.programs import error_file
+from holdfast_workers.programs.launcher_links import StoreEnded
 from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.output_tail import OutputTail
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.silence import Silence
-from holdfast_workers.programs.store_link import StoreEnded
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,

@@ -97,7 +97,8 @@ class GuardAction(StrEnum):
 
 @dataclass(frozen=True)
 class TripReport:
-    """A tripped guard as it is reported. A number that was not finite is None."""
+    """A tripped guard: the values, the bounds that they exceeded, and the action. In a report, a
+    number that was not finite is None."""
 
     kind: GuardKind
     step: int

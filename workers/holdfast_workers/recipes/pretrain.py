@@ -50,10 +50,8 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
-from holdfast_workers.recipes.image_task import ImageTask
-from holdfast_workers.recipes.language_task import LanguageTask
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
-from holdfast_workers.recipes.task import Task
+from holdfast_workers.recipes.task import ImageTask, LanguageTask, Task
 from holdfast_workers.spec import Family, TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
@@ -66,17 +64,16 @@ from holdfast_workers.state.rank_state import (
     shard_box_of,
 )
 from holdfast_workers.state.replicas import REPLICATED_AXIS
-from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin
+from holdfast_workers.training.guards import NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import NonfiniteTracer, all_finite
 from holdfast_workers.training.recipe import (
     Agree,
     Gate,
-    GuardTripped,
-    NonFiniteStep,
     PhaseReporter,
     Recipe,
     StepOutcome,
     World,
+    raise_if_refused,
 )
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
@@ -251,12 +248,7 @@ class PretrainRecipe(Recipe):
         gradients = [_gradient(parameter) for parameter in built.parameters]
         phase("agree", step)
         agreed = agree(share)
-        if agreed.trip is not None and agreed.trip.decision is not GuardAction.REPORT:
-            raise GuardTripped(agreed.trip)
-        if agreed.nonfinite:
-            raise NonFiniteStep(
-                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
-            )
+        raise_if_refused(agreed)
         gate(step)
         phase("optimizer", step)
         lr = learning_rate(train, step)

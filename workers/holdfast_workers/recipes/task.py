@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from math import prod
+from pathlib import Path
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast_workers.data.corpus import Corpus, open_corpus
+from holdfast_workers.data.images import ImageSet, open_images
 from holdfast_workers.data.sample_order import Indices
-from holdfast_workers.models.transformer import Transformer
+from holdfast_workers.models import llama_parameters, vit_parameters
+from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.transformer import Transformer, initial_values
+from holdfast_workers.models.vit import VisionTransformer
+from holdfast_workers.spec import TrainingSpec
 
 IGNORED = -100
 """A target that no loss counts, as in torch's cross-entropy."""
 
 
-class Task(Protocol):
+class Task(ABC):
     samples: int
     fingerprint: str
     """Fingerprint of the data, equal on all nodes."""
@@ -25,27 +35,104 @@ class Task(Protocol):
     head_in_blocks: float
     """The work of the model's head, as a number of blocks."""
 
+    def __init__(self, spec: TrainingSpec) -> None:
+        self._spec = spec
+
+    @abstractmethod
     def new_model(self) -> Transformer:
         """The whole model on the meta device."""
-        ...
 
     def initial_values(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole parameter `name` at step 0."""
-        ...
+        return initial_values(name, shape, self._spec.model.layers, self._spec.train.seed)
 
+    @abstractmethod
     def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the samples, on the CPU."""
-        ...
 
+    @abstractmethod
     def stand_in(self) -> tuple[Tensor, Tensor]:
         """A micro-batch whose targets are ignored, for a rank for which none is left: it takes part
         in the passes of the others."""
-        ...
 
+    @abstractmethod
     def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of the hidden states and of the logits of a micro-batch."""
-        ...
+
+    @abstractmethod
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy, summed over the targets."""
+
+
+class LanguageTask(Task):
+    """The next token of a text, at every position: the family `llama`. A sample is
+    `sequence_length` targets."""
+
+    def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
+        super().__init__(spec)
+        self._corpus: Corpus = open_corpus(spec.data, cache_dir, spec.model.sequence_length)
+        self.samples = self._corpus.samples(spec.model.sequence_length)
+        self.fingerprint = self._corpus.fingerprint
+        self.targets_per_sample = self.tokens_per_sample = spec.model.sequence_length
+        vocabulary = self._corpus.vocabulary
+        shapes = llama_parameters.parameter_shapes(spec.model, vocabulary)
+        self.parameters = sum(prod(shape) for shape in shapes.values())
+        self.head_in_blocks = llama_parameters.head_in_blocks(spec.model, vocabulary)
+
+    def new_model(self) -> Llama:
+        with torch.device("meta"):
+            return Llama(self._spec.model, self._corpus.vocabulary)
+
+    def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
+        """Both are (samples, sequence_length)."""
+        tokens = torch.from_numpy(self._corpus.batch(samples, self._spec.model.sequence_length))
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def stand_in(self) -> tuple[Tensor, Tensor]:
+        shape = (self._spec.train.micro_batch, self._spec.model.sequence_length)
+        return torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
+
+    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        rows = tuple(inputs.shape)
+        return (*rows, self._spec.model.dim), (*rows, self._corpus.vocabulary)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss, summed over the targets."""
-        ...
+        return F.cross_entropy(
+            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+
+class ImageTask(Task):
+    """The class of an image: the family `vit`. A sample is an image, with one target."""
+
+    def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
+        super().__init__(spec)
+        self._images: ImageSet = open_images(spec.data, cache_dir, spec.model.images)
+        self.samples = self._images.samples
+        self.fingerprint = self._images.fingerprint
+        self.targets_per_sample = 1
+        self.tokens_per_sample = spec.model.positions
+        shapes = vit_parameters.vit_shapes(spec.model)
+        self.parameters = sum(prod(shape) for shape in shapes.values())
+        self.head_in_blocks = vit_parameters.head_in_blocks(spec.model)
+
+    def new_model(self) -> VisionTransformer:
+        with torch.device("meta"):
+            return VisionTransformer(self._spec.model)
+
+    def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
+        """Images (samples, size, size, 3) of bytes and their classes (samples,)."""
+        pixels, classes = self._images.batch(samples)
+        return torch.from_numpy(pixels), torch.from_numpy(classes)
+
+    def stand_in(self) -> tuple[Tensor, Tensor]:
+        batch, size = self._spec.train.micro_batch, self._spec.model.images.image_size
+        pixels = torch.zeros((batch, size, size, 3), dtype=torch.uint8)
+        return pixels, torch.full((batch,), IGNORED)
+
+    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        batch, model = inputs.shape[0], self._spec.model
+        return (batch, model.positions, model.dim), (batch, model.images.classes)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")

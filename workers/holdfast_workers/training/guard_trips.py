@@ -15,7 +15,6 @@ from holdfast_workers.training.guards import (
     GuardAction,
     GuardKind,
     NonfiniteOrigin,
-    Trip,
     as_retry,
     describe_trip,
     find_origin,
@@ -48,7 +47,9 @@ class GuardRunner:
         self._retried: tuple[int, int] | None = None
         """Step and window of the last retry."""
 
-    def judge(self, step: int, loss: float, grad_norm: float, *, nonfinite: bool) -> Trip | None:
+    def judge(
+        self, step: int, loss: float, grad_norm: float, *, nonfinite: bool
+    ) -> TripReport | None:
         """The trip of a step that all ranks have agreed on, if any guard trips."""
         spec, memory = self._recipe.spec.guards, self._recipe.guard_memory
         losses, grad_norms = memory.history_before(step, spec.window + 1)
@@ -63,7 +64,7 @@ class GuardRunner:
             ledger=memory.ledger,
         )
 
-    def handle_trip(self, trip: Trip) -> None:
+    def handle_trip(self, trip: TripReport) -> None:
         """Return if the step is to be computed again: from the next window, or once from the same
         window if a second computation was finite.
 
@@ -92,7 +93,7 @@ class GuardRunner:
         self._recipe.guard_memory.skip(*trip.skipped)
         self._hooks.phase("skipped", step)
 
-    def _find_origin(self, trip: Trip) -> tuple[NonfiniteOrigin | None, tuple[int, ...]]:
+    def _find_origin(self, trip: TripReport) -> tuple[NonfiniteOrigin | None, tuple[int, ...]]:
         """The origin and its ranks. Discards everything that was computed for the step."""
         if trip.kind is not GuardKind.NONFINITE:
             self._recipe.abandon_step()

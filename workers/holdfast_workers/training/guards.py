@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from holdfast_workers.protocol.findings import GuardAction, GuardKind, TripReport
@@ -27,7 +27,6 @@ __all__ = [
     "GuardAction",
     "GuardKind",
     "NonfiniteOrigin",
-    "Trip",
     "as_retry",
     "describe_trip",
     "find_origin",
@@ -45,29 +44,6 @@ _MIN_SPREAD = 0.01
 a spike."""
 _MIN_LOG_SPREAD = 0.1
 _MIN_NORM = 1e-30
-
-
-@dataclass(frozen=True)
-class Trip:
-    """One trip of a guard: the values, the bounds that they exceeded, and the action."""
-
-    kind: GuardKind
-    step: int
-    value: float
-    """The loss for a loss spike, otherwise the gradient norm."""
-    loss: float
-    grad_norm: float
-    window: int
-    decision: GuardAction
-    why: str
-    middle: float | None = None
-    limit: float | None = None
-    """Set for a spike: `middle` is the median of the steps before, `limit` the highest value that
-    is not a spike."""
-    skipped: tuple[int, int] | None = None
-    """The half-open range of windows that is added to the ledger."""
-    back_to: int | None = None
-    """The last step that a rollback keeps."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +71,14 @@ def judge(
     losses: Sequence[float],
     grad_norms: Sequence[float],
     ledger: Ledger,
-) -> Trip | None:
+) -> TripReport | None:
     """The trip with the most severe action, if any guard trips. `losses` and `grad_norms` are the
     values of the steps applied before, oldest first."""
     if nonfinite:
         policy = GuardAction(spec.nonfinite.policy)
         why = f"loss {loss:g}, gradient norm {grad_norm:g}"
-        trip = Trip(
-            GuardKind.NONFINITE, step, grad_norm, loss, grad_norm, ledger.window(step), policy, why
+        trip = TripReport(
+            GuardKind.NONFINITE, step, ledger.window(step), policy, why, grad_norm, loss, grad_norm
         )
         return _with_skipped_windows(trip, spec, ledger)
     if step <= spec.warmup_steps:
@@ -117,7 +93,7 @@ def judge(
         if bounds is not None:
             middle, limit = bounds
             name = "loss" if kind is GuardKind.LOSS_SPIKE else "gradient norm"
-            trip = Trip(
+            trip = TripReport(
                 kind=kind,
                 step=step,
                 value=value,
@@ -155,29 +131,22 @@ def find_origin(
     return first, tuple(sorted(ranks))
 
 
-def as_retry(trip: Trip) -> Trip:
+def as_retry(trip: TripReport) -> TripReport:
     """The trip as a retry, for a non-finite value that a second computation did not reproduce:
     neither the data nor the state is bad."""
     why = f"{trip.why}; a second computation from the same data was finite: check the machine"
-    fields = {"decision": GuardAction.RETRY, "why": why, "skipped": None, "back_to": None}
-    return Trip(**{**trip.__dict__, **fields})
+    return replace(trip, decision=GuardAction.RETRY, why=why, skipped=None, back_to=None)
 
 
-def trip_report(trip: Trip, origin: NonfiniteOrigin | None, ranks: tuple[int, ...]) -> TripReport:
+def trip_report(
+    trip: TripReport, origin: NonfiniteOrigin | None, ranks: tuple[int, ...]
+) -> TripReport:
     """A trip as it is reported, with its origin and the ranks that observed it there."""
-    return TripReport(
-        kind=trip.kind,
-        step=trip.step,
-        window=trip.window,
-        decision=trip.decision,
-        why=trip.why,
+    return replace(
+        trip,
         value=_finite_or_none(trip.value),
         loss=_finite_or_none(trip.loss),
         grad_norm=_finite_or_none(trip.grad_norm),
-        middle=trip.middle,
-        limit=trip.limit,
-        skipped=trip.skipped,
-        back_to=trip.back_to,
         ranks=ranks,
         layer=origin.layer or None if origin else None,
         what=origin.what if origin else None,
@@ -232,7 +201,7 @@ def _norm_bounds(z: float, values: Sequence[float]) -> tuple[float, float] | Non
     return None if bounds is None else (math.exp(bounds[0]), math.exp(min(bounds[1], 700.0)))
 
 
-def _with_skipped_windows(trip: Trip, spec: GuardsSpec, ledger: Ledger) -> Trip:
+def _with_skipped_windows(trip: TripReport, spec: GuardsSpec, ledger: Ledger) -> TripReport:
     """The trip with the windows that it adds to the ledger, or a stop if those are too many."""
     if trip.decision in (GuardAction.REPORT, GuardAction.STOP):
         return trip
@@ -250,13 +219,9 @@ def _with_skipped_windows(trip: Trip, spec: GuardsSpec, ledger: Ledger) -> Trip:
             if recent > spec.max_skips
             else f"{trip.why}; the ledger has no room for more than {MAX_RANGES} ranges"
         )
-        return _as_stop(trip, why)
-    return Trip(**{**trip.__dict__, "skipped": skipped, "back_to": back_to})
+        return replace(trip, decision=GuardAction.STOP, why=why)
+    return replace(trip, skipped=skipped, back_to=back_to)
 
 
-def _as_stop(trip: Trip, why: str) -> Trip:
-    return Trip(**{**trip.__dict__, "decision": GuardAction.STOP, "why": why})
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

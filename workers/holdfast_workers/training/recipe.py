@@ -23,7 +23,7 @@ from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.training.guard_memory import GuardMemory
-from holdfast_workers.training.guards import NonfiniteOrigin, Trip, describe_trip
+from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin, describe_trip
 from holdfast_workers.training.step_agreement import Agreed, Contribution
 
 if TYPE_CHECKING:
@@ -130,11 +130,21 @@ class NonFiniteStep(ArithmeticError):
 class GuardTripped(Exception):
     """A guard tripped on all ranks in the same step; no rank applied the step."""
 
-    def __init__(self, trip: Trip, report: TripReport | None = None) -> None:
+    def __init__(self, trip: TripReport, report: TripReport | None = None) -> None:
         super().__init__(describe_trip(report) if report else trip.why)
         self.trip = trip
         self.report = report
         """The trip as it is reported (`guards.trip_report`), set once its origin was searched."""
+
+
+def raise_if_refused(agreed: Agreed) -> None:
+    """Raises GuardTripped or NonFiniteStep if no rank may apply the agreed step."""
+    if agreed.trip is not None and agreed.trip.decision is not GuardAction.REPORT:
+        raise GuardTripped(agreed.trip)
+    if agreed.nonfinite:
+        raise NonFiniteStep(
+            f"step {agreed.step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
+        )
 
 
 @runtime_checkable

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.state.digest import step_digest
 from holdfast_workers.state.replicas import ReplicaComparison
-from holdfast_workers.training.guards import Trip
 
 _RECORD = struct.Struct("<qqdqdd??????IqQqQq16s16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
@@ -208,7 +208,7 @@ class Agreed:
     """Whether any rank still saves an earlier state to the remote tier."""
     compute_s: tuple[float, ...] = ()
     """Time that each rank spent on the step without waiting, by rank."""
-    trip: Trip | None = None
+    trip: TripReport | None = None
     """The trip of a guard on this step, if any."""
     user_metrics_bytes: int = 0
     """The largest size of any rank's packed user metrics; if it is not 0, they are gathered."""

@@ -157,7 +157,7 @@ def up(
             token = tokens.read_or_make_token(files.token)
         else:
             token = tokens.read_token(token_file)
-        starter = nodes.Starter(files, options, nodes.Deadlines(), block=machine.block)
+        starter = nodes.Starter(files, options, block=machine.block)
         with tokens.keeping_token(files.token, token):
             starter.start()
     _print_up(starter.node, options.tls_dir, json)
@@ -184,7 +184,6 @@ def join(
     from holdfast_service.host_cluster.node_record import node_files
     from holdfast_service.host_cluster.ray_command import GCS_PORT
 
-    deadlines = nodes.Deadlines()
     files = node_files(_folder(data_dir))
     with files.changing():
         nodes.refuse_second_node(files)
@@ -193,12 +192,12 @@ def join(
         options = _options(machine, endpoint, endpoint.port)
         nodes.refuse_unusable_certificates(options.tls_dir)
         _warn(nodes.rays_calls_in_the_clear(options.tls_dir, os.environ))
-        answer = ask_head(endpoint, token_file, deadlines.answer_s)
+        answer = ask_head(endpoint, token_file)
         nodes.refuse_other_versions(answer, endpoint)
         nodes.refuse_other_tls(answer, endpoint, options.tls_dir)
         _warn(nodes.other_build(answer, endpoint))
         nodes.refuse_used_ports(options)
-        starter = nodes.Starter(files, options, deadlines, block=machine.block)
+        starter = nodes.Starter(files, options, block=machine.block)
         with tokens.keeping_token(files.token, token):
             answer = starter.start()
     _print_joined(starter.node, answer, json)
@@ -253,7 +252,7 @@ def status(*, data_dir: DataDir = None, json: Json = False) -> ExitCode:
 
     files, node = _recorded(data_dir)
     running = nodes.is_running(node)
-    answer = ask_head(nodes.head_of(node), files.token, nodes.Deadlines().answer_s)
+    answer = ask_head(nodes.head_of(node), files.token)
     if json:
         output.print_json(
             {
@@ -340,17 +339,16 @@ def _end(data_dir: Path | None, *, head: bool) -> ExitCode:
     if node.head != head:
         role, command = ("the head", "down") if node.head else ("not the head", "leave")
         raise HostClusterError(f"this machine is {role}: run `holdfast cluster {command}`")
-    deadlines = nodes.Deadlines()
     others: list[str] = []
     with files.changing():
         if head:
             try:
-                answer = ask_head(nodes.head_of(node), files.token, deadlines.answer_s)
+                answer = ask_head(nodes.head_of(node), files.token)
                 found = {each.name for each in answer.nodes if each.alive and not each.head}
                 others = sorted(found)
             except HostClusterError as error:
                 output.progress(f"the other nodes are not known: {error}")
-        nodes.end(files, node, deadlines.end_s)
+        nodes.end(files, node)
     output.progress(f"ended the {'head' if head else 'node'} of this machine")
     if others:
         output.progress(

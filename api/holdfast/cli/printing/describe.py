@@ -10,7 +10,8 @@ from rich.text import Text
 
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column, lay
-from holdfast_service.views.attempts import AttemptView, MemberView, MemoryProtectionView
+from holdfast_service.placement.memory_protection import MemoryProtection
+from holdfast_service.views.attempts import AttemptView, MemberView
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.incident_text import tiers_text
 from holdfast_service.views.incidents import IncidentView, SentenceSubject
@@ -174,7 +175,7 @@ def goodput_lines(goodput: GoodputView) -> Iterable[Text]:
     yield Text("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts if seconds))
 
 
-def protection_lines(memory: MemoryProtectionView) -> Iterable[Text]:
+def protection_lines(memory: MemoryProtection) -> Iterable[Text]:
     """The failures that the memory checkpoints survive, and those that they do not."""
     odds = ", ".join(
         f"{lost} lost node{'s' if lost > 1 else ''}: {odd.probability:.0%}"

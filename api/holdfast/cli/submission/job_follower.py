@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.cli.printing import describe, output
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast_service.views.incidents import IncidentView
 from holdfast_service.views.jobs import JobView, ProgressView
 

@@ -23,7 +23,7 @@ from holdfast.cli.printing import output
 from holdfast.cli.submission import interruption
 from holdfast.cli.submission.rank_output import RankOutput
 from holdfast.cli.submission.submit import follow_output
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import Conflict, HoldfastError
 from holdfast_service import extras
 from holdfast_service.views.jobs import JobView

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from holdfast.cli.feeds import plain_line
 from holdfast.cli.printing.terminal_text import coloured
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast_service.views.jobs import JobView
 from holdfast_service.views.pages import LogPage
 

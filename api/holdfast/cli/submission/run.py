@@ -21,7 +21,7 @@ from holdfast.formats import documents, launch_lines, requirements_file
 from holdfast.formats.launch_lines import LaunchLine
 
 if TYPE_CHECKING:
-    from holdfast.client.synchronous.client import Client
+    from holdfast.client.synchronous.jobs import Client
     from holdfast_service.views.nodes import NodeView
 
 TORCHRUN = Group("Accepted from torchrun", sort_key=90)

@@ -16,7 +16,7 @@ from holdfast.cli.jobs import print_outcome
 from holdfast.cli.printing import output
 from holdfast.cli.submission.job_follower import JobFollower
 from holdfast.cli.submission.rank_output import RankOutput
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code
 from holdfast.formats import documents, requirements_file

@@ -1,8 +1,10 @@
 # Generated from asynchronous/jobs.py by api/generate_client.py: do not edit.
-"""Jobs as objects: `client.jobs` and its objects.
+"""The REST API as Python calls and values (`holdfast.Client`, `holdfast.AsyncClient`), and jobs as
+objects.
 
-A job holds what was fetched last; `refresh`, `wait` and the methods that change the job
-fetch it again.
+The methods of a client take ids and return plain values, one method per request. `client.jobs`
+returns jobs as objects, which is the easiest way to write programs. A job holds what was fetched
+last; `refresh`, `wait` and the methods that change the job fetch it again.
 """
 
 from __future__ import annotations
@@ -22,6 +24,20 @@ from holdfast_service.views.history import EventView, LogLineView, MetricPoint
 from holdfast_service.views.incidents import FaultView, IncidentView
 from holdfast_service.views.jobs import RemovedJobView
 from holdfast_service.views.pages import CheckpointPage
+
+
+class Client(RequestMethods):
+    """A connection to one server; close it, or use it as a context manager. For one event loop, or
+    one thread.
+
+    `context` names a server of the user's configuration (`holdfast login`), `token` is sent as a
+    bearer token. `holdfast.client.address` describes how the server is found by default.
+    """
+
+    @property
+    def jobs(self) -> Jobs:
+        """Jobs as objects: `client.jobs.submit(...)`, `.get(...)`, `.list(...)`."""
+        return Jobs(self)
 
 
 class Jobs:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -30,33 +29,22 @@ class TakenCheckpoint:
     path: Path
 
 
-class MemoryCheckpoints(Protocol):
-    """Each call is made by all ranks at once."""
+class MemoryCheckpoints:
+    """Each call is made by all ranks at once. This class stands for a job without checkpoints in
+    memory: the run's folder alone is used."""
 
     def save(self, index: int, part: Path | None) -> None:
         """Save a rank's part, a folder; None: it has none."""
 
     def take(self, stored: int) -> TakenCheckpoint | None:
         """The state that memory has, if that is not older than the report `stored`."""
+        return None
 
     def forget(self) -> None:
         """A newer checkpoint is complete: remove the folder of `take`."""
 
 
-class NoMemory:
-    """Stands for a job without memory checkpoints: the run's folder alone is used."""
-
-    def save(self, index: int, part: Path | None) -> None:
-        pass
-
-    def take(self, stored: int) -> TakenCheckpoint | None:
-        return None
-
-    def forget(self) -> None:
-        pass
-
-
-class TierCheckpoints:
+class TierCheckpoints(MemoryCheckpoints):
     """Checkpoints in the segments of Holdfast's node agents. It needs an active attachment."""
 
     def __init__(self, attachment: Attachment, group: RankGroup, *, is_first_of_node: bool) -> None:

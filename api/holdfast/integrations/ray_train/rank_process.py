@@ -28,7 +28,6 @@ from holdfast.integrations.ray_train.datasets import DatasetShards, DatasetSourc
 from holdfast.integrations.ray_train.errors import FunctionUnusable, StorageUnusable
 from holdfast.integrations.ray_train.memory_checkpoints import (
     MemoryCheckpoints,
-    NoMemory,
     TierCheckpoints,
 )
 from holdfast.integrations.ray_train.rank_group import RankGroup
@@ -124,7 +123,7 @@ def _form_group(place: WorldPlace, options: RayRunSpec) -> None:
 def _memory(place: WorldPlace, attachment: Attachment, group: RankGroup) -> MemoryCheckpoints:
     if attachment.active and keeps_in_memory():
         return TierCheckpoints(attachment, group, is_first_of_node=place.local_rank == 0)
-    return NoMemory()
+    return MemoryCheckpoints()
 
 
 def _datasets(options: RayRunSpec, attachment: Attachment) -> DatasetSource:

@@ -24,7 +24,7 @@ from ray.train.torch import TorchTrainer as StockTrainer
 
 from holdfast.cli.printing import output
 from holdfast.cli.submission.job_follower import JobFollower
-from holdfast.client.synchronous.client import Client
+from holdfast.client.synchronous.jobs import Client
 from holdfast.integrations.ray_train import run_folder, shipped_datasets
 from holdfast.integrations.ray_train.errors import FunctionUnusable, NotServed
 from holdfast.integrations.ray_train.job_document import (

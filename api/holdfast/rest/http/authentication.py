@@ -35,9 +35,6 @@ class Authentication:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         access = self._services.access
         principal = ANYBODY if access is None else principal_of(access, scope)
         if principal is None and not _is_open(scope):

@@ -36,7 +36,7 @@ class BodyLimits:
         self._large = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        headers = Headers(scope=scope)
         declared = int(headers.get("content-length", 0))
         if not declared and "transfer-encoding" not in headers:
             await self._app(scope, receive, send)

@@ -26,9 +26,6 @@ class RequestGuard:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         refusal = self._refusal(scope, Headers(scope=scope))
         answer = self._app if refusal is None else refused(refusal, scope["path"])
         await answer(scope, receive, send)

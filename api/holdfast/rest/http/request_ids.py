@@ -34,9 +34,6 @@ class RequestIds:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if _ACCEPTED.fullmatch(given) else str(uuid_utils.uuid7())
 

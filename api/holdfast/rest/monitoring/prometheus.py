@@ -62,9 +62,6 @@ class RequestMetrics:
         self._seconds = Histogram(seconds.name, seconds.help, seconds.labels, registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         started = time.perf_counter()
 
         async def send_measured(message: Message) -> None:

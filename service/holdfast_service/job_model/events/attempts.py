@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast_service.job_model.attempt_parts import FoundState, JoinTimes, StandbyAgent
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
-from holdfast_service.placement.durability import MemoryProtection
-from holdfast_service.placement.tier_inventory import Holding
+from holdfast_service.placement.memory_protection import MemoryProtection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,48 +29,6 @@ class SeatedRank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpareWorker:
-    """A warm process on a standby."""
-
-    worker: str
-    pid: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandbyAgent:
-    """An agent without ranks in an attempt."""
-
-    agent: str
-    node_id: str = ""
-    host: str = ""
-    workers: tuple[SpareWorker, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundState:
-    """A saved state that was found when an attempt formed."""
-
-    tier: str
-    step: int
-    attempt: int = 0
-    mesh: str = ""
-    complete: bool = True
-    missing: tuple[tuple[int, ...], ...] = ()
-    """The ranks without a copy; ranks of which one copy would be enough are grouped."""
-
-    @classmethod
-    def of(cls, holding: Holding) -> FoundState:
-        return cls(
-            tier=holding.source.value,
-            step=holding.step,
-            attempt=holding.attempt,
-            mesh=holding.mesh,
-            complete=holding.complete,
-            missing=holding.missing,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class RestorePlan:
     """The state that an attempt starts from, and the saved states that were found."""
 
@@ -85,13 +43,6 @@ class RestorePlan:
     """Tier → the newest step that it could restore."""
     found: tuple[FoundState, ...] = ()
     """Newest first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinTimes:
-    """The seconds that a rank spent in each phase of joining."""
-
-    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

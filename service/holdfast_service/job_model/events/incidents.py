@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, PlainSerializer
 
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
-from holdfast_service.placement.restore_points import BadCopy
-from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence
+from holdfast_service.policy.causes import Cause, ErrorMark, Fault
 from holdfast_service.policy.decision_ladder import Action, Budget, RefusedAlternative
-from holdfast_service.policy.incidents import PHASES, Incident, SharedStack, SuspectedRank
-
-
-@dataclass(frozen=True, kw_only=True)
-class LostItem:
-    """A process or node that was lost to a fault. `cause`: see `IncidentRecord`."""
-
-    cause: str = ""
-    rank: int | None = None
-    ranks: tuple[int, ...] = ()
-    worker: str | None = None
-    agent: str | None = None
-    attempt: int | None = None
-    on_notice: bool = False
-    """Whether the cluster had announced that it would remove the node."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefusedDecision:
-    """A decision that was not taken, and the reason."""
-
-    decision: str
-    why: str
+from holdfast_service.policy.incident_parts import LostItem, RefusedDecision
+from holdfast_service.policy.incidents import PHASES, Incident, IncidentCourse
 
 
 def _budget_json(budget: Budget | None) -> dict[str, float]:
@@ -48,7 +26,7 @@ OptionalBudget = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class IncidentRecord:
+class IncidentRecord(IncidentCourse):
     """An incident as it is stored. `cause` is the value of a `policy.causes.Cause`, as text: a
     newer supervisor may know further causes."""
 
@@ -57,71 +35,32 @@ class IncidentRecord:
     cause: str = "unknown"
     """The root cause among `causes`."""
     causes: tuple[str, ...] = ()
-    attempt: int = 0
-    """The attempt that failed first."""
-    next_attempt: int = 0
-    joined_attempt: int = 0
     lost: tuple[LostItem, ...] = ()
-    evidence: tuple[str, ...] = ()
-    decision: str | None = None
-    reason: str | None = None
     refused: tuple[RefusedDecision, ...] = ()
     budget: OptionalBudget = None
     """The failure budget at the time of the decision."""
-    restored_step: int | None = None
-    steps_lost: int | None = None
-    tiers: Mapping[int, str] = field(default_factory=dict)
-    """Rank → the tier of its restored state."""
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    """Phase → seconds, for the phases in `policy.incidents.PHASES`."""
-    failures: tuple[float, ...] = ()
-    preemptions: tuple[float, ...] = ()
-    offences: tuple[Offence, ...] = ()
     error: ErrorMark | None = None
-    bad: tuple[BadCopy, ...] = ()
-    suspects: tuple[SuspectedRank, ...] = ()
-    stacks: tuple[SharedStack, ...] = ()
     signalled_at: float | None = None
     opened_at: float | None = None
-    closed_at: float | None = None
-    resolution: str | None = None
 
     @classmethod
     def of(cls, incident: Incident) -> IncidentRecord:
         causes = {fault.cause for fault in incident.faults} or {incident.cause}
+        phases_s = {name: incident.phases_s[name] for name in PHASES if name in incident.phases_s}
         return cls(
+            **{**incident.course, "phases_s": phases_s},
             incident=incident.number,
             cause=incident.cause.value,
             causes=tuple(cause.value for cause in Cause if cause in causes),
-            attempt=incident.attempt,
-            next_attempt=incident.next_attempt,
-            joined_attempt=incident.joined_attempt,
             lost=_lost_items(incident.faults),
-            evidence=incident.evidence,
-            decision=incident.decision,
-            reason=incident.reason,
             refused=tuple(
                 RefusedDecision(decision=refused.action.value, why=refused.why)
                 for refused in incident.refused
             ),
             budget=incident.budget,
-            restored_step=incident.restored_step,
-            steps_lost=incident.steps_lost,
-            tiers=incident.tiers,
-            phases_s={
-                name: incident.phases_s[name] for name in PHASES if name in incident.phases_s
-            },
-            failures=incident.failures,
-            preemptions=incident.preemptions,
-            offences=incident.offences,
             error=incident.mark,
-            bad=incident.bad,
-            suspects=incident.suspects,
-            stacks=incident.stacks,
             signalled_at=incident.signalled_at,
             opened_at=incident.opened_at,
-            closed_at=incident.closed_at,
-            resolution=incident.resolution,
         )
 
     def restored(self) -> Incident:
@@ -131,33 +70,18 @@ class IncidentRecord:
         """
         opened_at = self.opened_at or 0.0
         return Incident(
+            **self.course,
             number=self.incident,
             cause=Cause(self.cause),
-            attempt=self.attempt,
             opened_at=opened_at,
             signalled_at=self.signalled_at or opened_at,
             faults=tuple(self._fault(item) for item in self.lost),
-            evidence=self.evidence,
-            failures=self.failures,
-            preemptions=self.preemptions,
-            offences=self.offences,
-            next_attempt=self.next_attempt,
-            joined_attempt=self.joined_attempt,
-            decision=self.decision or "",
-            reason=self.reason or "",
             refused=tuple(
                 RefusedAlternative(Action(refused.decision), refused.why)
                 for refused in self.refused
             ),
             budget=self.budget,
-            restored_step=self.restored_step,
-            steps_lost=self.steps_lost or 0,
-            tiers=self.tiers,
-            phases_s=self.phases_s,
             mark=self.error,
-            bad=self.bad,
-            suspects=self.suspects,
-            stacks=self.stacks,
         )
 
     def _fault(self, item: LostItem) -> Fault:

@@ -21,7 +21,6 @@ from holdfast_service.job_model.events.progress import PhaseEvent
 from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state.corruption_case import CorruptionCase
-from holdfast_service.recovery.core_state.departure import Departure
 from holdfast_service.recovery.core_state.effects import Effect, Emit
 from holdfast_service.recovery.core_state.ending import Ending
 from holdfast_service.recovery.core_state.event_replay import Facts
@@ -32,7 +31,7 @@ from holdfast_service.recovery.core_state.hang_watch import HangWatch
 from holdfast_service.recovery.core_state.inbox import Inbox
 from holdfast_service.recovery.core_state.incident_log import IncidentLog
 from holdfast_service.recovery.core_state.interval_record import SaveIntervals
-from holdfast_service.recovery.core_state.mesh_change import MeshChange
+from holdfast_service.recovery.core_state.mesh_change import Departure, MeshChange
 from holdfast_service.recovery.core_state.mesh_speeds import MeshSpeeds
 from holdfast_service.recovery.core_state.node_records import NodeRecords
 from holdfast_service.recovery.core_state.progress import Progress

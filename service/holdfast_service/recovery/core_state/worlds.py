@@ -6,7 +6,7 @@ Invariants: attempt numbers only grow; a world and its members change only by th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from holdfast_service.job_model.events.attempts import SeatedRank
 from holdfast_service.placement.rank_assignment import GroupHome
@@ -47,17 +47,7 @@ class Member:
 
     def seated(self) -> SeatedRank:
         """The member as its events describe it."""
-        return SeatedRank(
-            rank=self.rank,
-            worker=self.worker,
-            agent=self.agent,
-            incarnation=self.incarnation,
-            node_id=self.node_id,
-            host=self.host,
-            pid=self.pid,
-            role=self.role,
-            partners=self.partners,
-        )
+        return SeatedRank(**{each.name: getattr(self, each.name) for each in fields(SeatedRank)})
 
     def record_worker(self, worker: str, pid: int | None) -> None:
         """Record the process that has the rank; `pid` None if it is not reported."""
@@ -98,7 +88,6 @@ class AttemptWorld:
     shape: WorldShape
     restored_step: int
     members: Mapping[int, Member]
-    formed_at: float
     joined_at: float | None = None
     first_step: int | None = None
     store: str = ""

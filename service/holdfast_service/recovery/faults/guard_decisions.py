@@ -7,15 +7,11 @@ attempt received the ledger without it, and may have read the data that this tri
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders
-from holdfast_workers.protocol.codec import restore as read
 from holdfast_workers.protocol.findings import TripReport
-from holdfast_workers.protocol.findings import TripReport as GuardTrip
 
 
 def apply_guard_trip(state: CoreState, attempt: int, report: TripReport) -> None:
@@ -28,9 +24,8 @@ def apply_guard_trip(state: CoreState, attempt: int, report: TripReport) -> None
         state.progress.skip_window(report.skipped)
     if report.back_to is not None:
         roll_back(state, attempt, report.back_to, report.kind.value)
-    tripped = read(GuardTrip, asdict(report))
     ledger = state.progress.ledger.ranges
-    state.emit(GuardTrippedEvent(attempt=attempt, trip=tripped, ledger=ledger))
+    state.emit(GuardTrippedEvent(attempt=attempt, trip=report, ledger=ledger))
 
 
 def roll_back(state: CoreState, attempt: int, step: int, why: str) -> None:

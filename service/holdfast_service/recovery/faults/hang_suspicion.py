@@ -23,7 +23,7 @@ from holdfast_service.diagnosis.hang_culprit import (
 )
 from holdfast_service.job_model.events.health import StalledEvent
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.policy.incidents import SharedStack, SuspectedRank
+from holdfast_service.policy.incident_parts import SharedStack, SuspectedRank
 from holdfast_service.recovery.core_state.hang_watch import HangSuspicion
 from holdfast_service.recovery.core_state.inputs import CommandFailed, Inspected
 from holdfast_service.recovery.core_state.stage_timer import Stage

@@ -24,48 +24,25 @@ from holdfast_service.recovery.faults import (
 from holdfast_service.recovery.signals import agent_lifecycle
 from holdfast_service.recovery.upkeep import partners, remote_outage
 from holdfast_service.recovery.world import attempt_progress, checkpoint_finalization
-from holdfast_workers.protocol.signals import (
-    DamagedShard,
-    FirstStep,
-    GuardTripReported,
-    NodeUnwell,
-    PartnerLost,
-    ProgramAttached,
-    RankStalled,
-    RetentionDone,
-    ShardDelayed,
-    ShardFailed,
-    ShardSaved,
-    Signal,
-    SignalKind,
-    SourcesLost,
-    StepRecomputed,
-    StoreLost,
-    WorkerDone,
-    WorkerExited,
-    WorkerFailed,
-    WorkerJoined,
-    WorkerLeft,
-    ZygoteLost,
-)
+from holdfast_workers.protocol import signals
 
 _OfPresentRank = (
-    WorkerFailed
-    | WorkerJoined
-    | FirstStep
-    | WorkerDone
-    | WorkerLeft
-    | PartnerLost
-    | SourcesLost
-    | RankStalled
-    | ProgramAttached
+    signals.WorkerFailed
+    | signals.WorkerJoined
+    | signals.FirstStep
+    | signals.WorkerDone
+    | signals.WorkerLeft
+    | signals.PartnerLost
+    | signals.SourcesLost
+    | signals.RankStalled
+    | signals.ProgramAttached
 )
 """Signals that say something only of a rank of the present attempt."""
 
 
-def handle_signal(state: CoreState, signal: Signal, now: float) -> tuple[Fault, ...]:
+def handle_signal(state: CoreState, signal: signals.Signal, now: float) -> tuple[Fault, ...]:
     """Handle one signal, which may be repeated, early or late. Returns the faults that it shows."""
-    if signal.kind is SignalKind.WORKER_EXITED and signal.worker is not None:
+    if signal.kind is signals.SignalKind.WORKER_EXITED and signal.worker is not None:
         state.roster.mark_dead(signal.worker)  # true in any state of the core
     if state.timer.stage is Stage.ADOPTING:
         state.inbox.keep_signal(signal)
@@ -76,33 +53,33 @@ def handle_signal(state: CoreState, signal: Signal, now: float) -> tuple[Fault, 
 
 
 def _dispatch(  # noqa: PLR0912  (one per kind)
-    state: CoreState, signal: Signal, now: float
+    state: CoreState, signal: signals.Signal, now: float
 ) -> tuple[Fault, ...]:
     faults: tuple[Fault, ...] = ()
     match signal.detail:
-        case WorkerExited() as exited:
+        case signals.WorkerExited() as exited:
             member = _find_member(state, signal)
             faults = rank_failures.handle_exit(state, signal, member, exited)
-        case ShardFailed() as failed:
+        case signals.ShardFailed() as failed:
             faults = rank_failures.handle_failed_shard(state, signal, failed)
-        case DamagedShard() as damaged:
+        case signals.DamagedShard() as damaged:
             member = _member_of_attempt(state, signal)
             faults = rank_failures.handle_damaged_shard(state, signal, member, damaged)
-        case StepRecomputed(digests=digests):
+        case signals.StepRecomputed(digests=digests):
             faults = corruption.handle_recomputed(state, signal, digests)
-        case GuardTripReported(trip=trip):
+        case signals.GuardTripReported(trip=trip):
             guard_decisions.apply_guard_trip(state, signal.attempt, trip)
-        case NodeUnwell(health=health):
+        case signals.NodeUnwell(health=health):
             node_eviction.handle_health_signal(state, signal.agent, health)
-        case ShardSaved(shard=shard):
+        case signals.ShardSaved(shard=shard):
             state.saves.record_shards((shard,), state.progress.line, state.worlds)
-        case ShardDelayed() as delayed:
+        case signals.ShardDelayed() as delayed:
             remote_outage.handle_delayed_shard(state, signal, delayed, now)
-        case RetentionDone() as done:
+        case signals.RetentionDone() as done:
             checkpoint_finalization.handle_tidied(state, signal.agent, done, now)
-        case ZygoteLost(unfit=unfit):
+        case signals.ZygoteLost(unfit=unfit):
             _handle_zygote_lost(state, signal.agent, unfit)
-        case StoreLost(port=port):
+        case signals.StoreLost(port=port):
             faults = agent_lifecycle.handle_store_lost(state, signal, port)
         case of_rank:
             present = _member_of_attempt(state, signal)
@@ -112,35 +89,35 @@ def _dispatch(  # noqa: PLR0912  (one per kind)
 
 
 def _dispatch_to_rank(
-    state: CoreState, signal: Signal, detail: _OfPresentRank, member: Member, now: float
+    state: CoreState, signal: signals.Signal, detail: _OfPresentRank, member: Member, now: float
 ) -> tuple[Fault, ...]:
     match detail:
-        case WorkerFailed() as failure:
+        case signals.WorkerFailed() as failure:
             return rank_failures.handle_failure(state, signal, member, failure)
-        case SourcesLost() as lost:  # the rank is about to fail
+        case signals.SourcesLost() as lost:  # the rank is about to fail
             judgement.distrust_origins(state, member.restore, set(lost.origins), lost.message)
-        case RankStalled(beat=beat):
+        case signals.RankStalled(beat=beat):
             if not member.has_stopped:
                 hang_suspicion.handle_rank_stalled(state, beat.step, signal.at, now)
-        case WorkerJoined() as joined:
+        case signals.WorkerJoined() as joined:
             attempt_progress.record_joined(state, member, dict(joined.phases_s), now)
-        case FirstStep(step=step):
+        case signals.FirstStep(step=step):
             attempt_progress.record_committed_step(state, signal.attempt, step, now)
-        case WorkerDone(step=step):
+        case signals.WorkerDone(step=step):
             attempt_progress.record_done(state, member, signal.attempt, step, now)
-        case WorkerLeft(step=step):
+        case signals.WorkerLeft(step=step):
             return attempt_progress.record_left(state, member, signal.attempt, step, now)
-        case PartnerLost(partner=partner):
+        case signals.PartnerLost(partner=partner):
             if partner:
                 partners.handle_link_failed(state, signal.agent, partner, now)
-        case ProgramAttached() as attached:
+        case signals.ProgramAttached() as attached:
             attempt_progress.record_attached(state, attached)
         case other:
             assert_never(other)
     return ()
 
 
-def _find_member(state: CoreState, signal: Signal) -> Member | None:
+def _find_member(state: CoreState, signal: signals.Signal) -> Member | None:
     """The member of the present world that the signal refers to."""
     world = state.worlds.present
     if world is None or state.timer.stage not in WITH_WORLD:
@@ -154,7 +131,7 @@ def _find_member(state: CoreState, signal: Signal) -> Member | None:
     return seated if seated is not None and seated.agent == signal.agent else None
 
 
-def _member_of_attempt(state: CoreState, signal: Signal) -> Member | None:
+def _member_of_attempt(state: CoreState, signal: signals.Signal) -> Member | None:
     """The member, if the signal is from the present attempt; its process is then known."""
     member, world = _find_member(state, signal), state.worlds.present
     if member is None or world is None or signal.attempt != world.attempt:

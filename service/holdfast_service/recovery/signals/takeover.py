@@ -229,7 +229,6 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         state.worlds.shape_of(attempt),
         branch.restored_step,
         members,
-        formed_at=now,
         placed_at=now,
     )
     state.worlds.begin(world, state.roster)
@@ -269,23 +268,9 @@ def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
     facts, branch = state.facts, state.progress.newest_branch()
     assert facts is not None and branch is not None
     source = Restore(tier=Tier.INIT, step=branch.restored_step)
-    members = {
-        seated.rank: Member(
-            rank=seated.rank,
-            agent=seated.agent,
-            incarnation=seated.incarnation,
-            node_id=seated.node_id,
-            host=seated.host,
-            worker=seated.worker,
-            role=seated.role,
-            restore=source,
-            partners=seated.partners,
-            pid=seated.pid,
-        )
-        for seated in facts.members
-    }
+    members = {seated.rank: Member(**vars(seated), restore=source) for seated in facts.members}
     shape = state.worlds.shape_of(branch.attempt)
-    return AttemptWorld(branch.attempt, shape, branch.restored_step, members, formed_at=now)
+    return AttemptWorld(branch.attempt, shape, branch.restored_step, members)
 
 
 def _missing_member_faults(

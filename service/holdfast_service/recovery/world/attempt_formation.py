@@ -9,12 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from holdfast_service.job_model.attempt_parts import FoundState, SpareWorker, StandbyAgent
 from holdfast_service.job_model.events.attempts import (
     AttemptFormingEvent,
-    FoundState,
     RestorePlan,
-    SpareWorker,
-    StandbyAgent,
     StandbyEvent,
 )
 from holdfast_service.job_model.events.progress import WaitingEvent
@@ -344,10 +342,21 @@ def _emit_forming(
                 tiers={m.rank: m.restore.tier.value for m in members},
                 sources={m.rank: _source_name(m.restore) for m in members},
                 newest={tier.value: holding.step for tier, holding in newest.items()},
-                found=tuple(FoundState.of(holding) for holding in found[:MAX_FOUND_REPORTED]),
+                found=tuple(map(_found_state, found[:MAX_FOUND_REPORTED])),
             ),
             cause_incident=current.number if current is not None else None,
         )
+    )
+
+
+def _found_state(holding: Holding) -> FoundState:
+    return FoundState(
+        tier=holding.source.value,
+        step=holding.step,
+        attempt=holding.attempt,
+        mesh=holding.mesh,
+        complete=holding.complete,
+        missing=holding.missing,
     )
 
 

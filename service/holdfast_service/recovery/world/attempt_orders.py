@@ -71,7 +71,6 @@ def build_world(
         shape=shape,
         restored_step=point.step,
         members=members,
-        formed_at=now,
         store=store_agent(result, records) or "",
         placement=chosen.placement,
         placed_at=now,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from holdfast_service.job_model.attempt_parts import JoinTimes
 from holdfast_service.job_model.events.attempts import (
     AttemptRunningEvent,
     InitialisedFromEvent,
-    JoinTimes,
     ProgramAttachedEvent,
     ProgramResumedEvent,
 )

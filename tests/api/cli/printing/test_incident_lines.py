@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from holdfast.cli.printing.describe import incident_lines
 from holdfast.cli.printing.output import NodeIdShortener
-from holdfast_service.views.incidents import (
-    IncidentSentence,
-    IncidentView,
-    RefusedView,
-    SentenceSubject,
-)
+from holdfast_service.policy.incident_parts import RefusedDecision
+from holdfast_service.views.incidents import IncidentSentence, IncidentView, SentenceSubject
 
 NODE = "3f2a9c41" + "0" * 48
 SIBLING = "3f2a9c41" + "0" * 8 + "1" * 40
@@ -28,7 +24,10 @@ INCIDENT = IncidentView(
     evidence=(f"node {NODE} is silent",),
     decision=None,
     reason=None,
-    refused=(RefusedView(decision="wait", why="no"), RefusedView(decision="stop", why="no")),
+    refused=(
+        RefusedDecision(decision="wait", why="no"),
+        RefusedDecision(decision="stop", why="no"),
+    ),
     restored_step=None,
     steps_lost=None,
     tiers={},

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ray.train import Checkpoint
 
-from holdfast.integrations.ray_train.memory_checkpoints import NoMemory
+from holdfast.integrations.ray_train.memory_checkpoints import MemoryCheckpoints
 from holdfast.integrations.ray_train.rank_place import WorldPlace
 from holdfast.integrations.ray_train.run_folder import Retention, RunFolder
 from holdfast.integrations.ray_train.train_calls import TrainCalls
@@ -33,7 +33,7 @@ class OneRank:
         self.shown.append(step)
 
 
-class Memory(NoMemory):
+class Memory(MemoryCheckpoints):
     """Notes which steps had been shown as each checkpoint was saved."""
 
     def __init__(self, rank: OneRank) -> None:

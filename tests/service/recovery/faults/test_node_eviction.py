@@ -125,7 +125,7 @@ def test_ranks_do_not_leave_a_node_for_a_node_that_cannot_take_them() -> None:
     report = job.agents["n2"].report()
     name = node_name(report.node_id, report.host)
     job.send(inputs.NodesAvoided({name: Avoided(NodeStanding.QUARANTINED, "of late")}))
-    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
+    job.run_until(lambda: bool(job.core.state.nodes.avoided))
     report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
@@ -182,7 +182,7 @@ def test_a_restarted_supervisor_receives_findings_from_the_agents() -> None:
     job.run_until(lambda: bool(job.emitted(EventKind.NODE_HEALTH)))
     job.restart_supervisor()
     job.run_until(lambda: job.core.stage is Stage.RUNNING)
-    assert job.core.snapshot().findings["n0"] == (ECC,)
+    assert job.core.state.nodes.health["n0"].findings == (ECC,)
     assert Facts.from_events(job.events).attempt == 1
 
 
@@ -241,9 +241,9 @@ def uncordoned(
 ) -> SimulatedCluster:
     """The standby's node was avoided and may be used again."""
     set_aside(job, "n2", standing=standing)
-    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
+    job.run_until(lambda: bool(job.core.state.nodes.avoided))
     job.send(inputs.NodesAvoided({}))
-    job.run_until(lambda: not job.core.snapshot().avoided_nodes)
+    job.run_until(lambda: not job.core.state.nodes.avoided)
     return job
 
 
@@ -304,7 +304,7 @@ def test_an_unanswered_check_is_repeated_while_no_step_is_committed() -> None:
 def test_a_node_that_kept_its_ranks_is_not_checked() -> None:
     job = running(cluster(standbys=0))
     set_aside(job, "n1", standing=NodeStanding.QUARANTINED)
-    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
+    job.run_until(lambda: bool(job.core.state.nodes.avoided))
     job.send(inputs.NodesAvoided({}))
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == [] and len(forming(job)) == 1
@@ -313,7 +313,7 @@ def test_a_node_that_kept_its_ranks_is_not_checked() -> None:
 def test_a_waiting_job_uses_a_node_that_returned_after_its_check() -> None:
     job = running(cluster(steps=60))
     set_aside(job, "n2")
-    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
+    job.run_until(lambda: bool(job.core.state.nodes.avoided))
     job.kill_node("n0", back_after_s=None)
     job.run_until(lambda: job.core.stage is Stage.WAITING)
     job.send(inputs.NodesAvoided({}))
@@ -329,7 +329,7 @@ SETTLED_S = 5.0
 def test_a_waiting_job_uses_its_restarted_node_when_the_node_is_uncordoned() -> None:
     job = running(cluster(standbys=0, steps=60))
     set_aside(job, "n0")
-    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
+    job.run_until(lambda: bool(job.core.state.nodes.avoided))
     job.kill_agent("n0", back_after_s=0.5)
     job.run_until(lambda: job.core.stage is Stage.WAITING and job.agents["n0"].ready)
     job.at(SETTLED_S, lambda: job.send(inputs.NodesAvoided({})))

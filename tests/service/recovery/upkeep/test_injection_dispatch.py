@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.simulation.core_states import running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
-from tests.support.simulation.simulated_jobs import cluster, running
+from tests.support.simulation.simulated_jobs import cluster, is_live, present, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.effects import Emit
@@ -42,7 +42,7 @@ def test_a_fault_of_the_remote_tier_goes_to_every_agent_including_standbys() -> 
 def test_a_fault_requested_before_the_first_world_waits_for_it() -> None:
     job = cluster()
     assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
-    job.run_until(lambda: not job.core.snapshot().requested_faults)
+    job.run_until(lambda: not job.core.state.inbox.requested_faults)
     assert job.core.stage is not Stage.ASSEMBLING
 
 
@@ -56,10 +56,10 @@ def test_a_fault_during_a_recovery_goes_to_the_former_host_of_its_rank() -> None
 def test_a_fault_for_a_lost_agent_waits_for_the_next_world() -> None:
     job = running(cluster())
     job.kill_node("n0")
-    job.run_until(lambda: not job.core.snapshot().agents["n0"].live)
+    job.run_until(lambda: not is_live(job, "n0"))
     assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
-    job.run_until(lambda: not job.core.snapshot().requested_faults)
-    assert job.core.snapshot().members[0].agent == "n2"
+    job.run_until(lambda: not job.core.state.inbox.requested_faults)
+    assert present(job)[0].agent == "n2"
 
 
 def test_a_fault_for_a_restarted_agent_waits_for_the_next_world() -> None:

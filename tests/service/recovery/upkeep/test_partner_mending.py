@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.simulation.simulated_cluster import SimulatedCluster
-from tests.support.simulation.simulated_jobs import cluster, forming, running
+from tests.support.simulation.simulated_jobs import cluster, forming, present, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import inputs
@@ -48,7 +48,7 @@ def test_a_failed_link_counts_again_after_a_while() -> None:
     job.break_link(0, for_s=2.0)
     job.run_until(lambda: len(placed(job)) == 3)
     assert placed(job)[-1] == {"0": ["n1"], "1": ["n0"]}
-    assert not job.core.snapshot().bad_links
+    assert not job.core.state.nodes.bad_links
 
 
 def test_a_world_formed_soon_after_a_link_failure_still_has_its_partner() -> None:
@@ -63,7 +63,7 @@ def test_a_world_formed_soon_after_a_link_failure_still_has_its_partner() -> Non
 
 def test_a_failed_change_of_partners_is_repeated() -> None:
     job = running(cluster(standbys=2, steps=200))
-    host = job.core.snapshot().members[0].agent
+    host = present(job)[0].agent
     before = dict(job.agents[host].partners)
     job.agents[host].refused.add("set_partners")
     job.break_link(0, for_s=0.0)
@@ -77,7 +77,7 @@ def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
     """The command fails only after the time that new partners have to catch up."""
     job = running(cluster(standbys=2, steps=200, free_after_s=0.0), step=5)
     core = job.core
-    member = core.snapshot().members[0]
+    member = present(job)[0]
     (former,) = member.partners
     failed = Signal(
         PartnerLost(former),

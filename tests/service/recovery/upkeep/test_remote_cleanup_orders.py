@@ -55,8 +55,12 @@ def test_deletions_by_retention_are_emitted_and_its_failure_is_harmless() -> Non
 def test_the_end_of_a_job_waits_for_cleanup_for_a_limited_time() -> None:
     job = cluster()
     job.tidies = False
+    state = job.core.state
     job.run_until(
-        lambda: job.core.stage is Stage.FINISHING and job.core.snapshot().is_last_step_durable
+        lambda: (
+            job.core.stage is Stage.FINISHING
+            and state.saves.has_final(state.ending.last_step, state.progress.line)
+        )
     )
     durable_at = job.now
     assert job.run().outcome == "SUCCEEDED"

@@ -55,7 +55,7 @@ def test_a_remote_outage_is_no_measurement_and_no_training_failure() -> None:
     rows = tuple(replace(ROW, step=step, remote_saving=True) for step in range(1, 40))
     job.feed(inputs.StepsMeasured(rows))
     assert not job.emitted(EventKind.CHECKPOINT_INTERVAL)
-    assert job.core.snapshot().restores == 0
+    assert job.core.state.intervals.restores == 0
     job.kill_rank(1)
-    job.run_until(lambda: job.core.snapshot().restores == 1)
-    assert job.core.snapshot().remote_restores == 0
+    job.run_until(lambda: job.core.state.intervals.restores == 1)
+    assert job.core.state.intervals.remote_restores == 0

@@ -35,8 +35,8 @@ def saved(job: SimulatedCluster) -> list[tuple[int, int]]:
 
 def test_another_agent_finalizes_the_last_checkpoint_if_the_first_dies() -> None:
     job = cluster()
-    job.run_until(lambda: bool(job.core.snapshot().pending_manifests) and job.core.committed == 30)
-    (pending,) = job.core.snapshot().pending_manifests
+    job.run_until(lambda: bool(job.core.state.saves.pending.values()) and job.core.committed == 30)
+    (pending,) = job.core.state.saves.pending.values()
     assert pending.agent is not None
     job.kill_agent(pending.agent)
     assert job.run().outcome == "SUCCEEDED"

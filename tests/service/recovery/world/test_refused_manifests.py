@@ -12,15 +12,15 @@ from holdfast_workers.protocol.commands import CommandKind, FinalizeCheckpoint
 def test_a_refused_manifest_without_a_live_agent_sets_no_deadline() -> None:
     job = cluster(standbys=0)
     core = job.core
-    job.run_until(lambda: any(manifest.agent for manifest in core.snapshot().pending_manifests))
-    (pending,) = core.snapshot().pending_manifests
+    job.run_until(lambda: any(manifest.agent for manifest in core.state.saves.pending.values()))
+    (pending,) = core.state.saves.pending.values()
     assert pending.agent is not None
     agent, attempt, step = pending.agent, pending.attempt, pending.step
     refused = inputs.CommandFailed(
         agent, CommandKind.FINALIZE_CHECKPOINT, attempt, "503", step=step, refused=True
     )
     core.handle(refused, job.now)
-    (pending,) = core.snapshot().pending_manifests
+    (pending,) = core.state.saves.pending.values()
     at = core.next_deadline()
     assert at is not None and at == pending.not_before
     for name in job.agents:

@@ -1,10 +1,16 @@
-"""The launcher's messages to its agent, sent without ever waiting for the agent to read them."""
+"""The links of a launcher: to its agent, and to the rendezvous store of an attempt.
+
+The link to the store shows when the store has ended: ranks that have not met by then wait for it
+for minutes. Nothing is sent over it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 
+from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.protocol.processes import StepReport, WorkerMessage
 
@@ -13,7 +19,8 @@ MOST_WAITING = 10_000
 
 
 class AgentLink:
-    """Raises ControlClosed in every call once the agent has ended."""
+    """The launcher's messages to its agent, sent without ever waiting for the agent to read them.
+    Raises ControlClosed in every call once the agent has ended."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -45,3 +52,29 @@ class AgentLink:
             if isinstance(message, StepReport):
                 del self._waiting[index]
                 return
+
+
+CONNECT_S = 5.0
+"""How long the store's node may take to answer."""
+MEETING_S = 1800.0
+"""How long ranks that never show a step may take to meet: the default time-out of torch's process
+groups. Later, the store's end is none of the program's."""
+
+
+class StoreEnded(WorkersError):
+    """The store of an attempt does not listen any more."""
+
+
+def connect(host: str, port: int) -> socket.socket:
+    """Raises StoreEnded."""
+    try:
+        return socket.create_connection((host, port), CONNECT_S)
+    except OSError as error:
+        raise StoreEnded(f"no rendezvous store listens on {host}:{port}: {error}") from error
+
+
+def has_ended(link: socket.socket) -> bool:
+    """Whether the store has closed the readable connection."""
+    with contextlib.suppress(OSError):  # reset
+        return not link.recv(1)
+    return True
