@@ -143,7 +143,7 @@ _job = partial(_kind, FaultGroup.JOB)
 
 
 class FaultKind(StrEnum):
-    """Every kind under its public name, with its declaration."""
+    """The faults that can be injected, each with its declaration."""
 
     spec: FaultKindSpec
 

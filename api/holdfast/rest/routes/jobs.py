@@ -15,9 +15,10 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from holdfast.rest.http import bodies
 from holdfast.rest.http.paging import Cursor
 from holdfast.rest.http.problems import documented
-from holdfast.rest.services import JobsDep, OverviewDep, ReplaysDep, ServicesDep
+from holdfast.rest.services import ServicesDep
 from holdfast.schemas import JobChanges
 from holdfast_service.errors import InvalidParameters
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.services.job_commands import Generations
@@ -27,6 +28,7 @@ from holdfast_service.views.meshes import ValidSpecView
 from holdfast_service.views.pages import CancelledJobPage, JobPage, SpecDifferencePage
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+SCHEMAS = (JobSpec,)
 
 JobId = Annotated[str, Path(description="id of the job", max_length=64)]
 
@@ -151,14 +153,14 @@ async def submit_job(
     "", summary="List jobs, newest first or in another order", responses=documented(400, 422)
 )
 async def list_jobs(
-    overview: OverviewDep,
+    services: ServicesDep,
     *,
     filters: FiltersDep,
     sort: Annotated[Sort, Query()] = Sort.CREATED,
     cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> JobPage:
-    return await overview.rows(filters, sort=sort, limit=limit, cursor=cursor)
+    return await services.overview.rows(filters, sort=sort, limit=limit, cursor=cursor)
 
 
 @router.post(
@@ -179,18 +181,18 @@ async def validate_spec(request: Request, services: ServicesDep) -> ValidSpecVie
     responses=documented(400, 422),
 )
 async def cancel_jobs(
-    jobs: JobsDep,
+    services: ServicesDep,
     *,
     filters: FiltersDep,
     now: Annotated[bool, Query(description="do not wait for last checkpoints")] = False,
     cursor: Cursor = None,
 ) -> CancelledJobPage:
-    return await jobs.cancel_matching(filters, now, cursor)
+    return await services.jobs.cancel_matching(filters, now, cursor)
 
 
 @router.get("/{job_id}", summary="Show a job", responses={**_SHOWN, **documented(404, 422)})
-async def get_job(response: Response, jobs: JobsDep, job_id: JobId) -> JobView:
-    return _tagged(response, await jobs.get(job_id))
+async def get_job(response: Response, services: ServicesDep, job_id: JobId) -> JobView:
+    return _tagged(response, await services.jobs.get(job_id))
 
 
 @router.patch(
@@ -199,9 +201,13 @@ async def get_job(response: Response, jobs: JobsDep, job_id: JobId) -> JobView:
     responses={**_SHOWN, **documented(404, 412, 422)},
 )
 async def change_job(
-    response: Response, jobs: JobsDep, job_id: JobId, changes: JobChanges, expected: Expected
+    response: Response,
+    services: ServicesDep,
+    job_id: JobId,
+    changes: JobChanges,
+    expected: Expected,
 ) -> JobView:
-    changed = await jobs.change(job_id, changes.labels, changes.priority, expected)
+    changed = await services.jobs.change(job_id, changes.labels, changes.priority, expected)
     return _tagged(response, changed)
 
 
@@ -230,12 +236,12 @@ async def remove_job(
 )
 async def cancel_job(
     response: Response,
-    jobs: JobsDep,
+    services: ServicesDep,
     job_id: JobId,
     expected: Expected,
     now: Annotated[bool, Query(description="do not wait for a last checkpoint")] = False,
 ) -> JobView:
-    return _tagged(response, await jobs.cancel(job_id, now, expected))
+    return _tagged(response, await services.jobs.cancel(job_id, now, expected))
 
 
 @router.post(
@@ -245,9 +251,9 @@ async def cancel_job(
     responses=documented(404, 409, 412, 422),
 )
 async def pause_job(
-    response: Response, jobs: JobsDep, job_id: JobId, expected: Expected
+    response: Response, services: ServicesDep, job_id: JobId, expected: Expected
 ) -> JobView:
-    return _tagged(response, await jobs.pause(job_id, expected))
+    return _tagged(response, await services.jobs.pause(job_id, expected))
 
 
 @router.post(
@@ -257,9 +263,9 @@ async def pause_job(
     responses=documented(404, 409, 412, 422),
 )
 async def resume_job(
-    response: Response, jobs: JobsDep, job_id: JobId, expected: Expected
+    response: Response, services: ServicesDep, job_id: JobId, expected: Expected
 ) -> JobView:
-    return _tagged(response, await jobs.resume(job_id, expected))
+    return _tagged(response, await services.jobs.resume(job_id, expected))
 
 
 @router.post(
@@ -269,9 +275,9 @@ async def resume_job(
     responses=documented(404, 409, 412, 422),
 )
 async def restart_job(
-    response: Response, jobs: JobsDep, job_id: JobId, expected: Expected
+    response: Response, services: ServicesDep, job_id: JobId, expected: Expected
 ) -> JobView:
-    return _tagged(response, await jobs.restart(job_id, expected))
+    return _tagged(response, await services.jobs.restart(job_id, expected))
 
 
 @router.post(
@@ -282,7 +288,7 @@ async def restart_job(
 )
 async def resize_job(
     response: Response,
-    jobs: JobsDep,
+    services: ServicesDep,
     job_id: JobId,
     expected: Expected,
     nodes: Annotated[
@@ -290,7 +296,7 @@ async def resize_job(
         Query(ge=1, description="most nodes that train; without it, as many as the spec allows"),
     ] = None,
 ) -> JobView:
-    return _tagged(response, await jobs.resize(job_id, nodes, expected))
+    return _tagged(response, await services.jobs.resize(job_id, nodes, expected))
 
 
 @router.post(
@@ -301,11 +307,11 @@ async def resize_job(
 )
 async def replay_job(
     response: Response,
-    replays: ReplaysDep,
+    services: ServicesDep,
     job_id: JobId,
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
-    return _created(response, *await replays.replay(job_id, idempotency_key))
+    return _created(response, *await services.replays.replay(job_id, idempotency_key))
 
 
 @router.get(
@@ -314,11 +320,11 @@ async def replay_job(
     responses=documented(404, 422),
 )
 async def compare_specs(
-    overview: OverviewDep,
+    services: ServicesDep,
     job_id: JobId,
     against: Annotated[str, Query(description="id of the other job", max_length=64)],
 ) -> SpecDifferencePage:
-    return await overview.difference(job_id, against)
+    return await services.overview.difference(job_id, against)
 
 
 def _created(response: Response, job: JobView, created: bool) -> JobView:

@@ -11,11 +11,11 @@ from starlette.datastructures import Headers
 from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.rest.checkpoints import Step
 from holdfast.rest.http.paging import Cursor, PageSize
 from holdfast.rest.http.problems import ProblemError, documented
-from holdfast.rest.jobs import JobId
-from holdfast.rest.services import OperationsDep
+from holdfast.rest.routes.checkpoints import Step
+from holdfast.rest.routes.jobs import JobId
+from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.operations import ParameterNames
 from holdfast_service.operations.export_files import Content
 from holdfast_service.views.operations import OperationPage, OperationView
@@ -62,9 +62,9 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
     responses=_STARTED,
 )
 async def verify_checkpoint(
-    operations: OperationsDep, response: Response, job_id: JobId, step: Step
+    services: ServicesDep, response: Response, job_id: JobId, step: Step
 ) -> OperationView:
-    return _started(response, await operations.verify(job_id, step))
+    return _started(response, await services.operations.verify(job_id, step))
 
 
 @router.post(
@@ -75,7 +75,7 @@ async def verify_checkpoint(
     responses=_STARTED,
 )
 async def export_checkpoint(
-    operations: OperationsDep,
+    services: ServicesDep,
     response: Response,
     job_id: JobId,
     step: Step,
@@ -85,12 +85,12 @@ async def export_checkpoint(
         ParameterNames, Query(description="hf: the names of Hugging Face's LlamaForCausalLM")
     ] = ParameterNames.OWN,
 ) -> OperationView:
-    return _started(response, await operations.export(job_id, step, names))
+    return _started(response, await services.operations.export(job_id, step, names))
 
 
 @router.get(PREFIX, summary="Operations, newest first", responses=documented(400, 404, 422))
 async def list_operations(
-    operations: OperationsDep,
+    services: ServicesDep,
     *,
     job: Annotated[
         str | None, Query(max_length=64, description="only of the job with this id")
@@ -101,7 +101,7 @@ async def list_operations(
     cursor: Cursor = None,
     limit: PageSize = 100,
 ) -> OperationPage:
-    return await operations.list(job_id=job, active=active, cursor=cursor, limit=limit)
+    return await services.operations.list(job_id=job, active=active, cursor=cursor, limit=limit)
 
 
 @router.get(
@@ -110,9 +110,9 @@ async def list_operations(
     responses=documented(404, 422),
 )
 async def get_operation(
-    operations: OperationsDep, response: Response, operation_id: OperationId
+    services: ServicesDep, response: Response, operation_id: OperationId
 ) -> OperationView:
-    found = await operations.get(operation_id)
+    found = await services.operations.get(operation_id)
     if not found.state.ended:
         response.headers["Retry-After"] = str(_RETRY_AFTER_S)
     return found
@@ -123,8 +123,8 @@ async def get_operation(
     summary="Cancel an operation; idempotent",
     responses=documented(404, 409, 422),
 )
-async def cancel_operation(operations: OperationsDep, operation_id: OperationId) -> OperationView:
-    return await operations.cancel(operation_id)
+async def cancel_operation(services: ServicesDep, operation_id: OperationId) -> OperationView:
+    return await services.operations.cancel(operation_id)
 
 
 @router.get(
@@ -133,8 +133,8 @@ async def cancel_operation(operations: OperationsDep, operation_id: OperationId)
     response_class=FileResponse,
     responses=_CONTENT,
 )
-async def get_operation_content(operations: OperationsDep, operation_id: OperationId) -> Response:
-    return _ContentResponse(await operations.content(operation_id))
+async def get_operation_content(services: ServicesDep, operation_id: OperationId) -> Response:
+    return _ContentResponse(await services.operations.content(operation_id))
 
 
 def _started(response: Response, operation: OperationView) -> OperationView:

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query
 
 from holdfast.rest.http.paging import AfterNumber, AfterStep, PageSize
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
-from holdfast.rest.services import JobsDep, OverviewDep, ReplaysDep
+from holdfast.rest.routes.jobs import JobId
+from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.times import Time
 from holdfast_service.services.replays import MAX_STEPS
 from holdfast_service.views.comparison import ComparisonView
@@ -24,38 +24,38 @@ MaybeTime = Annotated[Time | None, Query(description="a time, as RFC 3339 descri
 
 @router.get("/attempts", summary="The attempts of the job", responses=documented(400))
 async def list_attempts(
-    jobs: JobsDep, job_id: JobId, *, after: AfterNumber, limit: PageSize = 200
+    services: ServicesDep, job_id: JobId, *, after: AfterNumber, limit: PageSize = 200
 ) -> AttemptPage:
-    return await jobs.history.attempts(job_id, after, limit)
+    return await services.jobs.history.attempts(job_id, after, limit)
 
 
 @router.get("/incidents", summary="Faults and recoveries", responses=documented(400))
 async def list_incidents(
-    jobs: JobsDep, job_id: JobId, *, after: AfterNumber, limit: PageSize = 200
+    services: ServicesDep, job_id: JobId, *, after: AfterNumber, limit: PageSize = 200
 ) -> IncidentPage:
-    return await jobs.history.incidents(job_id, after, limit)
+    return await services.jobs.history.incidents(job_id, after, limit)
 
 
 @router.get("/goodput", summary="Goodput: the time of the job, by use", responses=documented(409))
-async def get_goodput(jobs: JobsDep, job_id: JobId) -> GoodputView:
-    return await jobs.history.goodput(job_id)
+async def get_goodput(services: ServicesDep, job_id: JobId) -> GoodputView:
+    return await services.jobs.history.goodput(job_id)
 
 
 @router.get("/verdict", summary="The state of the job in sentences")
-async def get_verdict(overview: OverviewDep, job_id: JobId) -> VerdictView:
-    return await overview.verdict(job_id)
+async def get_verdict(services: ServicesDep, job_id: JobId) -> VerdictView:
+    return await services.overview.verdict(job_id)
 
 
 @router.get("/timeline", summary="The run of the job as spans of time, by kind")
 async def get_timeline(
-    overview: OverviewDep, job_id: JobId, since: MaybeTime = None, until: MaybeTime = None
+    services: ServicesDep, job_id: JobId, since: MaybeTime = None, until: MaybeTime = None
 ) -> TimelineView:
-    return await overview.timeline(job_id, since, until)
+    return await services.overview.timeline(job_id, since, until)
 
 
 @router.get("/metrics", summary="The committed history, per step", responses=documented(400))
 async def list_metrics(
-    jobs: JobsDep,
+    services: ServicesDep,
     job_id: JobId,
     *,
     name: Annotated[list[str] | None, Query(description="one or more names; default: all")] = None,
@@ -75,7 +75,7 @@ async def list_metrics(
         bool, Query(description="include the steps discarded by rollbacks")
     ] = False,
 ) -> MetricPage:
-    return await jobs.history.metrics(
+    return await services.jobs.history.metrics(
         job_id,
         names=name or None,
         after_step=after_step,
@@ -88,13 +88,13 @@ async def list_metrics(
 
 @router.get("/digests", summary="Digest of the whole state, per step", responses=documented(400))
 async def list_digests(
-    jobs: JobsDep,
+    services: ServicesDep,
     job_id: JobId,
     *,
     after_step: AfterStep,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> DigestPage:
-    return await jobs.history.digests(job_id, after_step=after_step, limit=limit)
+    return await services.jobs.history.digests(job_id, after_step=after_step, limit=limit)
 
 
 @router.get(
@@ -103,10 +103,10 @@ async def list_digests(
     responses=documented(400, 409),
 )
 async def get_comparison(
-    replays: ReplaysDep,
+    services: ServicesDep,
     job_id: JobId,
     *,
     after_step: AfterStep,
     limit: Annotated[int, Query(ge=1, le=MAX_STEPS)] = MAX_STEPS,
 ) -> ComparisonView:
-    return await replays.compare(job_id, after_step=after_step, limit=limit)
+    return await services.replays.compare(job_id, after_step=after_step, limit=limit)

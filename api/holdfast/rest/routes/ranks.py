@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from holdfast.rest.history import MaybeTime
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
-from holdfast.rest.services import OverviewDep
+from holdfast.rest.routes.history import MaybeTime
+from holdfast.rest.routes.jobs import JobId
+from holdfast.rest.services import ServicesDep
 from holdfast_service.readers.ranks import RankHistoryQuery
 from holdfast_service.views.ranks import (
     RankDetailView,
@@ -38,26 +38,26 @@ RankHistoryDep = Annotated[RankHistoryQuery, Depends(rank_history_query)]
 
 
 @router.get("", summary="The ranks of the newest attempt, as last reported")
-async def get_ranks(overview: OverviewDep, job_id: JobId) -> RanksView:
-    return await overview.ranks(job_id)
+async def get_ranks(services: ServicesDep, job_id: JobId) -> RanksView:
+    return await services.overview.ranks(job_id)
 
 
 @router.get("/history", summary="A quantity of each rank over time, as numbers")
 async def get_rank_history(
-    overview: OverviewDep, job_id: JobId, query: RankHistoryDep
+    services: ServicesDep, job_id: JobId, query: RankHistoryDep
 ) -> RankHistoryView:
-    return await overview.rank_history(job_id, query)
+    return await services.overview.rank_history(job_id, query)
 
 
 @router.get("/heat", summary="A quantity of each rank over time, packed for a heatmap")
 async def get_rank_heat(
-    overview: OverviewDep, job_id: JobId, query: RankHistoryDep
+    services: ServicesDep, job_id: JobId, query: RankHistoryDep
 ) -> RankHeatView:
-    return await overview.heat(job_id, query)
+    return await services.overview.heat(job_id, query)
 
 
 @router.get("/{rank}", summary="A rank: its workers and its stacks")
 async def get_rank(
-    overview: OverviewDep, job_id: JobId, rank: Annotated[int, Path(ge=0, le=2**31 - 1)]
+    services: ServicesDep, job_id: JobId, rank: Annotated[int, Path(ge=0, le=2**31 - 1)]
 ) -> RankDetailView:
-    return await overview.rank(job_id, rank)
+    return await services.overview.rank(job_id, rank)

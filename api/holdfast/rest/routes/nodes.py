@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from holdfast.rest.http.problems import documented
-from holdfast.rest.services import NodesDep
+from holdfast.rest.services import ServicesDep
 from holdfast.schemas import Cordon
 from holdfast_service.job_model.storable_text import StorableText
 from holdfast_service.views.nodes import NodeView
@@ -19,8 +19,8 @@ NodeId = Annotated[StorableText, Path(description="name of the node, or its star
 
 
 @router.get("", summary="The nodes of the cluster, with cordoned and quarantined nodes")
-async def list_nodes(nodes: NodesDep) -> NodePage:
-    return await nodes.list()
+async def list_nodes(services: ServicesDep) -> NodePage:
+    return await services.nodes.list()
 
 
 @router.get(
@@ -28,8 +28,8 @@ async def list_nodes(nodes: NodesDep) -> NodePage:
     summary="A node: its health, its incidents and its jobs",
     responses=documented(404, 422),
 )
-async def get_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
-    return await nodes.get(node_id)
+async def get_node(services: ServicesDep, node_id: NodeId) -> NodeView:
+    return await services.nodes.get(node_id)
 
 
 @router.post(
@@ -37,8 +37,8 @@ async def get_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
     summary="Place no new ranks on a node; its ranks move to a standby",
     responses=documented(400, 404, 422),
 )
-async def cordon_node(nodes: NodesDep, node_id: NodeId, request: Cordon) -> NodeView:
-    return await nodes.cordon(node_id, request.reason, request.until)
+async def cordon_node(services: ServicesDep, node_id: NodeId, request: Cordon) -> NodeView:
+    return await services.nodes.cordon(node_id, request.reason, request.until)
 
 
 @router.post(
@@ -46,5 +46,5 @@ async def cordon_node(nodes: NodesDep, node_id: NodeId, request: Cordon) -> Node
     summary="End a cordon or a quarantine of a node; idempotent",
     responses=documented(404, 422),
 )
-async def uncordon_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
-    return await nodes.uncordon(node_id)
+async def uncordon_node(services: ServicesDep, node_id: NodeId) -> NodeView:
+    return await services.nodes.uncordon(node_id)

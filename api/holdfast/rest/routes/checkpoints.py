@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
-from holdfast.rest.services import CheckpointsDep
+from holdfast.rest.routes.jobs import JobId
+from holdfast.rest.services import ServicesDep
 from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.pages import CheckpointPage
 
@@ -18,8 +18,8 @@ Step = Annotated[int, Path(ge=0, le=2**53, description="step of the checkpoint")
 
 
 @router.get("", summary="The checkpoints of a job, by tier", responses=documented(404, 422))
-async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> CheckpointPage:
-    return await checkpoints.list(job_id)
+async def list_checkpoints(services: ServicesDep, job_id: JobId) -> CheckpointPage:
+    return await services.checkpoints.list(job_id)
 
 
 @router.put(
@@ -27,8 +27,8 @@ async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> Checkp
     summary="Pin a checkpoint against removal; idempotent",
     responses=documented(404, 409, 422, 503),
 )
-async def pin_checkpoint(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> CheckpointView:
-    return await checkpoints.pin(job_id, step)
+async def pin_checkpoint(services: ServicesDep, job_id: JobId, step: Step) -> CheckpointView:
+    return await services.checkpoints.pin(job_id, step)
 
 
 @router.delete(
@@ -36,10 +36,8 @@ async def pin_checkpoint(checkpoints: CheckpointsDep, job_id: JobId, step: Step)
     summary="Unpin a checkpoint; idempotent",
     responses=documented(404, 422, 503),
 )
-async def unpin_checkpoint(
-    checkpoints: CheckpointsDep, job_id: JobId, step: Step
-) -> CheckpointView:
-    return await checkpoints.unpin(job_id, step)
+async def unpin_checkpoint(services: ServicesDep, job_id: JobId, step: Step) -> CheckpointView:
+    return await services.checkpoints.unpin(job_id, step)
 
 
 @router.delete(
@@ -48,5 +46,5 @@ async def unpin_checkpoint(
     summary="Remove a checkpoint, unless it is pinned, needed, or the job's last",
     responses=documented(404, 409, 422, 503),
 )
-async def remove_checkpoint(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> None:
-    await checkpoints.remove(job_id, step)
+async def remove_checkpoint(services: ServicesDep, job_id: JobId, step: Step) -> None:
+    await services.checkpoints.remove(job_id, step)
