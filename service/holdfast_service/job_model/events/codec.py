@@ -23,55 +23,13 @@ further kinds and fields do not change it."""
 
 EVENT_TYPES: Mapping[str, type[JobEvent]] = {
     event_type.kind: event_type
-    for event_type in (
-        progress.JobSubmittedEvent,
-        progress.JobStateEvent,
-        progress.CancelRequestedEvent,
-        progress.PauseRequestedEvent,
-        progress.RestartRequestedEvent,
-        progress.ResizeRequestedEvent,
-        progress.ResumeRequestedEvent,
-        progress.JobReleasedEvent,
-        progress.WaitingEvent,
-        progress.ReleaseOverdueEvent,
-        progress.PackagesInstalledEvent,
-        progress.SupervisorStartedEvent,
-        progress.PhaseEvent,
-        progress.JobStoppingEvent,
-        progress.StopUndoneEvent,
-        progress.EndedEvent,
-        progress.EventUnreadableEvent,
-        progress.EventsLostEvent,
-        progress.RowsLostEvent,
-        attempts.AttemptFormingEvent,
-        attempts.AttemptRunningEvent,
-        attempts.AttemptEndedEvent,
-        attempts.InitialisedFromEvent,
-        attempts.MemoryPlacedEvent,
-        attempts.ProgramAttachedEvent,
-        attempts.ProgramResumedEvent,
-        attempts.StandbyEvent,
-        incidents.IncidentOpenedEvent,
-        incidents.IncidentUpdatedEvent,
-        incidents.IncidentClosedEvent,
-        checkpoints.CheckpointSavedEvent,
-        checkpoints.CheckpointDeletedEvent,
-        checkpoints.CheckpointBadEvent,
-        checkpoints.CheckpointVerifiedEvent,
-        checkpoints.CheckpointPinnedEvent,
-        checkpoints.CheckpointUnpinnedEvent,
-        checkpoints.CheckpointIntervalEvent,
-        checkpoints.DigestMismatchEvent,
-        health.StalledEvent,
-        health.StragglerEvent,
-        health.GuardTrippedEvent,
-        health.NodeHealthEvent,
-        health.NodeDrainingEvent,
-        health.NodeQuarantinedEvent,
-        health.FaultInjectedEvent,
-        health.FaultFailedEvent,
-    )
+    for module in (attempts, checkpoints, health, incidents, progress)
+    for event_type in vars(module).values()
+    if isinstance(event_type, type)
+    and issubclass(event_type, JobEvent)
+    and "kind" in vars(event_type)
 }
+"""Every event of these modules, by its kind."""
 
 
 @dataclass(frozen=True)
