@@ -32,7 +32,7 @@ export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () 
         <label htmlFor={id}>{label}</label>
         {words.length > 0 ? (
           <select id={id} className="input" value={value} onChange={(event) => set(name, event.target.value)}>
-            <option value="">{hint}</option>
+            <option value="">{parameter.default === null ? hint : `${hint} (default)`}</option>
             {words.map((word) => (
               <option key={word}>{word}</option>
             ))}
