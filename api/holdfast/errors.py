@@ -13,16 +13,12 @@ from holdfast_service.errors import *  # noqa: F403  (every error of the API)
 from holdfast_service.errors import HoldfastError, ServerError, StorageUnavailable
 
 
-class ServerUnreachable(HoldfastError):
+class ServerUnreachable(HoldfastError, code="server_unreachable"):
     """No server answered, after retries."""
 
-    code = "server_unreachable"
 
-
-class WaitTimeout(HoldfastError):
+class WaitTimeout(HoldfastError, code="wait_timeout"):
     """The job had not ended at the end of the allowed waiting time."""
-
-    code = "wait_timeout"
 
 
 class JobFailed(HoldfastError):
@@ -33,38 +29,27 @@ class JobFailed(HoldfastError):
         self.code = code
 
 
-class NotFetched(HoldfastError):
+class NotFetched(HoldfastError, code="not_fetched"):
     """A job that comes from a list has no details until it is fetched."""
 
-    code = "not_fetched"
 
-
-class AmbiguousName(HoldfastError):
+class AmbiguousName(HoldfastError, code="ambiguous_name", status=400):
     """Several jobs match the given name or start of an id; `candidates` are their ids."""
-
-    code = "ambiguous_name"
-    status = 400
 
     def __init__(self, message: str, candidates: Sequence[str]) -> None:
         super().__init__(message)
         self.candidates = tuple(candidates)
 
 
-class ForeignServer(HoldfastError):
+class ForeignServer(HoldfastError, code="foreign_server", status=400):
     """The process at the server's address is another user's: it gets no token."""
 
-    code = "foreign_server"
-    status = 400
 
-
-class InvalidConfig(HoldfastError):
+class InvalidConfig(HoldfastError, code="invalid_config", status=400):
     """The user's configuration file is unusable or lacks a context, or an address is invalid.
 
     The message contains a remedy.
     """
-
-    code = "invalid_config"
-    status = 400
 
 
 def unfinished(why: str) -> ServerError:

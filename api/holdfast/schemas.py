@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from holdfast_service.errors import statuses
 from holdfast_service.job_model.labels import LabelName, LabelText, Priority
 from holdfast_service.job_model.storable_text import StorableText
 from holdfast_service.job_model.times import GivenTime
@@ -25,7 +26,10 @@ class Problem(_Lazy):
     type: str = Field(description="urn:holdfast:problem:<code>")
     title: str
     status: int
-    code: str = Field(description="stable name of the error")
+    code: str = Field(
+        description="stable name of the error",
+        json_schema_extra={"x-statuses": dict[str, JsonValue](statuses())},
+    )
     detail: str | None = None
     instance: str | None = Field(default=None, description="path of the request")
     request_id: str | None = Field(

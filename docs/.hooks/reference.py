@@ -21,7 +21,7 @@ from holdfast.rest.monitoring.metric_series import SERIES
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy import decision_table
 from holdfast_service.settings import Settings
-from holdfast_workers.fault_injection.kinds import KINDS, Victim
+from holdfast_workers.fault_injection.kinds import FaultKind
 
 DOCS = Path(__file__).parents[1]
 HOOK = "docs/.hooks/reference.py"
@@ -66,11 +66,12 @@ def written_pages() -> dict[Path, str]:
 
 
 def _faults() -> Iterator[str]:
-    yield "| Kind | What happens | Parameters |\n|---|---|---|"
-    for kind, found in KINDS.items():
-        on_rank = found.victim in (Victim.RANK, Victim.NODE)
-        names = ", ".join(f"`{name}`" for name in (*["rank"] * on_rank, *sorted(found.parameters)))
-        yield f"| `{kind}` | {found.description} | {names} |"
+    yield "| Kind | Hits | What happens | Parameters |\n|---|---|---|---|"
+    for kind in FaultKind:
+        spec = kind.spec
+        happens = ", ".join(filter(None, (spec.label, spec.detail)))
+        names = ", ".join(f"`{parameter.name}`" for parameter in spec.parameters)
+        yield f"| `{kind}` | {spec.victim} | {happens} | {names} |"
 
 
 def _settings() -> Iterator[str]:

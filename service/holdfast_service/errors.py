@@ -1,8 +1,9 @@
 """The errors of the API, each defined once: the services raise them, REST sends them as problem
 documents (RFC 9457), and the client raises them again.
 
-Every error has a stable `code`. Its base is the class of its HTTP status: `JobEnded` is a
-`Conflict`. This module imports nothing else: the client loads it too.
+A new error is a class here, with its `code`, below the class of its HTTP status: `JobEnded` is a
+`Conflict`. The OpenAPI document lists all codes. This module imports nothing else: the client loads
+it too.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ if TYPE_CHECKING:
 
 
 class HoldfastError(Exception):
-    """Root of all errors that users see. `code` is stable."""
+    """Root of all errors that users see. Its `code` is stable; `status` is that of HTTP, and
+    decides the exit code of a command. A class names both in its head; it has those of its base
+    otherwise."""
 
     code = "error"
+    status = 500
+
+    def __init_subclass__(cls, *, code: str | None = None, status: int | None = None) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
+        if status is not None:
+            cls.status = status
 
 
-class ApiError(HoldfastError):
+class ApiError(HoldfastError, code="unknown", status=0):
     """The server refused a request, or failed. `problem`: the document that says so."""
-
-    code = "unknown"
-    status = 0
 
     def __init__(self, detail: str, /, **members: Any) -> None:
         """`members`: further members of the problem; `code` and `status` if the class does not
@@ -56,14 +64,12 @@ class ApiError(HoldfastError):
 # Status 400 and 422: the request is wrong.
 
 
-class InvalidSpec(ApiError):
+class InvalidSpec(ApiError, code="invalid_spec", status=422):
     """The spec, or another document, is invalid; `faults` lists everything that is wrong.
 
     Its text has a line for each fault.
     """
 
-    code = "invalid_spec"
-    status = 422
     _wording: ClassVar[tuple[str, str]] = ("the spec has", "fault")
 
     @classmethod
@@ -75,282 +81,187 @@ class InvalidSpec(ApiError):
         return cls(f"{start} {len(listed)} {noun}{plural}", faults=listed)
 
 
-class InvalidFault(InvalidSpec):
+class InvalidFault(InvalidSpec, code="invalid_fault"):
     """The requested fault is invalid for the job; `faults` lists all problems."""
 
-    code = "invalid_fault"
     _wording = ("the requested fault is invalid:", "problem")
 
 
-class InvalidParameters(ApiError):
+class InvalidParameters(ApiError, code="invalid_parameters", status=422):
     """Some parameters of the request are invalid; `faults` lists them."""
 
-    code = "invalid_parameters"
-    status = 422
 
-
-class InvalidRegex(InvalidParameters):
+class InvalidRegex(InvalidParameters, code="invalid_regex"):
     """A filter is malformed, too large, or not a regular expression that the server supports."""
 
-    code = "invalid_regex"
 
-
-class InvalidKey(ApiError):
+class InvalidKey(ApiError, code="invalid_idempotency_key", status=422):
     """The idempotency key is empty or too long."""
 
-    code = "invalid_idempotency_key"
-    status = 422
 
-
-class InvalidTime(ApiError):
+class InvalidTime(ApiError, code="invalid_time", status=422):
     """The given time is in the past."""
 
-    code = "invalid_time"
-    status = 422
 
-
-class CodeRefused(ApiError):
+class CodeRefused(ApiError, code="invalid_code", status=422):
     """The package of code cannot be unpacked on a node."""
 
-    code = "invalid_code"
-    status = 422
 
-
-class InvalidCursor(ApiError):
+class InvalidCursor(ApiError, code="invalid_cursor", status=400):
     """The cursor does not come from this server."""
-
-    code = "invalid_cursor"
-    status = 400
 
 
 # Status 401 and 403: the caller may not do this.
 
 
-class Unauthorized(ApiError):
+class Unauthorized(ApiError, code="unauthorized", status=401):
     """The server requires a valid token: `holdfast login`."""
 
-    code = "unauthorized"
-    status = 401
 
-
-class Forbidden(ApiError):
+class Forbidden(ApiError, code="forbidden", status=403):
     """The server does not allow the request."""
 
-    code = "forbidden"
-    status = 403
 
-
-class InjectionDisabled(Forbidden):
+class InjectionDisabled(Forbidden, code="injection_disabled"):
     """The server does not allow fault injection."""
-
-    code = "injection_disabled"
 
 
 # Status 404: the requested object does not exist.
 
 
-class NotFound(ApiError):
+class NotFound(ApiError, code="not_found", status=404):
     """The requested object does not exist."""
 
-    code = "not_found"
-    status = 404
 
-
-class JobNotFound(NotFound):
+class JobNotFound(NotFound, code="job_not_found"):
     """There is no such job."""
 
-    code = "job_not_found"
 
-
-class NodeNotFound(NotFound):
+class NodeNotFound(NotFound, code="node_not_found"):
     """No node with this name was ever seen, or the prefix matches several nodes."""
 
-    code = "node_not_found"
 
-
-class CodeNotFound(NotFound):
+class CodeNotFound(NotFound, code="code_not_found"):
     """The server has no code of that digest."""
 
-    code = "code_not_found"
 
-
-class CheckpointNotFound(NotFound):
+class CheckpointNotFound(NotFound, code="checkpoint_not_found"):
     """The job has no such checkpoint."""
 
-    code = "checkpoint_not_found"
 
-
-class OperationNotFound(NotFound):
+class OperationNotFound(NotFound, code="operation_not_found"):
     """There is no such operation, or it was removed by age."""
 
-    code = "operation_not_found"
 
-
-class ContentGone(NotFound):
+class ContentGone(NotFound, code="content_gone"):
     """The file that the operation made is not on this server any more."""
 
-    code = "content_gone"
 
-
-class UnknownMetric(NotFound):
+class UnknownMetric(NotFound, code="unknown_metric"):
     """The job has no such metric."""
-
-    code = "unknown_metric"
 
 
 # Status 409: the present state does not allow the request.
 
 
-class Conflict(ApiError):
+class Conflict(ApiError, status=409):
     """The request is not possible in the present state: the job has ended, the key was used before,
     ..."""
 
-    status = 409
 
-
-class JobEnded(Conflict):
+class JobEnded(Conflict, code="job_ended"):
     """The job has ended and cannot change any more."""
 
-    code = "job_ended"
 
-
-class JobNotEnded(Conflict):
+class JobNotEnded(Conflict, code="job_not_ended"):
     """The job has not ended, or has not left the cluster yet."""
 
-    code = "job_not_ended"
 
-
-class SpecUnreadable(Conflict):
+class SpecUnreadable(Conflict, code="spec_unreadable"):
     """The job's stored spec was written by another version, and this version cannot read it."""
 
-    code = "spec_unreadable"
 
-
-class NothingToReplay(Conflict):
+class NothingToReplay(Conflict, code="nothing_to_replay"):
     """The job has no step that a replay could be compared with."""
 
-    code = "nothing_to_replay"
 
-
-class NotAReplay(Conflict):
+class NotAReplay(Conflict, code="not_a_replay"):
     """The job is no replay of another job: there is nothing to compare it with."""
 
-    code = "not_a_replay"
 
-
-class JobChanged(ApiError):
+class JobChanged(ApiError, code="job_changed", status=412):
     """Users have changed the job since the generation that `If-Match` names."""
 
-    code = "job_changed"
-    status = 412
 
-
-class IdempotencyConflict(Conflict):
+class IdempotencyConflict(Conflict, code="idempotency_conflict"):
     """The idempotency key was used before with another document."""
 
-    code = "idempotency_conflict"
 
-
-class CodeStoreFull(Conflict):
+class CodeStoreFull(Conflict, code="code_store_full"):
     """There is no room for more code until a job ends, or some time has passed."""
 
-    code = "code_store_full"
 
-
-class CheckpointPinned(Conflict):
+class CheckpointPinned(Conflict, code="checkpoint_pinned"):
     """The checkpoint is pinned and cannot be removed."""
 
-    code = "checkpoint_pinned"
 
-
-class CheckpointElsewhere(Conflict):
+class CheckpointElsewhere(Conflict, code="checkpoint_elsewhere"):
     """The checkpoint is not in its job's own folder of the remote tier, and is never removed."""
 
-    code = "checkpoint_elsewhere"
 
-
-class CheckpointNeeded(Conflict):
+class CheckpointNeeded(Conflict, code="checkpoint_needed"):
     """Another job is going to start from the checkpoint and has none of its own yet."""
 
-    code = "checkpoint_needed"
 
-
-class CheckpointBad(Conflict):
+class CheckpointBad(Conflict, code="checkpoint_bad"):
     """The checkpoint's bytes differ from those that were saved."""
 
-    code = "checkpoint_bad"
 
-
-class LastCheckpoint(Conflict):
+class LastCheckpoint(Conflict, code="last_checkpoint"):
     """The checkpoint is the only one in the remote tier that an active job could continue from."""
 
-    code = "last_checkpoint"
 
-
-class CheckpointBeingRemoved(Conflict):
+class CheckpointBeingRemoved(Conflict, code="being_removed"):
     """The checkpoint is being removed."""
 
-    code = "being_removed"
 
-
-class CannotExport(Conflict):
+class CannotExport(Conflict, code="not_exportable"):
     """The checkpoint cannot be exported in the requested format."""
 
-    code = "not_exportable"
 
-
-class NoContent(Conflict):
+class NoContent(Conflict, code="no_content"):
     """The operation has no file: it makes none, has not ended, failed, or was cancelled."""
 
-    code = "no_content"
 
-
-class OperationEnded(Conflict):
+class OperationEnded(Conflict, code="operation_ended"):
     """The operation has ended and cannot be cancelled any more."""
 
-    code = "operation_ended"
 
-
-class OperationCancelled(Conflict):
+class OperationCancelled(Conflict, code="operation_cancelled"):
     """The operation was cancelled."""
-
-    code = "operation_cancelled"
 
 
 # Status 500 and above: the server failed.
 
 
-class ServerError(ApiError):
+class ServerError(ApiError, status=500):
     """The server failed or is not ready."""
 
-    status = 500
 
-
-class ClusterUnreachable(ServerError):
+class ClusterUnreachable(ServerError, code="cluster_unreachable", status=503):
     """The Ray cluster does not answer at present; try again later."""
 
-    code = "cluster_unreachable"
-    status = 503
 
-
-class NotReady(ServerError):
+class NotReady(ServerError, code="not_ready", status=503):
     """A part of the control plane is not ready; the problem's `checks` has the details."""
 
-    code = "not_ready"
-    status = 503
 
-
-class StorageUnavailable(ServerError):
+class StorageUnavailable(ServerError, code="storage_unavailable", status=503):
     """The storage of the checkpoints failed or did not answer; it may answer later."""
 
-    code = "storage_unavailable"
-    status = 503
 
-
-class OperationAbandoned(ServerError):
+class OperationAbandoned(ServerError, code="operation_abandoned"):
     """Each server that began with the operation ended before it was done."""
-
-    code = "operation_abandoned"
 
 
 def from_problem(problem: dict[str, Any]) -> ApiError:
@@ -362,6 +273,11 @@ def from_problem(problem: dict[str, Any]) -> ApiError:
     chosen = known if issubclass(known, kind) else kind
     detail = problem.get("detail") or problem.get("title") or code
     return chosen(detail, **{**problem, "code": code, "status": status})
+
+
+def statuses() -> dict[str, int]:
+    """The status of each code of the API. Programs depend on them: they never change."""
+    return {code: kind.status for code, kind in _OF_CODE.items() if kind is not ApiError}
 
 
 def _with_codes(kind: type[ApiError]) -> dict[str, type[ApiError]]:

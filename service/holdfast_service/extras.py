@@ -26,11 +26,8 @@ class Extra(StrEnum):
     ALL = "all"
 
 
-class MissingExtra(HoldfastError):
+class MissingExtra(HoldfastError, code="missing_extra", status=400):
     """The command needs a part of Holdfast that is not installed; the message says which."""
-
-    code = "missing_extra"
-    status = 400
 
 
 def install_command(extra: Extra) -> str:

@@ -13,7 +13,7 @@ from tests.end_to_end.conftest import Product, served, spec
 from tests.support.faults.random_faults import KINDS, percentiles
 
 from holdfast_service.embedded_cluster import local_cluster
-from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
+from holdfast_workers.fault_injection.kinds import FaultKind
 
 pytestmark = [
     *(pytest.mark.soak, pytest.mark.cluster, pytest.mark.chaos),
@@ -100,7 +100,7 @@ def inject_faults(
             continue
         kind = rng.choices(kinds, list(KINDS.values()))[0]
         arguments: dict[str, Any] = {"duration_s": 3.0} if kind is FaultKind.REMOTE_DOWN else {}
-        if Injection(kind).victim in (Victim.RANK, Victim.NODE):
+        if kind.spec.has_rank:
             arguments["rank"] = rng.randrange(4)
         injected.append((time.time(), kind.value))
         product.client.inject(job, kind, **arguments)

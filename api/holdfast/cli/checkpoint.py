@@ -44,31 +44,20 @@ COLUMNS = (
 )
 
 
-class NoCheckpoint(HoldfastError):
+class NoCheckpoint(HoldfastError, code="checkpoint_not_found", status=404):
     """The job has no checkpoint to choose by default."""
 
-    code = "checkpoint_not_found"
-    status = 404
 
-
-class StepUnclear(HoldfastError):
+class StepUnclear(HoldfastError, code="step_unclear", status=400):
     """The step of the checkpoint is missing or ambiguous."""
 
-    code = "step_unclear"
-    status = 400
 
-
-class VerificationFailed(HoldfastError):
+class VerificationFailed(HoldfastError, code="checkpoint_bad"):
     """A verification found that the checkpoint is bad."""
 
-    code = "checkpoint_bad"
 
-
-class CannotWrite(HoldfastError):
+class CannotWrite(HoldfastError, code="cannot_write", status=400):
     """The output file cannot be written."""
-
-    code = "cannot_write"
-    status = 400
 
 
 def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:

@@ -62,11 +62,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class NotUnderstood(HoldfastError):
+class NotUnderstood(HoldfastError, code="not_understood", status=400):
     """An argument of the command line cannot be parsed: a duration, a time, a storm."""
-
-    code = "not_understood"
-    status = 400
 
 
 class Format(StrEnum):

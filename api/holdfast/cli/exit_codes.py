@@ -43,8 +43,7 @@ def of_error(error: HoldfastError) -> ExitCode:
         case WaitTimeout():
             return ExitCode.TIMEOUT
         case _:
-            status = getattr(error, "status", 500)
-            return ExitCode.USAGE if 400 <= status < 500 else ExitCode.SERVER
+            return ExitCode.USAGE if 400 <= error.status < 500 else ExitCode.SERVER
 
 
 def of_state(state: State) -> ExitCode:

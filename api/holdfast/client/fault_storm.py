@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import Conflict
 from holdfast_service.views.incidents import FaultView
-from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
 MAX_POLL_S = 1.0
 
@@ -36,8 +36,7 @@ def schedule(
     while True:
         at_s += chance.expovariate(1.0 / mtbf_s)
         kind, rank = chance.choice(kinds), chance.randrange(world_size)
-        has_rank = Injection(kind).victim in (Victim.RANK, Victim.NODE)
-        yield ScheduledFault(at_s, Injection(kind, rank=rank if has_rank else None))
+        yield ScheduledFault(at_s, Injection(kind, rank=rank if kind.spec.has_rank else None))
 
 
 def run(

@@ -59,11 +59,8 @@ class DemoVerdict:
         }
 
 
-class JobDidNotSucceed(HoldfastError):
+class JobDidNotSucceed(HoldfastError, code="job_did_not_succeed", status=500):
     """One of the two jobs failed or was cancelled."""
-
-    code = "job_did_not_succeed"
-    status = 500
 
 
 def run(document: Mapping[str, Any], console: Console) -> DemoVerdict:

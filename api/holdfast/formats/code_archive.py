@@ -44,11 +44,8 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip file
 _MODE = 0o644
 
 
-class CodeUnusable(HoldfastError):
+class CodeUnusable(HoldfastError, code="unusable_code", status=400):
     """The folder cannot be sent with the job."""
-
-    code = "unusable_code"
-    status = 400
 
 
 def pack(folder: Path, max_bytes: int = MAX_BYTES) -> bytes:

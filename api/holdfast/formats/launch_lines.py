@@ -71,11 +71,8 @@ _OF_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_NAME = 63
 
 
-class UnreadableLaunchLine(HoldfastError):
+class UnreadableLaunchLine(HoldfastError, code="unreadable_launch_line", status=400):
     """The words after `--` cannot become a job."""
-
-    code = "unreadable_launch_line"
-    status = 400
 
 
 @dataclass(frozen=True)

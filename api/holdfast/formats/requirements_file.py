@@ -11,11 +11,8 @@ from pydantic import BaseModel
 from holdfast.errors import HoldfastError
 
 
-class RequirementsUnusable(HoldfastError):
+class RequirementsUnusable(HoldfastError, code="unusable_requirements", status=400):
     """The requirements file cannot be sent with the job."""
-
-    code = "unusable_requirements"
-    status = 400
 
 
 def file_of_spec(spec: Mapping[str, Any] | BaseModel) -> Path | None:

@@ -33,11 +33,8 @@ _METRICS_PER_REQUEST, _PARAMETERS_PER_REQUEST = 1000, 100
 _MAX_PARAMETER_LENGTH = 500
 
 
-class ExportFailed(HoldfastError):
+class ExportFailed(HoldfastError, code="export_failed", status=400):
     """The series could not be written."""
-
-    code = "export_failed"
-    status = 400
 
 
 def to_tensorboard(job: JobView, points: Iterable[MetricPoint], folder: Path) -> Path:

@@ -34,16 +34,12 @@ _OF_OTHER_SERVERS = (
 """Beginnings of settings that would let the child use another cluster, database or store."""
 
 
-class ServerDidNotStart(HoldfastError):
+class ServerDidNotStart(HoldfastError, code="server_did_not_start"):
     """The child process did not report that it serves."""
 
-    code = "server_did_not_start"
 
-
-class ServerEnded(HoldfastError):
+class ServerEnded(HoldfastError, code="server_ended"):
     """The child process ended while it was used."""
-
-    code = "server_ended"
 
 
 @contextlib.contextmanager

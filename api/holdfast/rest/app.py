@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -11,23 +13,7 @@ from pydantic import TypeAdapter
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
-from holdfast.rest import (
-    checkpoints,
-    cluster,
-    code,
-    dashboard,
-    faults,
-    feeds,
-    history,
-    job_summary,
-    jobs,
-    live,
-    nodes,
-    operations,
-    ranks,
-    session,
-    version,
-)
+from holdfast.rest import dashboard, routes, version
 from holdfast.rest.http import problems
 from holdfast.rest.http.authentication import Authentication
 from holdfast.rest.http.body_limits import BodyLimits
@@ -37,23 +23,8 @@ from holdfast.rest.http.request_ids import RequestIds
 from holdfast.rest.monitoring import health_probes, prometheus
 from holdfast.rest.services import Services
 from holdfast.rest.version import API_VERSION
-from holdfast.schemas import Problem
-from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_service.views.live import LiveHello, LiveLogs, LiveMetrics, LiveRemoved, LiveReset
-from holdfast_workers.fault_injection.kinds import Injection
 
 TITLE = "Holdfast"
-EXTRA_SCHEMAS = (
-    JobSpec,
-    Problem,
-    Injection,
-    LiveHello,
-    LiveMetrics,
-    LiveLogs,
-    LiveRemoved,
-    LiveReset,
-)
-"""Schemas that no route's signature names."""
 TOKEN_DESCRIPTION = "In `server.json` of the server's data directory, unless HOLDFAST_AUTH is none."
 REFERENCE = "#/components/schemas/{model}"
 
@@ -70,21 +41,10 @@ def create_app(services: Services) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.services = services
-    for resource in (
-        jobs,
-        history,
-        ranks,
-        job_summary,
-        checkpoints,
-        operations,
-        code,
-        faults,
-        cluster,
-        nodes,
-        feeds,
-        live,
-        session,
-    ):
+    resources = [
+        import_module(found.name) for found in iter_modules(routes.__path__, f"{routes.__name__}.")
+    ]
+    for resource in resources:
         app.include_router(resource.router, dependencies=[Depends(known_parameters)])
     app.include_router(health_probes.router)
     app.include_router(prometheus.router)
@@ -97,7 +57,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(Authentication, services=services)
     app.add_middleware(RequestGuard, services=services)
     _put_outermost(app, RequestIds)
-    _add_extra_schemas(app)
+    _add_extra_schemas(app, [model for each in resources for model in getattr(each, "SCHEMAS", ())])
     return app
 
 
@@ -111,7 +71,7 @@ def _put_outermost(app: FastAPI, middleware: Callable[[ASGIApp], ASGIApp]) -> No
     )
 
 
-def _add_extra_schemas(app: FastAPI) -> None:
+def _add_extra_schemas(app: FastAPI, models: Iterable[type]) -> None:
     """Add to the OpenAPI document the schemas that no route's signature names, and the token."""
     generate = app.openapi
 
@@ -119,7 +79,7 @@ def _add_extra_schemas(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = generate()
             schemas = document["components"]["schemas"]
-            for model in EXTRA_SCHEMAS:
+            for model in models:
                 schema = TypeAdapter(model).json_schema(ref_template=REFERENCE)
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema

@@ -39,7 +39,6 @@ from holdfast_workers.agent import reforming
 from holdfast_workers.agent.agent_config import AgentConfig, device_of
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.agent.reforming import Reform
-from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.environment import CODE_FOLDER
 from holdfast_workers.ipc.listening import RANGE_VARIABLE, InvalidPortRange, PortRange
 from holdfast_workers.memory.node_folder import memory_base
@@ -108,7 +107,6 @@ class AgentActor:
             config,
             self._signal_supervisor,
             _node_killer(),
-            cut_links=link_cutter(),
             has_ended=self._supervisor_has_ended,
         )
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()

@@ -38,12 +38,7 @@ from holdfast_service.store.models import InjectedFault
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_service.views.incidents import FaultView
 from holdfast_service.views.pages import FaultPage, next_number
-from holdfast_workers.fault_injection.kinds import (
-    Injection,
-    Victim,
-    injection_faults,
-    program_faults,
-)
+from holdfast_workers.fault_injection.kinds import Injection, injection_faults, program_faults
 
 log = structlog.get_logger(__name__)
 
@@ -129,9 +124,10 @@ def _new_fault(
         raise InvalidFault.of(problems)
     if tx.state.terminal:
         raise JobEnded(f"job {tx.job.id} has ended ({tx.state.lower()}): no fault can be injected")
-    fault = Injection.of(document).document()
-    if Injection.of(fault).victim in (Victim.RANK, Victim.NODE) and "rank" not in fault:
-        fault["rank"] = random.randrange(world_size)
+    injection = Injection.of(document)
+    fault = injection.document()
+    if injection.kind.spec.has_rank:
+        fault.setdefault("rank", random.randrange(world_size))
     tx.job.faults_wanted += 1
     tx.job.due_at = 0.0  # its reconciler acts at once
     row = InjectedFault(

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.service.test_errors import STATUS_OF_CODE
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import DEADLINE_S
@@ -15,6 +14,7 @@ import holdfast
 from holdfast import AsyncClient, Client, JobSpec, errors
 from holdfast.client.job_names import short
 from holdfast.client.retry import FIRST_PAUSE_S, MAX_PAUSE_S, RetrySchedule
+from holdfast_service.errors import statuses
 from holdfast_service.job_model.lifecycle import State
 
 
@@ -102,7 +102,7 @@ def test_a_job_as_an_object(client: Client, server: LiveServer) -> None:
 
 def test_every_error_code_of_the_server_has_an_exception_type(client: Client) -> None:
     kinds = {404: holdfast.NotFound, 409: holdfast.Conflict, 503: holdfast.ServerError}
-    for code, status in STATUS_OF_CODE.items():
+    for code, status in statuses().items():
         error = errors.from_problem({"code": code, "status": status})
         assert isinstance(error, kinds.get(status, holdfast.ApiError)), code
         assert (error.code, type(error).code, type(error).status) == (code, code, status)

@@ -62,6 +62,10 @@ def test_the_last_change_of_the_document_breaks_no_client() -> None:
         (lambda d: _part(d, "JobView", "required").remove("name"), "/JobView/required: name"),
         (lambda d: _part(d, "Cordon", "required").append("until"), "/Cordon/required: until"),
         (lambda d: _part(d, "State", "enum").remove("PAUSED"), "/State/enum: PAUSED"),
+        (
+            lambda d: _part(d, "Problem", "properties")["code"]["x-statuses"].pop("job_ended"),
+            "/Problem/properties/code/x-statuses/job_ended: 409",
+        ),
     ],
 )
 def test_what_breaks_a_client_is_found(change: Callable[[Document], object], lines: str) -> None:

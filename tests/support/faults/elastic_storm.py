@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tests.support.nodes.supervised import SupervisedRun
 
 from holdfast_service.job_model.supervisor_protocol import SizeOrder
-from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
+from holdfast_workers.fault_injection.kinds import FaultKind
 
 ADVANCE_S = 240.0
 DRAIN_S = 2.0
@@ -88,7 +88,7 @@ class ElasticStorm:
 
     def _inject(self, kind: FaultKind, generator: random.Random) -> None:
         ranks = 2 * max(1, len(self._present()))
-        has_rank = Injection(kind).victim in (Victim.RANK, Victim.NODE)
+        has_rank = kind.spec.has_rank
         before = self.run.supervisor
         self.run.inject(kind, **({"rank": generator.randrange(ranks)} if has_rank else {}))
         if kind is FaultKind.SUPERVISOR_DEATH:

@@ -19,7 +19,7 @@ import psutil
 from tests.support.nodes.supervised import SupervisedRun
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
+from holdfast_workers.fault_injection.kinds import FaultKind
 
 KINDS: dict[FaultKind, int] = {
     FaultKind.KILL: 8,
@@ -118,7 +118,7 @@ class Storm:
         if kind in (FaultKind.NODE_LOSS, FaultKind.PARTITION) and self._node_is_away():
             kind = FaultKind.KILL  # losing two nodes at once may lose both copies of a state
         parameters: dict[str, Any] = {}
-        if Injection(kind).victim in (Victim.RANK, Victim.NODE):
+        if kind.spec.has_rank:
             parameters["rank"] = rank
         if kind is FaultKind.REMOTE_DOWN:
             parameters["duration_s"] = 2.0

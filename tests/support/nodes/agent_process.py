@@ -24,7 +24,6 @@ from tests.support.nodes import namespaces
 
 from holdfast_workers import log_setup
 from holdfast_workers.agent.node_agent import NodeAgent
-from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.children import ZygoteProcess, start_zygote
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.commands import Request
@@ -51,7 +50,7 @@ def remote() -> None:
     def on_signal(signal: Signal) -> None:
         signals.put(codec.encode(signal))
 
-    agent = NodeAgent(config, on_signal, lose_node, cut_links=link_cutter())
+    agent = NodeAgent(config, on_signal, lose_node)
 
     def answer(method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
         try:

@@ -26,6 +26,7 @@ EVERYTHING = ("pyproject.toml", "requirements.lock", "tests/conftest.py")
 """A change to one of these reaches every test."""
 _COMMAND = "api/holdfast/__main__.py"
 UNSEEN = {
+    "api/holdfast/rest/app.py": ("api/holdfast/rest/routes",),  # every module of this room
     "tests/web/conftest.py": ("api/dashboard",),  # its browser shows what was built from this
     "tests/end_to_end/test_light_client.py": ("api/dashboard", _COMMAND),
     "tests/machine_room/test_doctor.py": (_COMMAND,),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,18 +20,18 @@ from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.fault_injection.failing_storage import FailingStorage, with_injected_failures
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import (
-    KINDS,
-    PHASES,
-    SIGNALS,
     FaultKind,
-    InjectedError,
+    FaultParameter,
     Injection,
-    Victim,
     injection_faults,
     program_faults,
 )
+from holdfast_workers.fault_injection.process_faults import InjectedError
 
 WAIT_S = 60.0
+WORLD_SIZE = 4
+FIELDS = {field.name for field in fields(Injection)} - {"kind"}
+SIGNALS = {kind: number for kind in FaultKind if (number := kind.spec.signal) is not None}
 
 
 # --- invalid requests -----------------------------------------------------------------------------
@@ -45,23 +46,34 @@ WAIT_S = 60.0
         ({"kind": "kill", "rank": True}, "rank"),
         ({"kind": "kill", "phase": "lunch"}, "phase"),
         ({"kind": "kill", "at_step": 0}, "at_step"),
-        ({"kind": "kill", "duration_s": 3}, "duration_s"),
         ({"kind": "kill", "weight": 3}, "weight"),
-        ({"kind": "slow", "factor": 0.5}, "factor"),
         ({"kind": "nan", "where": "moment"}, "where"),
-        ({"kind": "bit_flip", "bit": 32}, "bit"),
-        ({"kind": "remote_down", "rank": 1}, "rank"),
-        ({"kind": "agent_death", "at_step": 3}, "at_step"),
-        ({"kind": "supervisor_death", "phase": "forward"}, "phase"),
     ],
 )
 def test_an_impossible_fault_is_named_at_its_path(document: dict[str, object], path: str) -> None:
-    assert [fault.path for fault in injection_faults(document, world_size=4)] == [path]
+    assert [fault.path for fault in injection_faults(document, WORLD_SIZE)] == [path]
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_a_kind_takes_its_own_parameters_only_and_within_their_limits(kind: FaultKind) -> None:
+    parameters = {parameter.name: parameter for parameter in kind.spec.parameters}
+    refused: dict[str, list[object]] = {name: [1] for name in FIELDS - parameters.keys()}
+    refused |= {name: not_allowed(parameter) for name, parameter in parameters.items()}
+    assert refused.keys() == FIELDS, "each parameter is a field of Injection"
+    for name, values in refused.items():
+        for value in values:
+            found = injection_faults({"kind": kind, name: value}, WORLD_SIZE)
+            assert [fault.path for fault in found] == [name], value
+
+
+def not_allowed(parameter: FaultParameter) -> list[object]:
+    least, most = parameter.limits or (0, 0)
+    return [True, [], "", "x" * 201] + [least - 1, most + 1] * (parameter.limits is not None)
 
 
 def test_every_fault_of_a_request_is_named() -> None:
     wrong = {"kind": "slow", "rank": 9, "factor": "much", "steps": 0, "bit": 1}
-    assert {fault.path for fault in injection_faults(wrong, 4)} == {
+    assert {fault.path for fault in injection_faults(wrong, WORLD_SIZE)} == {
         "rank",
         "factor",
         "steps",
@@ -69,20 +81,25 @@ def test_every_fault_of_a_request_is_named() -> None:
     }
 
 
-@given(
-    kind=st.sampled_from(FaultKind),
-    rank=st.integers(0, 3),
-    step=st.integers(1, 10**9),
-    phase=st.sampled_from(PHASES),
-)
-def test_a_valid_fault_survives_json(kind: FaultKind, rank: int, step: int, phase: str) -> None:
-    document: dict[str, object] = {"kind": kind.value}
-    victim = KINDS[kind].victim
-    if victim in (Victim.RANK, Victim.NODE):
-        document["rank"] = rank
-    if victim is Victim.RANK:
-        document |= {"at_step": step, "phase": phase}
-    assert injection_faults(document, 4) == []
+def allowed(parameter: FaultParameter) -> st.SearchStrategy[object]:
+    if parameter.words:
+        return st.sampled_from(parameter.words)
+    if parameter.limits is None:
+        return st.text(min_size=1, max_size=200)
+    least, most = parameter.limits
+    if parameter.name == "rank":
+        most = WORLD_SIZE - 1
+    return st.integers(int(least), int(most)) if isinstance(least, int) else st.floats(least, most)
+
+
+def requests(kind: FaultKind) -> st.SearchStrategy[dict[str, object]]:
+    values = {parameter.name: allowed(parameter) for parameter in kind.spec.parameters}
+    return st.fixed_dictionaries({"kind": st.just(kind.value)}, optional=values)
+
+
+@given(st.sampled_from(FaultKind).flatmap(requests))
+def test_a_valid_fault_survives_json(document: dict[str, object]) -> None:
+    assert injection_faults(document, WORLD_SIZE) == []
     fault = Injection.of(json.loads(json.dumps(document)))
     assert fault.document() == document and Injection.of(fault.document()) == fault
 
@@ -153,7 +170,8 @@ def doing(fault: Injection) -> subprocess.Popen[str]:
     """A process that executes the fault in its main thread, while another thread counts."""
     program = (
         "import json, sys, threading, time\n"
-        "from holdfast_workers.fault_injection.kinds import Injection, carry_out\n"
+        "from holdfast_workers.fault_injection.kinds import Injection\n"
+        "from holdfast_workers.fault_injection.process_faults import carry_out\n"
         "def count():\n"
         "    while True:\n"
         "        print('alive', flush=True); time.sleep(0.02)\n"
@@ -169,8 +187,6 @@ def doing(fault: Injection) -> subprocess.Popen[str]:
     ("fault", "ending"),
     [
         (Injection(FaultKind.KILL), -signal.SIGKILL),
-        (Injection(FaultKind.SEGFAULT), -signal.SIGSEGV),
-        (Injection(FaultKind.ABORT), -signal.SIGABRT),
         (Injection(FaultKind.EXIT, exit_code=7), 7),
         (Injection(FaultKind.RAISE), 1),
         (Injection(FaultKind.OOM), -signal.SIGKILL),
@@ -205,7 +221,7 @@ def test_a_process_gets_the_signal_of_its_fault(kind: FaultKind) -> None:
     process = doing(Injection(kind))
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status) is (kind is FaultKind.STOP)
+        assert os.WIFSTOPPED(status) is (SIGNALS[kind] == signal.SIGSTOP)
         received = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else os.WTERMSIG(status)
         assert received == SIGNALS[kind]
     finally:

@@ -13,7 +13,7 @@ from holdfast_workers.agent import node_agent
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.fault_injection import link_cut
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
-from holdfast_workers.fault_injection.orders import CannotInject, FaultOrders
+from holdfast_workers.fault_injection.orders import CannotInject, FaultOrders, NodeMeans
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.protocol.messages import FormOrder, Restore, Seat, Tier
 from holdfast_workers.protocol.processes import ArmFault
@@ -34,7 +34,7 @@ class Process:
 
 
 def orders_without_ranks(root: Path) -> FaultOrders:
-    return FaultOrders(root, lambda rank: None, None, None, lambda code: None, lambda: 0)
+    return FaultOrders(lambda rank: None, NodeMeans(root))
 
 
 def test_a_fault_that_arrives_during_the_fork_of_its_rank_reaches_the_new_process(
@@ -79,9 +79,7 @@ def test_links_are_cut_for_the_given_time_and_only_where_allowed(
     tmp_path: Path,
 ) -> None:
     cut: list[float] = []
-    orders = FaultOrders(
-        tmp_path, lambda rank: None, None, cut.append, lambda code: None, lambda: 0
-    )
+    orders = FaultOrders(lambda rank: None, NodeMeans(tmp_path, cut_links=cut.append))
     orders.accept(1, Injection(FaultKind.PARTITION, rank=0, duration_s=2.5))
     eventually(lambda: cut == [2.5])
     with pytest.raises(CannotInject, match=link_cut.VARIABLE):

@@ -41,7 +41,7 @@ from holdfast_workers.agent.supervisor_end import SupervisorEnd
 from holdfast_workers.agent.worker_pool import WorkerPool
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.fault_injection.orders import FaultOrders
+from holdfast_workers.fault_injection.orders import FaultOrders, NodeMeans
 from holdfast_workers.ipc import environment, linux_processes
 from holdfast_workers.ipc.children import (
     ChildProcesses,
@@ -101,9 +101,9 @@ class UnusableNode(WorkersError):
 class NodeAgent:
     """See the module's promise. `on_signal` is called from several threads and must not block.
     The constructor never raises: if the node is unusable, the reports say so.
-    `lose_node()` ends this node and `cut_links(seconds)` takes it off the network, for fault
-    injection; None: this node does not support that fault. `has_ended(process)`: whether the
-    cluster knows that the supervisor's process on another node has ended; it may block."""
+    `lose_node()` ends this node, for fault injection; None: it cannot. `has_ended(process)` says
+    whether the cluster knows that the supervisor's process on another node has ended; it may block.
+    """
 
     def __init__(
         self,
@@ -111,7 +111,6 @@ class NodeAgent:
         on_signal: Callable[[Signal], None],
         lose_node: Callable[[], None] | None = None,
         start_zygote: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
-        cut_links: Callable[[float], None] | None = None,
         has_ended: Callable[[ProcessIdentity], bool] = lambda _: False,
     ) -> None:
         self._config = config
@@ -193,12 +192,8 @@ class NodeAgent:
             lambda: any(worker.rank is not None for worker in self._worker_pool.reports()),
         )
         self._fault_orders = FaultOrders(
-            self._root,
             self._worker_pool.child_of,
-            lose_node,
-            cut_links,
-            self._health.inject_xid,
-            lambda: self._memory.port,
+            NodeMeans(self._root, lambda: self._memory.port, self._health.inject_xid, lose_node),
             runs_program=config.brings_program,
         )
         children = ChildEvents(

@@ -20,13 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast_workers.fault_injection.kinds import (
-    ANY_THREAD_KINDS,
-    TAMPERING,
-    FaultKind,
-    Injection,
-    carry_out,
-)
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection
+from holdfast_workers.fault_injection.process_faults import carry_out
 
 if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
@@ -57,7 +52,7 @@ class FaultPoints:
 
     def arm(self, fault: Injection, on_fire: OnFire) -> None:
         """Fire the fault when it is due: now, in this thread, or at the next matching point."""
-        if fault.at_once and fault.kind in ANY_THREAD_KINDS:
+        if fault.at_once and fault.kind.spec.any_thread:
             on_fire()
             carry_out(fault, "any point")
             return
@@ -94,8 +89,8 @@ class FaultPoints:
 
     def _fire(self, fault: Injection, point: str, step: int | None) -> None:
         if fault.kind is FaultKind.SLOW:
-            self._slow = _Slowness(fault.factor or 2.0, fault.steps or 1, step)
-        elif fault.kind in TAMPERING:
+            self._slow = _Slowness(fault.value("factor"), fault.value("steps"), step)
+        elif fault.kind.spec.in_tensors:
             from holdfast_workers.fault_injection import (
                 tensor_faults,  # late: it imports torch, and few faults need it
             )
@@ -159,19 +154,11 @@ class _Slowness:
 
 
 def _fits(fault: Injection, point: str, step: int | None, micro_batch: int | None) -> bool:
-    wanted = _default_point(fault) if fault.phase is None else fault.phase
     return (
-        wanted == point
+        fault.point == point
         and fault.at_step in (None, step)
         and fault.micro_batch in (None, micro_batch)
     )
-
-
-def _default_point(fault: Injection) -> str:
-    """The point where a fault without a phase fires."""
-    if fault.kind is FaultKind.BIT_FLIP:
-        return "agree" if fault.where in (None, "gradient") else "checkpoint"
-    return "agree" if fault.kind is FaultKind.COLLECTIVE else "forward"
 
 
 def _planned(entry: dict[str, Any]) -> Injection:

@@ -1,69 +1,33 @@
-"""The kinds of injected faults, the parameters of each, and their implementation in a process.
+"""The kinds of injected faults, each declared once, and the requests for them.
 
-The vocabulary is pure and public: REST, command line, supervisor, agents and workers all use
-`Injection`, and `injection_faults` lists every error in a request. `carry_out` executes a fault in
-the calling thread; `fault_injection/tensor_faults.py` implements the faults in live tensors. No
-fault runs without a request: `fault_injection/fault_points.py` decides when a fault is due.
+Pure and public: REST, command line, dashboard, supervisor, agents and workers all derive from the
+declarations in `FaultKind` what a kind is called, whom it hits, which parameters it has and how it
+is carried out. `injection_faults` lists every error in a request. No fault runs without a request:
+`fault_injection/fault_points.py` decides when a fault of a rank is due, and
+`fault_injection/process_faults.py` and `fault_injection/tensor_faults.py` carry it out;
+`fault_injection/orders.py` carries out those of a node.
+
+`python -m holdfast_workers.fault_injection.kinds` prints the declarations for the dashboard.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
-import resource
-import select
-import signal
-import time
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from signal import SIGABRT, SIGKILL, SIGSEGV, SIGSTOP, Signals
+from typing import Any, Self
 
 from holdfast_workers.spec import SpecFault
 
-OOM_CAP_BYTES = 256 * 1024 * 1024
-"""How much memory a rank may take in an injected out-of-memory fault; the machine must survive."""
-
-OOM_PIECE_BYTES = 16 * 1024 * 1024
-FOREVER_S = 1e9
-
-
-STORAGE_S = 10.0
-"""How long the remote tier fails by default."""
-
-PARTITION_S = 10.0
-"""How long a link is down by default."""
-
-
-class InjectedError(Exception):
-    """Raised by an injected `raise`; the rest of Holdfast treats it as an error of the user's
-    program."""
-
-
-class FaultKind(StrEnum):
-    KILL = "kill"
-    SEGFAULT = "segfault"
-    ABORT = "abort"
-    EXIT = "exit"
-    RAISE = "raise"
-    OOM = "oom"
-    STOP = "stop"
-    GIL = "gil"
-    LOOP = "loop"
-    COLLECTIVE = "collective"
-    READ = "read"
-    SLOW = "slow"
-    NAN = "nan"
-    BIT_FLIP = "bit_flip"
-    AGENT_DEATH = "agent_death"
-    NODE_LOSS = "node_loss"
-    PARTITION = "partition"
-    RESET = "reset"
-    XID = "xid"
-    REMOTE_DOWN = "remote_down"
-    DISK_FULL = "disk_full"
-    SUPERVISOR_DEATH = "supervisor_death"
+PHASES = (
+    *("forming", "rendezvous", "restore"),
+    *("load", "forward", "backward", "agree", "optimizer", "checkpoint"),
+    *("memory", "committed", "save", "saved"),
+)
+"""Points of a rank at which a fault may be requested (`Fault points` in the architecture)."""
 
 
 class Victim(StrEnum):
@@ -75,121 +39,228 @@ class Victim(StrEnum):
     SUPERVISOR = "supervisor"
 
 
+class FaultGroup(StrEnum):
+    """The headings under which the dashboard lists the kinds."""
+
+    PROCESS = "The rank's process"
+    HANG = "The rank hangs or slows down"
+    NUMBERS = "Numbers"
+    NODE = "The node"
+    JOB = "Around the job"
+
+
+@dataclass(frozen=True)
+class FaultParameter:
+    """A parameter of a kind: a field of `Injection`. Its values are numbers within `limits` (whole
+    ones, if the limits are), one of the `words`, or any name."""
+
+    name: str
+    label: str
+    default: float | str | None = None
+    unset: str = ""
+    """What the absence means, if it is no default value."""
+    limits: tuple[float, float] | None = None
+    words: tuple[str, ...] = ()
+
+    def problem(self, value: Any) -> str | None:
+        """Why the value is not allowed."""
+        if self.words:
+            return None if value in self.words else f"must be one of {', '.join(self.words)}"
+        if self.limits is None:
+            return None if isinstance(value, str) and 0 < len(value) <= 200 else "must be a name"
+        least, most = self.limits
+        whole = isinstance(least, int)
+        if type(value) in ((int,) if whole else (int, float)) and least <= value <= most:
+            return None
+        return f"must be a {'whole ' if whole else ''}number, {least:.16g} to {most:.16g}"
+
+
 @dataclass(frozen=True)
 class FaultKindSpec:
-    """A kind's description, its victim, and its parameters besides rank, step and phase."""
+    """What a kind is, whom it hits, and how it is carried out."""
 
-    description: str
+    group: FaultGroup
+    label: str
+    detail: str = ""
+    """Follows the label, after a comma, where there is room for it."""
     victim: Victim = Victim.RANK
-    parameters: frozenset[str] = frozenset()
+    own: tuple[FaultParameter, ...] = ()
+    """The parameters beside rank, step and phase."""
+    signal: Signals | None = None
+    """Of a fault that is a signal. At once, the agent sends it to the rank; at a step or phase, the
+    process sends it to itself."""
+    whole_process: bool = False
+    """Whether any thread of the process can carry it out, at any time; true of a signal."""
+    in_tensors: bool = False
+    """Whether it changes live tensors; it then has points of its own, and no phase."""
+    point: str = "forward"
+    """Where it fires, if the request names no phase."""
+    point_of: Mapping[str, str] = field(default_factory=dict)
+    """The points of values of `where`, if they differ from `point`."""
+
+    @property
+    def has_rank(self) -> bool:
+        return self.victim in (Victim.RANK, Victim.NODE)
+
+    @property
+    def any_thread(self) -> bool:
+        return self.whole_process or self.signal is not None
+
+    @property
+    def parameters(self) -> tuple[FaultParameter, ...]:
+        of_rank = self.victim is Victim.RANK
+        given = (self.has_rank, RANK), (of_rank, AT_STEP), (of_rank and not self.in_tensors, PHASE)
+        return (*(parameter for has_it, parameter in given if has_it), *self.own)
 
 
-def _kind(description: str, *parameters: str, victim: Victim = Victim.RANK) -> FaultKindSpec:
-    return FaultKindSpec(description, victim, frozenset(parameters))
+RANK = FaultParameter("rank", "Rank", unset="random", limits=(0, 2**31))
+"""The world of the job has a narrower limit."""
+AT_STEP = FaultParameter("at_step", "At step", unset="immediately", limits=(1, 2**53))
+PHASE = FaultParameter("phase", "In phase", unset="any", words=PHASES)
+TARGET = FaultParameter("target", "Module or parameter", unset="the first")
 
 
-KINDS: Mapping[FaultKind, FaultKindSpec] = {
-    FaultKind.KILL: _kind("SIGKILL"),
-    FaultKind.SEGFAULT: _kind("SIGSEGV, without a core file"),
-    FaultKind.ABORT: _kind("SIGABRT, without a core file"),
-    FaultKind.EXIT: _kind("the process ends by itself", "exit_code"),
-    FaultKind.RAISE: _kind("an exception, as if the user's program had raised it"),
-    FaultKind.OOM: _kind(
-        "the rank allocates memory until none is left (capped), then raises `MemoryError` "
-        "(`outcome: error`) or gets SIGKILL, like from the kernel (`outcome: kill`, the default)",
-        "outcome",
-    ),
-    FaultKind.STOP: _kind("SIGSTOP: every thread stops"),
-    FaultKind.GIL: _kind(
-        "a C call that holds the GIL: no other thread of the rank runs", "duration_s"
-    ),
-    FaultKind.LOOP: _kind("the training thread runs in an endless loop", "duration_s"),
-    FaultKind.COLLECTIVE: _kind(
-        "the rank does not enter its next collective; with `duration_s` it enters late",
-        "duration_s",
-    ),
-    FaultKind.READ: _kind(
-        "the training thread reads from a pipe that never gets data", "duration_s"
-    ),
-    FaultKind.SLOW: _kind("the rank computes `factor` times as long", "factor", "steps"),
-    FaultKind.NAN: _kind(
-        "NaN in the output of the model, or of the module `target`, in one micro-batch; "
-        "`where: gradient`: in the gradient of that output",
-        "where",
-        "target",
-        "micro_batch",
-    ),
-    FaultKind.BIT_FLIP: _kind(
-        "one flipped bit in a local tensor (`where`: gradient, parameter or moment; `target`: the "
-        "parameter)",
-        "where",
-        "target",
-        "bit",
-    ),
-    FaultKind.AGENT_DEATH: _kind(
-        "SIGKILL of the node's agent, its ranks included", victim=Victim.NODE
-    ),
-    FaultKind.NODE_LOSS: _kind(
-        "loss of the rank's node with all its memory (on the embedded cluster: its raylet)",
-        victim=Victim.NODE,
-    ),
-    FaultKind.PARTITION: _kind(
-        "the network links of the rank's node are down (those that its operator allows to be cut)",
-        "duration_s",
-        victim=Victim.NODE,
-    ),
-    FaultKind.RESET: _kind(
-        "every connection to the data port of the rank's node is reset, as by a firewall",
-        victim=Victim.NODE,
-    ),
-    FaultKind.XID: _kind(
-        "the node's health probe sees an XID of its accelerator", "xid", victim=Victim.NODE
-    ),
-    FaultKind.REMOTE_DOWN: _kind(
-        "the remote tier refuses every call of the job's nodes", "duration_s", victim=Victim.NODES
-    ),
-    FaultKind.DISK_FULL: _kind(
-        "the remote tier has no space for writes of the job's nodes",
-        "duration_s",
+def _where(*words: str) -> FaultParameter:
+    return FaultParameter("where", "Where", words[0], words=words)
+
+
+def _duration(default: float | None = None) -> FaultParameter:
+    limits = (0.001, 86400.0)
+    return FaultParameter("duration_s", "Duration, seconds", default, "unlimited", limits)
+
+
+def _kind(
+    group: FaultGroup, name: str, label: str, detail: str = "", **how: Any
+) -> tuple[str, FaultKindSpec]:
+    return name, FaultKindSpec(group, label, detail, **how)
+
+
+_process = partial(_kind, FaultGroup.PROCESS)
+_hang = partial(_kind, FaultGroup.HANG)
+_numbers = partial(_kind, FaultGroup.NUMBERS, in_tensors=True)
+_node = partial(_kind, FaultGroup.NODE, victim=Victim.NODE)
+_job = partial(_kind, FaultGroup.JOB)
+
+
+class FaultKind(StrEnum):
+    """The faults that can be injected, each with its declaration."""
+
+    spec: FaultKindSpec
+
+    def __new__(cls, name: str, spec: FaultKindSpec | None = None) -> Self:
+        assert spec is not None
+        kind = str.__new__(cls, name)
+        kind._value_, kind.spec = name, spec
+        return kind
+
+    KILL = _process("kill", "Killed with SIGKILL", signal=SIGKILL)
+    SEGFAULT = _process(
+        "segfault", "Segmentation fault", "SIGSEGV, without a core file", signal=SIGSEGV
+    )
+    ABORT = _process("abort", "Aborted with SIGABRT", "without a core file", signal=SIGABRT)
+    EXIT = _process(
+        "exit",
+        "Ends by itself",
+        own=(FaultParameter("exit_code", "Exit code", 1, limits=(0, 255)),),
+        whole_process=True,
+    )
+    RAISE = _process("raise", "Raises an exception", "as if the user's program had raised it")
+    OOM = _process(
+        "oom",
+        "Runs out of memory",
+        "allocating until none is left (capped); then raises `MemoryError` (`outcome: error`) or "
+        "gets SIGKILL, like from the kernel (`outcome: kill`, the default)",
+        own=(FaultParameter("outcome", "Outcome", "kill", words=("kill", "error")),),
+    )
+    STOP = _hang("stop", "Stopped with SIGSTOP", "every thread of it", signal=SIGSTOP)
+    GIL = _hang(
+        "gil",
+        "Holds Python's GIL in C",
+        "so that no other thread of the rank runs",
+        own=(_duration(),),
+        whole_process=True,
+    )
+    LOOP = _hang("loop", "Loops forever", "in the training thread", own=(_duration(),))
+    COLLECTIVE = _hang(
+        "collective",
+        "Does not enter its next collective",
+        "or late with `duration_s`",
+        own=(_duration(),),
+        point="agree",
+    )
+    READ = _hang(
+        "read",
+        "Blocks in a read",
+        "from a pipe that never gets data",
+        own=(_duration(),),
+    )
+    SLOW = _hang(
+        "slow",
+        "Computes several times slower",
+        "`factor` times",
+        own=(
+            FaultParameter("factor", "Slowdown factor", 2, limits=(1.0, 1000.0)),
+            FaultParameter("steps", "Number of steps", 1, limits=(1, 2**31)),
+        ),
+    )
+    NAN = _numbers(
+        "nan",
+        "NaN in an output or gradient",
+        "of the model, or of the module `target`, in one micro-batch; `where: gradient`: in the "
+        "gradient of that output",
+        own=(
+            _where("output", "gradient"),
+            TARGET,
+            FaultParameter("micro_batch", "Micro-batch", unset="the first", limits=(0, 2**31)),
+        ),
+    )
+    BIT_FLIP = _numbers(
+        "bit_flip",
+        "A bit of a tensor flips",
+        "of a local one (`where`: gradient, parameter or moment; `target`: the parameter)",
+        own=(
+            _where("gradient", "parameter", "moment"),
+            TARGET,
+            # In the 23-bit mantissa of a float32: no loss shows it, and every digest does.
+            FaultParameter("bit", "Bit", 20, limits=(0, 31)),
+        ),
+        point="agree",
+        point_of={"parameter": "checkpoint", "moment": "checkpoint"},
+    )
+    AGENT_DEATH = _node("agent_death", "The node agent is killed with its ranks")
+    NODE_LOSS = _node(
+        "node_loss", "The node is lost with all its memory", "on the embedded cluster its raylet"
+    )
+    PARTITION = _node(
+        "partition",
+        "Network partition",
+        "of those links that the node's operator allows to be cut",
+        own=(_duration(10),),
+    )
+    RESET = _node("reset", "Its connections are reset", "all to its data port, as by a firewall")
+    XID = _node(
+        "xid",
+        "The accelerator reports an XID error",
+        "to the node's health probe",
+        own=(FaultParameter("xid", "XID", 48, limits=(1, 1023)),),
+    )
+    REMOTE_DOWN = _job(
+        "remote_down",
+        "The remote tier refuses every call",
+        "of all nodes of the job",
         victim=Victim.NODES,
-    ),
-    FaultKind.SUPERVISOR_DEATH: _kind("SIGKILL of the job's supervisor", victim=Victim.SUPERVISOR),
-}
-
-PHASES = (
-    *("forming", "rendezvous", "restore"),
-    *("load", "forward", "backward", "agree", "optimizer", "checkpoint"),
-    *("memory", "committed", "save", "saved"),
-)
-"""Points of a rank at which a fault may be requested (`Fault points` in the architecture)."""
-
-SIGNALS = {
-    FaultKind.KILL: signal.SIGKILL,
-    FaultKind.SEGFAULT: signal.SIGSEGV,
-    FaultKind.ABORT: signal.SIGABRT,
-    FaultKind.STOP: signal.SIGSTOP,
-}
-"""Faults that are a signal. At once, the agent sends it to the rank; at a step or phase, the
-process sends it to itself."""
-
-ANY_THREAD_KINDS = frozenset({*SIGNALS, FaultKind.EXIT, FaultKind.GIL})
-"""Faults of a whole process, which its control thread may execute at any time."""
-
-TAMPERING = frozenset({FaultKind.NAN, FaultKind.BIT_FLIP})
-
-_WHOLE_NUMBERS = {
-    "at_step": (1, 2**53),
-    "micro_batch": (0, 2**31),
-    "steps": (1, 2**31),
-    "bit": (0, 31),
-    "exit_code": (0, 255),
-    "xid": (1, 1023),
-}
-_NUMBERS = {"factor": (1.0, 1000.0), "duration_s": (0.001, 86400.0)}
-_WHERE = {
-    FaultKind.NAN: ("output", "gradient"),
-    FaultKind.BIT_FLIP: ("gradient", "parameter", "moment"),
-}
+        own=(_duration(10),),
+    )
+    DISK_FULL = _job(
+        "disk_full",
+        "The remote tier has no space",
+        "for writes of any node of the job",
+        victim=Victim.NODES,
+        own=(_duration(10),),
+    )
+    SUPERVISOR_DEATH = _job(
+        "supervisor_death", "The job's supervisor is killed", victim=Victim.SUPERVISOR
+    )
 
 
 @dataclass(frozen=True)
@@ -201,8 +272,6 @@ class Injection:
     at_step: int | None = None
     phase: str | None = None
     duration_s: float | None = None
-    """How long it lasts; None: forever (`STORAGE_S` for the remote tier, `PARTITION_S` for
-    links)."""
     factor: float | None = None
     steps: int | None = None
     where: str | None = None
@@ -215,12 +284,24 @@ class Injection:
 
     @property
     def victim(self) -> Victim:
-        return KINDS[self.kind].victim
+        return self.kind.spec.victim
 
     @property
     def at_once(self) -> bool:
         """Whether it fires as soon as its victim receives it, at any point."""
         return self.at_step is None and self.phase is None and self.micro_batch is None
+
+    @property
+    def point(self) -> str:
+        """The point of the rank at which it fires."""
+        spec = self.kind.spec
+        return self.phase or spec.point_of.get(self.where or "", spec.point)
+
+    def value(self, name: str) -> Any:
+        """A parameter of the kind as requested, else its default."""
+        given = getattr(self, name)
+        defaults = {parameter.name: parameter.default for parameter in self.kind.spec.own}
+        return defaults[name] if given is None else given
 
     def document(self) -> dict[str, Any]:
         """The fault as JSON, without fields that are None."""
@@ -245,14 +326,20 @@ def injection_faults(document: Mapping[str, Any], world_size: int) -> list[SpecF
     ]
     given = {name: value for name, value in document.items() if value is not None}
     try:
-        kind = FaultKind(given.get("kind", ""))
+        kind = FaultKind(given.pop("kind", ""))
     except ValueError:
         known = ", ".join(FaultKind)
         return [*faults, SpecFault(path="kind", message=f"must be one of {known}")]
-    for name, value in given.items():
-        if name in names and name != "kind":
-            problem = _field_problem(kind, name, value, world_size)
-            faults += [SpecFault(path=name, message=problem)] if problem else []
+    parameters = {parameter.name: parameter for parameter in kind.spec.parameters}
+    if "rank" in parameters:
+        parameters["rank"] = replace(RANK, limits=(0, world_size - 1))
+    for name in names & given.keys():
+        problem = (
+            parameters[name].problem(given[name])
+            if name in parameters
+            else f"{kind} does not have this parameter"
+        )
+        faults += [SpecFault(path=name, message=problem)] if problem else []
     return faults
 
 
@@ -261,8 +348,8 @@ def program_faults(fault: Injection) -> list[SpecFault]:
     a signal can be sent to it at once."""
     if fault.victim is not Victim.RANK:
         return []
-    if fault.kind not in SIGNALS:
-        known = ", ".join(SIGNALS)
+    if fault.kind.spec.signal is None:
+        known = ", ".join(kind for kind in FaultKind if kind.spec.signal is not None)
         message = f"{fault.kind} cannot be injected into a program of the user: use one of {known}"
         return [SpecFault(path="kind", message=message)]
     given = {"at_step": fault.at_step, "phase": fault.phase, "micro_batch": fault.micro_batch}
@@ -273,114 +360,17 @@ def program_faults(fault: Injection) -> list[SpecFault]:
     ]
 
 
-def carry_out(fault: Injection, point: str) -> None:
-    """Execute the fault now, in this thread. Returns if the fault ends."""
-    import structlog  # late: the command line imports this module and must start fast
-
-    structlog.get_logger().warning(f"injected fault: {fault}", point=point)
-    lasts_s = FOREVER_S if fault.duration_s is None else fault.duration_s
-    match fault.kind:
-        case kind if kind in SIGNALS:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.kill(os.getpid(), SIGNALS[kind])
-        case FaultKind.EXIT:
-            os._exit(1 if fault.exit_code is None else fault.exit_code)
-        case FaultKind.RAISE:
-            raise InjectedError(f"planned failure at {point}")
-        case FaultKind.OOM:
-            _run_out_of_memory(kill=fault.outcome != "error")
-        case FaultKind.GIL:
-            _hold_gil(lasts_s)
-        case FaultKind.LOOP:
-            until = time.monotonic() + lasts_s
-            while time.monotonic() < until:
-                pass
-        case FaultKind.COLLECTIVE:
-            time.sleep(lasts_s)
-        case FaultKind.READ:
-            _block_in_read(fault.duration_s)
-        case _:
-            raise ValueError(f"a process cannot execute {fault.kind} by itself")
+def declarations() -> dict[str, Any]:
+    """The kinds as the dashboard offers them, as JSON."""
+    return {
+        kind: {
+            "label": kind.spec.label,
+            "group": kind.spec.group,
+            "parameters": [asdict(parameter) for parameter in kind.spec.parameters],
+        }
+        for kind in FaultKind
+    }
 
 
-def _field_problem(kind: FaultKind, name: str, value: Any, world_size: int) -> str | None:
-    victim = KINDS[kind].victim
-    parameters = set(KINDS[kind].parameters)
-    parameters |= {"rank"} if victim in (Victim.RANK, Victim.NODE) else set()
-    parameters |= {"at_step", "phase"} if victim is Victim.RANK else set()
-    if name not in parameters:
-        return f"{kind} does not have this parameter"
-    if name == "target":
-        return None if isinstance(value, str) and 0 < len(value) <= 200 else "must be a name"
-    if name in _NUMBERS:
-        return _number_problem(value, *_NUMBERS[name])
-    whole = {**_WHOLE_NUMBERS, "rank": (0, world_size - 1)}
-    if name in whole:
-        return _whole_number_problem(value, *whole[name])
-    allowed = {"phase": PHASES, "outcome": ("kill", "error"), "where": _WHERE.get(kind, ())}[name]
-    return None if value in allowed else f"must be one of {', '.join(allowed)}"
-
-
-def _whole_number_problem(value: Any, least: int, most: int) -> str | None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return (
-        None if whole and least <= value <= most else f"must be a whole number, {least} to {most}"
-    )
-
-
-def _number_problem(value: Any, least: float, most: float) -> str | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    inside = number and least <= value <= most
-    return None if inside else f"must be a number, {least:g} to {most:g}"
-
-
-def _hold_gil(lasts_s: float) -> None:
-    """Sleep in a call that holds the GIL, which `PyDLL` does not release; if a signal interrupts
-    the sleep, sleep again."""
-    left_us = int(min(lasts_s, FOREVER_S / 2) * 1e6)
-    libc = ctypes.PyDLL(None)
-    while left_us > 0:
-        piece_us = min(left_us, 2_000_000_000)
-        if libc.usleep(piece_us) != 0:
-            continue
-        left_us -= piece_us
-
-
-def _block_in_read(lasts_s: float | None) -> None:
-    reader, writer = os.pipe()
-    try:
-        if lasts_s is None:
-            os.read(reader, 1)
-        else:
-            select.select([reader], [], [], lasts_s)
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-def _run_out_of_memory(*, kill: bool) -> None:
-    """Allocate memory under a limit of this process alone; the limit is reset if it survives."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _address_space_bytes() + OOM_CAP_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-    taken: list[mmap.mmap] = []
-    try:
-        while True:
-            try:
-                taken.append(mmap.mmap(-1, OOM_PIECE_BYTES))
-            except OSError as error:
-                raise MemoryError(f"injected: no more memory ({error})") from error
-            taken[-1].write(bytes(OOM_PIECE_BYTES))
-    except MemoryError:
-        if kill:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise
-    finally:
-        for piece in taken:
-            piece.close()
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _address_space_bytes() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123
-        return int(file.read().split()[0]) * mmap.PAGESIZE
+if __name__ == "__main__":
+    print(json.dumps(declarations()))

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +22,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection import link_cut
 from holdfast_workers.fault_injection.connection_reset import reset_connections
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
-from holdfast_workers.fault_injection.kinds import (
-    PARTITION_S,
-    SIGNALS,
-    STORAGE_S,
-    FaultKind,
-    Injection,
-    Victim,
-)
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.protocol.processes import ArmFault
 
@@ -39,33 +33,38 @@ class CannotInject(WorkersError):
     """This node cannot execute the requested fault."""
 
 
+@dataclass(frozen=True)
+class NodeMeans:
+    """What a node's own faults act on. A fault that needs more of the agent adds it here."""
+
+    root: Path
+    """Of its files."""
+    data_port: Callable[[], int] = lambda: 0
+    show_xid: Callable[[int], None] = lambda _code: None
+    """Makes its health probe report an XID."""
+    lose: Callable[[], None] | None = None
+    """Ends everything that runs on the node; None: the node cannot be lost on request."""
+    cut_links: Callable[[float], None] | None = field(default_factory=link_cut.link_cutter)
+    """Disconnects the node for some seconds; None: no link of it may be cut."""
+
+
 class FaultOrders:
     """Dispatches the faults of one node. Thread-safe.
 
-    `child_of(rank)` is the process of the rank, if any. `lose_node()` ends everything that runs on
-    this node, `cut_links(seconds)` disconnects it for that time; None if the node cannot do that.
-    `show_xid(code)` makes its health probe report an XID; `data_port()` is the node's.
+    `child_of(rank)` is the process of the rank, if any.
     """
 
     def __init__(
         self,
-        root: Path,
         child_of: Callable[[int], Child | None],
-        lose_node: Callable[[], None] | None,
-        cut_links: Callable[[float], None] | None,
-        show_xid: Callable[[int], None],
-        data_port: Callable[[], int],
+        node: NodeMeans,
         *,
         runs_program: bool = False,
     ) -> None:
         """`runs_program`: the process of a rank is the launcher of a program, to which it passes a
         fault on."""
-        self._root = root
         self._child_of = child_of
-        self._node_killer = lose_node
-        self._cut_links = cut_links
-        self._show_xid = show_xid
-        self._data_port = data_port
+        self._node = node
         self._runs_program = runs_program
         self._lock = threading.Lock()
         self._taken: set[int] = set()
@@ -106,10 +105,9 @@ class FaultOrders:
 
     def _hand_over(self, number: int, fault: Injection) -> None:
         assert fault.rank is not None
-        child = self._child_of(fault.rank)
-        is_rank = child is not None and not self._runs_program
-        if child is not None and is_rank and fault.at_once and fault.kind in SIGNALS:
-            _signal(child, SIGNALS[fault.kind])
+        child, signal_ = self._child_of(fault.rank), fault.kind.spec.signal
+        if child is not None and not self._runs_program and fault.at_once and signal_ is not None:
+            _signal(child, signal_)
             return
         with self._lock:
             self._armed[number] = fault
@@ -121,38 +119,44 @@ class FaultOrders:
             case FaultKind.AGENT_DEATH:
                 _run_soon(lambda: os.kill(os.getpid(), signal.SIGKILL))
             case FaultKind.NODE_LOSS:
-                if self._node_killer is None:
-                    raise CannotInject("only a local node can be lost on request; this is not one")
-                _run_soon(self._lose_files_and_node)
+                _lose(self._node)
             case FaultKind.PARTITION:
-                self._cut(PARTITION_S if fault.duration_s is None else fault.duration_s)
+                _cut_links(self._node, fault.value("duration_s"))
             case FaultKind.RESET:
-                reset_connections(self._data_port())
+                reset_connections(self._node.data_port())
             case FaultKind.XID:
-                self._show_xid(48 if fault.xid is None else fault.xid)
+                self._node.show_xid(fault.value("xid"))
             case FaultKind.REMOTE_DOWN | FaultKind.DISK_FULL:
-                lasts_s = STORAGE_S if fault.duration_s is None else fault.duration_s
-                self._fail_storage(fault.kind, time.time() + lasts_s)
+                _fail_storage(self._node, fault.kind, time.time() + fault.value("duration_s"))
             case _:
                 raise CannotInject(f"{fault.kind} is not a fault of a node")
 
-    def _cut(self, seconds: float) -> None:
-        if self._cut_links is None:
-            raise CannotInject(
-                "no link of this node may be cut: its operator must list the links in "
-                f"{link_cut.VARIABLE}, and `ip` (iproute2) must be installed"
-            )
-        _run_soon(partial(self._cut_links, seconds))
 
-    def _lose_files_and_node(self) -> None:
-        assert self._node_killer is not None
-        shutil.rmtree(self._root, ignore_errors=True)
-        self._node_killer()
+def _lose(node: NodeMeans) -> None:
+    lose = node.lose
+    if lose is None:
+        raise CannotInject("only a local node can be lost on request; this is not one")
 
-    def _fail_storage(self, kind: FaultKind, until: float) -> None:
-        temporary = self._root / f".{FAULT_FILE}.{os.getpid()}"
-        temporary.write_text(json.dumps({"kind": kind.value, "until": until}))
-        temporary.replace(self._root / FAULT_FILE)
+    def lose_files_and_node() -> None:
+        shutil.rmtree(node.root, ignore_errors=True)
+        lose()
+
+    _run_soon(lose_files_and_node)
+
+
+def _cut_links(node: NodeMeans, seconds: float) -> None:
+    if node.cut_links is None:
+        raise CannotInject(
+            "no link of this node may be cut: its operator must list the links in "
+            f"{link_cut.VARIABLE}, and `ip` (iproute2) must be installed"
+        )
+    _run_soon(partial(node.cut_links, seconds))
+
+
+def _fail_storage(node: NodeMeans, kind: FaultKind, until: float) -> None:
+    temporary = node.root / f".{FAULT_FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps({"kind": kind.value, "until": until}))
+    temporary.replace(node.root / FAULT_FILE)
 
 
 def _run_soon(action: Callable[[], None]) -> None:

@@ -15,17 +15,14 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-DEFAULT_BIT = 20
-"""A bit of the 23-bit mantissa of a float32: no loss shows it, and every digest does."""
-
 
 def tamper(recipe: Recipe, fault: Injection, point: str) -> None:
     """Execute the fault on the recipe's live state. Raises LookupError for an unknown target."""
     _log.warning(f"injected fault: {fault}", point=point)
     if fault.kind is FaultKind.NAN:
-        _spoil_output(_module(recipe.model, fault.target), fault.where == "gradient")
+        _spoil_output(_module(recipe.model, fault.target), fault.value("where") == "gradient")
     else:
-        _flip_bit(recipe.local_tensors(fault.where or "gradient"), fault)
+        _flip_bit(recipe.local_tensors(fault.value("where")), fault)
 
 
 def _module(model: nn.Module, target: str | None) -> nn.Module:
@@ -57,5 +54,5 @@ def _flip_bit(tensors: dict[str, Tensor], fault: Injection) -> None:
     with torch.no_grad():
         # `data`, because no version counter of torch notices a real flip.
         elements = present[name].data.view(-1).view(torch.int32)
-        mask = 1 << (DEFAULT_BIT if fault.bit is None else fault.bit)
+        mask = 1 << fault.value("bit")
         elements[elements.numel() // 2] ^= mask - (1 << 32) if mask == 1 << 31 else mask

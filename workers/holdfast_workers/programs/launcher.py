@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.fault_injection.kinds import SIGNALS, Injection
+from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import launcher_links
@@ -305,7 +305,7 @@ class Launcher:
     def _inject(self, order: ArmFault) -> None:
         """Send the fault's signal to the program; others are refused when they are requested."""
         process = self._attempt.process if self._attempt is not None else None
-        number = SIGNALS.get(Injection.of(order.fault).kind)
+        number = Injection.of(order.fault).kind.spec.signal
         if process is None and order not in self._faults_waiting:
             self._faults_waiting.append(order)
         if order.number in self._injected or process is None or number is None:

@@ -6,12 +6,10 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.spec import BUILT_IN_RECIPES, TrainingSpec
 from holdfast_workers.training.recipe import Recipe
 
 RecipeFactory = Callable[[TrainingSpec, Path], Recipe]
-
-_BUILT_IN = {"pretrain": "holdfast_workers.recipes.pretrain:PretrainRecipe"}
 
 
 class UnknownRecipe(ValueError):
@@ -39,10 +37,10 @@ def resolve(name: str) -> RecipeFactory:
     with the reason if the recipe does not exist; errors that the user's module raises on import
     pass unchanged.
     """
-    target = _BUILT_IN.get(name, name)
+    target = BUILT_IN_RECIPES.get(name, name)
     module_name, colon, attribute = target.partition(":")
     if not colon:
-        built_in = ", ".join(sorted(_BUILT_IN))
+        built_in = ", ".join(sorted(BUILT_IN_RECIPES))
         raise UnknownRecipe(
             f"{name!r} is no built-in recipe ({built_in}) and not of the form module:attribute"
         )

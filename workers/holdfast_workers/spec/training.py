@@ -14,9 +14,9 @@ from holdfast_workers.spec.program import ProgramSpec, RayRunSpec
 from holdfast_workers.spec.safeguards import ChecksSpec, DetectionSpec, GuardsSpec
 from holdfast_workers.spec.train import DataSpec, TrainSpec
 
-BUILT_IN_RECIPES = ("pretrain",)
-"""Names that a spec's `recipe` may have without a module; listed here so that checking a spec does
-not import torch."""
+BUILT_IN_RECIPES = {"pretrain": "holdfast_workers.recipes.pretrain:PretrainRecipe"}
+"""The names that a spec's `recipe` may have, and their `module:class`; named here, so that checking
+a spec does not import torch."""
 
 PROGRAM_FIELDS = ("script", "command", "ray_train")
 """The fields of which one names the program of a job that brings one."""

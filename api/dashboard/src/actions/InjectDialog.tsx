@@ -5,7 +5,7 @@ import { ApiError, idempotencyKey, json, send } from "../api/client";
 import type { FaultKind, FaultView, ProblemFault } from "../api/types";
 import { Confirm } from "../ui/dialog";
 import { useAction } from "../ui/toasts";
-import { FAULTS, FIELDS, GROUPS, PHASES, takesPhase, takesRank } from "./faults";
+import { FAULTS, GROUPS, KINDS, faultDocument, type FaultParameter } from "./faults";
 import type { ActionTarget } from "./actionTarget";
 
 export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () => void }) {
@@ -25,18 +25,30 @@ export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () 
       }
     }, `${FAULTS[kind].label}: requested`).then((done) => done && onClose());
 
-  const field = (name: string, label: string, hint: string, type: "number" | "text" = "number", step?: string) => (
-    <div className="field" key={name}>
-      <label htmlFor={`fault-${name}`}>{label}</label>
-      <input
-        id={`fault-${name}`} className="input" type={type} step={step} placeholder={hint} value={values[name] ?? ""}
-        onChange={(event) => set(name, event.target.value)}
-      />
-      {faults.filter((fault) => fault.path === name).map((fault) => (
-        <span key={fault.message} className="small is-failed" role="alert">{fault.message}</span>
-      ))}
-    </div>
-  );
+  const field = ({ name, label, words, limits, ...parameter }: FaultParameter) => {
+    const [id, value, hint] = [`fault-${name}`, values[name] ?? "", String(parameter.default ?? parameter.unset)];
+    return (
+      <div className="field" key={name}>
+        <label htmlFor={id}>{label}</label>
+        {words.length > 0 ? (
+          <select id={id} className="input" value={value} onChange={(event) => set(name, event.target.value)}>
+            <option value="">{parameter.default === null ? hint : `${hint} (default)`}</option>
+            {words.map((word) => (
+              <option key={word}>{word}</option>
+            ))}
+          </select>
+        ) : (
+          <input
+            id={id} className="input" type={limits ? "number" : "text"} step="any" placeholder={hint} value={value}
+            onChange={(event) => set(name, event.target.value)}
+          />
+        )}
+        {faults.filter((fault) => fault.path === name).map((fault) => (
+          <span key={fault.message} className="small is-failed" role="alert">{fault.message}</span>
+        ))}
+      </div>
+    );
+  };
 
   return (
     <Confirm title={`Inject a fault into ${job.name}`} action="Inject" danger busy={busy} onConfirm={inject} onClose={onClose}>
@@ -46,7 +58,7 @@ export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () 
         <select id="fault-kind" className="input" value={kind} onChange={(event) => setKind(event.target.value as FaultKind)}>
           {GROUPS.map((group) => (
             <optgroup key={group} label={group}>
-              {(Object.keys(FAULTS) as FaultKind[]).filter((candidate) => FAULTS[candidate].group === group).map((candidate) => (
+              {KINDS.filter((candidate) => FAULTS[candidate].group === group).map((candidate) => (
                 <option key={candidate} value={candidate}>
                   {FAULTS[candidate].label}
                 </option>
@@ -56,29 +68,8 @@ export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () 
         </select>
       </div>
       <div className="fault-fields">
-        {takesRank(kind) && field("rank", "Rank", "random")}
-        {takesRank(kind) && field("at_step", "At step", "immediately")}
-        {takesPhase(kind) && (
-          <div className="field">
-            <label htmlFor="fault-phase">In phase</label>
-            <select id="fault-phase" className="input" value={values["phase"] ?? ""} onChange={(event) => set("phase", event.target.value)}>
-              <option value="">any</option>
-              {PHASES.map((phase) => (
-                <option key={phase}>{phase}</option>
-              ))}
-            </select>
-          </div>
-        )}
-        {FAULTS[kind].fields.map((name) => field(name, FIELDS[name].label, FIELDS[name].hint, FIELDS[name].type, FIELDS[name].step))}
+        {FAULTS[kind].parameters.map(field)}
       </div>
     </Confirm>
   );
-}
-
-/** The request body of the fault; empty fields are omitted. */
-function faultDocument(kind: FaultKind, values: Record<string, string>): Record<string, unknown> {
-  const names: string[] = [...(takesRank(kind) ? ["rank", "at_step"] : []), ...(takesPhase(kind) ? ["phase"] : []), ...FAULTS[kind].fields];
-  const texts = new Set(["phase", ...Object.entries(FIELDS).filter(([, field]) => field.type === "text").map(([name]) => name)]);
-  const given = names.filter((name) => (values[name] ?? "") !== "");
-  return { kind, ...Object.fromEntries(given.map((name) => [name, texts.has(name) ? values[name] : Number(values[name])])) };
 }

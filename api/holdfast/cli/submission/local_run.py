@@ -35,17 +35,12 @@ LOOK_S = 0.1
 OUTPUT_LOG = "output.log"
 
 
-class NoRunFolder(HoldfastError):
+class NoRunFolder(HoldfastError, code="no_run_folder", status=400):
     """No folder can be made for the run."""
 
-    code = "no_run_folder"
-    status = 400
 
-
-class NodesMissing(HoldfastError):
+class NodesMissing(HoldfastError, code="nodes_missing"):
     """The server does not list the nodes of its cluster."""
-
-    code = "nodes_missing"
 
 
 @dataclass(frozen=True)

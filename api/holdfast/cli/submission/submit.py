@@ -26,11 +26,8 @@ from holdfast_service.views.wording import plural
 from holdfast_workers.byte_sizes import size_of
 
 
-class UnreadableSpec(HoldfastError):
+class UnreadableSpec(HoldfastError, code="unreadable_spec", status=400):
     """The file of the spec cannot be read or is not a document."""
-
-    code = "unreadable_spec"
-    status = 400
 
 
 def submit(

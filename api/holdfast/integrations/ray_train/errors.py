@@ -5,43 +5,29 @@ from __future__ import annotations
 from holdfast.errors import HoldfastError
 
 
-class RayTrainError(HoldfastError):
+class RayTrainError(HoldfastError, code="ray_train"):
     """Root of the errors of this plug-in."""
 
-    code = "ray_train"
 
-
-class UnsupportedRay(RayTrainError):
+class UnsupportedRay(RayTrainError, code="unsupported_ray"):
     """The installed Ray is missing, or outside of the supported range."""
 
-    code = "unsupported_ray"
 
-
-class NotServed(RayTrainError):
+class NotServed(RayTrainError, code="not_served"):
     """An option or call of Ray Train that Holdfast does not serve."""
 
-    code = "not_served"
 
-
-class FunctionUnusable(RayTrainError):
+class FunctionUnusable(RayTrainError, code="unusable_function"):
     """The training function, or what it is to be called with, cannot be used."""
 
-    code = "unusable_function"
 
-
-class StorageUnusable(RayTrainError):
+class StorageUnusable(RayTrainError, code="unusable_storage"):
     """The folder of the run cannot be used."""
 
-    code = "unusable_storage"
 
-
-class ClusterUnusable(RayTrainError):
+class ClusterUnusable(RayTrainError, code="unusable_cluster"):
     """The Ray cluster cannot be used by a rank, or has no room to read its datasets."""
 
-    code = "unusable_cluster"
 
-
-class ReportFailed(RayTrainError):
+class ReportFailed(RayTrainError, code="report_failed"):
     """A rank could not save its part of a reported checkpoint."""
-
-    code = "report_failed"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
-from holdfast.rest.ranks import RankHistoryDep
+from holdfast.rest.routes.jobs import JobId
+from holdfast.rest.routes.ranks import RankHistoryDep
 from holdfast.rest.services import ServicesDep
 from holdfast_service.views.timeline import GlanceView
 

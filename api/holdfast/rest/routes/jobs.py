@@ -18,6 +18,7 @@ from holdfast.rest.http.problems import documented
 from holdfast.rest.services import ServicesDep
 from holdfast.schemas import JobChanges
 from holdfast_service.errors import InvalidParameters
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.services.job_commands import Generations
@@ -27,6 +28,7 @@ from holdfast_service.views.meshes import ValidSpecView
 from holdfast_service.views.pages import CancelledJobPage, JobPage, SpecDifferencePage
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+SCHEMAS = (JobSpec,)
 
 JobId = Annotated[str, Path(description="id of the job", max_length=64)]
 

@@ -11,10 +11,10 @@ from starlette.datastructures import Headers
 from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.rest.checkpoints import Step
 from holdfast.rest.http.paging import Cursor, PageSize
 from holdfast.rest.http.problems import ProblemError, documented
-from holdfast.rest.jobs import JobId
+from holdfast.rest.routes.checkpoints import Step
+from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.operations import ParameterNames
 from holdfast_service.operations.export_files import Content

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from holdfast.rest.http.paging import AfterNumber, AfterStep, PageSize
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
+from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.times import Time
 from holdfast_service.services.replays import MAX_STEPS

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from holdfast.rest.history import MaybeTime
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
+from holdfast.rest.routes.history import MaybeTime
+from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
 from holdfast_service.readers.ranks import RankHistoryQuery
 from holdfast_service.views.ranks import (

@@ -9,12 +9,14 @@ from fastapi import APIRouter, Header, Request, Response
 from holdfast.rest.http import bodies
 from holdfast.rest.http.paging import AfterNumber, PageSize
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import REPLAYED, REPLAYED_HEADER, JobId
+from holdfast.rest.routes.jobs import REPLAYED, REPLAYED_HEADER, JobId
 from holdfast.rest.services import ServicesDep
 from holdfast_service.views.incidents import FaultView
 from holdfast_service.views.pages import FaultPage
+from holdfast_workers.fault_injection.kinds import Injection
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/faults", tags=["faults"])
+SCHEMAS = (Injection,)
 
 EXAMPLE: dict[str, Any] = {"kind": "kill", "rank": 1, "at_step": 50, "phase": "backward"}
 _BODY = {"schema": {"$ref": "#/components/schemas/Injection"}, "example": EXAMPLE}

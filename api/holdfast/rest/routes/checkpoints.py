@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
+from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
 from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.pages import CheckpointPage

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from holdfast.rest.history import MaybeTime
 from holdfast.rest.http import streams
 from holdfast.rest.http.paging import MAX_NUMBER, After
 from holdfast.rest.http.problems import documented
-from holdfast.rest.jobs import JobId
+from holdfast.rest.routes.history import MaybeTime
+from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
 from holdfast_service.errors import JobNotFound
 from holdfast_service.job_model.log_filters import (

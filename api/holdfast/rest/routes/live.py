@@ -12,8 +12,10 @@ from holdfast.rest.http import streams
 from holdfast.rest.http.problems import ProblemError, documented
 from holdfast.rest.services import ServicesDep
 from holdfast_service.live.stream_cursor import Batch, Position
+from holdfast_service.views.live import LiveHello, LiveLogs, LiveMetrics, LiveRemoved, LiveReset
 
 router = APIRouter(prefix="/api/v1/live", tags=["feeds"])
+SCHEMAS = (LiveHello, LiveMetrics, LiveLogs, LiveRemoved, LiveReset)
 
 
 @router.get(
