@@ -29,6 +29,7 @@ API_SOURCES = (
     "service/holdfast_service/job_model/lifecycle.py",
     "service/holdfast_service/job_model/program_levels.py",
     "workers/holdfast_workers/fault_injection/kinds.py",
+    "workers/holdfast_workers/protocol/metrics.py",
     "workers/holdfast_workers/spec/*.py",
 )
 """Python sources that determine the generated types."""
@@ -58,7 +59,7 @@ def _sources() -> Iterator[Path]:
 def _digest(paths: Iterator[Path]) -> str:
     found = hashlib.sha256()
     for path in sorted(paths):
-        if path.is_file() and path.name != "schema.d.ts":
+        if path.is_file() and path.name != "schema.ts":
             found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()
 
