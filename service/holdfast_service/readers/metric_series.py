@@ -16,10 +16,7 @@ Row = tuple[int, int, list[Any]]
 def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
     """The named values of a step; null if a value was not measured or is not finite."""
     known = series.own_metrics(stored) | dict(zip(series.COLUMNS, stored, strict=False))
-    seconds, tokens = (
-        json_safe.number(known.get("step_time_s")),
-        json_safe.number(known.get("tokens")),
-    )
+    seconds, tokens = (json_safe.number(known.get(name)) for name in ("step_time_s", "tokens"))
     known["tokens"] = tokens or None  # a program need not report any
     known["tokens_per_second"] = tokens / seconds if seconds and tokens else None
     values = {

@@ -14,7 +14,6 @@ from holdfast_service.store import rank_series, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.transaction import job_transaction
 from holdfast_workers.protocol.messages import LogLine, StepRow
-from holdfast_workers.protocol.metrics import FOLDS
 
 
 def row(attempt: int, step: int, at: float) -> StepRow:
@@ -27,7 +26,6 @@ def row(attempt: int, step: int, at: float) -> StepRow:
         loss += 9.0 * (spike / 350) ** 2
         grad_norm += 7.0 * (spike / 350) ** 1.5
     warm = min(1.0, step / 2000)
-    measured: dict[str, Any] = {name: abs(noise.gauss(0.002, 0.001)) for name in FOLDS}
     return StepRow(
         attempt=attempt,
         step=step,
@@ -37,10 +35,10 @@ def row(attempt: int, step: int, at: float) -> StepRow:
         lr=3e-4 * warm * 0.5 * (1 + math.cos(math.pi * step / 160_000)),
         tokens=4_194_304,
         step_time_s=STEP_S * (0.93 + abs(noise.gauss(0, 0.012))),
+        loader_wait_s=abs(noise.gauss(0.002, 0.001)),
         samples=f"s{step}",
         protected_step=step - 1,
         checkpoint_wait_s=abs(noise.gauss(0, 0.0012)) + (0.03 if step % 500 == 0 else 0.0),
-        **measured,
     )
 
 

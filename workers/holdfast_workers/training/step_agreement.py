@@ -31,13 +31,7 @@ from holdfast_workers.training.guards import Trip
 _SAMPLE_DIGEST_MODULUS = 1 << 64
 Word = Annotated[int, "64 bits, unsigned"]
 Part = TypeVar("Part")
-_FORMATS: Mapping[Any, str] = {
-    bool: "?",
-    int: "q",
-    Word: "Q",
-    float: "d",
-    bytes: "16s",
-}
+_FORMATS: Mapping[Any, str] = {bool: "?", int: "q", Word: "Q", float: "d", bytes: "16s"}
 """The formats in a packed record, which contains the fields of these types as declared."""
 
 
