@@ -1,5 +1,5 @@
-// Writes src/api/schema.ts from the OpenAPI document of the Python package: the types, and what
-// describes the metrics of a step.
+// Writes src/api/schema.ts from the OpenAPI document of the Python package: the types, and the
+// descriptions of a step's metrics.
 // No server is needed: HOLDFAST_PYTHON (or the project's .venv) imports the application.
 import { execFileSync } from "node:child_process";
 import { existsSync, readFileSync, writeFileSync } from "node:fs";

@@ -90,7 +90,7 @@ class Families(Collector):
         self._by_name = {item.name: item.family() for item in series}
 
     def add(self, name: str, value: Distribution | float | None, *labels: str) -> None:
-        """None was not measured, which is not zero."""
+        """A value of None was not measured, and is left out: it is not zero."""
         if isinstance(value, Distribution):
             self._by_name[name].add_metric(labels, value.buckets(), value.total_s)
         elif value is not None:
