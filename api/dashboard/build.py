@@ -29,10 +29,11 @@ API_SOURCES = (
     "service/holdfast_service/job_model/lifecycle.py",
     "service/holdfast_service/job_model/program_levels.py",
     "workers/holdfast_workers/fault_injection/kinds.py",
+    "workers/holdfast_workers/protocol/metrics.py",
     "workers/holdfast_workers/spec/*.py",
 )
 """Python sources that determine what is generated of them."""
-GENERATED = ("schema.d.ts", "faults.json")
+GENERATED = ("schema.d.ts", "faults.json", "metrics.json")
 
 
 def main() -> None:

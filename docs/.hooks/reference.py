@@ -18,16 +18,20 @@ from holdfast.cli.hosting.server import serve
 from holdfast.cli.main import build
 from holdfast.rest import openapi
 from holdfast.rest.monitoring.metric_series import SERIES
+from holdfast_service.cluster.rank_metrics import GAUGES
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy import decision_table
 from holdfast_service.settings import Settings
 from holdfast_workers.fault_injection.kinds import FaultKind
+from holdfast_workers.protocol.metrics import METRICS
 
 DOCS = Path(__file__).parents[1]
 HOOK = "docs/.hooks/reference.py"
 WRITTEN = {
     "decisions": "recovery-policy.md",
     "faults": "operations/drills.md",
+    "gauges": "operations/watch.md",
+    "series": "operations/watch.md",
     "settings": "operations/configure.md",
 }
 """The page of each committed table, which lies between two comments."""
@@ -55,12 +59,14 @@ def written_pages() -> dict[Path, str]:
     tables = {
         "decisions": decision_table.table(),
         "faults": "\n".join(_faults()),
+        "gauges": "\n".join(_gauges()),
+        "series": "\n".join(_series()),
         "settings": "\n".join(_settings()),
     }
-    found = {}
+    found = {DOCS / path: (DOCS / path).read_text() for path in WRITTEN.values()}
     for name, path in WRITTEN.items():
         begin, end = f"<!-- {name}, written by {HOOK} -->", f"<!-- end of {name} -->"
-        before, after = (DOCS / path).read_text().split(begin)
+        before, after = found[DOCS / path].split(begin)
         found[DOCS / path] = f"{before}{begin}\n\n{tables[name]}\n\n{end}{after.split(end)[1]}"
     return found
 
@@ -72,6 +78,18 @@ def _faults() -> Iterator[str]:
         happens = ", ".join(filter(None, (spec.label, spec.detail)))
         names = ", ".join(f"`{parameter.name}`" for parameter in spec.parameters)
         yield f"| `{kind}` | {spec.victim} | {happens} | {names} |"
+
+
+def _series() -> Iterator[str]:
+    yield "| Series | Unit | Meaning |\n|---|---|---|"
+    for metric in METRICS.values():
+        yield f"| `{metric.name}` | {metric.unit} | {metric.description} |"
+
+
+def _gauges() -> Iterator[str]:
+    yield "| Gauge | Value |\n|---|---|"
+    for gauge in GAUGES:
+        yield f"| `ray_{gauge.name}` | {gauge.help} |"
 
 
 def _settings() -> Iterator[str]:

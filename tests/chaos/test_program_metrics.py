@@ -32,7 +32,7 @@ SAVING = """
     import holdfast, torch, holdfast.torch
 
     job = holdfast.attach("of-test")
-    job.step(1, loss=2.0, **{"acc": 0.5, "mfu": 1.0})
+    job.step(1, loss=2.0, **{"acc": 0.5, "waiting_share": 1.0})
 """
 
 

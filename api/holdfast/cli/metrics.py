@@ -14,15 +14,9 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output, plots
 from holdfast.client.synchronous.jobs import Client
 from holdfast_service.views.history import MetricPoint
+from holdfast_workers.protocol.metrics import METRICS
 
 DEFAULT_NAMES = ("loss", "grad_norm", "tokens_per_second")
-BUILT_IN_NAMES = frozenset(
-    {
-        *("loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_time_s", "samples"),
-        *("loader_wait_s", "checkpoint_wait_s", "protected_step", "waiting_share"),
-    }
-)
-"""The metrics of every job; all others are recorded by the job's own function."""
 MAX_PLOT_POINTS = 1000
 """Number of points that are plotted at most: more than any terminal has columns."""
 WIDTH = 80
@@ -81,7 +75,7 @@ def _points(
 
 
 def _default_names(points: Sequence[MetricPoint]) -> tuple[str, ...]:
-    own = {name for point in points for name in point.values} - BUILT_IN_NAMES
+    own = {name for point in points for name in point.values} - METRICS.keys()
     return (*DEFAULT_NAMES, *sorted(own))
 
 

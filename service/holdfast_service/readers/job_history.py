@@ -16,7 +16,6 @@ from holdfast_service.job_model.goodput import History
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.readers.metric_series import (
-    METRICS,
     Row,
     charted,
     discarded_point_budget,
@@ -37,6 +36,7 @@ from holdfast_service.views.pages import (
     MetricPage,
     next_number,
 )
+from holdfast_workers.protocol.metrics import METRICS
 
 _GOODPUT_CACHE_S = 60.0
 _MAX_DISCARDED_POINTS = 1000

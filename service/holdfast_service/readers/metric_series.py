@@ -6,34 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast_service.store import json_safe, series
-from holdfast_service.store.downsampling import OWN
 from holdfast_service.views.history import MetricPoint
+from holdfast_workers.protocol.metrics import METRICS
 
 Row = tuple[int, int, list[Any]]
 """(step, attempt, values in the order of series.COLUMNS)."""
 
-METRICS = (
-    *(name for name in series.COLUMNS if name not in ("at", OWN)),
-    "tokens_per_second",
-)
-"""Names of the series that every job has; a user's function may report others."""
-
 
 def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
     """The named values of a step; null if a value was not measured or is not finite."""
-    known = dict(zip(series.COLUMNS, stored, strict=False))
-    seconds, tokens = (
-        json_safe.number(known.get("step_time_s")),
-        json_safe.number(known.get("tokens")),
-    )
+    known = series.own_metrics(stored) | dict(zip(series.COLUMNS, stored, strict=False))
+    seconds, tokens = (json_safe.number(known.get(name)) for name in ("step_time_s", "tokens"))
     known["tokens"] = tokens or None  # a program need not report any
     known["tokens_per_second"] = tokens / seconds if seconds and tokens else None
-    own = series.own_metrics(stored)
     values = {
         name: known.get(name) if name == "samples" else json_safe.number(known.get(name))
         for name in names
-        if name in METRICS
-    } | {name: json_safe.number(own.get(name)) for name in names if name not in METRICS}
+    }
     return MetricPoint(step=step, attempt=attempt, at=known["at"], values=values)
 
 
@@ -71,7 +60,7 @@ def discarded_point_budget(rows: int, history: Sequence[Row], points: int) -> in
 
 def charted(names: Sequence[str]) -> tuple[str, ...]:
     """The series whose extremes a chart of `names` must show."""
-    wanted = {_DERIVED_FROM.get(name, name) for name in names}
+    wanted = {METRICS[name].derived_from or name for name in names if name in METRICS}
     own = tuple(name for name in names if name not in METRICS)
     return (*(name for name in _CHARTED if name in wanted), *own) or _CHARTED[:1]
 
@@ -84,5 +73,4 @@ def _reader(name: str) -> Callable[[Sequence[Any]], float | None]:
 
 
 _MIN_DISCARDED_POINTS = 64
-_CHARTED = ("loss", "grad_norm", "step_time_s")
-_DERIVED_FROM = {"tokens_per_second": "step_time_s", "tokens": "step_time_s"}
+_CHARTED = tuple(name for name, metric in METRICS.items() if metric.charted)

@@ -2,7 +2,7 @@
 
 An outline holds the rows with extreme values, so that a chart of a hundred thousand steps shows
 every spike, and the sums that the goodput account needs. It is recomputed whenever its chunk is
-written. Chunks written before outlines existed have none; readers read their full rows.
+written. A chunk with unreadable times has none; readers read its full rows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast_service.store.json_safe import number
+from holdfast_workers.protocol.metrics import METRICS
 
-CHARTED = ("loss", "grad_norm", "step_time_s", "loader_wait_s", "checkpoint_wait_s")
-"""Columns whose extremes are kept; a derived column has its extremes in the same rows."""
+_KEPT = {name for name, metric in METRICS.items() if metric.outlined or metric.charted}
+"""The columns whose extremes are kept."""
 OWN = "own"
 """The column with the metrics reported by the user's function, by name."""
 
@@ -58,9 +59,8 @@ def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline 
         cursor = end_us
     assert cursor is not None
     kept = {ordered[0][0], ordered[-1][0]}
-    for name in CHARTED:
-        if name in columns:
-            column = columns.index(name)
+    for column, name in enumerate(columns):
+        if name in _KEPT:
             kept |= _extremes([(step, row[column]) for step, row in ordered if len(row) > column])
     kept |= _own_extremes(columns, ordered)
     return Outline(
@@ -81,8 +81,7 @@ def _own_extremes(columns: tuple[str, ...], ordered: list[tuple[int, list[Any]]]
     column = columns.index(OWN)
     by_name: dict[str, list[tuple[int, Any]]] = {}
     for step, values in ordered:
-        reported = values[column] if column < len(values) else None
-        for name, value in (reported or {}).items():
+        for name, value in values[column].items():
             by_name.setdefault(name, []).append((step, value))
     return {step for series in by_name.values() for step in _extremes(series)}
 

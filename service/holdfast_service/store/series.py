@@ -22,6 +22,7 @@ from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import DigestChunk, JobRecord, LogChunk, MetricChunk
 from holdfast_service.store.statement import JOB, Statement, Upsert
 from holdfast_workers.protocol.messages import LogLine, StepRow
+from holdfast_workers.protocol.metrics import METRICS
 
 WINDOW = 128
 MAX_CHUNK_LINES = 500
@@ -32,23 +33,8 @@ _CHUNKS_READ = 8
 _LAST_CHUNKS_READ = 2
 """The same when reading from the newest down: a client that asks for the last lines wants few."""
 _CLOCK_SKEW_S = 60.0
-COLUMNS = (
-    "at",
-    "loss",
-    "grad_norm",
-    "lr",
-    "tokens",
-    "step_time_s",
-    "loader_wait_s",
-    "samples",
-    "protected_step",
-    "checkpoint_wait_s",
-    OWN,
-    "waiting_share",
-)
-"""The stored fields of a StepRow besides step and attempt, in this order. Append only."""
-
-
+COLUMNS = ("at", OWN, *(name for name, metric in METRICS.items() if not metric.derived_from))
+"""The stored attributes of a StepRow besides step and attempt, in this order."""
 _OWN = COLUMNS.index(OWN)
 _PUT_ROWS, _PUT_DIGESTS, _PUT_LINES = Upsert(MetricChunk), Upsert(DigestChunk), Upsert(LogChunk)
 _STORED = Statement(
@@ -145,10 +131,9 @@ class DigestMismatch:
 
 
 def own_metrics(stored: Sequence[Any]) -> dict[str, Any]:
-    """The metrics reported by the user's function in a stored row; rows older than the column have
-    none."""
-    own = stored[_OWN] if len(stored) > _OWN else None
-    return own if isinstance(own, dict) else {}
+    """The metrics reported by the user's function in a stored row."""
+    own: dict[str, Any] = stored[_OWN]
+    return own
 
 
 def window(step: int) -> int:

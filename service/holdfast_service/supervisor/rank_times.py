@@ -66,7 +66,6 @@ def _row(attempt: int, step: int, took_s: float, compute_s: tuple[float, ...]) -
         lr=math.nan,
         tokens=0,
         step_time_s=took_s,
-        loader_wait_s=0.0,
         samples="",
         compute_s=compute_s,
     )

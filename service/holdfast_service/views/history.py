@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from holdfast_service.job_model.log_levels import LogLevel
 from holdfast_service.job_model.times import EventDocument, Time
 from holdfast_service.views.view import View
+from holdfast_workers.protocol.metrics import METRICS
 
 
 class EventView(View):
@@ -22,6 +23,11 @@ class EventView(View):
 
 
 class MetricPoint(View):
+    """`x-metrics` describes the values that every job has, in the order of their charts."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"x-metrics": [vars(metric) for metric in METRICS.values()]}
+    )
     step: int
     attempt: int
     at: Time

@@ -22,6 +22,7 @@ from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_workers.protocol.metrics import METRICS
 
 
 async def test_all_rows_are_stored_before_a_job_is_seen_as_ended(
@@ -70,6 +71,11 @@ async def test_a_fault_becomes_an_incident_and_the_later_attempt_is_the_history(
         *((step, 1) for step in range(1, 10)),
         *((step, 2) for step in range(10, 21)),
     ]
+    assert points[0].values == {
+        name: getattr(row(1, 1), name)
+        for name, metric in METRICS.items()
+        if not metric.derived_from
+    } | {"tokens_per_second": 40960.0}
     (incident,) = (await jobs.history.incidents(job_id)).items
     assert (incident.decision, incident.steps_lost, incident.phases_s) == (
         "re-form",

@@ -16,7 +16,7 @@ from holdfast_workers.training.skipped_windows import Ledger
 
 
 def row(attempt: int, step: int) -> StepRow:
-    return StepRow(attempt, step, 0.0, 2.0, 1.0, 1e-3, 8, 0.1, 0.0, "")
+    return StepRow(attempt, step, 0.0, 2.0, 1.0, 1e-3, 8, 0.1, "")
 
 
 def test_a_restarted_supervisor_recovers_the_ledger_and_the_rollback() -> None:

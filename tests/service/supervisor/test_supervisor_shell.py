@@ -78,7 +78,7 @@ def test_the_journal_at_the_agents_names_its_format() -> None:
 
 
 def row(attempt: int, step: int) -> StepRow:
-    return StepRow(attempt, step, 0.0, 1.0, 1.0, 1.0, 1, 1.0, 0.0, "")
+    return StepRow(attempt, step, 0.0, 1.0, 1.0, 1.0, 1, 1.0, "")
 
 
 def line(seq: int) -> LogLine:

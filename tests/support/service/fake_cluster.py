@@ -32,6 +32,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
+from holdfast_workers.protocol.metrics import FOLDS
 from holdfast_workers.protocol.processes import StorageOptions
 
 MESH = {"dp_shard": 2, "tp": 2}
@@ -44,6 +45,7 @@ def three_nodes(roomy: bool = False) -> Capacity:
 
 
 def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -> StepRow:
+    measured: dict[str, Any] = {name: 0.001 * place for place, name in enumerate(FOLDS, start=1)}
     return StepRow(
         attempt=attempt,
         step=step,
@@ -53,9 +55,9 @@ def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -
         lr=3e-4,
         tokens=4096,
         step_time_s=0.1,
-        loader_wait_s=0.001,
         samples=f"s{step}",
         digest=digest,
+        **measured,
     )
 
 

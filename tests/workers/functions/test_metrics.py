@@ -13,6 +13,7 @@ from tests.workers.functions.test_function import STEPS, prepared, ran
 from holdfast_workers.functions import FunctionError
 from holdfast_workers.functions.step_metrics import UserMetrics
 from holdfast_workers.program_metrics.metric_names import MAX_NAMES
+from holdfast_workers.protocol.metrics import METRICS
 from holdfast_workers.training.step_agreement import fold_user_metrics, pack_user_metrics
 
 
@@ -33,7 +34,7 @@ def test_metrics_are_in_the_row_of_their_step_and_change_no_bit_of_the_state() -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loss": 1.0}, "measured by Holdfast itself"),
+        *(({name: 1.0}, "measured by Holdfast itself") for name in (*METRICS, "at", "compute_s")),
         ({"": 1.0}, "is not a valid metric name"),
         ({"a b": 1.0}, "is not a valid metric name"),
         ({"x" * 65: 1.0}, "is not a valid metric name"),

@@ -214,9 +214,7 @@ def test_values_of_one_version_are_restored_from_json() -> None:
 @pytest.mark.parametrize("kind", [PollAnswer, AgentReport])
 def test_the_time_of_an_answer_grows_with_its_length_not_its_square(kind: type[Any]) -> None:
     """Of a poll with rows and lines, and of a report with checkpoints."""
-    row = StepRow(
-        1, 2, 1.7e9, 3.14159, 1.5, 1e-4, 4096, 0.0251, 0.001, "a" * 32, compute_s=(0.1,) * 8
-    )
+    row = StepRow(1, 2, 1.7e9, 3.14159, 1.5, 1e-4, 4096, 0.0251, "a" * 32, compute_s=(0.1,) * 8)
     line = LogLine("n0", "life", 1, 1.7e9, "n0.life.1", 1, 0, "output", "x" * 80)
 
     def answer(length: int) -> PollAnswer | AgentReport:

@@ -4,48 +4,43 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_workers.protocol.metrics import FOLDS
 from holdfast_workers.state.digest import step_digest
 from holdfast_workers.training.step_agreement import (
     Contribution,
     Disagreement,
     Record,
+    Word,
     fold,
     gather,
 )
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-INTEGERS = st.integers(0, 2**63 - 1)
-CONTRIBUTIONS = st.builds(
-    Contribution,
-    loss_sum=FINITE,
-    count=INTEGERS,
-    grad_sq=FINITE,
-    data_index=INTEGERS,
-    samples=st.integers(0, 2**64 - 1),
-    sample_count=INTEGERS,
-    nonfinite=st.booleans(),
-    loader_wait_s=FINITE,
-    data=st.integers(0, 2**64 - 1),
-)
-RECORDS = st.builds(
-    Record,
-    attempt=INTEGERS,
-    step=INTEGERS,
-    contribution=CONTRIBUTIONS,
-    state_step=st.integers(-1, 2**62),
-    state_digest=st.binary(min_size=16, max_size=16),
-    replicated_step=st.integers(-1, 2**62),
-    stop=st.booleans(),
-    intervals=st.tuples(INTEGERS, INTEGERS),
-    compute_s=FINITE,
-    shared_digest=st.binary(min_size=16, max_size=16),
-)
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: INTEGERS,
+    Word: st.integers(0, 2**64 - 1),
+    float: FINITE,
+    bytes: st.binary(min_size=16, max_size=16),
+    tuple[int, int]: st.tuples(INTEGERS, INTEGERS),
+}
+
+
+def with_all_fields(kind: type[Any]) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{name: OF_TYPE[hints[name]] for name in hints.keys() - NOT_PACKED})
+
+
+NOT_PACKED = {"user_metrics"}
+OF_TYPE[Contribution] = with_all_fields(Contribution)
+RECORDS = with_all_fields(Record)
 
 
 def share(data_index: int, **changes: Any) -> Contribution:
@@ -91,6 +86,13 @@ def test_shares_add_up_and_the_samples_of_peers_count_once() -> None:
     assert agreed.sample_count == 8
     assert agreed.loader_wait_s == 0.25
     assert not agreed.nonfinite
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_a_metric_of_every_rank_is_folded_as_declared(name: str) -> None:
+    of_ranks = (0.5, 0.25)
+    agreed = fold([record(n, contribution=share(n, **{name: of_ranks[n]})) for n in range(2)])
+    assert agreed.measured()[name] == FOLDS[name](of_ranks)
 
 
 def test_the_state_digest_covers_the_ranks_in_order() -> None:

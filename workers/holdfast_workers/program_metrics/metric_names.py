@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import fields
+
+from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.protocol.metrics import METRICS
 
 MAX_NAMES = 32
 """Different names that one run of a program or function may use."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,63}")
-RESERVED_NAMES = frozenset(
-    {
-        *("at", "attempt", "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second"),
-        *("step_time_s", "loader_wait_s", "checkpoint_wait_s", "compute_s", "samples"),
-        *("digest", "protected_step", "mfu", "own", "waiting_share"),
-    }
-)
+RESERVED_NAMES = frozenset({*METRICS, *(field.name for field in fields(StepRow))})
 """Names of the values that Holdfast measures itself."""
 
 

@@ -346,7 +346,6 @@ class ProgramAttempt:
             lr=_number(step.lr),
             tokens=step.tokens,
             step_time_s=step.step_time_s,
-            loader_wait_s=0.0,
             samples="",
             protected_step=self._protected,
             own=self._own.storable(step.own),

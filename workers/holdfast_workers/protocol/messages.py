@@ -1,7 +1,7 @@
 """The vocabulary of all messages between agents, workers and supervisor: plain immutable values.
 
 `signals.py`, `answers.py` and `commands.py` are composed of these values; `codec.py` encodes them.
-This module has no behaviour and imports nothing of the project.
+This module has no behaviour, and of the project it imports `metrics.py` only.
 
 Conventions that all messages share:
 
@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from holdfast_workers.protocol.metrics import Measured
 
 
 class WorkerState(StrEnum):
@@ -334,8 +336,9 @@ class JoinOrder:
 
 
 @dataclass(frozen=True)
-class StepRow:
-    """The measurements of a committed step; the same on every rank unless stated otherwise."""
+class StepRow(Measured):
+    """The measurements of a committed step; the same on every rank unless stated otherwise.
+    `METRICS` of `metrics.py` describes those that are series of the job."""
 
     attempt: int
     step: int
@@ -345,18 +348,13 @@ class StepRow:
     grad_norm: float
     lr: float
     tokens: int
-    """Tokens that all ranks consumed in this step."""
     step_time_s: float
-    loader_wait_s: float
-    """Time that the step waited for data."""
     samples: str
-    """Digest of the sample ids that all ranks consumed, in order."""
     digest: str | None = None
     """Digest of the state after this step; known one step later."""
     protected_step: int = -1
-    """Newest step whose state the partners of every rank hold too; -1: none."""
+    """-1: none."""
     checkpoint_wait_s: float = 0.0
-    """Time that the reporting rank waited for its memory checkpoint."""
     memory_saved: bool = False
     """The previous step was saved to memory while this one was computed."""
     remote_saving: bool = False

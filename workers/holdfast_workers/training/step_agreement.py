@@ -14,19 +14,25 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import torch
 import torch.distributed as dist
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.protocol.findings import TripReport
+from holdfast_workers.protocol.metrics import FOLDS, Measured
 from holdfast_workers.state.digest import step_digest
 from holdfast_workers.state.replicas import ReplicaComparison
 
-_RECORD = struct.Struct("<qqdqdd??????IqQqQq16s16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
+Word = Annotated[int, "64 bits, unsigned"]
+Part = TypeVar("Part")
+_FORMATS: Mapping[Any, str] = {bool: "?", int: "q", Word: "Q", float: "d", bytes: "16s"}
+"""The formats in a packed record, which contains the fields of these types as declared."""
 
 
 class Disagreement(WorkersError):
@@ -34,7 +40,7 @@ class Disagreement(WorkersError):
 
 
 @dataclass(frozen=True)
-class Contribution:
+class Contribution(Measured):
     """The values that a rank's recipe contributes to the agreement on one step.
 
     `loss_sum` over `count` targets, `grad_sq` and `samples` are shares of a whole: no two ranks
@@ -47,16 +53,15 @@ class Contribution:
     grad_sq: float
     """Squared gradient norm of this rank's share; each global element counts on one rank only."""
     data_index: int
-    samples: int
+    samples: Word
     """64-bit digest of the samples read; see `sample_order.samples_digest`."""
     sample_count: int
     nonfinite: bool = False
     changed: bool = False
     """Whether this rank's parameters differ from those after the step before."""
-    loader_wait_s: float = 0.0
     user_metrics: Mapping[str, float] = field(default_factory=dict)
     """The user's metrics by name; all values are finite."""
-    data: int = 0
+    data: Word = 0
     """64 bits of the fingerprint of the data, the same on all ranks; 0 without one."""
 
 
@@ -91,92 +96,38 @@ class Record:
     it."""
 
     def pack(self) -> bytes:
-        share = self.contribution
-        return _RECORD.pack(
-            self.attempt,
-            self.step,
-            share.loss_sum,
-            share.count,
-            share.grad_sq,
-            share.loader_wait_s,
-            share.nonfinite,
-            share.changed,
-            self.stop,
-            self.saving,
-            self.leave,
-            self.may_leave,
-            self.user_metrics_bytes,
-            share.data_index,
-            share.samples,
-            share.sample_count,
-            share.data,
-            self.state_step,
-            self.state_digest,
-            self.shared_digest,
-            self.replicated_step,
-            *self.intervals,
-            self.compute_s,
-        )
+        share, own = _values_of_share(self.contribution), _values_of_loop(self)
+        return _RECORD.pack(*share, *own, *self.intervals)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Record:
-        (
-            attempt,
-            step,
-            loss_sum,
-            count,
-            grad_sq,
-            loader_wait_s,
-            nonfinite,
-            changed,
-            stop,
-            saving,
-            leave,
-            may_leave,
-            user_metrics_bytes,
-            data_index,
-            samples,
-            sample_count,
-            data,
-            state_step,
-            state_digest,
-            shared_digest,
-            replicated_step,
-            *intervals,
-            compute_s,
-        ) = _RECORD.unpack(packed)
-        share = Contribution(
-            loss_sum=loss_sum,
-            count=count,
-            grad_sq=grad_sq,
-            data_index=data_index,
-            samples=samples,
-            sample_count=sample_count,
-            nonfinite=nonfinite,
-            changed=changed,
-            loader_wait_s=loader_wait_s,
-            data=data,
-        )
-        return cls(
-            attempt,
-            step,
-            share,
-            state_step,
-            state_digest,
-            replicated_step,
-            stop,
-            (intervals[0], intervals[1]),
-            compute_s,
-            user_metrics_bytes,
-            saving,
-            leave,
-            may_leave,
-            shared_digest,
-        )
+        values = _RECORD.unpack(packed)
+        share = _restored(Contribution, zip(_OF_SHARE, values, strict=False), user_metrics={})
+        own = zip(_OF_LOOP, values[len(_OF_SHARE) :], strict=False)
+        return _restored(cls, own, contribution=share, intervals=values[-2:])
+
+
+def _packed(kind: type) -> dict[str, str]:
+    """The fields of a dataclass that a packed record contains, each with its format."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: _FORMATS[hint] for name, hint in hints.items() if hint in _FORMATS}
+
+
+def _restored(kind: type[Part], packed: Iterable[tuple[str, Any]], **other: Any) -> Part:
+    """The value with these fields. The `__init__` of frozen dataclasses would double the time of
+    `unpack`, which each rank does for all ranks in each step."""
+    value = object.__new__(kind)
+    value.__dict__.update(packed, **other)
+    return value
+
+
+_OF_SHARE, _OF_LOOP = _packed(Contribution), _packed(Record)
+_values_of_share, _values_of_loop = attrgetter(*_OF_SHARE), attrgetter(*_OF_LOOP)
+_RECORD = struct.Struct("".join(("<", *_OF_SHARE.values(), *_OF_LOOP.values(), "qq")))
 
 
 @dataclass(frozen=True)
-class Agreed:
+class Agreed(Measured):
     """The result of the agreement, equal on every rank."""
 
     attempt: int
@@ -188,8 +139,6 @@ class Agreed:
     samples: str
     """Digest of the consumed (position, sample) pairs; independent of the world size."""
     sample_count: int
-    loader_wait_s: float
-    """The longest wait of any rank."""
     state_step: int
     """The step that `state_digest` belongs to; -1 if there is none."""
     state_digest: str | None
@@ -255,6 +204,9 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
     nonfinite = any(share.nonfinite for share in shares) or not (
         math.isfinite(loss_sum) and math.isfinite(grad_sq)
     )
+    measured: dict[str, Any] = {
+        name: value_of_step(map(attrgetter(name), shares)) for name, value_of_step in FOLDS.items()
+    }
     return Agreed(
         attempt=first.attempt,
         step=first.step,
@@ -263,7 +215,6 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
         nonfinite=nonfinite,
         samples=f"{samples:016x}",
         sample_count=sample_count,
-        loader_wait_s=max(share.loader_wait_s for share in shares),
         state_step=first.state_step,
         state_digest=step_digest(digests) if has_digests else None,
         rank_digests=shared if has_digests else (),
@@ -275,6 +226,7 @@ def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -
         saving=any(record.saving for record in records),
         compute_s=tuple(record.compute_s for record in records),
         user_metrics_bytes=max(record.user_metrics_bytes for record in records),
+        **measured,
     )
 
 

@@ -312,9 +312,9 @@ def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:
         lr=outcome.lr,
         tokens=outcome.tokens,
         step_time_s=step_time_s,
-        loader_wait_s=agreed.loader_wait_s,
         samples=agreed.samples,
         protected_step=agreed.replicated_step,
         compute_s=agreed.compute_s,
         own=agreed.user_metrics,
+        **agreed.measured(),
     )

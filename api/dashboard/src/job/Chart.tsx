@@ -54,7 +54,7 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
     const fromOutside = { current: false };
     let points = false; // whether the shared time is this chart's
     const created = new uPlot(
-      options(width, colour, many, look.fromZero, axis, {
+      options(width, colour, many, look.from_zero, axis, {
         incidents: () => now.current.incidents,
         pointed: (index) => {
           setPointed(index);
@@ -86,7 +86,7 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
       plot.current = null;
     };
     // Data arrives by setData below: the plot is created anew only when its appearance changes.
-  }, [box, width, colour, many, look.fromZero, axis, dark, cursor]);
+  }, [box, width, colour, many, look.from_zero, axis, dark, cursor]);
 
   useEffect(() => {
     plot.current?.setData(data(columns_));

@@ -1,5 +1,6 @@
 /** Turns metric points into the columns of a chart. Pure. */
 
+import declared from "../api/metrics.json";
 import type { MetricPage, MetricPoint } from "../api/types";
 import { within, type Window } from "./axis";
 
@@ -7,64 +8,50 @@ export interface MetricLook {
   label: string;
   unit: string;
   /** The y axis starts at zero, so that heights are comparable. */
-  fromZero: boolean;
-  log?: boolean;
+  from_zero: boolean;
 }
 
-const LOOKS: Record<string, MetricLook> = {
-  loss: { label: "Loss", unit: "", fromZero: false },
-  grad_norm: { label: "Gradient norm", unit: "", fromZero: false },
-  tokens_per_second: { label: "Tokens per second", unit: "tok/s", fromZero: true },
-  mfu: { label: "MFU", unit: "%", fromZero: true },
-  step_time_s: { label: "Step time", unit: "s", fromZero: true },
-  time_between_reports_s: { label: "Time between reports", unit: "s", fromZero: true },
-  lr: { label: "Learning rate", unit: "", fromZero: true },
-  loader_wait_s: { label: "Waiting for data", unit: "s", fromZero: true },
-  waiting_share: { label: "Share of waiting ranks", unit: "", fromZero: true },
-  checkpoint_wait_s: { label: "Waiting for checkpoints", unit: "s", fromZero: true },
-  device_utilization: { label: "Device utilization", unit: "%", fromZero: true },
-  device_memory_bytes: { label: "Device memory", unit: "B", fromZero: true },
-  host_cpu: { label: "Host CPU", unit: "%", fromZero: true },
-  host_memory_bytes: { label: "Host memory", unit: "B", fromZero: true },
-};
-
-/** The most informative metrics in their order; the others follow by name. */
-const FIRST = Object.keys(LOOKS);
-/** Counters that grow with the steps: not useful as a curve. */
-const HIDDEN = new Set(["samples", "tokens", "protected_step", "at", "step", "attempt"]);
+/** The time of a row of a user's program, which may report every tenth step only. */
+const BETWEEN_REPORTS = "time_between_reports_s";
+/** What Holdfast itself measures, the most informative first; the others follow by name. */
+const LOOKS = new Map<string, MetricLook>(
+  declared.flatMap((look): [string, MetricLook][] =>
+    look.name === "step_time_s"
+      ? [[look.name, look], [BETWEEN_REPORTS, { ...look, label: "Time between reports" }]]
+      : [[look.name, look]],
+  ),
+);
+const FIRST = [...LOOKS.keys()];
 
 export function metricLook(name: string): MetricLook {
-  const known = LOOKS[name];
+  const known = LOOKS.get(name);
   if (known) return known;
   const label = name.replace(/_/g, " ");
-  return { label: label[0]!.toUpperCase() + label.slice(1), unit: "", fromZero: false };
+  return { label: label[0]!.toUpperCase() + label.slice(1), unit: "", from_zero: false };
 }
 
 /** The names of the series with at least one number, the most informative first. */
 export function shown(metrics: MetricPage): string[] {
   const found = metrics.names.filter(
     (name) =>
-      !HIDDEN.has(name) && metrics.items.some((point) => typeof point.values[name] === "number"),
+      metricLook(name).label && metrics.items.some((point) => typeof point.values[name] === "number"),
   );
   const place = (name: string) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
   return found.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
 }
 
 /** A metric emitted by the training function may be missing in a step: its line continues. */
-const notMeasured = (name: string) => (name in LOOKS ? null : undefined);
-
-/** What Holdfast measures in its own step loop only: zero in every step of a user's program. */
-const OF_OWN_LOOP = new Set(["loader_wait_s", "checkpoint_wait_s", "step_time_s", "tokens_per_second"]);
+const notMeasured = (name: string) => (LOOKS.has(name) ? null : undefined);
 
 /**
  * The metrics of a user's program, which reports some of them in some steps: a step without one has
- * no value, so that lines continue, and a series that is never measured is left out. It may report
- * every tenth step only, so that the time of a row is not that of a step.
+ * no value, so that lines continue, and a series that is never measured is left out: a time of
+ * Holdfast's own step loop is zero in every step.
  */
 export function ofProgram(metrics: MetricPage): MetricPage {
-  const renamed = (name: string) => (name === "step_time_s" ? "time_between_reports_s" : name);
+  const renamed = (name: string) => (name === "step_time_s" ? BETWEEN_REPORTS : name);
   const measured = (name: string) =>
-    !OF_OWN_LOOP.has(name) || metrics.items.some((point) => Boolean(point.values[name]));
+    LOOKS.get(name)?.unit !== "s" || metrics.items.some((point) => Boolean(point.values[name]));
   const sparse = (point: MetricPoint): MetricPoint => ({
     ...point,
     values: Object.fromEntries(

@@ -25,7 +25,7 @@ class Series:
     name: str
     kind: SeriesKind
     help: str
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...]
 
     def family(self) -> Any:
         """An empty family of this series."""
@@ -45,151 +45,127 @@ _FAMILIES: dict[SeriesKind, Any] = {
     SeriesKind.HISTOGRAM: HistogramMetricFamily,
 }
 
+
+def _counter(name: str, help: str, *labels: str) -> Series:
+    return Series(name, SeriesKind.COUNTER, help, labels)
+
+
+def _gauge(name: str, help: str, *labels: str) -> Series:
+    return Series(name, SeriesKind.GAUGE, help, labels)
+
+
+def _histogram(name: str, help: str, *labels: str) -> Series:
+    return Series(name, SeriesKind.HISTOGRAM, help, labels)
+
+
 HTTP_SERIES = (
-    Series(
+    _counter(
         "holdfast_http_requests_total",
-        SeriesKind.COUNTER,
         "Answered requests, by route (not by path).",
-        ("method", "route", "status"),
+        "method",
+        "route",
+        "status",
     ),
-    Series(
-        "holdfast_http_request_seconds",
-        SeriesKind.HISTOGRAM,
-        "Time to the head of the response.",
-        ("method", "route"),
+    _histogram(
+        "holdfast_http_request_seconds", "Time to the head of the response.", "method", "route"
     ),
 )
 FLEET_SERIES = (
-    Series("holdfast_jobs", SeriesKind.GAUGE, "Jobs, by state.", ("state",)),
-    Series(
+    _gauge("holdfast_jobs", "Jobs, by state.", "state"),
+    _gauge(
         "holdfast_ready",
-        SeriesKind.GAUGE,
         "1 for each part of `/readyz` that answers this server, 0 for one that does not.",
-        ("part",),
+        "part",
     ),
-    Series(
-        "holdfast_waiting_jobs",
-        SeriesKind.GAUGE,
-        "Queued jobs, by what they wait for.",
-        ("resource",),
-    ),
-    Series(
+    _gauge("holdfast_waiting_jobs", "Queued jobs, by what they wait for.", "resource"),
+    _gauge(
         "holdfast_longest_wait_seconds",
-        SeriesKind.GAUGE,
         "The longest present stay of a job in the queue, by what it waits for now.",
-        ("resource",),
+        "resource",
     ),
-    Series("holdfast_ranks", SeriesKind.GAUGE, "Ranks that train, of all jobs together."),
-    Series(
+    _gauge("holdfast_ranks", "Ranks that train, of all jobs together."),
+    _gauge(
         "holdfast_nodes",
-        SeriesKind.GAUGE,
         "Present nodes: ready, quarantined by the service, or cordoned by a person.",
-        ("standing",),
+        "standing",
     ),
-    Series(
+    _gauge(
         "holdfast_open_incidents",
-        SeriesKind.GAUGE,
         "Incidents that have not closed, of jobs that have not ended.",
-        ("cause",),
+        "cause",
     ),
-    Series(
-        "holdfast_unreleased_jobs",
-        SeriesKind.GAUGE,
-        "Ended jobs that may still hold something on the cluster.",
-    ),
-    Series(
-        "holdfast_unsent_webhooks",
-        SeriesKind.GAUGE,
-        "Webhook messages that the receiver has not accepted yet.",
-    ),
-    Series(
+    _gauge("holdfast_unreleased_jobs", "Ended jobs that may still hold something on the cluster."),
+    _gauge("holdfast_unsent_webhooks", "Webhook messages that the receiver has not accepted yet."),
+    _counter(
         "holdfast_job_transitions_total",
-        SeriesKind.COUNTER,
         "State changes of jobs, stored by this server; reason: the outcome's code, if any.",
-        ("from", "to", "reason"),
+        "from",
+        "to",
+        "reason",
     ),
-    Series(
-        "holdfast_incidents_total",
-        SeriesKind.COUNTER,
-        "Closed incidents.",
-        ("cause", "decision"),
-    ),
-    Series(
+    _counter("holdfast_incidents_total", "Closed incidents.", "cause", "decision"),
+    _histogram(
         "holdfast_recovery_seconds",
-        SeriesKind.HISTOGRAM,
         "Duration of each phase of a recovery; `total`: from the signal to the first new step.",
-        ("phase",),
+        "phase",
     ),
-    Series(
+    _histogram(
         "holdfast_checkpoint_seconds",
-        SeriesKind.HISTOGRAM,
         "By tier and op, as stored by this server. memory, wait: time that a step waited for its "
         "copy; remote, save: time from the end of the step until the checkpoint is durable.",
-        ("tier", "op"),
+        "tier",
+        "op",
     ),
-    Series(
+    _histogram(
         "holdfast_reconcile_lag_seconds",
-        SeriesKind.HISTOGRAM,
         "Time from the due time of a job, or a user's command, until this server has completed "
         "the next action.",
     ),
-    Series(
+    _gauge(
         "holdfast_growth_asked_nodes",
-        SeriesKind.GAUGE,
         "New nodes that the cluster's autoscaler is asked for, for queued jobs. Without "
         "HOLDFAST_AUTOSCALE the growth series are absent; every server reports the same.",
     ),
-    Series(
+    _gauge(
         "holdfast_growth_refused_jobs",
-        SeriesKind.GAUGE,
         "Queued jobs, of the first 20 that wait for nodes, for which the bounds allow no growth.",
     ),
-    Series(
+    _gauge(
         "holdfast_growth_size",
-        SeriesKind.GAUGE,
         "Nodes, CPUs and GPUs of the cluster once it has all that it is asked for.",
-        ("resource",),
+        "resource",
     ),
-    Series(
+    _gauge(
         "holdfast_growth_bound",
-        SeriesKind.GAUGE,
         "The bounds HOLDFAST_AUTOSCALE_NODES, _CPUS and _GPUS, those that are set.",
-        ("resource",),
+        "resource",
     ),
-    Series("holdfast_lost_steps_total", SeriesKind.COUNTER, "Repeated steps."),
-    Series(
+    _counter("holdfast_lost_steps_total", "Repeated steps."),
+    _counter(
         "holdfast_effective_training_seconds_total",
-        SeriesKind.COUNTER,
         "Time in steps of the final history, summed over all jobs.",
     ),
-    Series(
-        "holdfast_cluster_seconds_total",
-        SeriesKind.COUNTER,
-        "Time on the cluster, summed over all jobs.",
-    ),
-    Series(
+    _counter("holdfast_cluster_seconds_total", "Time on the cluster, summed over all jobs."),
+    _gauge(
         "holdfast_goodput_ratio",
-        SeriesKind.GAUGE,
         "holdfast_effective_training_seconds_total / holdfast_cluster_seconds_total.",
     ),
 )
 _JOB_LABELS = ("job_id", "name")
 JOB_SERIES = (
-    Series("holdfast_job_step", SeriesKind.GAUGE, "Applied optimizer steps.", _JOB_LABELS),
-    Series("holdfast_job_attempt", SeriesKind.GAUGE, "Number of the present attempt.", _JOB_LABELS),
-    Series("holdfast_job_incidents", SeriesKind.GAUGE, "Incidents so far.", _JOB_LABELS),
-    Series("holdfast_job_tokens_per_second", SeriesKind.GAUGE, "Throughput.", _JOB_LABELS),
-    Series(
+    _gauge("holdfast_job_step", "Applied optimizer steps.", *_JOB_LABELS),
+    _gauge("holdfast_job_attempt", "Number of the present attempt.", *_JOB_LABELS),
+    _gauge("holdfast_job_incidents", "Incidents so far.", *_JOB_LABELS),
+    _gauge("holdfast_job_tokens_per_second", "Throughput.", *_JOB_LABELS),
+    _gauge(
         "holdfast_job_goodput",
-        SeriesKind.GAUGE,
         "Time in steps of the final history over the time on the cluster.",
-        _JOB_LABELS,
+        *_JOB_LABELS,
     ),
-    Series(
+    _gauge(
         "holdfast_job_effective_training_time_ratio",
-        SeriesKind.GAUGE,
         "Time in which training advanced over the time on the cluster.",
-        _JOB_LABELS,
+        *_JOB_LABELS,
     ),
 )
 """Present only if `HOLDFAST_METRICS_OF_JOBS` is set."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.rest.monitoring.health_probes import OK, run_probes
-from holdfast.rest.monitoring.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
+from holdfast.rest.monitoring.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES, Series
 from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.cluster_growth import GrowthPlan
 from holdfast_service.job_model.lifecycle import State
@@ -33,8 +33,6 @@ router = APIRouter(tags=["health"])
 
 MAX_LIVE_JOBS = 200
 GOODPUT_AGE_S = 30.0
-Families = Mapping[str, Any]
-"""Series that are filled, by name."""
 METHODS = frozenset({"GET", "POST", "HEAD"})
 
 
@@ -82,99 +80,93 @@ class RequestMetrics:
         self._seconds.labels(method, route).observe(time.perf_counter() - started)
 
 
-def _fleet(
-    store: Store, statistics: FleetStatistics, checks: Mapping[str, str]
-) -> CollectorRegistry:
+class Families(Collector):
+    """The values of these series at one time."""
+
+    def __init__(self, series: Iterable[Series]) -> None:
+        self._by_name = {item.name: item.family() for item in series}
+
+    def add(self, name: str, value: Distribution | float | None, *labels: str) -> None:
+        """A value of None was not measured, and is left out: it is not zero."""
+        if isinstance(value, Distribution):
+            self._by_name[name].add_metric(labels, value.buckets(), value.total_s)
+        elif value is not None:
+            self._by_name[name].add_metric(labels, value)
+
+    def collect(self) -> Iterable[Any]:
+        return self._by_name.values()
+
+
+def _fleet(store: Store, statistics: FleetStatistics, checks: Mapping[str, str]) -> Families:
     """Metrics computed from the store (equal on every server and after a restart), and what this
     server has counted."""
-    families = {series.name: series.family() for series in FLEET_SERIES}
+    families = Families(FLEET_SERIES)
     _add_present(families, statistics)
     for part, result in checks.items():
-        families["holdfast_ready"].add_metric([part], int(result == OK))
+        families.add("holdfast_ready", int(result == OK), part)
     for edge, count in sorted(store.transitions.items()):
-        families["holdfast_job_transitions_total"].add_metric(list(edge), count)
+        families.add("holdfast_job_transitions_total", count, *edge)
     # Zero from the start: the rate of a series that begins with its first case misses that case.
     incidents = {**{(cause.value, ""): 0 for cause in Cause}, **statistics.incidents}
     for (cause, decision), count in sorted(incidents.items()):
-        families["holdfast_incidents_total"].add_metric([cause, decision], count)
+        families.add("holdfast_incidents_total", count, cause, decision)
     phases = {"total": Distribution(), **statistics.phases}
     for phase, histogram in sorted(phases.items()):
-        families["holdfast_recovery_seconds"].add_metric(
-            [phase], histogram.buckets(), histogram.total_s
-        )
+        families.add("holdfast_recovery_seconds", histogram, phase)
     checkpoints = {("remote", "save"): Distribution(), **store.checkpoints}
     for (tier, operation), histogram in sorted(checkpoints.items()):
-        families["holdfast_checkpoint_seconds"].add_metric(
-            [tier, operation], histogram.buckets(), histogram.total_s
-        )
-    lag = store.reconcile_lag
-    families["holdfast_reconcile_lag_seconds"].add_metric([], lag.buckets(), lag.total_s)
-    families["holdfast_lost_steps_total"].add_metric([], statistics.lost_steps)
-    families["holdfast_effective_training_seconds_total"].add_metric([], statistics.effective_s)
-    families["holdfast_cluster_seconds_total"].add_metric([], statistics.held_s)
-    if statistics.goodput is not None:  # what was not measured is not zero
-        families["holdfast_goodput_ratio"].add_metric([], statistics.goodput)
+        families.add("holdfast_checkpoint_seconds", histogram, tier, operation)
+    families.add("holdfast_reconcile_lag_seconds", store.reconcile_lag)
+    families.add("holdfast_lost_steps_total", statistics.lost_steps)
+    families.add("holdfast_effective_training_seconds_total", statistics.effective_s)
+    families.add("holdfast_cluster_seconds_total", statistics.held_s)
+    families.add("holdfast_goodput_ratio", statistics.goodput)
     _add_growth(families, store.growth)
-    registry = CollectorRegistry()
-    registry.register(_FixedCollector(list(families.values())))
-    return registry
+    return families
 
 
 def _add_present(families: Families, statistics: FleetStatistics) -> None:
     """Add the series of the present state: jobs, the queue, ranks, nodes, and work that waits."""
     for state in State:
-        families["holdfast_jobs"].add_metric([state.value], statistics.jobs.get(state.value, 0))
+        families.add("holdfast_jobs", statistics.jobs.get(state.value, 0), state.value)
     for resource, wait in sorted(statistics.waits.items()):
-        families["holdfast_waiting_jobs"].add_metric([resource], wait.jobs)
-        families["holdfast_longest_wait_seconds"].add_metric([resource], wait.longest_s)
-    families["holdfast_ranks"].add_metric([], statistics.ranks)
+        families.add("holdfast_waiting_jobs", wait.jobs, resource)
+        families.add("holdfast_longest_wait_seconds", wait.longest_s, resource)
+    families.add("holdfast_ranks", statistics.ranks)
     for standing in NodeStanding:
-        families["holdfast_nodes"].add_metric([standing], statistics.nodes.get(standing, 0))
+        families.add("holdfast_nodes", statistics.nodes.get(standing, 0), standing)
     for cause, count in sorted(statistics.open_incidents.items()):
-        families["holdfast_open_incidents"].add_metric([cause], count)
-    families["holdfast_unreleased_jobs"].add_metric([], statistics.unreleased_jobs)
-    families["holdfast_unsent_webhooks"].add_metric([], statistics.unsent_webhooks)
+        families.add("holdfast_open_incidents", count, cause)
+    families.add("holdfast_unreleased_jobs", statistics.unreleased_jobs)
+    families.add("holdfast_unsent_webhooks", statistics.unsent_webhooks)
 
 
 def _add_growth(families: Families, growth: GrowthPlan) -> None:
     if growth.bounds is None:
         return
     asked = sum(request.new for request in growth.requests.values())
-    families["holdfast_growth_asked_nodes"].add_metric([], asked)
-    families["holdfast_growth_refused_jobs"].add_metric([], len(growth.refused))
+    families.add("holdfast_growth_asked_nodes", asked)
+    families.add("holdfast_growth_refused_jobs", len(growth.refused))
     for resource, size in asdict(growth.size).items():
-        families["holdfast_growth_size"].add_metric([resource], size)
+        families.add("holdfast_growth_size", size, resource)
     for resource, bound in growth.bounds.by_resource.items():
-        families["holdfast_growth_bound"].add_metric([resource], bound)
+        families.add("holdfast_growth_bound", bound, resource)
 
 
-class _FixedCollector(Collector):
-    def __init__(self, families: list[Any]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Any]:
-        return self._families
-
-
-async def _live_jobs(overview: Overview, jobs: JobService) -> CollectorRegistry:
+async def _live_jobs(overview: Overview, jobs: JobService) -> Families:
     """The series of each live job. Only on request: the number of jobs is unbounded."""
-    registry = CollectorRegistry()
-    gauges = {
-        series.name: Gauge(series.name, series.help, series.labels, registry=registry)
-        for series in JOB_SERIES
-    }
+    families = Families(JOB_SERIES)
     live = frozenset(state for state in State if not state.terminal)
     for job in (await overview.rows(Filters(states=live), limit=MAX_LIVE_JOBS)).items:
         goodput = await jobs.history.goodput(job.id, max_age_s=GOODPUT_AGE_S)
         values = {
-            "holdfast_job_step": job.step,
-            "holdfast_job_attempt": job.attempt,
-            "holdfast_job_incidents": job.incidents,
-            "holdfast_job_tokens_per_second": job.tokens_per_second,
-            "holdfast_job_goodput": goodput.goodput,
-            "holdfast_job_effective_training_time_ratio": goodput.effective_training_time_ratio,
+            "step": job.step,
+            "attempt": job.attempt,
+            "incidents": job.incidents,
+            "tokens_per_second": job.tokens_per_second,
+            "goodput": goodput.goodput,
+            "effective_training_time_ratio": goodput.effective_training_time_ratio,
         }
         for name, value in values.items():
-            if value is not None:  # what was not measured is not zero
-                gauges[name].labels(job.id, job.name).set(value)
-    return registry
+            families.add(f"holdfast_job_{name}", value, job.id, job.name)
+    return families
