@@ -175,11 +175,9 @@ def _add_metric_names(job: JobRecord, rows: list[StepRow]) -> None:
 
 
 async def _store_digests(tx: JobTransaction, report: SupervisorReport) -> int:
-    digests = {row.step: row.digest for row in report.rows if row.digest}
-    digests.update(report.digests)
-    if not digests:
+    if not report.digests:
         return 0
-    fresh, mismatches = await series.store_digests(tx.session, tx.job.id, digests)
+    fresh, mismatches = await series.store_digests(tx.session, tx.job.id, report.digests)
     if (tx.job.spec.get("train") or {}).get("deterministic") == "fast":
         return fresh  # a step that is computed again may have other bits
     for mismatch in mismatches:
@@ -219,7 +217,7 @@ async def _store_events(
                 _record_event(tx, event, content)
                 await apply_event(tx, event, content, rules)
         return
-    except (ValueError, StatementError) as error:
+    except (ValueError, OverflowError, StatementError) as error:
         if isinstance(error, DBAPIError) and not is_refused(error):
             raise  # the database failed, not an event: the whole report is retried
         refusal = error

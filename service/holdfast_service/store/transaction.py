@@ -31,11 +31,11 @@ from holdfast_service.job_model.lifecycle import (
 )
 from holdfast_service.job_model.program_levels import has_goodput
 from holdfast_service.job_model.supervisor_protocol import GrowthRequest
-from holdfast_service.job_model.webhook_messages import is_sent, message
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import Event, Intent, JobRecord, Outbox
+from holdfast_service.views.webhook_messages import is_sent, message
 
 
 class Effect(StrEnum):

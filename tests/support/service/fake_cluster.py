@@ -43,7 +43,7 @@ def three_nodes(roomy: bool = False) -> Capacity:
     return Capacity(nodes=nodes, can_grow=False, unlimited=roomy)
 
 
-def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -> StepRow:
+def row(attempt: int, step: int, loss: float = 1.5) -> StepRow:
     return StepRow(
         attempt=attempt,
         step=step,
@@ -55,7 +55,6 @@ def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -
         step_time_s=0.1,
         loader_wait_s=0.001,
         samples=f"s{step}",
-        digest=digest,
     )
 
 

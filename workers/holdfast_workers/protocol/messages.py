@@ -351,8 +351,6 @@ class StepRow:
     """Time that the step waited for data."""
     samples: str
     """Digest of the sample ids that all ranks consumed, in order."""
-    digest: str | None = None
-    """Digest of the state after this step; known one step later."""
     protected_step: int = -1
     """Newest step whose state the partners of every rank hold too; -1: none."""
     checkpoint_wait_s: float = 0.0
