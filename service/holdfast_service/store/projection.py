@@ -1,8 +1,10 @@
 """Stores supervisor reports: their events, the tables that the events change, and the cursors.
 
 A report is stored in one transaction together with the cursors that mark it as stored, so a crash
-between two reports loses nothing and stores nothing twice. An unreadable event is stored as it came
-and followed by an `event.unreadable` event: it must not block the job.
+between two reports loses nothing and stores nothing twice. It goes through in one direction: rows
+and log lines, the locks of all nodes that its events name, the events, each decoded once, the
+digests, the end, and at last the job's state and statistics. An unreadable event is stored as it
+came and followed by an `event.unreadable` event: it must not block the job.
 """
 
 from __future__ import annotations
