@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from holdfast_service.job_model import program_levels
-from holdfast_service.job_model.events.checkpoints import DigestMismatchEvent
 from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent, read_event
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import (
@@ -122,10 +121,9 @@ async def store_report(
         tx.enter(report.phase)
     await job_row_stats.update_stats(tx, fresh, known_attempt)
     if report.beats:
-        took = rank_series.mean_compute_s(fresh)
         with tx.session.no_autoflush:
             await rank_series.store_states(
-                tx.session, job.id, tx.now, report.attempt, report.beats, took
+                tx.session, job.id, tx.now, report.attempt, report.beats, fresh
             )
     return StoredReport(rows=rows, end_held=end_held)
 
@@ -179,18 +177,13 @@ def _add_metric_names(job: JobRecord, rows: list[StepRow]) -> None:
 async def _store_digests(tx: JobTransaction, report: SupervisorReport) -> int:
     if not report.digests:
         return 0
-    fresh, mismatches = await series.store_digests(tx.session, tx.job.id, report.digests)
+    fresh, mismatches = await series.store_digests(
+        tx.session, tx.job.id, report.attempt, report.digests
+    )
     if (tx.job.spec.get("train") or {}).get("deterministic") == "fast":
         return fresh  # a step that is computed again may have other bits
     for mismatch in mismatches:
-        tx.emit(
-            DigestMismatchEvent(
-                step=mismatch.step,
-                stored=mismatch.stored,
-                seen=mismatch.seen,
-                attempt=report.attempt,
-            )
-        )
+        tx.emit(mismatch)
     return fresh
 
 
