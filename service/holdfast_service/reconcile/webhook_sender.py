@@ -13,10 +13,10 @@ import httpx
 import structlog
 from sqlalchemy import delete, select, update
 
-from holdfast_service.job_model.webhook_messages import body, signature
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Outbox
+from holdfast_service.views.webhook_messages import body, signature
 
 POLL_S = 1.0
 BATCH_SIZE = 20

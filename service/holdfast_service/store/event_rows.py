@@ -35,16 +35,18 @@ from holdfast_service.job_model.events.progress import (
     StopUndoneEvent,
     WaitingEvent,
 )
-from holdfast_service.job_model.lifecycle import Desired, Phase, State, may, state_after_report
+from holdfast_service.job_model.lifecycle import Desired, State, may
 from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_service.policy.quarantine import QuarantineRules, node_name
 from holdfast_service.store import nodes, series
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, AttemptRow, Checkpoint, IncidentRow
+from holdfast_service.store.statement import Upsert
 from holdfast_service.store.transaction import Effect, JobTransaction
 from holdfast_workers.protocol.codec import as_json
 
 _MAX_RECENT_TRIPS = 20  # in the job's row; the events hold all trips
+_PUT_MEMBERS = Upsert(AttemptMember)
 _OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
@@ -59,7 +61,7 @@ async def apply_event(
     at = event.at
     match content:
         case PhaseEvent():
-            apply_phase(tx, content.phase, at=at)
+            tx.enter(content.phase, at)
         case AttemptFormingEvent():
             await _attempt_forming(tx, content, at)
         case AttemptRunningEvent():
@@ -87,7 +89,7 @@ async def apply_event(
         case CheckpointDeletedEvent() | CheckpointBadEvent():
             await _checkpoint_gone(tx, content, at)
         case EndedEvent():
-            await end_job(tx, content, at)
+            await _end_job(tx, content, at)
         case _:
             await _apply_to_job(tx, content, at)
 
@@ -108,8 +110,10 @@ async def _apply_to_job(tx: JobTransaction, content: AnyEvent, at: float) -> Non
             tx.job.intervals = {**tx.job.intervals, tier: interval}
         case ProgramAttachedEvent():
             tx.job.program = as_json(content)
-        case GuardTrippedEvent():
+        case GuardTrippedEvent(trip=trip):
             _save_guard_trip(tx, content, at)
+            if trip.back_to is not None:
+                await series.forget_digests(tx.session, tx.job.id, trip.back_to)
         case StragglerEvent():
             _save_straggler(tx, content, at)
         case StopUndoneEvent(reason=reason) if tx.state is State.PAUSING:
@@ -117,13 +121,6 @@ async def _apply_to_job(tx: JobTransaction, content: AnyEvent, at: float) -> Non
                 tx.job.desired = Desired.RUNNING
             await tx.forget_intents(Effect.PAUSE)
             tx.transition(State.RUNNING, reason=text(reason), at=at)
-
-
-def apply_phase(tx: JobTransaction, phase: Phase, at: float | None = None) -> None:
-    """Move the job to the state that corresponds to the supervisor's phase, if that is allowed."""
-    new = state_after_report(tx.state, phase)
-    if new is not None:
-        tx.transition(new, at=at)
 
 
 def _save_guard_trip(tx: JobTransaction, event: GuardTrippedEvent, at: float) -> None:
@@ -153,7 +150,7 @@ def _save_straggler(tx: JobTransaction, event: StragglerEvent, at: float) -> Non
     tx.job.slow = slow
 
 
-async def end_job(tx: JobTransaction, event: EndedEvent, at: float) -> None:
+async def _end_job(tx: JobTransaction, event: EndedEvent, at: float) -> None:
     """End the job. A supervisor that has ended always ends its job, whatever the outcome field."""
     if tx.state.terminal:
         return
@@ -177,7 +174,6 @@ async def end_job(tx: JobTransaction, event: EndedEvent, at: float) -> None:
 async def _get_or_add_attempt(tx: JobTransaction, number_: int, at: float) -> AttemptRow:
     attempt = await tx.session.get(AttemptRow, (tx.job.id, number_))
     if attempt is None:
-        tx.members_by_attempt[number_] = {}
         attempt = AttemptRow(
             job_id=tx.job.id,
             number=number_,
@@ -193,17 +189,16 @@ async def _get_or_add_attempt(tx: JobTransaction, number_: int, at: float) -> At
     return attempt
 
 
-async def newest_attempt(tx: JobTransaction) -> AttemptRow | None:
-    """The newest attempt that is stored; None: there is none."""
-    return await tx.session.scalar(
+async def _attempt_forming(tx: JobTransaction, event: AttemptFormingEvent, at: float) -> None:
+    last = await tx.session.scalar(
         select(AttemptRow)
         .where(AttemptRow.job_id == tx.job.id)
         .order_by(AttemptRow.number.desc())
         .limit(1)
     )
-
-
-async def _attempt_forming(tx: JobTransaction, event: AttemptFormingEvent, at: float) -> None:
+    back_to = event.restore.step
+    if last is not None and (last.mesh != event.mesh or back_to < last.restore.get("step", 0)):
+        await series.forget_digests(tx.session, tx.job.id, back_to)
     attempt = await _get_or_add_attempt(tx, event.attempt, at)
     attempt.mesh = dict(event.mesh)
     attempt.world_size = event.world_size
@@ -239,34 +234,29 @@ async def _attempt_running(tx: JobTransaction, event: AttemptRunningEvent, at: f
     attempt.running_at = at
     attempt.joined = {str(rank): as_json(times) for rank, times in event.joined.items()}
     attempt.first_step = event.first_step
-    tx.clear_wait(*([tx.job.waiting["resource"]] if tx.job.waiting else ()))
+    tx.job.waiting = None
     await _save_members(tx, attempt.number, event.members)
 
 
 async def _save_members(tx: JobTransaction, attempt: int, members: tuple[SeatedRank, ...]) -> None:
     if not members:
         return
-    known = tx.members_by_attempt.get(attempt)
-    if known is None:
-        stored = await tx.session.scalars(
-            select(AttemptMember).where(
-                AttemptMember.job_id == tx.job.id, AttemptMember.attempt == attempt
-            )
-        )
-        known = tx.members_by_attempt[attempt] = {member.rank: member for member in stored}
-    for seated in members:
-        member = known.get(seated.rank)
-        if member is None:
-            member = AttemptMember(job_id=tx.job.id, attempt=attempt, rank=seated.rank)
-            known[seated.rank] = member
-            tx.session.add(member)
-        # A later entry for the same rank (with its final pid) replaces the earlier one.
-        member.worker = text(seated.worker or "")
-        member.agent = text(seated.agent)
-        member.node_id = text(seated.node_id)
-        member.host = text(seated.host)
-        member.pid = seated.pid
-        member.role = text(seated.role)
+    # A later entry for the same rank (with its final pid) replaces the earlier one.
+    rows = [
+        {
+            "job_id": tx.job.id,
+            "attempt": attempt,
+            "rank": seated.rank,
+            "worker": text(seated.worker or ""),
+            "agent": text(seated.agent),
+            "node_id": text(seated.node_id),
+            "host": text(seated.host),
+            "pid": seated.pid,
+            "role": text(seated.role),
+        }
+        for seated in members
+    ]
+    await _PUT_MEMBERS.rows(tx.session, rows)
 
 
 async def _incident(tx: JobTransaction, content: IncidentEvent, event: SupervisorEvent) -> None:
@@ -316,12 +306,14 @@ async def _record_save_duration(tx: JobTransaction, event: CheckpointSavedEvent,
     """Record the time from the end of the step until its checkpoint is durable."""
     step_ended_at = await series.row_time(tx.session, tx.job.id, event.step, event.attempt)
     if step_ended_at is not None and at >= step_ended_at:
-        tx.checkpoints.append((text(event.tier), "save", at - step_ended_at))
+        tx.measured(text(event.tier), "save", at - step_ended_at)
 
 
 async def _checkpoint_gone(
     tx: JobTransaction, event: CheckpointDeletedEvent | CheckpointBadEvent, at: float
 ) -> None:
+    if isinstance(event, CheckpointBadEvent) and event.corrupt is not None:
+        await series.forget_digests(tx.session, tx.job.id, event.corrupt.step - 1)
     checkpoint = await tx.session.get(Checkpoint, (tx.job.id, text(event.uri)))
     if checkpoint is None:
         return  # for example an incomplete leftover that was never announced; the event is stored

@@ -140,7 +140,7 @@ async def lock_nodes_of(tx: JobTransaction, events: Collection[AnyEvent]) -> Non
                 found += [(member.node_id, member.host) for member in event.members]
             case NodeHealthEvent():
                 found.append((event.node_id, event.host))
-    found += [(member.node_id, member.host) for member in (await _members_of(tx, lost)).values()]
+    found += (await _places_of(tx, lost)).values()
     hosts = {node_name(text(node_id), text(host)): text(host) for node_id, host in found}
     for name in sorted(hosts):
         await _get_or_add_node(tx.session, name, hosts[name], tx.now)
@@ -153,20 +153,20 @@ async def record_incident(
     incidents."""
     # An agent lost on notice was preempted, which is not its node's fault.
     lost = [item for item in incident.lost if not item.on_notice]
-    members = await _members_of(tx, lost)
-    blamed: dict[str, tuple[AttemptMember, str]] = {}
+    places = await _places_of(tx, lost)
+    blamed: dict[str, tuple[str, str]] = {}
     for item in lost:
-        member = members.get((item.agent, item.attempt))
-        if member is not None:
-            blamed[node_name(member.node_id, member.host)] = (member, text(item.cause)[:32])
+        place = places.get((item.agent, item.attempt))
+        if place is not None:
+            blamed[node_name(*place)] = (place[1], text(item.cause)[:32])
     known = select(NodeTrouble.node_id, NodeTrouble.cause).where(
         NodeTrouble.job_id == tx.job.id, NodeTrouble.incident == incident.incident
     )
     stored = {(name, cause) for name, cause in await tx.session.execute(known)} if blamed else ()
-    for name, (member, cause) in sorted(blamed.items()):
+    for name, (host, cause) in sorted(blamed.items()):
         if (name, cause) in stored:
             continue  # an incident is reported again with each of its changes
-        node = await _get_or_add_node(tx.session, name, member.host, tx.now)
+        node = await _get_or_add_node(tx.session, name, host, tx.now)
         await tx.session.merge(
             NodeTrouble(
                 node_id=name,
@@ -176,7 +176,6 @@ async def record_incident(
                 at=incident.opened_at or tx.now,
             )
         )
-        await tx.session.flush()
         new = decide_quarantine(
             quarantine_of(node), await troubles(tx.session, name), rules, tx.now
         )
@@ -220,11 +219,11 @@ async def troubles(session: AsyncSession, name: str) -> list[NodeIncident]:
     return [NodeIncident(row.job_id, row.incident, row.cause, row.at) for row in found]
 
 
-async def _members_of(
+async def _places_of(
     tx: JobTransaction, lost: Collection[LostItem]
-) -> dict[tuple[str | None, int | None], AttemptMember]:
-    """(agent, attempt) → one rank that the agent had in that attempt, which names the agent's node.
-    Names and numbers that no row can have are left out."""
+) -> dict[tuple[str | None, int | None], tuple[str, str]]:
+    """(agent, attempt) → the id and host of the node that the agent was on in that attempt. Names
+    and numbers that no row can have are left out."""
     wanted = {
         (item.agent, item.attempt)
         for item in lost
@@ -235,11 +234,12 @@ async def _members_of(
     }
     if not wanted:
         return {}
-    rows = select(AttemptMember).where(
-        AttemptMember.job_id == tx.job.id,
-        tuple_(AttemptMember.agent, AttemptMember.attempt).in_(wanted),
+    seat = AttemptMember
+    rows = select(seat.agent, seat.attempt, seat.node_id, seat.host).where(
+        seat.job_id == tx.job.id, tuple_(seat.agent, seat.attempt).in_(wanted)
     )
-    return {(row.agent, row.attempt): row for row in await tx.session.scalars(rows)}
+    found = await tx.session.execute(rows)
+    return {(agent, attempt): (node_id, host) for agent, attempt, node_id, host in found}
 
 
 async def _quarantine(

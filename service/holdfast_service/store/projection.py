@@ -1,28 +1,22 @@
 """Stores supervisor reports: their events, the tables that the events change, and the cursors.
 
 A report is stored in one transaction together with the cursors that mark it as stored, so a crash
-between two reports loses nothing and stores nothing twice. An unreadable event is stored as it came
-and followed by an `event.unreadable` event: it must not block the job.
+between two reports loses nothing and stores nothing twice. It goes through in one direction: rows
+and log lines, the locks of all nodes that its events name, the events, each decoded once, the
+digests, the end, and at last the job's state and statistics. An unreadable event is stored as it
+came and followed by an `event.unreadable` event: it must not block the job.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from holdfast_service.job_model import program_levels
-from holdfast_service.job_model.events.attempts import AttemptFormingEvent
-from holdfast_service.job_model.events.checkpoints import (
-    CheckpointBadEvent,
-    CorruptSince,
-    DigestMismatchEvent,
-)
 from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent, read_event
-from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import (
     EndedEvent,
@@ -39,21 +33,26 @@ from holdfast_service.job_model.supervisor_protocol import (
     number_in_epoch,
 )
 from holdfast_service.policy.quarantine import QuarantineRules
-from holdfast_service.store import event_rows, job_row_stats, nodes, rank_series, series
+from holdfast_service.store import job_row_stats, nodes, rank_series, series
 from holdfast_service.store.engine import is_refused
-from holdfast_service.store.event_rows import apply_event, apply_phase, end_job
+from holdfast_service.store.event_rows import apply_event
 from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.codec import UnreadableDocument
-from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 
 _BEATS_PERIOD_S = 5.0
 MAX_OWN_METRICS = 256
 """Maximum number of metric names kept per job; a function may report fewer in each attempt."""
-_UNREADABLE = (ValueError, StatementError)
 _WAITS_ENDED_BY_A_REPORT = ("supervisor", "cluster", "reconciler")  # waits that any report ends
+
+
+@dataclass(frozen=True)
+class UnreadableEvent(UnknownEvent):
+    """An event that this version cannot read: it is stored as it came."""
+
+    error: UnreadableDocument
 
 
 @dataclass(frozen=True)
@@ -102,61 +101,31 @@ async def store_report(
     tx.clear_wait(*_WAITS_ENDED_BY_A_REPORT)
     job.epoch = max(job.epoch, report.epoch)
     job.build = text(report.build)[:64] or None
-    await _forget_rolled_back_digests(tx, report)
     known_attempt = job.cursor_attempt
     with tx.session.no_autoflush:  # each call reads its own table, once
         fresh = await _store_rows(tx, report)
-        rows = len(fresh) + await _store_digests(tx, report)
         lines = await series.store_logs(tx.session, job, report.logs)
         await rank_series.store_rows(tx.session, job.id, fresh)
-    end_held = False
-    events = [event for event in report.events if event.seq > job.cursor_event]
-    await nodes.lock_nodes_of(tx, _readable(events))
-    if rows or (hold_end and lines):
-        until_end = list(itertools.takewhile(lambda event: event.kind != EventKind.ENDED, events))
-        end_held = len(until_end) < len(events)
-        events = until_end
-    await _store_events(tx, events, rules)
+    received = [(event, _read(event)) for event in report.events if event.seq > job.cursor_event]
+    await nodes.lock_nodes_of(tx, [content for _, content in received])
+    before_end = list(itertools.takewhile(lambda given: given[0].kind != EventKind.ENDED, received))
+    end = received[len(before_end) :]
+    await _store_events(tx, before_end, rules)
+    rows = len(fresh) + await _store_digests(tx, report)
+    end_held = bool(end) and (rows > 0 or (hold_end and lines > 0))
+    if not end_held:
+        await _store_events(tx, end, rules)
     if not tx.state.terminal:
         job.step = report.step or job.step  # a supervisor that has just started reports step 0
         job.attempt = max(job.attempt, report.attempt)
-        apply_phase(tx, report.phase)
+        tx.enter(report.phase)
     await job_row_stats.update_stats(tx, fresh, known_attempt)
     if report.beats:
-        took = rank_series.mean_compute_s(fresh)
         with tx.session.no_autoflush:
             await rank_series.store_states(
-                tx.session, job.id, tx.now, report.attempt, report.beats, took
+                tx.session, job.id, tx.now, report.attempt, report.beats, fresh
             )
     return StoredReport(rows=rows, end_held=end_held)
-
-
-def _readable(events: Sequence[SupervisorEvent]) -> list[AnyEvent]:
-    """The contents of the events that can be decoded."""
-    contents: list[AnyEvent] = []
-    for event in events:
-        with suppress(UnreadableDocument):  # reported when the event is stored
-            contents.append(read_event(event))
-    return contents
-
-
-async def _forget_rolled_back_digests(tx: JobTransaction, report: SupervisorReport) -> None:
-    """Forget the digests of rolled back steps, before the report's digests are compared with them:
-    those steps will be computed again with different data, from different bits, or on another
-    mesh."""
-    new = [event for event in report.events if event.seq > tx.job.cursor_event]
-    for content in _readable(new):
-        match content:
-            case GuardTrippedEvent(trip=TripReport(back_to=int(back_to))):
-                await series.forget_digests(tx.session, tx.job.id, back_to)
-            case CheckpointBadEvent(corrupt=CorruptSince(step=step)):
-                await series.forget_digests(tx.session, tx.job.id, step - 1)
-            case AttemptFormingEvent(mesh=mesh, restore=plan):
-                last = await event_rows.newest_attempt(tx)
-                if last is not None and (
-                    last.mesh != mesh or plan.step < last.restore.get("step", 0)
-                ):
-                    await series.forget_digests(tx.session, tx.job.id, plan.step)
 
 
 async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
@@ -178,8 +147,9 @@ async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[Step
         job.loss = number(newest.loss)
     elif known_losses:  # a program need not report its loss in every step
         job.loss = known_losses[-1]
-    waits = [number(row.checkpoint_wait_s) for row in rows]
-    tx.checkpoints += [("memory", "wait", waited) for waited in waits if waited is not None]
+    for row in rows:
+        if (waited := number(row.checkpoint_wait_s)) is not None:
+            tx.measured("memory", "wait", waited)
     seconds, tokens = sum(row.step_time_s for row in rows), sum(row.tokens for row in rows)
     job.tokens_per_second = number(tokens / seconds) if seconds > 0 and tokens else None
     return rows
@@ -205,68 +175,59 @@ def _add_metric_names(job: JobRecord, rows: list[StepRow]) -> None:
 
 
 async def _store_digests(tx: JobTransaction, report: SupervisorReport) -> int:
-    digests = {row.step: row.digest for row in report.rows if row.digest}
-    digests.update(report.digests)
-    if not digests:
+    if not report.digests:
         return 0
-    fresh, mismatches = await series.store_digests(tx.session, tx.job.id, digests)
+    fresh, mismatches = await series.store_digests(
+        tx.session, tx.job.id, report.attempt, report.digests
+    )
     if (tx.job.spec.get("train") or {}).get("deterministic") == "fast":
         return fresh  # a step that is computed again may have other bits
     for mismatch in mismatches:
-        tx.emit(
-            DigestMismatchEvent(
-                step=mismatch.step,
-                stored=mismatch.stored,
-                seen=mismatch.seen,
-                attempt=report.attempt,
-            )
-        )
+        tx.emit(mismatch)
     return fresh
 
 
-async def _store_events(
-    tx: JobTransaction, events: Sequence[SupervisorEvent], rules: QuarantineRules
-) -> None:
-    """Store the events in one savepoint; if one of them is unreadable, store each by itself."""
-    if len(events) > 1:
-        mark = tx.effects_mark()
-        try:
-            async with tx.session.begin_nested():
-                for event in events:
-                    content = read_event(event)
-                    _record_event(tx, event, content)
-                    await apply_event(tx, event, content, rules)
-            return
-        except _UNREADABLE as error:
-            _raise_database_errors(error)
-            await tx.session.refresh(tx.job)
-            tx.roll_back_to(mark)
-    for event in events:
-        await _store_event(tx, event, rules)
-
-
-async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
-    """Store the event. An unreadable end still ends the job: its supervisor is gone."""
-    unreadable: UnreadableDocument | None = None
-    content: AnyEvent
+def _read(event: SupervisorEvent) -> AnyEvent:
     try:
-        content = read_event(event)
+        return read_event(event)
     except UnreadableDocument as error:
-        content, unreadable = UnknownEvent(event.kind, event.data), error
-    _record_event(tx, event, content)
-    mark = tx.effects_mark()
+        return UnreadableEvent(event.kind, event.data, error)
+
+
+async def _store_events(
+    tx: JobTransaction,
+    received: Sequence[tuple[SupervisorEvent, AnyEvent]],
+    rules: QuarantineRules,
+) -> None:
+    """Store the events in one savepoint or, if that is refused, each in its own. An unreadable end
+    still ends the job: its supervisor is gone."""
+    if not received:
+        return
+    mark = len(tx.effects)
     try:
         async with tx.session.begin_nested():
-            if unreadable is not None:
-                raise unreadable
-            await apply_event(tx, event, content, rules)
-    except _UNREADABLE as error:
-        _raise_database_errors(error)
-        await tx.session.refresh(tx.job)
-        tx.roll_back_to(mark)
-        tx.emit(EventUnreadableEvent(of_kind=event.kind, error=repr(error)), at=event.at)
-        if event.kind == EventKind.ENDED:
-            await end_job(tx, EndedEvent(message=f"its end could not be read: {error}"), event.at)
+            for event, content in received:
+                if isinstance(content, UnreadableEvent):
+                    raise content.error
+                _record_event(tx, event, content)
+                await apply_event(tx, event, content, rules)
+        return
+    except (ValueError, OverflowError, StatementError) as error:
+        if isinstance(error, DBAPIError) and not is_refused(error):
+            raise  # the database failed, not an event: the whole report is retried
+        refusal = error
+    await tx.session.refresh(tx.job)
+    del tx.effects[mark:]
+    if len(received) > 1:
+        for single in received:
+            await _store_events(tx, [single], rules)
+        return
+    event, content = received[0]
+    _record_event(tx, event, content)
+    tx.emit(EventUnreadableEvent(of_kind=event.kind, error=repr(refusal)), at=event.at)
+    if event.kind == EventKind.ENDED:
+        end = EndedEvent(message=f"its end could not be read: {refusal}")
+        await apply_event(tx, event, end, rules)
 
 
 def _record_event(tx: JobTransaction, event: SupervisorEvent, content: AnyEvent) -> None:
@@ -276,9 +237,3 @@ def _record_event(tx: JobTransaction, event: SupervisorEvent, content: AnyEvent)
         tx.emit(EventsLostEvent(after=after, before=before))
     job.cursor_event = event.seq
     tx.emit(content, at=event.at, data=event.data)
-
-
-def _raise_database_errors(error: Exception) -> None:
-    """Re-raise `error` if the database failed, not the event: the whole report is then retried."""
-    if isinstance(error, DBAPIError) and not is_refused(error):
-        raise error

@@ -170,9 +170,11 @@ async def store_states(
     at: float,
     attempt: int,
     beats: Sequence[Beat],
-    compute_s: Mapping[int, float],
+    rows: Sequence[StepRow],
 ) -> None:
-    """Store the rank states observed at `at`. Ranks without new steps keep their compute time."""
+    """Store the rank states observed at `at`. Ranks without new steps, which are in `rows`, keep
+    their compute time."""
+    compute_s = _mean_compute_s(rows)
     states = await STATES.first(session, job=job_id)
     before = states.seen if states is not None and states.attempt == attempt else {}
     seen: dict[str, list[Any]] = {}
@@ -185,7 +187,7 @@ async def store_states(
     await _PUT_STATES.row(session, job_id=job_id, at=at, attempt=attempt, seen=seen)
 
 
-def mean_compute_s(rows: Sequence[StepRow]) -> dict[int, float]:
+def _mean_compute_s(rows: Sequence[StepRow]) -> dict[int, float]:
     """Rank -> mean compute time in the newest attempt of these rows."""
     newest = max((row.attempt for row in rows), default=0)
     samples = [row.compute_s for row in rows if row.attempt == newest and row.compute_s]

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Integer, Text, and_, bindparam, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.events.checkpoints import DigestMismatchEvent
 from holdfast_service.job_model.goodput import History
 from holdfast_service.store.downsampling import OWN, outline
 from holdfast_service.store.json_safe import number, text
@@ -121,15 +122,6 @@ class LogSlice:
         return [line for line in numbered if self.after < line[0] < end]
 
 
-@dataclass(frozen=True)
-class DigestMismatch:
-    """A step that was computed twice with different bits: a violation of promise P2."""
-
-    step: int
-    stored: str
-    seen: str
-
-
 def own_metrics(stored: Sequence[Any]) -> dict[str, Any]:
     """The metrics reported by the user's function in a stored row."""
     own: dict[str, Any] = stored[_OWN]
@@ -160,11 +152,12 @@ async def store_rows(session: AsyncSession, job_id: str, rows: Iterable[StepRow]
 
 
 async def store_digests(
-    session: AsyncSession, job_id: str, digests: Mapping[int, str]
-) -> tuple[int, list[DigestMismatch]]:
-    """Store the digests. Returns the number of new or different digests, and the mismatches."""
+    session: AsyncSession, job_id: str, attempt: int, digests: Mapping[int, str]
+) -> tuple[int, list[DigestMismatchEvent]]:
+    """Store the digests that `attempt` has reported. Returns the number of new or different ones,
+    and the mismatches: steps that were computed twice with different bits, against promise P2."""
     changed_count = 0
-    mismatches: list[DigestMismatch] = []
+    mismatches: list[DigestMismatchEvent] = []
     windows: dict[int, dict[str, str]] = defaultdict(dict)
     for step, digest in digests.items():
         windows[window(step)][str(step)] = digest
@@ -173,7 +166,7 @@ async def store_digests(
         changed = {step: digest for step, digest in steps.items() if known.get(step) != digest}
         changed_count += len(changed)
         mismatches += [
-            DigestMismatch(step=int(step), stored=known[step], seen=digest)
+            DigestMismatchEvent(step=int(step), stored=known[step], seen=digest, attempt=attempt)
             for step, digest in changed.items()
             if step in known
         ]

@@ -62,11 +62,15 @@ class Upsert:
 
     async def row(self, session: AsyncSession, **columns: object) -> None:
         """Write one row; `columns` must name all columns of the table."""
-        await session.run_sync(self._execute, columns)
+        await self.rows(session, [columns])
 
-    def _execute(self, session: Session, columns: Mapping[str, object]) -> None:
+    async def rows(self, session: AsyncSession, rows: Sequence[Mapping[str, object]]) -> None:
+        """Write rows, each with all columns of the table, in their order."""
+        await session.run_sync(self._execute, rows)
+
+    def _execute(self, session: Session, rows: Sequence[Mapping[str, object]]) -> None:
         connection = session.connection()
-        connection.execute(self._by_dialect[connection.dialect.name], columns)
+        connection.execute(self._by_dialect[connection.dialect.name], rows)
 
 
 def _upsert(table: Table, insert: Any) -> Any:

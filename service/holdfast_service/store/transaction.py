@@ -8,7 +8,7 @@ lease: once another reconciler holds the job, all writes with the old token fail
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -19,16 +19,23 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.admission import Reservation
 from holdfast_service.job_model.events.codec import AnyEvent, encode
-from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentRecord
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent
 from holdfast_service.job_model.events.progress import JobStateEvent, WaitEvent, WaitingEvent
-from holdfast_service.job_model.lifecycle import TERMINAL, Desired, State, require
+from holdfast_service.job_model.lifecycle import (
+    TERMINAL,
+    Desired,
+    Phase,
+    State,
+    require,
+    state_after_report,
+)
 from holdfast_service.job_model.program_levels import has_goodput
 from holdfast_service.job_model.supervisor_protocol import GrowthRequest
-from holdfast_service.job_model.webhook_messages import is_sent, message
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import text
-from holdfast_service.store.models import AttemptMember, Event, Intent, JobRecord, Outbox
+from holdfast_service.store.models import Event, Intent, JobRecord, Outbox
+from holdfast_service.views.webhook_messages import is_sent, message
 
 
 class Effect(StrEnum):
@@ -59,13 +66,9 @@ class JobTransaction:
         self.session = session
         self.job = job
         self.now = now
-        self.transitions: list[tuple[str, str, str]] = []
-        """State transitions: (from, to, outcome code or "")."""
-        self.closed_incidents: list[IncidentRecord] = []
-        self.checkpoints: list[tuple[str, str, float]] = []
-        """Checkpoint operations: (tier, operation, seconds)."""
-        self.members_by_attempt: dict[int, dict[int, AttemptMember]] = {}
-        """Attempt -> rank -> member, of the attempts read so far in this transaction."""
+        self.effects: list[Callable[[Store], None]] = []
+        """What else this process does once the transaction is committed. To discard a savepoint,
+        discard also what was added since."""
 
     @property
     def state(self) -> State:
@@ -88,22 +91,12 @@ class JobTransaction:
             )
         )
         if isinstance(event, IncidentClosedEvent):
-            self.closed_incidents.append(event.record)
+            incident = event.record
+            self.effects.append(lambda store: store.on_incident_closed(self.job.id, incident))
         if self._sends_webhooks and is_sent(event):
             queued = message(self.job.id, self.job.name, self.job.event_seq, when, event)
             self.session.add(Outbox(id=queued["id"], at=when, message=queued, due_at=0.0, tries=0))
         return self.job.event_seq
-
-    def effects_mark(self) -> tuple[int, int, int]:
-        """A mark of the effects collected so far, for `roll_back_to`."""
-        return len(self.transitions), len(self.closed_incidents), len(self.checkpoints)
-
-    def roll_back_to(self, mark: tuple[int, int, int]) -> None:
-        """Discard the effects collected after `mark`, whose savepoint was rolled back."""
-        self.members_by_attempt.clear()
-        del self.transitions[mark[0] :]
-        del self.closed_incidents[mark[1] :]
-        del self.checkpoints[mark[2] :]
 
     def transition(self, new: State, *, reason: str | None = None, at: float | None = None) -> None:
         """Move the job to `new`, with its event. Raises ForbiddenTransition."""
@@ -123,7 +116,18 @@ class JobTransaction:
         self._update_held_time(new, when)
         self.emit(JobStateEvent(old=old, new=new, reason=reason), at=when)
         code = (self.job.outcome_code or "") if new in TERMINAL else ""
-        self.transitions.append((old.value, new.value, code))
+        change = old.value, new.value, code
+        self.effects.append(lambda store: store.transitions.update([change]))
+
+    def enter(self, phase: Phase, at: float | None = None) -> None:
+        """Move the job to the state that corresponds to its supervisor's phase, if that may be."""
+        new = state_after_report(self.state, phase)
+        if new is not None:
+            self.transition(new, at=at)
+
+    def measured(self, tier: str, operation: str, seconds: float) -> None:
+        """Report the duration of a checkpoint operation."""
+        self.effects.append(lambda store: store.checkpoints[tier, operation].add(seconds))
 
     def update_goodput(self) -> None:
         """Update the goodput shown in lists: productive time over time on the cluster."""
@@ -247,8 +251,5 @@ async def job_transaction(
         )
         yield transaction
     store.changes.stored(transaction.job)
-    store.transitions.update(transaction.transitions)
-    for tier, operation, seconds in transaction.checkpoints:
-        store.checkpoints[tier, operation].add(seconds)
-    for incident in transaction.closed_incidents:
-        store.on_incident_closed(job_id, incident)
+    for effect in transaction.effects:
+        effect(store)

@@ -1,4 +1,4 @@
-"""The sentence of each event of a job, as the command line and the dashboard show it. Pure.
+"""The sentence of each event of a job, for the command line, the dashboard and webhooks. Pure.
 
 Promises: an event of every kind has a sentence, also of a kind that this version does not know and
 with fields that are missing, empty or of another type; the sentence is one line; long values are
@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.views.cause_words import cause_words
-from holdfast_service.views.wording import mesh_text, plural, ranks_text, sentence
+from holdfast_service.views.wording import duration, mesh_text, plural, ranks_text, sentence
 from holdfast_workers.byte_sizes import size_of
 
 SENTENCES: Mapping[str, str] = {
@@ -42,7 +42,8 @@ SENTENCES: Mapping[str, str] = {
     EventKind.INCIDENT_OPENED: "incident {incident} was opened, because {cause}[: {evidence}]",
     EventKind.INCIDENT_UPDATED: "incident {incident} was updated"
     "[ with the decision to {decision}|: {cause}]",
-    EventKind.INCIDENT_CLOSED: "incident {incident} was closed[: {resolution}]",
+    EventKind.INCIDENT_CLOSED: "incident {incident} was closed[ after {phases_s}][: {resolution}]"
+    "[; the decision was to {decision}][; {steps_lost} lost]",
     EventKind.CHECKPOINT_SAVED: "the checkpoint of step {step} was saved[ in the {tier} tier]"
     "[, {nbytes}]",
     EventKind.CHECKPOINT_DELETED: "the checkpoint of step {step} was deleted[: {why}]",
@@ -166,6 +167,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "mesh": mesh_text,
     "nbytes": size_of,
     "nodes": lambda nodes: plural(int(nodes), "node"),
+    "phases_s": lambda phases: duration(phases["total"]) if "total" in phases else "",
     "ranks": ranks_text,
     "steps_lost": lambda steps: plural(int(steps), "step"),
     "world_size": lambda ranks: plural(int(ranks), "rank"),

@@ -13,7 +13,6 @@ from pydantic import SecretStr
 from sqlalchemy import func, select
 from tests.support.waiting import DEADLINE_S
 
-from holdfast_service.job_model import webhook_messages
 from holdfast_service.job_model.events.attempts import AttemptEndedEvent
 from holdfast_service.job_model.events.codec import AnyEvent
 from holdfast_service.job_model.events.incidents import (
@@ -34,6 +33,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Outbox
 from holdfast_service.store.transaction import job_transaction
+from holdfast_service.views import webhook_messages
 
 INCIDENT = IncidentRecord(incident=1, cause="hang", decision="ignore", phases_s={"total": 0.25})
 
@@ -140,12 +140,16 @@ def test_slack_receives_one_line_of_text() -> None:
         return str(json.loads(webhook_messages.body(content, "slack"))["text"])
 
     closed, opened = IncidentClosedEvent(record=INCIDENT), IncidentOpenedEvent(record=INCIDENT)
-    assert line(closed) == ":anchor: *llm* incident 1 is over in 0.2 s: ignore"
-    assert line(opened) == ":warning: *llm* incident 1: hang"
-    ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="no node")
-    assert line(ended) == ":x: *llm* FAILED: no node"
+    assert line(opened) == (
+        ":warning: *llm*: Incident 1 was opened, because a rank stopped making progress."
+    )
+    assert line(closed) == (
+        ":anchor: *llm*: Incident 1 was closed after 250 ms; the decision was to ignore."
+    )
     ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="<!channel> & co")
-    assert line(ended) == ":x: *llm* FAILED: &lt;!channel&gt; &amp; co"
+    assert line(ended) == (
+        ":x: *llm*: The state changed from RUNNING to FAILED: &lt;!channel&gt; &amp; co."
+    )
     assert not webhook_messages.is_sent(JobStateEvent(old=State.STARTING, new=State.RUNNING))
 
 

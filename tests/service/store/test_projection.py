@@ -220,22 +220,6 @@ async def test_chosen_intervals_are_shown_with_their_reasons(
     assert chosen[1].why == "a save costs 0.2 s"
 
 
-async def test_an_unreadable_event_is_stored_and_skipped(
-    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
-) -> None:
-    async with reconciling(store, cluster, settings):
-        supervisor = await submitted(jobs, cluster)
-        supervisor.emit(EventKind.ATTEMPT_FORMING, attempt="one")
-        supervisor.emit(EventKind.CHECKPOINT_SAVED, uri="/x", step="many", attempt=1)
-        supervisor.emit(EventKind.PHASE, phase="SLEEPING")
-        supervisor.form(1)
-        supervisor.end()
-        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    seen = await kinds(jobs, supervisor.launch.job_id)
-    assert seen.count("event.unreadable") == 3
-    assert len((await jobs.history.attempts(supervisor.launch.job_id)).items) == 1
-
-
 async def test_an_unreadable_end_still_ends_the_job(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:

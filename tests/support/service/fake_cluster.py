@@ -44,7 +44,7 @@ def three_nodes(roomy: bool = False) -> Capacity:
     return Capacity(nodes=nodes, can_grow=False, unlimited=roomy)
 
 
-def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -> StepRow:
+def row(attempt: int, step: int, loss: float = 1.5) -> StepRow:
     measured: dict[str, Any] = {name: 0.001 * place for place, name in enumerate(FOLDS, start=1)}
     return StepRow(
         attempt=attempt,
@@ -56,7 +56,6 @@ def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -
         tokens=4096,
         step_time_s=0.1,
         samples=f"s{step}",
-        digest=digest,
         **measured,
     )
 

@@ -350,8 +350,6 @@ class StepRow(Measured):
     tokens: int
     step_time_s: float
     samples: str
-    digest: str | None = None
-    """Digest of the state after this step; known one step later."""
     protected_step: int = -1
     """-1: none."""
     checkpoint_wait_s: float = 0.0

@@ -13,11 +13,19 @@ from holdfast_service.job_model.events.codec import AnyEvent, encode
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import JobStateEvent
-from holdfast_service.job_model.lifecycle import TERMINAL
+from holdfast_service.job_model.lifecycle import TERMINAL, State
 from holdfast_service.job_model.times import rfc3339
+from holdfast_service.views.event_text import event_text
 
 WebhookFormat = Literal["json", "slack"]
-_MARKS = {"SUCCEEDED": ":white_check_mark:", "FAILED": ":x:", "CANCELLED": ":no_entry_sign:"}
+_MARKS = {
+    EventKind.INCIDENT_OPENED: ":warning:",
+    EventKind.INCIDENT_CLOSED: ":anchor:",
+    State.SUCCEEDED: ":white_check_mark:",
+    State.FAILED: ":x:",
+    State.CANCELLED: ":no_entry_sign:",
+}
+"""In Slack, by the kind of the event or the state that the job ended in."""
 
 
 def is_sent(event: AnyEvent) -> bool:
@@ -35,6 +43,7 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
         "id": f"{job_id}:{seq}",
         "kind": event.kind,
         "at": at,
+        "text": event_text(event.kind, data),
         "job": {"id": job_id, "name": name},
         **{key: data[key] for key in kept if data.get(key) is not None},
     }
@@ -42,27 +51,13 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
 
 def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
     if message_format == "slack":
+        mark = _MARKS[content.get("to", content["kind"])]
+        line = f"{mark} *{content['job']['name']}*: {content['text']}"
         # Slack takes `<!channel>` in a user's error for a call to everybody.
-        payload = {"text": html.escape(describe(content), quote=False)}
+        payload = {"text": html.escape(line, quote=False)}
     else:
         payload = {**content, "at": rfc3339(content["at"])}
     return json.dumps(payload, separators=(",", ":"), default=str).encode()
-
-
-def describe(content: Mapping[str, Any]) -> str:
-    """One line of text for people."""
-    job, kind = content["job"]["name"], content["kind"]
-    if kind == EventKind.JOB_STATE:
-        state = str(content.get("to"))
-        why = f": {content['reason']}" if content.get("reason") and state != "SUCCEEDED" else ""
-        return f"{_MARKS.get(state, '')} *{job}* {state}{why}".strip()
-    number, cause = content.get("incident"), content.get("cause")
-    if kind == EventKind.INCIDENT_OPENED:
-        return f":warning: *{job}* incident {number}: {cause}"
-    total_s = (content.get("phases_s") or {}).get("total")
-    took = f" in {total_s:.1f} s" if isinstance(total_s, int | float) else ""
-    lost = f", {content['steps_lost']} steps lost" if content.get("steps_lost") else ""
-    return f":anchor: *{job}* incident {number} is over{took}: {content.get('decision')}{lost}"
 
 
 def signature(secret: bytes, payload: bytes, at: int) -> str:
