@@ -31,7 +31,7 @@ class Position:
     row: int
     """Number of the last row on that hub."""
     changed: int
-    """Change number up to which all rows were sent."""
+    """All rows with lower change numbers were sent."""
     job: str = "-"
     event: int = 0
     attempt: int = 0

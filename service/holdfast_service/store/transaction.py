@@ -246,7 +246,8 @@ async def job_transaction(
             session, job, time.time() if now is None else now, sends_webhooks=store.sends_webhooks
         )
         yield transaction
-    store.changes.stored(transaction.job)
+    for on_job_stored in store.on_job_stored:
+        on_job_stored(transaction.job)
     store.transitions.update(transaction.transitions)
     for tier, operation, seconds in transaction.checkpoints:
         store.checkpoints[tier, operation].add(seconds)

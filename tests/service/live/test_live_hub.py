@@ -16,8 +16,9 @@ from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.live import changed_jobs, job_channel, rows
 from holdfast_service.live import hub as live_hub
-from holdfast_service.live import job_channel, rows
+from holdfast_service.live.followers import JobFeed
 from holdfast_service.live.hub import LiveHub
 from holdfast_service.live.rows import ROWS_PER_S
 from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage
@@ -91,6 +92,26 @@ async def test_every_changed_job_is_sent_to_every_listener(store: Store, jobs: J
         assert hub.listeners == 2
         assert new.id == first.received("row")[0]["id"]
     assert hub.listeners == 0
+
+
+async def test_one_poll_serves_followers_and_listeners_while_there_are_any(
+    store: Store, jobs: JobService, settings: Settings
+) -> None:
+    hub, other = hub_of(store), await Store.open(settings)
+    job, _ = await jobs.submit({"name": "x"})
+    async with hub.following(job.id, JobFeed.EVENTS) as followed:
+        poll, first = hub._poll_task, followed.round
+        async with listening(hub) as listener:
+            async with job_transaction(other, job.id) as tx:
+                tx.emit(UnknownEvent("elsewhere", {}))
+            await asyncio.wait_for(first.ended, DEADLINE_S)
+            await jobs.cancel(job.id)
+            await listener.until(
+                lambda it: any(row["state"] == "CANCELLED" for row in it.received("row"))
+            )
+        assert hub._poll_task is poll is not None
+    assert hub._poll_task is None
+    await other.close()
 
 
 async def test_the_first_listener_of_a_job_triggers_the_watch_callback(
@@ -321,7 +342,7 @@ async def test_remembered_ended_jobs_are_bounded(
 async def test_more_rows_than_the_poll_limit_are_read_by_several_polls(
     store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "MAX_ROWS_PER_POLL", 2)
+    monkeypatch.setattr(changed_jobs, "MAX_ROWS_PER_POLL", 2)
     hub = hub_of(store)
     ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(7)]
     async with listening(hub) as listener:
@@ -349,7 +370,7 @@ async def test_a_position_is_below_all_pending_rows(store: Store, jobs: JobServi
         await listener.until(lambda _: len(hub._job_rows.pending) == 2)
         async with store.read() as session:
             numbers = await session.scalars(select(JobRecord.changed))
-        assert hub._job_rows.sent_up_to() < min(numbers)
+        assert hub._job_rows.sent_below() <= min(numbers)
 
 
 @pytest.mark.parametrize("settings", ["postgresql"], indirect=True)
