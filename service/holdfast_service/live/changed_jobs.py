@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Integer, bindparam, or_, select
+from sqlalchemy import Integer, String, bindparam, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.store import listing
@@ -21,26 +21,27 @@ from holdfast_service.store.statement import Statement
 MAX_ROWS_PER_POLL = 5_000
 """Maximum rows read by one poll; the next poll continues after them."""
 
-_ALL = 2**31 - 1
+ALL = 2**31 - 1
 _SINCE = bindparam("since", type_=JobRecord.changed.type)
+_AFTER = bindparam("after", type_=String)
 _MOST = bindparam("most", type_=Integer)
 _UNSETTLED = FirstUnsettled().label("unsettled")
-_FIRST_UNSETTLED = Statement(select(_UNSETTLED))
-_WRITTEN = Statement(
+FIRST_UNSETTLED = Statement(select(_UNSETTLED))
+"""All changes below this number are visible, now and later."""
+WRITTEN = Statement(
     select(*listing.ROW_COLUMNS, JobRecord.log_lines, _UNSETTLED)
-    .where(
-        JobRecord.changed >= _SINCE,
-        or_(JobRecord.changed > _SINCE, JobRecord.id > bindparam("after")),
-    )
+    .where(tuple_(JobRecord.changed, JobRecord.id) > tuple_(_SINCE, _AFTER))
     .order_by(JobRecord.changed, JobRecord.id)
     .limit(_MOST)
 )
-_REMOVED = Statement(
+"""The jobs written at change `since` or later; at `since` those with an id after `after`."""
+REMOVED = Statement(
     select(RemovedJob.id, _UNSETTLED)
     .where(RemovedJob.changed >= _SINCE)
     .order_by(RemovedJob.changed)
     .limit(_MOST)
 )
+"""The jobs removed at change `since` or later."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ class ChangedJobs:
 
     async def start(self, session: AsyncSession) -> None:
         """Start from the current state."""
-        self._settle(await first_unsettled(session))
+        self._settle(await FIRST_UNSETTLED.value(session) or 0)
         self._removed = set()
 
     async def poll(self, session: AsyncSession) -> Changes:
         number, job_id = self._after
-        written = await written_since(session, number, MAX_ROWS_PER_POLL, after=job_id)
-        removed = await removed_since(session, self.settled)
+        written = await WRITTEN.all(session, since=number, after=job_id, most=MAX_ROWS_PER_POLL)
+        removed = await REMOVED.all(session, since=self.settled, most=ALL)
         if self._unsettled is None:
             self._unsettled = next((row.unsettled for row in (*written, *removed)), None)
         if len(written) == MAX_ROWS_PER_POLL:
@@ -88,21 +89,3 @@ class ChangedJobs:
 
     def _settle(self, number: int) -> None:
         self.settled, self._after, self._unsettled = number, (number, ""), None
-
-
-async def first_unsettled(session: AsyncSession) -> int:
-    """All changes below this number are visible, now and later; none above it was."""
-    return int(await _FIRST_UNSETTLED.value(session) or 0)
-
-
-async def written_since(
-    session: AsyncSession, number: int, most: int, *, after: str = ""
-) -> Sequence[Any]:
-    """The jobs written at change `number` or later; at `number` itself only those after the id
-    `after`."""
-    return await _WRITTEN.all(session, since=number, after=after, most=most)
-
-
-async def removed_since(session: AsyncSession, number: int, most: int = _ALL) -> Sequence[Any]:
-    """The jobs removed at change `number` or later."""
-    return await _REMOVED.all(session, since=number, most=most)

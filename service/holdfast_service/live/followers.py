@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Hashable
 from enum import Enum
 from typing import Any, TypeVar
 
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.live.changed_jobs import Changes
 
 T = TypeVar("T")
 
@@ -73,41 +71,3 @@ class FollowedFeed:
     def end_round(self) -> None:
         ended, self.round = self.round.ended, Round()
         ended.set_result(None)
-
-
-class Followers:
-    """All followers of a hub, by job and feed."""
-
-    def __init__(self) -> None:
-        self._followed: dict[tuple[str, JobFeed], FollowedFeed] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._followed)
-
-    @contextmanager
-    def following(self, job_id: str, feed: JobFeed) -> Iterator[FollowedFeed]:
-        """The rounds of a feed, while the block runs."""
-        followed = self._followed.setdefault((job_id, feed), FollowedFeed())
-        followed.followers += 1
-        try:
-            yield followed
-        finally:
-            followed.followers -= 1
-            if not followed.followers:
-                del self._followed[job_id, feed]
-
-    def wake(self, changes: Changes) -> None:
-        """Wake the followers of changed and removed jobs, and those that must read for safety."""
-        for job in changes.written:
-            self.stored(job)
-        oldest = time.monotonic() - SAFETY_READ_S
-        for (job_id, _), followed in self._followed.items():
-            if job_id in changes.removed or followed.round.began < oldest:
-                followed.end_round()
-
-    def stored(self, job: Any) -> None:
-        """Wake the followers of a job for what is new in this row."""
-        for feed in JobFeed:
-            followed = self._followed.get((job.id, feed))
-            if followed is not None:
-                followed.found(feed.head(job))

@@ -20,13 +20,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import structlog
 
 from holdfast_service.live import job_channel
 from holdfast_service.live.changed_jobs import ChangedJobs
-from holdfast_service.live.followers import FollowedFeed, Followers, JobFeed
+from holdfast_service.live.followers import SAFETY_READ_S, FollowedFeed, JobFeed
 from holdfast_service.live.job_channel import Channel
 from holdfast_service.live.rows import ROWS_PER_S, JobRowFeed
 from holdfast_service.live.stream_cursor import NOTHING, Batch, Position, StreamMessage, reset
@@ -61,8 +62,8 @@ class LiveHub:
         self._job_rows = JobRowFeed(self._id, rows_per_s, poll_s)
         self._channels: dict[str, Channel] = {}
         self.listeners = 0
-        self._followers = Followers()
-        store.on_job_stored.append(self._followers.stored)
+        self._followed: dict[tuple[str, JobFeed], FollowedFeed] = {}
+        store.on_job_stored.append(self._wake_followers)
         self._poll_task: asyncio.Task[None] | None = None
         self._read_lock = asyncio.Lock()
         self._wake_events = [asyncio.Event() for _ in range(_WAKE_GROUPS)]
@@ -73,11 +74,15 @@ class LiveHub:
     @asynccontextmanager
     async def following(self, job_id: str, feed: JobFeed) -> AsyncIterator[FollowedFeed]:
         """The rounds of a feed of a job, while the block runs."""
+        followed = self._followed.setdefault((job_id, feed), FollowedFeed())
+        followed.followers += 1
         try:
-            with self._followers.following(job_id, feed) as followed:
-                await self._start()
-                yield followed
+            await self._start()
+            yield followed
         finally:
+            followed.followers -= 1
+            if not followed.followers:
+                del self._followed[job_id, feed]
             self._stop_if_unused()
 
     async def listen(
@@ -152,7 +157,7 @@ class LiveHub:
                     await self._job_rows.start(session, self._changes.settled)
 
     def _stop_if_unused(self) -> None:
-        if not self.listeners and not self._followers and self._poll_task is not None:
+        if not self.listeners and not self._followed and self._poll_task is not None:
             self._poll_task.cancel()
             self._poll_task = None
             self._job_rows.started = False
@@ -161,11 +166,7 @@ class LiveHub:
 
     def _here(self, channel: Channel | None) -> Position:
         here = Position(self._id, self._job_rows.number, self._job_rows.sent_below())
-        return (
-            here
-            if channel is None
-            else replace(here, job=channel.job_id).with_job_position(channel)
-        )
+        return here if channel is None else replace(here, job=channel.job_id, at=channel.at)
 
     def _messages_after(
         self, here: Position, channel: Channel | None, channel_number: int
@@ -177,10 +178,10 @@ class LiveHub:
         found = list(rows.messages) if rows else []
         messages = channel.messages_after(channel_number)
         if messages is None:
-            here = here.with_job_position(channel)
+            here = replace(here, at=channel.at)
             found.append(reset("the listener is too slow", here))
         for message in messages or ():
-            here = here.with_job_position(message)
+            here = replace(here, at=message.at)
             found.append(StreamMessage(message.kind, message.payload, here))
         return Batch(found) if found else None, here, channel.number
 
@@ -190,7 +191,7 @@ class LiveHub:
         """The messages between `cursor` and `here`. If the connection breaks before the last of
         them, the listener resumes from its old position."""
         same_job = channel is not None and cursor.job == channel.job_id
-        at = cursor if same_job else replace(cursor, job=here.job).with_job_position(here)
+        at = cursor if same_job else replace(cursor, job=here.job, at=here.at)
         async with self._store.read() as session:
             found = await self._job_rows.catch_up(session, cursor, at, here.row)
             if channel is not None and same_job:
@@ -224,11 +225,23 @@ class LiveHub:
                 changes = await self._changes.poll(session)
             if self._job_rows.started:
                 self._job_rows.record(changes)
-        self._followers.wake(changes)
+        for job in changes.written:
+            self._wake_followers(job)
+        oldest = time.monotonic() - SAFETY_READ_S
+        for (job_id, _), followed in self._followed.items():
+            if job_id in changes.removed or followed.round.began < oldest:
+                followed.end_round()
         for job_id in self._channels.keys() & {job.id for job in changes.written}:
             self._channels[job_id].dirty = True
         self._job_rows.send_pending(self.listeners)
         await self._read_dirty()
+
+    def _wake_followers(self, job: Any) -> None:
+        """Wake the followers of a job for what is new in this row."""
+        for feed in JobFeed:
+            followed = self._followed.get((job.id, feed))
+            if followed is not None:
+                followed.found(feed.head(job))
 
     async def _wake_listeners(self) -> None:
         """Wake the listeners if there are new messages, one group after the other, so that requests

@@ -16,12 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.live.changed_jobs import (
-    Changes,
-    first_unsettled,
-    removed_since,
-    written_since,
-)
+from holdfast_service.live.changed_jobs import FIRST_UNSETTLED, REMOVED, WRITTEN, Changes
 from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage, reset
 from holdfast_service.store import listing
 from holdfast_service.store.models import JobRecord
@@ -161,10 +156,11 @@ class JobRowFeed:
         if cursor.hub == self._hub and 0 <= upto - cursor.row <= len(self._kept):
             kept = [row for row in self._kept if cursor.row < row.number <= upto]
             return [_message(row, at) for row in kept]
-        if cursor.changed > await first_unsettled(session):
+        if cursor.changed > (await FIRST_UNSETTLED.value(session) or 0):
             return [reset("the database was replaced", at)]
-        written = await written_since(session, cursor.changed, MAX_CATCH_UP_ROWS + 1)
-        removed = await removed_since(session, cursor.changed, MAX_CATCH_UP_ROWS + 1)
+        missed = {"since": cursor.changed, "most": MAX_CATCH_UP_ROWS + 1}
+        written = await WRITTEN.all(session, after="", **missed)
+        removed = await REMOVED.all(session, **missed)
         if max(len(written), len(removed)) > MAX_CATCH_UP_ROWS:
             return [reset("too many jobs changed since the last message", at)]
         rows = [row for row in map(_row_or_none, written) if row is not None]
@@ -212,19 +208,7 @@ def _message(row: _NumberedRow, at: Position) -> StreamMessage:
 async def _known_jobs(session: AsyncSession) -> dict[str, _Known]:
     """The urgent fields of all jobs that have not ended."""
     live = [state.value for state in State if not state.terminal]
-    found = await session.execute(
-        select(
-            JobRecord.id,
-            JobRecord.state,
-            JobRecord.desired,
-            JobRecord.attempt,
-            JobRecord.incidents,
-            JobRecord.waiting,
-            JobRecord.outcome_code,
-            JobRecord.ended_at,
-            JobRecord.name,
-        ).where(JobRecord.state.in_(live))
-    )
+    found = await session.execute(select(*listing.ROW_COLUMNS).where(JobRecord.state.in_(live)))
     return {
         job.id: _Known(_urgent_fields(job, job.waiting["resource"] if job.waiting else None))
         for job in found

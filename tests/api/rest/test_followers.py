@@ -24,8 +24,7 @@ from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.live import followers as live_followers
 from holdfast_service.live import hub as live_hub
-from holdfast_service.live.changed_jobs import Changes
-from holdfast_service.live.followers import Followers, JobFeed
+from holdfast_service.live.followers import JobFeed
 from holdfast_service.readers import logs
 from holdfast_service.settings import Settings
 from holdfast_service.store import series
@@ -181,32 +180,41 @@ async def test_followers_get_what_their_server_stores_without_waiting_for_a_poll
         job = await server.new_job()
         events = Follower(await server.open(job, "events"))
         logs = Follower(await server.open(job, "logs"))
-        await until(lambda: hub._followers._followed.keys() >= {(job, feed) for feed in JobFeed})
+        await until(lambda: hub._followed.keys() >= {(job, feed) for feed in JobFeed})
         for number in range(2, 6):
             await write(store, job)
             await events.has(number)
             await logs.has(number - 1)
 
 
-async def test_a_round_ends_with_what_is_new_and_for_safety() -> None:
-    def row(event: int) -> JobRecord:
-        return JobRecord(id="job", event_seq=event, log_lines=0, state="RUNNING")
+async def test_a_round_ends_with_what_is_new_and_for_safety(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = services_over(store, FakeCluster(), settings)
+    hub = services.live
+    hub._poll_s = 3600
+    job = (await services.jobs.submit({"name": "x"}))[0].id
+    async with hub.following(job, JobFeed.EVENTS) as followed:
+        read, rounds = store.read, [followed.round]
 
-    followers = Followers()
-    with followers.following("job", JobFeed.EVENTS) as followed:
+        @asynccontextmanager
+        async def slow_read() -> AsyncIterator[Any]:
+            async with read() as session:
+                yield session
+            await write(store, job)  # after the poll has read, before it is evaluated
+            rounds.append(followed.round)
 
-        def ends(changes: Changes) -> bool:
-            present = followed.round
-            followers.wake(changes)
-            return present.ended.done()
-
-        assert ends(Changes([row(1)], [], 0))
-        followers.stored(row(3))
-        assert not ends(Changes([row(2), row(3)], ["other"], 0)), "an older poll, or the same"
-        assert ends(Changes([], ["job"], 0)), "it was removed"
+        await write(store, job)
+        rounds.append(followed.round)
+        monkeypatch.setattr(store, "read", slow_read)
+        await hub._poll_once()
+        monkeypatch.undo()
+        await hub._poll_once()
+        assert len(set(rounds)) == 3
+        assert followed.round is rounds[-1], "of a poll older than a stored change, or of the same"
         followed.round.began -= live_followers.SAFETY_READ_S
-        assert ends(Changes([], [], 0))
-    assert not followers
+        await hub._poll_once()
+        assert rounds[-1].ended.done()
 
 
 async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Settings) -> None:
@@ -237,7 +245,7 @@ async def test_followers_get_what_another_server_stores(
     settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the poll: the read that is done for safety is not done within the time of a test."""
-    monkeypatch.setattr(live_followers, "SAFETY_READ_S", 3600.0)
+    monkeypatch.setattr(live_hub, "SAFETY_READ_S", 3600.0)
     other = await Store.open(settings)
     job = await server.new_job()
     events = Follower(await server.open(job, "events"))
@@ -273,7 +281,7 @@ async def test_a_client_that_does_not_read_delays_nobody_and_takes_no_memory(
     finally:
         tracemalloc.stop()
     gone.writer.close()  # type: ignore[attr-defined]
-    followed = server.services.live._followers._followed
+    followed = server.services.live._followed
     await until(lambda: followed[job, JobFeed.EVENTS].followers == 2)
     late = Follower(stalled)
     await late.has(last)
@@ -297,7 +305,7 @@ async def test_the_stream_of_a_removed_job_closes_without_an_end(
         stalled = await server.open(job, "events", buffer=4096)
         searching = Follower(await server.open(job, "logs", "tail=2&grep=of.[89]$"))
         hub = server.services.live
-        await until(lambda: bool(hub._followers) and ": keep-alive" in searching.text)
+        await until(lambda: bool(hub._followed) and ": keep-alive" in searching.text)
         await server.services.removal.remove(job, with_checkpoints=False)
         follower = Follower(stalled)
         for stream in (follower, searching):

@@ -21,7 +21,7 @@ from holdfast_service.live import hub as live_hub
 from holdfast_service.live.followers import JobFeed
 from holdfast_service.live.hub import LiveHub
 from holdfast_service.live.rows import ROWS_PER_S
-from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage
+from holdfast_service.live.stream_cursor import Batch, JobPosition, Position, StreamMessage
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
@@ -319,7 +319,7 @@ async def test_a_listener_far_behind_gets_a_reset(
     async with listening(hub, job.id, cursor) as second:
         assert len(second.received("metrics")) == 1
         assert len(second.received("reset")) == 1
-        assert (second.cursor.attempt, second.cursor.step) == (1, 1200)
+        assert (second.cursor.at.attempt, second.cursor.at.step) == (1, 1200)
 
 
 async def test_remembered_ended_jobs_are_bounded(
@@ -394,7 +394,7 @@ async def test_a_restored_database_sends_new_changes(
 
 
 def test_an_invalid_cursor_is_rejected() -> None:
-    here = Position("abc", 5, 7, "job", 1, 2, 3, 4)
+    here = Position("abc", 5, 7, "job", JobPosition(1, 2, 3, 4))
     assert Position.parse(here.cursor()) == here
     for cursor in ("", "1", "a.b.c.d.e.f.g.h", "a.1.2.j.-1.0.0.0", f"a.{'9' * 30}.1.j.0.0.0.0"):
         assert Position.parse(cursor) is None
