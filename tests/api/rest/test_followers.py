@@ -293,6 +293,7 @@ async def test_the_stream_of_a_removed_job_closes_without_an_end(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "SEARCH_S", 1e-6)  # each read searches a line
+    monkeypatch.setattr(live_hub, "SAFETY_READ_S", 3600.0)
     async with serving(store, settings) as server:
         job = await server.new_job()
         async with job_transaction(store, job) as tx:
