@@ -7,7 +7,7 @@ import re
 import socket
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 from tests.support.service.fake_cluster import FakeCluster, line
+from tests.support.service.job_drives import until
 from tests.support.waiting import DEADLINE_S
 
 from holdfast.rest.http import streams
@@ -108,12 +109,6 @@ async def serving(store: Store, settings: Settings, **changed: Any) -> AsyncIter
 async def server(store: Store, settings: Settings) -> AsyncIterator[Server]:
     async with serving(store, settings) as started:
         yield started
-
-
-async def until(met: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
-    async with asyncio.timeout(within_s):
-        while not met():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def write(store: Store, job_id: str, *, size: int = 1) -> int:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.support.service.fake_cluster import row
+from tests.support.service.job_drives import until
 from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.job_model.events.codec import UnknownEvent
@@ -47,9 +48,7 @@ class Listener:
         return [json.loads(message.payload) for message in self.messages if message.kind == kind]
 
     async def until(self, met: Callable[[Listener], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not met(self):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: met(self))
 
 
 @asynccontextmanager
@@ -266,9 +265,7 @@ async def test_events_during_the_start_of_a_stream_are_sent(
         number = hub._job_rows.number
         async with job_transaction(store, job.id) as tx:
             tx.emit(UnknownEvent("meanwhile", {}))
-        async with asyncio.timeout(DEADLINE_S):
-            while hub._job_rows.number == number:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: hub._job_rows.number > number)
         return found
 
     async with listening(hub):
