@@ -36,6 +36,7 @@ from holdfast_service.store.job_lookup import find_job
 from holdfast_service.views.live import LiveHello
 
 POLL_S = 0.25
+"""Between two reads of the store."""
 _READERS = 4
 _WAKE_GROUPS = 32
 """Listeners are divided into this many groups, which are woken one after the other."""
