@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.client.synchronous.jobs import Client
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, WaitTimeout
 from holdfast_service.views.incidents import FaultView
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
@@ -67,8 +67,8 @@ def run(
 
 def _wait_for_end(client: Client, job_id: str, until: float) -> bool:
     """Wait until `until`; True as soon as the job has ended."""
-    while (left := until - time.monotonic()) > 0:
-        if client.get(job_id).state.terminal:
-            return True
-        time.sleep(min(left, MAX_POLL_S))
-    return False
+    try:
+        client.wait(job_id, until - time.monotonic(), MAX_POLL_S)
+    except WaitTimeout:
+        return False
+    return True

@@ -32,7 +32,6 @@ from holdfast_service.services.overview import Overview
 from holdfast_service.services.replays import ReplayService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_changes import FeedChanges
 
 Probe = Callable[[], Awaitable[str | None]]
 """Checks a part of the control plane: returns None if it is ready, otherwise the problem."""
@@ -47,7 +46,6 @@ class Services:
     injections: InjectionService
     overview: Overview
     live: LiveHub
-    changes: FeedChanges
     code: CodeService
     fleet: FleetReader
     replays: ReplayService
@@ -100,7 +98,6 @@ def services_over(
         injections=InjectionService(store, settings, wake),
         overview=Overview(store, nodes, settings, goodput_cache),
         live=LiveHub(store),
-        changes=store.changes,
         code=CodeService(store, settings),
         fleet=FleetReader(store),
         replays=ReplayService(store, jobs),

@@ -1,8 +1,11 @@
-"""The live hub: one reader of the store for all live streams of a server.
+"""The live hub: one reader of the store for all streams of a server.
 
-The hub polls the store a few times a second while any listener is connected. It finds changed jobs
-by their change numbers and numbers its messages. A listener reads the messages after its position
-from the hub's memory, so a thousand listeners cost the database no more than a single listener.
+The hub polls the store a few times a second while any listener or follower is connected. It finds
+changed jobs by their change numbers. It wakes the followers of their events and log lines, as does
+a transaction of this process as soon as it is stored.
+
+The hub numbers its messages to listeners. A listener reads the messages after its position from the
+hub's memory, so a thousand listeners cost the database no more than a single listener.
 
 A position records what a listener has received. With it, a new connection resumes without gaps or
 repeats: events, metrics and log lines come from the store, on any server; rows come from memory on
@@ -15,20 +18,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import structlog
 
 from holdfast_service.live import job_channel
+from holdfast_service.live.changed_jobs import ChangedJobs
+from holdfast_service.live.followers import SAFETY_READ_S, FollowedFeed, JobFeed
 from holdfast_service.live.job_channel import Channel
 from holdfast_service.live.rows import ROWS_PER_S, JobRowFeed
 from holdfast_service.live.stream_cursor import NOTHING, Batch, Position, StreamMessage, reset
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_changes import POLL_S
 from holdfast_service.store.job_lookup import find_job
 from holdfast_service.views.live import LiveHello
 
+POLL_S = 0.25
+"""Between two reads of the store."""
 _READERS = 4
 _WAKE_GROUPS = 32
 """Listeners are divided into this many groups, which are woken one after the other."""
@@ -43,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 
 class LiveHub:
-    """Polls the store while listeners are connected. One instance per server."""
+    """Polls the store while listeners or followers are connected. One instance per server."""
 
     def __init__(
         self, store: Store, *, poll_s: float = POLL_S, rows_per_s: float = ROWS_PER_S
@@ -51,15 +59,32 @@ class LiveHub:
         self._store = store
         self._poll_s = poll_s
         self._id = uuid4().hex[:12]
-        self._job_rows = JobRowFeed(self._id, store.postgres, rows_per_s, poll_s)
+        self._changes = ChangedJobs()
+        self._job_rows = JobRowFeed(self._id, rows_per_s, poll_s)
         self._channels: dict[str, Channel] = {}
         self.listeners = 0
+        self._followed: dict[tuple[str, JobFeed], FollowedFeed] = {}
+        store.on_job_stored.append(self._wake_followers)
         self._poll_task: asyncio.Task[None] | None = None
-        self._start_lock = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
         self._wake_events = [asyncio.Event() for _ in range(_WAKE_GROUPS)]
         self._next_group = 0
         self._woken_at = 0.0
         self._woken_for_number = 0
+
+    @asynccontextmanager
+    async def following(self, job_id: str, feed: JobFeed) -> AsyncIterator[FollowedFeed]:
+        """The rounds of a feed of a job, while the block runs."""
+        followed = self._followed.setdefault((job_id, feed), FollowedFeed())
+        followed.followers += 1
+        try:
+            await self._start()
+            yield followed
+        finally:
+            followed.followers -= 1
+            if not followed.followers:
+                del self._followed[job_id, feed]
+            self._stop_if_unused()
 
     async def listen(
         self, job_id: str | None, cursor: Position | None, stop: asyncio.Event, pause_s: float
@@ -79,7 +104,10 @@ class LiveHub:
         group = self._next_group % len(self._wake_events)
         channel = self._join(job_id)
         try:
-            await self._start(channel)
+            await self._start()
+            if channel is not None and not channel.started:
+                async with self._store.read() as session:
+                    await channel.start(session)
             here = self._here(channel)
             channel_number = channel.number if channel is not None else 0
             missed = await self._catch_up(cursor, here, channel) if cursor is not None else []
@@ -116,29 +144,30 @@ class LiveHub:
             if not channel.listeners:
                 del self._channels[channel.job_id]
                 self._store.watched_jobs.stop_watching(channel.job_id)
-        if not self.listeners and self._poll_task is not None:
+        self._stop_if_unused()
+
+    async def _start(self) -> None:
+        """Start to poll; with the first listener, start the feed of rows."""
+        async with self._read_lock:
+            if self._poll_task is None:
+                async with self._store.read() as session:
+                    await self._changes.start(session)
+                self._poll_task = asyncio.create_task(self._poll_forever(), name="live")
+            if self.listeners and not self._job_rows.started:
+                async with self._store.read() as session:
+                    await self._job_rows.start(session, self._changes.settled)
+
+    def _stop_if_unused(self) -> None:
+        if not self.listeners and not self._followed and self._poll_task is not None:
             self._poll_task.cancel()
             self._poll_task = None
-
-    async def _start(self, channel: Channel | None) -> None:
-        async with self._start_lock:
-            if self._poll_task is None or self._poll_task.done():
-                async with self._store.read() as session:
-                    await self._job_rows.start(session)
-                self._poll_task = asyncio.create_task(self._poll_forever(), name="live")
-        if channel is not None and not channel.started:
-            async with self._store.read() as session:
-                await channel.start(session)
+            self._job_rows.started = False
 
     # ---- positions
 
     def _here(self, channel: Channel | None) -> Position:
-        here = Position(self._id, self._job_rows.number, self._job_rows.sent_up_to())
-        return (
-            here
-            if channel is None
-            else replace(here, job=channel.job_id).with_job_position(channel)
-        )
+        here = Position(self._id, self._job_rows.number, self._job_rows.sent_below())
+        return here if channel is None else replace(here, job=channel.job_id, at=channel.at)
 
     def _messages_after(
         self, here: Position, channel: Channel | None, channel_number: int
@@ -150,10 +179,10 @@ class LiveHub:
         found = list(rows.messages) if rows else []
         messages = channel.messages_after(channel_number)
         if messages is None:
-            here = here.with_job_position(channel)
+            here = replace(here, at=channel.at)
             found.append(reset("the listener is too slow", here))
         for message in messages or ():
-            here = here.with_job_position(message)
+            here = replace(here, at=message.at)
             found.append(StreamMessage(message.kind, message.payload, here))
         return Batch(found) if found else None, here, channel.number
 
@@ -163,7 +192,7 @@ class LiveHub:
         """The messages between `cursor` and `here`. If the connection breaks before the last of
         them, the listener resumes from its old position."""
         same_job = channel is not None and cursor.job == channel.job_id
-        at = cursor if same_job else replace(cursor, job=here.job).with_job_position(here)
+        at = cursor if same_job else replace(cursor, job=here.job, at=here.at)
         async with self._store.read() as session:
             found = await self._job_rows.catch_up(session, cursor, at, here.row)
             if channel is not None and same_job:
@@ -178,23 +207,42 @@ class LiveHub:
     # ---- polling
 
     async def _poll_forever(self) -> None:
-        period_s = self._poll_s
+        period_s, works = self._poll_s, True
         while True:
             began = time.monotonic()
             try:
                 await self._poll_once()
-            except Exception as error:  # all listeners depend on this task
-                log.warning("live.poll_failed", exc_info=error)
+                works = True
+            except Exception as error:  # all listeners and followers depend on this task
+                if works:
+                    log.warning("live.poll_failed", exc_info=error)
+                works = False
             await self._wake_listeners()
             await asyncio.sleep(max(period_s - (time.monotonic() - began), period_s / 4))
 
     async def _poll_once(self) -> None:
-        async with self._store.read() as session:
-            written = await self._job_rows.poll(session)
-        for job_id in self._channels.keys() & set(written):
+        async with self._read_lock:
+            async with self._store.read() as session:
+                changes = await self._changes.poll(session)
+            if self._job_rows.started:
+                self._job_rows.record(changes)
+        for job in changes.written:
+            self._wake_followers(job)
+        oldest = time.monotonic() - SAFETY_READ_S
+        for (job_id, _), followed in self._followed.items():
+            if job_id in changes.removed or followed.round.began < oldest:
+                followed.end_round()
+        for job_id in self._channels.keys() & {job.id for job in changes.written}:
             self._channels[job_id].dirty = True
         self._job_rows.send_pending(self.listeners)
         await self._read_dirty()
+
+    def _wake_followers(self, job: Any) -> None:
+        """Wake the followers of a job for what is new in this row."""
+        for feed in JobFeed:
+            followed = self._followed.get((job.id, feed))
+            if followed is not None:
+                followed.found(feed.head(job))
 
     async def _wake_listeners(self) -> None:
         """Wake the listeners if there are new messages, one group after the other, so that requests

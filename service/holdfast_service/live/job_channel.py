@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.errors import JobNotFound
-from holdfast_service.live.stream_cursor import Position, StreamMessage, reset
+from holdfast_service.live.stream_cursor import JobPosition, Position, StreamMessage, reset
 from holdfast_service.readers.metric_series import full_point
 from holdfast_service.readers.ranks import ranks_view
 from holdfast_service.store import queries, series
@@ -33,15 +35,11 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class ChannelMessage:
-    """A numbered message of a channel, with the job part of the position after it."""
+    """A message of a channel, with the position in the job after it."""
 
-    number: int
     kind: str
     payload: str
-    event: int
-    attempt: int
-    step: int
-    line: int
+    at: JobPosition
 
 
 class Channel:
@@ -51,7 +49,8 @@ class Channel:
         self.job_id = job_id
         self.listeners = 0
         self.number = 0
-        self.event, self.attempt, self.step, self.line = 0, 0, 0, 0
+        """Number of the message sent last."""
+        self.at = JobPosition()
         self.started = False
         """Whether `start` has completed."""
         self.job_json = ""
@@ -86,8 +85,7 @@ class Channel:
             job = await find_job(session, self.job_id)
             states = await session.get(RankStates, job.id)
             self.job_json = (await queries.job_view(session, job)).model_dump_json()
-            self.event, self.line = job.event_seq, job.log_lines
-            self.attempt, self.step = job.cursor_attempt, job.cursor_step
+            self.at = JobPosition(job.event_seq, job.cursor_attempt, job.cursor_step, job.log_lines)
             self._ranks_at = states.at if states is not None else 0.0
             self.started = True  # still dirty: a write may have happened since the read
 
@@ -106,24 +104,21 @@ class Channel:
 
     async def _read_new(self, session: AsyncSession) -> None:
         job = await find_job(session, self.job_id)
-        if job.event_seq > self.event:
-            for event in await queries.event_views(session, job.id, self.event, PAGE_SIZE):
-                self.event = event.seq
-                self._append("event", event.model_dump_json())
-            self.dirty |= job.event_seq > self.event
+        if job.event_seq > self.at.event:
+            for event in await queries.event_views(session, job.id, self.at.event, PAGE_SIZE):
+                self._append("event", event.model_dump_json(), event=event.seq)
+            self.dirty |= job.event_seq > self.at.event
         newest = (job.cursor_attempt, job.cursor_step)
-        if newest > (self.attempt, self.step):
+        if newest > (self.at.attempt, self.at.step):
             rows = await series.rows_beyond(
-                session, job.id, self.attempt, self.step, newest, PAGE_SIZE
+                session, job.id, self.at.attempt, self.at.step, newest, PAGE_SIZE
             )
             if rows:
-                self.step, self.attempt = rows[-1][0], rows[-1][1]
-                points = tuple(full_point(*row) for row in rows)
-                self._append("metrics", LiveMetrics(points=points).model_dump_json())
+                step, attempt = rows[-1][:2]
+                self._append("metrics", _points(rows), attempt=attempt, step=step)
             self.dirty |= len(rows) == PAGE_SIZE
-        if job.log_lines > self.line:
-            self.line = job.log_lines
-            self._append("logs", LiveLogs(last_line=self.line).model_dump_json())
+        if job.log_lines > self.at.line:
+            self._append("logs", _last_line(job.log_lines), line=job.log_lines)
         now = time.monotonic()
         if now - self._job_read_at >= JOB_EVERY_S:
             await self._read_job_and_ranks(session, job)
@@ -141,13 +136,10 @@ class Channel:
             self._append("ranks", (await ranks_view(session, job)).model_dump_json())
             self._ranks_at = states.at
 
-    def _append(self, kind: str, payload: str) -> None:
+    def _append(self, kind: str, payload: str, **numbers: int) -> None:
         self.number += 1
-        self._messages.append(
-            ChannelMessage(
-                self.number, kind, payload, self.event, self.attempt, self.step, self.line
-            )
-        )
+        self.at = replace(self.at, **numbers)
+        self._messages.append(ChannelMessage(kind, payload, self.at))
 
 
 async def catch_up(
@@ -155,30 +147,37 @@ async def catch_up(
 ) -> list[StreamMessage]:
     """The messages of a job between two positions."""
     found: list[StreamMessage] = []
-    at = since
-    for event in await queries.event_views(session, job_id, since.event, MAX_KEPT):
-        if event.seq > upto.event:
+    here = since
+    for event in await queries.event_views(session, job_id, since.at.event, MAX_KEPT):
+        if event.seq > upto.at.event:
             break
-        at = replace(at, event=event.seq)
-        found.append(StreamMessage("event", event.model_dump_json(), at))
-    if at.event < upto.event:
-        at = replace(at, event=upto.event)
-        found.append(reset("too many events since the last message", at))
-    newest = (upto.attempt, upto.step)
+        here = here.moved(event=event.seq)
+        found.append(StreamMessage("event", event.model_dump_json(), here))
+    if here.at.event < upto.at.event:
+        here = here.moved(event=upto.at.event)
+        found.append(reset("too many events since the last message", here))
+    newest = (upto.at.attempt, upto.at.step)
     points_sent = 0
-    while (at.attempt, at.step) < newest:
+    while (last := (here.at.attempt, here.at.step)) < newest:
         if points_sent >= MAX_CATCH_UP_POINTS:
-            at = replace(at, attempt=upto.attempt, step=upto.step)
-            found.append(reset("too many steps since the last message", at))
+            here = here.moved(attempt=upto.at.attempt, step=upto.at.step)
+            found.append(reset("too many steps since the last message", here))
             break
-        rows = await series.rows_beyond(session, job_id, at.attempt, at.step, newest, PAGE_SIZE)
+        rows = await series.rows_beyond(session, job_id, *last, newest, PAGE_SIZE)
         if not rows:
             break
-        at = replace(at, step=rows[-1][0], attempt=rows[-1][1])
+        here = here.moved(step=rows[-1][0], attempt=rows[-1][1])
         points_sent += len(rows)
-        points = tuple(full_point(*row) for row in rows)
-        found.append(StreamMessage("metrics", LiveMetrics(points=points).model_dump_json(), at))
-    if at.line < upto.line:
-        at = replace(at, line=upto.line)
-        found.append(StreamMessage("logs", LiveLogs(last_line=upto.line).model_dump_json(), at))
+        found.append(StreamMessage("metrics", _points(rows), here))
+    if here.at.line < upto.at.line:
+        here = here.moved(line=upto.at.line)
+        found.append(StreamMessage("logs", _last_line(upto.at.line), here))
     return found
+
+
+def _points(rows: Sequence[Any]) -> str:
+    return LiveMetrics(points=tuple(full_point(*row) for row in rows)).model_dump_json()
+
+
+def _last_line(number: int) -> str:
+    return LiveLogs(last_line=number).model_dump_json()

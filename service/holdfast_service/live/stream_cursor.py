@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from holdfast_service.views.live import LiveReset
 
 
-class JobPosition(Protocol):
+@dataclass(frozen=True)
+class JobPosition:
     """The position within one job, in numbers of the store."""
 
-    @property
-    def event(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def line(self) -> int: ...
+    event: int = 0
+    attempt: int = 0
+    step: int = 0
+    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,22 +27,17 @@ class Position:
     row: int
     """Number of the last row on that hub."""
     changed: int
-    """Change number up to which all rows were sent."""
+    """All rows with lower change numbers were sent."""
     job: str = "-"
-    event: int = 0
-    attempt: int = 0
-    step: int = 0
-    line: int = 0
+    at: JobPosition = JobPosition()
 
-    def with_job_position(self, to: JobPosition) -> Position:
-        """This position with the job part of `to`."""
-        return replace(self, event=to.event, attempt=to.attempt, step=to.step, line=to.line)
+    def moved(self, **numbers: int) -> Position:
+        """This position with other numbers in the job."""
+        return replace(self, at=replace(self.at, **numbers))
 
     def cursor(self) -> str:
-        return (
-            f"{self.hub}.{self.row}.{self.changed}.{self.job}"
-            f".{self.event}.{self.attempt}.{self.step}.{self.line}"
-        )
+        numbers = astuple(self.at)
+        return ".".join(map(str, (self.hub, self.row, self.changed, self.job, *numbers)))
 
     @classmethod
     def parse(cls, cursor: str) -> Position | None:
@@ -58,8 +49,7 @@ class Position:
         fields = [row, changed, *numbers]
         if not all(field.isdigit() and len(field) < 19 for field in fields):
             return None
-        event, attempt, step, line = map(int, numbers)
-        return cls(hub, int(row), int(changed), job, event, attempt, step, line)
+        return cls(hub, int(row), int(changed), job, JobPosition(*map(int, numbers)))
 
 
 @dataclass(frozen=True)

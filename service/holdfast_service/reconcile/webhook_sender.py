@@ -15,6 +15,7 @@ from sqlalchemy import delete, select, update
 
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.lease_holder import wait_until_set
 from holdfast_service.store.models import Outbox
 from holdfast_service.views.webhook_messages import body, signature
 
@@ -50,7 +51,7 @@ class WebhookSender:
                     _log.exception("cannot send the messages in the outbox")
                     sent = 0
                 if sent < BATCH_SIZE:
-                    await _pause(stopping, POLL_S)
+                    await wait_until_set(stopping, POLL_S)
 
     async def send_due(self, client: httpx.AsyncClient, now: float) -> int:
         """Try up to BATCH_SIZE due messages at the same time, within their claim; returns their
@@ -103,10 +104,3 @@ class WebhookSender:
                 await session.execute(later)
         if problem is not None:
             _log.warning("a webhook failed", id=entry.id, problem=problem, abandoned=abandoned)
-
-
-async def _pause(stopping: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(stopping.wait(), seconds)
-    except TimeoutError:
-        return

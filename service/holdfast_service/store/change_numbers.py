@@ -19,9 +19,6 @@ from sqlalchemy.sql.expression import FunctionElement
 TABLES = ("jobs", "removed_jobs")
 """Those whose rows have change numbers."""
 
-OLDEST_RUNNING_TRANSACTION = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
-"""PostgreSQL: changes from this number on may not be visible yet in the current transaction."""
-
 RESET_FUTURE_NUMBERS = tuple(
     f"""
     UPDATE {table} SET changed = 0
@@ -41,8 +38,17 @@ class NextChange(FunctionElement[int]):
     name = "next_change"
 
 
+class FirstUnsettled(FunctionElement[int]):
+    """The first number whose change may not be visible yet in the current transaction."""
+
+    type = BigInteger()
+    inherit_cache = True
+    name = "first_unsettled"
+
+
 @compiles(NextChange, "sqlite")
-def _sqlite(_element: NextChange, _compiler: Any, **_kw: Any) -> str:
+@compiles(FirstUnsettled, "sqlite")
+def _sqlite(_element: FunctionElement[int], _compiler: Any, **_kw: Any) -> str:
     newest = (f"coalesce((SELECT max(changed) FROM {table}), 0)" for table in TABLES)
     return f"(max({', '.join(newest)}) + 1)"
 
@@ -50,3 +56,8 @@ def _sqlite(_element: NextChange, _compiler: Any, **_kw: Any) -> str:
 @compiles(NextChange, "postgresql")
 def _postgresql(_element: NextChange, _compiler: Any, **_kw: Any) -> str:
     return "CAST(CAST(pg_current_xact_id() AS text) AS bigint)"
+
+
+@compiles(FirstUnsettled, "postgresql")
+def _oldest_running(_element: FirstUnsettled, _compiler: Any, **_kw: Any) -> str:
+    return "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"

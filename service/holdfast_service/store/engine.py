@@ -33,9 +33,9 @@ from holdfast_service.store.change_numbers import RESET_FUTURE_NUMBERS
 from holdfast_service.store.file_systems import network_file_system
 from holdfast_service.store.group_commit import GroupCommit
 from holdfast_service.store.installation import ensure_id
-from holdfast_service.store.job_changes import FeedChanges
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.migrate import exclusive, migrate
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.watched_jobs import WatchedJobs
 
 _DRIVERS = {
@@ -78,7 +78,9 @@ class Store:
         )
         """Called after the end of an incident is stored; must neither block nor raise."""
         self.watched_jobs = WatchedJobs()
-        self.changes = FeedChanges(self.read)
+        self.on_job_stored: list[Callable[[JobRecord], None]] = []
+        """Called after a transaction of this process has changed a job; must neither block nor
+        raise."""
         # By default each PostgreSQL statement sees a newer snapshot; SQLite keeps one anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)

@@ -250,6 +250,7 @@ async def job_transaction(
             session, job, time.time() if now is None else now, sends_webhooks=store.sends_webhooks
         )
         yield transaction
-    store.changes.stored(transaction.job)
+    for on_job_stored in store.on_job_stored:
+        on_job_stored(transaction.job)
     for effect in transaction.effects:
         effect(store)

@@ -7,7 +7,7 @@ import re
 import socket
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 from tests.support.service.fake_cluster import FakeCluster, line
+from tests.support.service.job_drives import until
 from tests.support.waiting import DEADLINE_S
 
 from holdfast.rest.http import streams
@@ -22,11 +23,13 @@ from holdfast.rest.serve import _http, bound
 from holdfast.rest.services import Services, services_over
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.live import followers as live_followers
+from holdfast_service.live import hub as live_hub
+from holdfast_service.live.followers import JobFeed
 from holdfast_service.readers import logs
 from holdfast_service.settings import Settings
-from holdfast_service.store import job_changes, series
+from holdfast_service.store import series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_changes import JobFeed
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import job_transaction
 
@@ -108,12 +111,6 @@ async def server(store: Store, settings: Settings) -> AsyncIterator[Server]:
         yield started
 
 
-async def until(met: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
-    async with asyncio.timeout(within_s):
-        while not met():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def write(store: Store, job_id: str, *, size: int = 1) -> int:
     """Store an event and a log line; returns the number of the event, the line's plus one."""
     async with job_transaction(store, job_id) as tx:
@@ -157,57 +154,67 @@ async def test_idle_followers_cost_one_poll_and_share_each_read(
             began = time.monotonic()
             await asyncio.sleep(2)
             await until(lambda: bool(reads))
-            counts.append((len(reads), (time.monotonic() - began) / job_changes.POLL_S + 1))
+            polls = (time.monotonic() - began) / live_hub.POLL_S + 1
+            counts.append((len(reads), 2 * polls))
     with counted_reads(store) as reads:
         began = time.monotonic()
         await write(store, jobs[0])
         for follower, feed in followers[:10]:
             await follower.has(3 if feed == "events" else 2)
-        polls = (time.monotonic() - began) / job_changes.POLL_S + 1
+        polls = (time.monotonic() - began) / live_hub.POLL_S + 1
     writing, events, logs = 3, 2, 4
-    assert len(reads) <= writing + events + logs + polls, reads
+    assert len(reads) <= writing + events + logs + 2 * polls, reads
 
 
 async def test_followers_get_what_their_server_stores_without_waiting_for_a_poll(
     store: Store, settings: Settings
 ) -> None:
-    store.changes._poll_s = 3600
     async with serving(store, settings) as server:
+        hub = server.services.live
+        hub._poll_s = 3600
         job = await server.new_job()
         events = Follower(await server.open(job, "events"))
         logs = Follower(await server.open(job, "logs"))
-        await until(lambda: store.changes._followed.keys() >= {(job, feed) for feed in JobFeed})
+        await until(lambda: hub._followed.keys() >= {(job, feed) for feed in JobFeed})
         for number in range(2, 6):
             await write(store, job)
             await events.has(number)
             await logs.has(number - 1)
 
 
-async def test_a_poll_that_is_older_than_a_stored_change_wakes_nobody(
-    store: Store, settings: Settings
+async def test_a_round_ends_with_what_is_new_and_for_safety(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = (await services_over(store, FakeCluster(), settings).jobs.submit({"name": "x"}))[0].id
-    with store.changes.following(job, JobFeed.EVENTS) as followed:
-        await store.changes._poll_once()
-        read = store.changes._read
+    services = services_over(store, FakeCluster(), settings)
+    hub = services.live
+    hub._poll_s = 3600
+    job = (await services.jobs.submit({"name": "x"}))[0].id
+    async with hub.following(job, JobFeed.EVENTS) as followed:
+        read, rounds = store.read, [followed.round]
 
         @asynccontextmanager
         async def slow_read() -> AsyncIterator[Any]:
             async with read() as session:
                 yield session
             await write(store, job)  # after the poll has read, before it is evaluated
+            rounds.append(followed.round)
 
-        store.changes._read = slow_read
-        await store.changes._poll_once()
-        store.changes._read = read
-        present = followed.round
-        await store.changes._poll_once()
-        assert followed.round is present
+        await write(store, job)
+        rounds.append(followed.round)
+        monkeypatch.setattr(store, "read", slow_read)
+        await hub._poll_once()
+        monkeypatch.undo()
+        await hub._poll_once()
+        assert len(set(rounds)) == 3
+        assert followed.round is rounds[-1], "of a poll older than a stored change, or of the same"
+        followed.round.began -= live_followers.SAFETY_READ_S
+        await hub._poll_once()
+        assert rounds[-1].ended.done()
 
 
 async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Settings) -> None:
-    store.changes._poll_s = 3600
     services = services_over(store, FakeCluster(), settings)
+    services.live._poll_s = 3600
     job = (await services.jobs.submit({"name": "x"}))[0].id
     reads = 0
 
@@ -233,7 +240,7 @@ async def test_followers_get_what_another_server_stores(
     settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the poll: the read that is done for safety is not done within the time of a test."""
-    monkeypatch.setattr(job_changes, "SAFETY_READ_S", 3600.0)
+    monkeypatch.setattr(live_hub, "SAFETY_READ_S", 3600.0)
     other = await Store.open(settings)
     job = await server.new_job()
     events = Follower(await server.open(job, "events"))
@@ -269,7 +276,8 @@ async def test_a_client_that_does_not_read_delays_nobody_and_takes_no_memory(
     finally:
         tracemalloc.stop()
     gone.writer.close()  # type: ignore[attr-defined]
-    await until(lambda: store.changes._followed[job, JobFeed.EVENTS].followers == 2)
+    followed = server.services.live._followed
+    await until(lambda: followed[job, JobFeed.EVENTS].followers == 2)
     late = Follower(stalled)
     await late.has(last)
     assert late.numbers == list(range(1, last + 1))
@@ -280,6 +288,7 @@ async def test_the_stream_of_a_removed_job_closes_without_an_end(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "SEARCH_S", 1e-6)  # each read searches a line
+    monkeypatch.setattr(live_hub, "SAFETY_READ_S", 3600.0)
     async with serving(store, settings) as server:
         job = await server.new_job()
         async with job_transaction(store, job) as tx:
@@ -291,7 +300,8 @@ async def test_the_stream_of_a_removed_job_closes_without_an_end(
             tx.job.cleaned = True
         stalled = await server.open(job, "events", buffer=4096)
         searching = Follower(await server.open(job, "logs", "tail=2&grep=of.[89]$"))
-        await until(lambda: bool(store.changes._followed) and ": keep-alive" in searching.text)
+        hub = server.services.live
+        await until(lambda: bool(hub._followed) and ": keep-alive" in searching.text)
         await server.services.removal.remove(job, with_checkpoints=False)
         follower = Follower(stalled)
         for stream in (follower, searching):
@@ -299,7 +309,7 @@ async def test_the_stream_of_a_removed_job_closes_without_an_end(
             assert stream.text.endswith(COMPLETE)
             assert "event: end" not in stream.text
         assert follower.numbers == list(range(1, 501))
-        await until(lambda: not store.changes._followed)
+        await until(lambda: hub._poll_task is None)
         answer = await server.open(job, "events", after=500)
         assert (await answer.readline()).split()[1] == b"404"
 

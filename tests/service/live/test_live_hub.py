@@ -12,15 +12,17 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.support.service.fake_cluster import row
+from tests.support.service.job_drives import until
 from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.live import changed_jobs, job_channel, rows
 from holdfast_service.live import hub as live_hub
-from holdfast_service.live import job_channel, rows
+from holdfast_service.live.followers import JobFeed
 from holdfast_service.live.hub import LiveHub
 from holdfast_service.live.rows import ROWS_PER_S
-from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage
+from holdfast_service.live.stream_cursor import Batch, JobPosition, Position, StreamMessage
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
@@ -46,9 +48,7 @@ class Listener:
         return [json.loads(message.payload) for message in self.messages if message.kind == kind]
 
     async def until(self, met: Callable[[Listener], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not met(self):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: met(self))
 
 
 @asynccontextmanager
@@ -91,6 +91,21 @@ async def test_every_changed_job_is_sent_to_every_listener(store: Store, jobs: J
         assert hub.listeners == 2
         assert new.id == first.received("row")[0]["id"]
     assert hub.listeners == 0
+
+
+async def test_one_poll_serves_followers_and_listeners_while_there_are_any(
+    store: Store, jobs: JobService
+) -> None:
+    hub = hub_of(store)
+    job, _ = await jobs.submit({"name": "x"})
+    async with hub.following(job.id, JobFeed.EVENTS) as followed:
+        poll, first = hub._poll_task, followed.round
+        async with listening(hub) as listener:
+            await jobs.cancel(job.id)
+            await listener.until(lambda it: bool(it.received("row")))
+        assert first.ended.done()
+        assert hub._poll_task is poll is not None
+    assert hub._poll_task is None
 
 
 async def test_the_first_listener_of_a_job_triggers_the_watch_callback(
@@ -250,9 +265,7 @@ async def test_events_during_the_start_of_a_stream_are_sent(
         number = hub._job_rows.number
         async with job_transaction(store, job.id) as tx:
             tx.emit(UnknownEvent("meanwhile", {}))
-        async with asyncio.timeout(DEADLINE_S):
-            while hub._job_rows.number == number:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: hub._job_rows.number > number)
         return found
 
     async with listening(hub):
@@ -298,7 +311,7 @@ async def test_a_listener_far_behind_gets_a_reset(
     async with listening(hub, job.id, cursor) as second:
         assert len(second.received("metrics")) == 1
         assert len(second.received("reset")) == 1
-        assert (second.cursor.attempt, second.cursor.step) == (1, 1200)
+        assert (second.cursor.at.attempt, second.cursor.at.step) == (1, 1200)
 
 
 async def test_remembered_ended_jobs_are_bounded(
@@ -321,7 +334,7 @@ async def test_remembered_ended_jobs_are_bounded(
 async def test_more_rows_than_the_poll_limit_are_read_by_several_polls(
     store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "MAX_ROWS_PER_POLL", 2)
+    monkeypatch.setattr(changed_jobs, "MAX_ROWS_PER_POLL", 2)
     hub = hub_of(store)
     ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(7)]
     async with listening(hub) as listener:
@@ -349,7 +362,7 @@ async def test_a_position_is_below_all_pending_rows(store: Store, jobs: JobServi
         await listener.until(lambda _: len(hub._job_rows.pending) == 2)
         async with store.read() as session:
             numbers = await session.scalars(select(JobRecord.changed))
-        assert hub._job_rows.sent_up_to() < min(numbers)
+        assert hub._job_rows.sent_below() <= min(numbers)
 
 
 @pytest.mark.parametrize("settings", ["postgresql"], indirect=True)
@@ -373,7 +386,7 @@ async def test_a_restored_database_sends_new_changes(
 
 
 def test_an_invalid_cursor_is_rejected() -> None:
-    here = Position("abc", 5, 7, "job", 1, 2, 3, 4)
+    here = Position("abc", 5, 7, "job", JobPosition(1, 2, 3, 4))
     assert Position.parse(here.cursor()) == here
     for cursor in ("", "1", "a.b.c.d.e.f.g.h", "a.1.2.j.-1.0.0.0", f"a.{'9' * 30}.1.j.0.0.0.0"):
         assert Position.parse(cursor) is None

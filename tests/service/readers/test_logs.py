@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.service.fake_cluster import line
+from tests.support.service.job_drives import until
 from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.errors import InvalidRegex
@@ -117,8 +118,7 @@ async def test_the_loop_is_not_blocked_while_an_expression_runs(
     for query in ({}, {"tail": 3}):
         slow = SlowExpression()
         page = asyncio.create_task(jobs.log_reader.page(job, LogFilter(grep=slow), **query))
-        while not slow.began.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(slow.began.is_set)
         slow.may_end.set()
         assert [line.line for line in (await page).items] == [1, 2, 3]
 

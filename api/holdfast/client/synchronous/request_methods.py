@@ -7,6 +7,7 @@ submission has an idempotency key. Errors are those of `holdfast.errors`.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -270,14 +271,15 @@ class RequestMethods:
 
     def wait(self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
         """Wait until the job has ended, with any result. Raises WaitTimeout."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             job = self.get(job_id)
             if job.state.terminal:
                 return job
-            if deadline is not None and time.monotonic() >= deadline:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise WaitTimeout(f"job {job_id} is {job.state.value} after {timeout_s:g} s")
-            sleep(poll_s)
+            sleep(min(poll_s, left_s))
 
     def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """The attempts of a job, oldest first."""

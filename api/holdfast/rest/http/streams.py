@@ -23,7 +23,7 @@ from starlette.responses import StreamingResponse
 from holdfast.rest.http.problems import ProblemError
 from holdfast.rest.services import Services
 from holdfast_service.errors import JobNotFound
-from holdfast_service.store.job_changes import JobFeed
+from holdfast_service.live.followers import JobFeed
 from holdfast_service.views.pages import EventPage, LogPage
 
 MEDIA_TYPE = "text/event-stream"
@@ -91,7 +91,7 @@ async def follow(
     `key`: streams of the feed with the same key read the same parts."""
     stop = asyncio.ensure_future(services.stopping.wait())
     try:
-        with services.changes.following(job_id, feed) as followed:
+        async with services.live.following(job_id, feed) as followed:
             current = followed.round
             part = replace(first, more=True)  # read before this round
             sent_at = time.monotonic()

@@ -22,7 +22,7 @@ from holdfast_service.job_model.log_filters import (
     compile_pattern,
 )
 from holdfast_service.job_model.log_levels import LogLevel
-from holdfast_service.store.job_changes import JobFeed
+from holdfast_service.live.followers import JobFeed
 from holdfast_service.views.pages import EventPage, LogPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
