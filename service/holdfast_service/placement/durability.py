@@ -54,7 +54,7 @@ class MemoryProtection:
     partners: Mapping[int, tuple[str, ...]]
     """Rank → agents that hold its copies."""
     recoverable: Mapping[int, Odds]
-    """k → the probability that every state is left when k machines are lost at once."""
+    """The probability that every state is left when k machines are lost at once, by k."""
     unprotected: tuple[str, ...]
     """The losses that are not survived, as text."""
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
 TABLES = ("jobs", "removed_jobs")
-"""Those whose rows have change numbers."""
+"""The tables whose rows have change numbers."""
 
 OLDEST_RUNNING_TRANSACTION = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
 """PostgreSQL: changes from this number on may not be visible yet in the current transaction."""

@@ -37,7 +37,7 @@ class CallTimes:
     The lifeline detects an agent that dies meanwhile."""
     finalize_s: float = 120.0
     check_s: float = 45.0
-    """For the check of a node before it is used."""
+    """How long the check of a node before it is used may take."""
     fence_store_s: float = 2.0
     """How long the orders of a new world wait for the storage of the fence."""
 
