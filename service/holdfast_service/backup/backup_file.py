@@ -68,7 +68,7 @@ class BackupManifest(BaseModel):
     """Revision of the database's schema."""
     made_at: float
     database: str
-    """sqlite or postgresql."""
+    """The kind of database: "sqlite" or "postgresql"."""
     installation: str
     key_fingerprint: str | None
     newest_change: int

@@ -88,8 +88,9 @@ class CertificateFiles:
     authority_key: Path
 
     def make_once(self, now: datetime) -> None:
-        """Unless an earlier start of this head made them. Raises HostClusterError if something of
-        them is left, which a new authority would make useless."""
+        """Make the authority and the certificates, unless an earlier start of this head made them.
+        Raises HostClusterError if something of them is left, which a new authority would make
+        useless."""
         if (self.folder / AUTHORITY_FILE).exists():
             return
         pair = (self.folder / KEY_FILE, self.folder / CERTIFICATE_FILE)

@@ -471,7 +471,8 @@ def _range_faults(spec: JobSpec) -> list[SpecFault]:
 
 
 def _lease_faults(spec: JobSpec) -> list[SpecFault]:
-    """After a supervisor's end, ranks must not stop sooner than after its silence."""
+    """Find a lease that ends before silence counts: after a supervisor's end, ranks must not stop
+    sooner than after its silence."""
     lease_s, timeout_s = spec.recovery.lease_s, spec.recovery.heartbeat_timeout_s
     if not 0 < lease_s < timeout_s:
         return []

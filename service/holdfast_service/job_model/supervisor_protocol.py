@@ -159,7 +159,7 @@ class JobPlan:
     last_attempt: int = 0
     """Number of the last known attempt; numbers only grow."""
     origin: InitialCheckpoint | None = None
-    """None: random from the seed."""
+    """The checkpoint that the first weights come from; None: they are random, from the seed."""
     skipped: tuple[tuple[int, int], ...] = ()
     """The ledger of skipped windows, half-open, as stored."""
     avoid: dict[str, Avoided] = field(default_factory=dict)

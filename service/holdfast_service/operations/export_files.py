@@ -95,7 +95,7 @@ class ExportFiles:
         )
 
     def tokens(self) -> set[str]:
-        """Those of all files, also of files that are being written."""
+        """The tokens of all files, also of files that are being written."""
         return {path.stem for path in self._folder.glob(f"*{_SUFFIX}")}
 
     def remove(self, tokens: Iterable[str]) -> None:

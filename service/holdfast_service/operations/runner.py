@@ -57,7 +57,7 @@ from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageError
 
 AT_ONCE = 4
-"""As many as there are threads that read whole checkpoints."""
+"""Operations that run at once: as many as there are threads that read whole checkpoints."""
 MAX_STARTS = 5
 PROGRESS_S = 0.5
 HAND_ON_S = 2.0
@@ -115,7 +115,7 @@ class OperationRunner:
         self._leases.wake()
 
     async def run(self) -> None:
-        """Until it is cancelled; then what it works on is given back."""
+        """Run operations until the task is cancelled; then give back those that it works on."""
         never = asyncio.Event()
         try:
             await asyncio.gather(
@@ -350,7 +350,7 @@ def _unless_removed(storage: Storage) -> Iterator[None]:
 
 
 def _take_error(thread: asyncio.Future[Any]) -> None:
-    """Of a thread that nobody waits for any more: asyncio would report it."""
+    """Take the error of a thread that nobody waits for any more; asyncio would report it."""
     if not thread.cancelled():
         thread.exception()
 

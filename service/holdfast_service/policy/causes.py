@@ -103,7 +103,7 @@ class GiveUp:
 
 
 MOVE_AT_ONCE = frozenset({Cause.CORRUPTION, Cause.STRAGGLER})
-"""After one such fault, ranks move to another node if one is ready; other causes need two."""
+"""Causes of which one fault moves ranks to another node if one is ready; others need two."""
 
 SELF_INFLICTED_SIGNALS = frozenset(
     {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"}

@@ -56,11 +56,11 @@ class Pace:
     supervisor_deadline_s: Positive = 15.0
     """A supervisor that has not answered for so long is requested again."""
     drain_deadline_s: Positive = 10.0
-    """For the last rows and log lines of a job that has ended."""
+    """How long the last rows and log lines of an ended job are waited for."""
     release_deadline_s: Positive = 60.0
     """A clean-up that takes longer is reported as overdue and retried less often."""
     stop_deadline_s: Positive = 10.0
-    """Of an orderly shutdown of the server."""
+    """How long an orderly shutdown of the server may take."""
     cluster_check_s: Positive = 40.0
     """How long the nodes have for the check of the cluster (`holdfast doctor --cluster`); a node
     that has not answered then is reported."""

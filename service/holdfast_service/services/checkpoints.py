@@ -201,7 +201,7 @@ class CheckpointService:
         found: FoundCheckpoint,
         remove: Callable[[FoundCheckpoint], Coroutine[None, None, None]],
     ) -> asyncio.Task[None]:
-        """Unless the checkpoint is being removed already."""
+        """Start the removal, unless the checkpoint is being removed already."""
         key = found.job.id, found.row.step
         if key not in self._removals:
             self._removals[key] = task = asyncio.create_task(remove(found))
@@ -399,8 +399,8 @@ def _looks_whole(storage: Storage) -> bool:
 
 
 def _is_gone(storage: Storage) -> bool:
-    """After a removal that failed. False for a checkpoint that is still whole, or whose storage
-    does not answer: it may be marked and removed again."""
+    """Whether the checkpoint is gone after a removal that failed. False if it is still whole, or
+    its storage does not answer: it may be marked and removed again."""
     try:
         return not marks.undo_removal(storage)
     except StorageError:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
 TABLES = ("jobs", "removed_jobs")
-"""Those whose rows have change numbers."""
+"""The tables whose rows have change numbers."""
 
 RESET_FUTURE_NUMBERS = tuple(
     f"""

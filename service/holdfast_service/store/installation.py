@@ -26,7 +26,7 @@ from holdfast_workers.private_files import PrivateFileRefused, create_private, r
 ID_DIGITS = 12
 KEY_BYTES = 32
 _NOT_OURS = (errno.EPERM, errno.EACCES, errno.EROFS)
-"""Of a mode that cannot be changed: another user's file, or a read-only mount."""
+"""Errors of a mode that cannot be changed: another user's file, or a read-only mount."""
 
 
 class WrongKey(Exception):

@@ -46,7 +46,8 @@ async def unwell_nodes(
 
 
 def _findings_for(job: str, findings: list[dict[str, Any]]) -> tuple[NodeFindingView, ...]:
-    """Without those of other jobs for which the node is too small."""
+    """The findings that concern the job, not those of other jobs for which the node is too
+    small."""
     return tuple(
         NodeFindingView(**finding)
         for finding in findings

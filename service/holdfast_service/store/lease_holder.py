@@ -45,7 +45,7 @@ class LeaseHolder:
         self._work = work
         self.owner = str(uuid4())
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        """Those of the rows that it works on."""
+        """The tasks of the rows that the holder works on, by row."""
         self.claimed_at: float | None = None
         """When it last claimed with success, also if there was nothing to claim (monotonic)."""
         self._woken = asyncio.Event()

@@ -81,7 +81,7 @@ class Filters:
     ids: frozenset[str] = frozenset()
     states: frozenset[State] = frozenset()
     not_desired: Desired | None = None
-    """Only jobs of which another state is desired."""
+    """Only jobs of which a state other than this one is desired."""
 
     def values(self) -> dict[str, object]:
         """Condition name -> its parameter, escaped as the condition expects."""

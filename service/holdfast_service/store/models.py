@@ -382,7 +382,7 @@ class Operation(Leased, Base):
 
     @classmethod
     def claim_order(cls) -> Sequence[InstrumentedAttribute[Any]]:
-        """By age, also what a server has begun and not ended."""
+        """The order of claims: by age, also of what a server has begun and not ended."""
         return (cls.id,)
 
 

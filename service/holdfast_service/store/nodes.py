@@ -73,7 +73,7 @@ class Shortcomings:
     """What makes nodes unsuitable: for every job, or for those with larger needs."""
 
     lacking: Mapping[str, Avoided]
-    """By name: nodes on which no agent could run for lack of software."""
+    """Nodes on which no agent could run for lack of software, by name."""
     small: Sequence[tuple[str, Mapping[str, Any]]] = ()
     """(name, finding): nodes that had too little room for some job."""
 
@@ -93,7 +93,7 @@ class Shortcomings:
 
 
 async def shortcomings(session: AsyncSession, since: float) -> Shortcomings:
-    """As jobs have measured them after `since`."""
+    """The shortcomings that jobs have measured after `since`."""
     columns = select(NodeRow.id, NodeRow.findings)
     reported = [
         (name, finding)

@@ -35,7 +35,7 @@ class DigestHistory:
     _digests: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Step → the attempt that computed the digest, and the digest."""
     _beginnings: dict[int, _Beginning] = field(default_factory=dict)
-    """By attempt."""
+    """The beginnings of attempts, by attempt."""
     _cuts: list[tuple[int, int]] = field(default_factory=list)
 
     def begin(

@@ -66,7 +66,7 @@ class FenceRecord:
         self._stored_attempt = 0
         self._failing = False
         self.floor: FenceFloor | None = None
-        """As last listed; None until the storage has answered."""
+        """The floor as last listed; None until the storage has answered."""
         self.is_superseded = False
         """Another supervisor has this epoch or a later one: this supervisor must end."""
         self.confirmed_at = 0.0

@@ -46,7 +46,7 @@ class SuccessorWatch:
 
     @property
     def granting_s(self) -> float:
-        """For how many seconds from now leases may be granted; 0: not now."""
+        """For how many seconds from now leases may be granted; 0 means not now."""
         confirmed_at = max(self._confirmed_at, self._fence.confirmed_at)
         return max(0.0, confirmed_at + self._margin_s - clock_s())
 

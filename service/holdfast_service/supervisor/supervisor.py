@@ -396,7 +396,7 @@ class Supervisor:
         return [c.result() for c in calls.values() if c.done() and c.exception() is None]
 
     def _backed_up_events(self, reports: list[AgentReport]) -> list[SupervisorEvent]:
-        """In order."""
+        """The events that agents have kept, in order."""
         events: dict[int, SupervisorEvent] = {}
         for report in reports:
             call = self._agents.call(
@@ -477,7 +477,7 @@ class Supervisor:
         return len(answer.rows) >= PAGE_ROWS or len(answer.lines) >= PAGE_LINES
 
     def _compare_ranks(self, beats: tuple[Beat, ...]) -> None:
-        """Of a program: its ranks do not tell each other how long they compute."""
+        """Compare the computing times of a program's ranks, which do not tell each other theirs."""
         core = self._core
         ranks = core.world_size if core is not None and self._config.runs_program else 0
         with self._comparing:

@@ -161,7 +161,7 @@ def ranks_of(item: LostItem) -> Sequence[int]:
 
 
 def _loss_sentences(incident: IncidentView) -> Iterator[str]:
-    """None for a resize: it loses nothing."""
+    """The sentences on what was lost; none for a resize, which loses nothing."""
     for item in incident.lost:
         if item.cause != Cause.RESIZE:
             yield lost_sentence(item, incident)

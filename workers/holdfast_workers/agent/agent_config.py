@@ -48,7 +48,7 @@ class AgentConfig:
     reform: Reform = Reform.IN_PLACE
     """`in_place`: survivors keep their processes; `fork`: every rank is forked anew."""
     abort_grace_s: float = 1.5
-    """For a worker that computes; a sleeping worker gets `asleep_limit_s`."""
+    """How long a worker that computes may take to end; a sleeping one gets `asleep_limit_s`."""
     asleep_limit_s: float = 0.2
     replication_patience_s: float = 2.0
     """The longest time for which training waits for partners' copies without a break."""
@@ -58,9 +58,9 @@ class AgentConfig:
     slowest_save_bytes_per_s: float = 1e7
     """The saver of a shard has so much more time for its bytes."""
     tidy_timeout_s: float = 3600.0
-    """For retention, which may read the whole newest checkpoint. Nothing waits for it."""
+    """The limit of retention, which may read the whole newest checkpoint. Nothing waits for it."""
     preflight_timeout_s: float = 30.0
-    """For the check of the node before it is used."""
+    """The limit of the check of the node before it is used."""
     memory_floor_gb_per_s: float = 0.0
     """A node with a slower memory copy is unfit. 0: the speed is only measured."""
     health_interval_s: float = 5.0
@@ -68,7 +68,7 @@ class AgentConfig:
     watch_period_s: float = 0.25
     """The longest time between two readings of the ranks' beacons."""
     inspect_timeout_s: float = 1.0
-    """For collecting the stacks of all ranks."""
+    """The limit of collecting the stacks of all ranks."""
     worker_device: str = ""
     """The device of workers with devices, for tests; "": the first that they see."""
     env: dict[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class AgentConfig:
 
     @property
     def brings_program(self) -> bool:
-        """As in the training spec."""
+        """Whether the job brings a program, as in the training spec."""
         return self.plan.spec.brings_program
 
 

@@ -34,7 +34,7 @@ from holdfast_workers.protocol.signals import ShardRecord
 
 ZYGOTE_EARLY_S = 30.0
 ZYGOTE_LIVES = 3
-"""After so many zygotes in a row that ended so early, none is started any more."""
+"""The number of zygotes in a row that may end so early; after it none is started any more."""
 
 
 class ChildEvents:

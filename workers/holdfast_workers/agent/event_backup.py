@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from holdfast_workers.protocol.messages import SupervisorEvent
 
 KEPT_EVENTS = 2_000
-"""So many events are kept after they were stored elsewhere: a restarted supervisor reads its
+"""The number of events kept after they were stored elsewhere: a restarted supervisor reads its
 history from them."""
 
 

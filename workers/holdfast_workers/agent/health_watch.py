@@ -26,7 +26,7 @@ from holdfast_workers.health.nvml import Accelerators, NvmlUnavailable
 from holdfast_workers.protocol.findings import HealthFinding
 
 XIDS_KEPT = 1000
-"""So many are kept for each number of each device, so that frequent ones never displace others."""
+"""XIDs kept for each number of each device, so that frequent ones never displace others."""
 STOP_S = 1.0
 _log = structlog.get_logger()
 

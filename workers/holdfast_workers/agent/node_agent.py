@@ -83,7 +83,7 @@ RELEASE_WAIT_S = 2.0
 """The time for killed workers to exit before the files that they write are removed."""
 
 INSTALL_TRIES, INSTALL_PAUSE_S = 3, 5.0
-"""For the packages of the job."""
+"""The tries to install the job's packages, and the pause between two."""
 REOPEN_S = 2.0
 """Between two attempts of an agent to use an unusable node."""
 
@@ -282,7 +282,8 @@ class NodeAgent:
         return self._handlers[type(request.command)](request.command)
 
     def answer(self, request: commands.Request) -> Answer | Refusal:
-        """As `execute`, but an error is an answer too: the supervisor may be of another version."""
+        """Do as `execute` does, but answer an error too: the supervisor may be of another
+        version."""
         try:
             return self.execute(request)
         except Exception as error:
@@ -549,8 +550,8 @@ class NodeAgent:
         self._journal.log(worker="zygote", attempt=0, rank=None, text=text)
 
     def _start_storage_processes(self) -> None:
-        """Before the first save, which is not to wait for the imports. A failure is none of the
-        node's: each save or load tries again."""
+        """Start them before the first save, which is not to wait for the imports. A failure does
+        not condemn the node: each save or load tries again."""
         try:
             self._storage_processes.ensure()
         except ZygoteFailed:

@@ -100,7 +100,7 @@ def _shortage(kind: str, what: str, needed: int, there: int, where: str = "") ->
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Of the file system on which the folder is, or will be."""
+    """The free bytes of the file system on which the folder is, or will be."""
     existing = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
         found = os.statvfs(existing)

@@ -28,7 +28,8 @@ Entry = StepRow | tuple[int, str, int]
 
 
 class RowFile:
-    """For one thread at a time. After an error of the file system nothing more is written."""
+    """A file of rows, for one thread at a time. After an error of the file system it writes no
+    more."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

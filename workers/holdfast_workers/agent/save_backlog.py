@@ -15,7 +15,7 @@ from holdfast_workers.protocol.processes import FrozenCopy
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 CRASHES = 3
-"""After so many savers that ended without a message, the copy is given up."""
+"""The number of savers that may end without a message before the copy is given up."""
 
 
 @dataclass

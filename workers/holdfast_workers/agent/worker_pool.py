@@ -68,7 +68,7 @@ from holdfast_workers.protocol.signals import (
 
 EXIT_WAIT_S = 5.0
 PROGRAM_GRACE_S = 4.0
-"""For a launcher to end its program and all that this has started."""
+"""The time that a launcher has to end its program and all that this has started."""
 POLL_S = 0.02
 
 

@@ -304,7 +304,7 @@ class VerifiedReader:
 
 
 def content_digest(content: dict[str, Any]) -> str:
-    """sha256, in hex, of the JSON document in its canonical form."""
+    """The sha256, in hex, of the JSON document in its canonical form."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

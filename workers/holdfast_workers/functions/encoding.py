@@ -207,7 +207,7 @@ _MARKED: dict[type, tuple[str, Callable[[Any, str], Any]]] = {
     defaultdict: ("default", _plain_default),
     torch.Size: ("size", lambda value, _: list(value)),
 }
-"""For each type its mark, and the function that encodes its content."""
+"""The mark of each type, and the function that encodes its content."""
 
 _UNMARKED: dict[str, Callable[[Any], Any]] = {
     "~tuple": lambda items: tuple(_value(item) for item in items),

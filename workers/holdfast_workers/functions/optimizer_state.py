@@ -43,7 +43,7 @@ class OptimizerState:
                     )
 
     def tensors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """For each state tensor: its name, the current tensor, and its parameter."""
+        """The state tensors, each with its name, the current tensor, and its parameter."""
         for (parameter_name, parameter), template in zip(self._named, self._template, strict=True):
             live = self.optimizer.state.get(parameter) or {}
             for key, initial in template.items():

@@ -109,8 +109,7 @@ class DataServer:
         return self._port
 
     def fence(self, attempt: int) -> None:
-        """After the return, no push of an attempt below `attempt` is committed. The fence only
-        rises."""
+        """Commit no push of an attempt below `attempt` after the return. The fence only rises."""
         with self._lock:
             self._fenced = max(self._fenced, attempt)
 

@@ -123,8 +123,8 @@ class Replicator:
         self._store = store
 
     def fence(self, attempt: int) -> None:
-        """After the return no rank has a partner set by an attempt below `attempt`, and no callback
-        names such a partner."""
+        """Leave no rank a partner set by an attempt below `attempt`, and no callback that names
+        such a partner."""
         with self._callback_lock, self._lock:
             self._fenced = max(self._fenced, attempt)
             for rank in [r for r in self._partner_copies if self._credentials[r] < attempt]:

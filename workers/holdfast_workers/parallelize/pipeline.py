@@ -102,7 +102,7 @@ def has_last_stage(model: nn.Module) -> bool:
 
 
 def _report_nothing(name: str, micro_batch: int, stage: int) -> None:
-    """Before the first step."""
+    """The report before the first step: it says nothing."""
 
 
 def _metas(

@@ -51,7 +51,7 @@ class Payloads:
         return {owner: frozenset(by_save) for owner, by_save in self._found.items()}
 
     def of(self, save: WorldSave | None) -> Payloads:
-        """Only the payloads of `save`."""
+        """The payloads of `save` alone."""
         return Payloads(
             {
                 owner: {save: by_save[save]}

@@ -118,7 +118,7 @@ class PollAnswer:
     lines: tuple[LogLine, ...]
     workers: tuple[WorkerReport, ...]
     shards: tuple[ShardRecord, ...]
-    """As in `AgentReport`."""
+    """The shards, as in `AgentReport`."""
     beats: tuple[Beat, ...] = ()
     """Progress of every rank of this agent, without process groups."""
     failed_shards: tuple[FailedShard, ...] = ()
@@ -126,7 +126,7 @@ class PollAnswer:
     digest_attempts: dict[int, int] = field(default_factory=dict)
     """The attempt that computed each digest."""
     health: HealthReport = field(default_factory=HealthReport)
-    """Of the node, as last reported."""
+    """The health of the node, as last reported."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class ReplicaFinding:
     step: int
     """The state that was compared; every rank was at it."""
     bad_from: int
-    """No state of this step or a later step, as computed so far, may be used."""
+    """The first step whose state, as computed so far, may not be used; nor may a later one's."""
     groups: tuple[tuple[int, ...], ...] = ()
     """Ranks that should hold the same state but do not."""
     digests: dict[int, str] = field(default_factory=dict)
@@ -110,13 +110,13 @@ class TripReport:
     loss: float | None = None
     grad_norm: float | None = None
     middle: float | None = None
-    """For a spike: the median of the steps before."""
+    """The median of the steps before a spike."""
     limit: float | None = None
-    """For a spike: the highest value that is not a spike."""
+    """The highest value that is not a spike."""
     skipped: tuple[int, int] | None = None
     """The half-open range of windows that is added to the ledger."""
     back_to: int | None = None
-    """For a rollback: the last step that is kept."""
+    """The last step that a rollback keeps."""
     ranks: tuple[int, ...] = ()
     """Ranks on which a non-finite value began; () if unknown."""
     layer: str | None = None

@@ -84,7 +84,7 @@ class ErrorReport:
 
 
 class Place(StrEnum):
-    """In which role a node holds a memory checkpoint."""
+    """The role in which a node holds a memory checkpoint."""
 
     OWN = "own"
     """Written by the node's own worker, or fetched for it."""
@@ -108,8 +108,8 @@ class Held:
     """Size of the payload."""
     place: Place
     number: int = 0
-    """Of a user's program, which may save a step more than once in an attempt: of its saves in that
-    attempt, the same on all ranks."""
+    """The number among a user's program's saves in this attempt, the same on all ranks: a program
+    may save a step more than once."""
     divisible: bool = True
     """A world of another mesh can load it. False: the program saved each rank's own state."""
 
@@ -166,7 +166,7 @@ class Beat:
     groups: tuple[GroupBeat, ...] = ()
     """Its process groups; empty in a `PollAnswer`."""
     steps_timed: int = 0
-    """Of a user's program: the steps whose time `computed_s` adds up, in this attempt."""
+    """The steps of a user's program in this attempt whose time `computed_s` adds up."""
     computed_s: float = 0.0
     """Time for these steps without waits in collectives, as far as functions of torch.distributed
     start these."""
@@ -316,9 +316,9 @@ class JoinOrder:
     """The order with which an agent gives a rank of an attempt to one of its workers."""
 
     form: FormOrder
-    """Without its seats."""
+    """The order without its seats."""
     seat: Seat
-    """Without origins: only the agent uses them."""
+    """The seat without origins, which only the agent uses."""
     segment_path: str
     """The rank's own segment, in the folder of the node's memory checkpoints."""
     local_rank: int = 0
@@ -358,7 +358,7 @@ class StepRow(Measured):
     remote_saving: bool = False
     """A remote save of the reporting rank was under way."""
     compute_s: tuple[float, ...] = ()
-    """By rank: its time for the step without any waiting."""
+    """Each rank's time for the step without any waiting."""
     own: dict[str, float] = field(default_factory=dict)
     """Metrics that the user's function reports, by name."""
 
@@ -386,7 +386,7 @@ class LogLine:
     """Name of the process that printed it."""
     attempt: int
     rank: int | None
-    """None: the process has no rank."""
+    """The rank of the process; None: it has none."""
     stream: str
     text: str
     """The line without its line feed."""

@@ -102,7 +102,7 @@ class StepReplicated:
     attempt: int
     step: int
     digest: str = ""
-    """Of the commit that they hold: a program may save a step more than once."""
+    """The digest of the commit that they hold: a program may save a step more than once."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class StopAfterStep:
 
     attempt: int
     leaves: bool = False
-    """Not the end of the job: the ranks leave the attempt, so that the mesh can change."""
+    """Whether the ranks only leave the attempt, so that the mesh can change; the job goes on."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class CommittedToMemory:
     attempt: int
     step: int
     protected: int = -1
-    """Of a program: a step that the partners of every rank hold; -1: not known."""
+    """The step of a program that the partners of every rank hold; -1: not known."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class ProcessReady:
     """A zygote or a template has prepared everything."""
 
     build: str = ""
-    """Of a zygote: the build of Holdfast that it runs; see `build.py`."""
+    """The build of Holdfast that a zygote runs; see `build.py`."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class StorePort:
     problem: str = ""
     """Why it listens on none."""
     attempt: int = 0
-    """As asked for in `AskStorePort`."""
+    """The attempt that `AskStorePort` asked for."""
 
 
 @dataclass(frozen=True)
@@ -423,8 +423,8 @@ class TidierJob:
 
     command: TidyRemoteTier
     epoch: int = 0
-    """Of the supervisor that wants it. Nothing is removed once the fence shows a later one, which
-    may want what this one gave up."""
+    """The epoch of the supervisor that wants it. Nothing is removed once the fence shows a later
+    one, which may want what this one gave up."""
 
     process: ClassVar[str] = "tidier"
     answers: ClassVar[tuple[type, ...]] = (RetentionDone, StorageRefusal)
@@ -469,7 +469,7 @@ class StorageOptions:
     """Limit for one whole part, however slowly its bytes arrive."""
     attempts: int = 5
     patience_s: float = 60.0
-    """From the start of an operation's first attempt to the start of its last."""
+    """The time from the start of an operation's first attempt to the start of its last."""
     part_bytes: int = 16 * 1024 * 1024
     in_flight: int = 4
     """Parts transferred concurrently; each open object takes this many parts of memory."""

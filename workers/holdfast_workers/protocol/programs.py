@@ -35,7 +35,7 @@ class ProgramPlace:
     """The state in memory that the attempt starts from; the tier INIT: none."""
     has_partner: bool = False
     stop_wanted: bool = False
-    """As `StopWanted`, sent before the program attached."""
+    """Whether a stop was wanted before the program attached; see `StopWanted`."""
     start_bound_s: float = 0.0
     """How long it may show no sign of life before its first step; 0: as learned."""
     step_bound_s: float = 0.0
@@ -69,7 +69,7 @@ class ProgramStep:
     """Steps applied: 1 is the first."""
     at: float
     step_time_s: float
-    """Since the step before that was reported."""
+    """The time since the step that was reported before."""
     loss: float | None = None
     grad_norm: float | None = None
     lr: float | None = None

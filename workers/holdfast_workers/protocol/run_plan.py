@@ -11,7 +11,7 @@ from holdfast_workers.spec import RankResources, TimeoutsSpec, TrainingSpec
 ZYGOTE_START_S = 180.0
 """Least time for the start of a zygote."""
 LOAD_S = 3600.0
-"""For a rank's load from a bucket, all of its bytes, unless the spec has a limit."""
+"""The limit of a rank's load from a bucket, of all of its bytes, unless the spec has one."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RunPlan:
 
     @property
     def form_timeout_s(self) -> float:
-        """For a step of an attempt's formation; they come one after another."""
+        """The limit of a step of an attempt's formation; the steps come one after another."""
         return self.timeouts.form_s / 2
 
     @property

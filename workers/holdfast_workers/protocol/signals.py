@@ -134,7 +134,7 @@ class ShardFailed:
     step: int
     message: str = ""
     superseded: bool = False
-    """Because a newer step is to be saved."""
+    """Whether the copy was given up because a newer step is to be saved."""
     kind: Literal[SignalKind.SHARD_FAILED] = SignalKind.SHARD_FAILED
 
 
@@ -236,7 +236,7 @@ class StepRecomputed:
 
     step: int
     digests: tuple[str, ...]
-    """By rank."""
+    """The digest of each rank."""
     kind: Literal[SignalKind.RECOMPUTED] = SignalKind.RECOMPUTED
 
 
@@ -246,7 +246,7 @@ class DamagedShard:
 
     place: Place
     step: int | None
-    """None: unknown, because not even its header is readable."""
+    """The step; None: not even its header is readable."""
     attempt: int | None
     """The attempt that computed the state."""
     message: str

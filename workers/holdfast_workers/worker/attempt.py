@@ -240,7 +240,7 @@ class RankAttempt:
         self._check_fence()
 
     def _await_lease(self) -> None:
-        """Without a lease, wait for one, in a separate phase without a bound, so that the wait
+        """Wait for a lease if there is none, in a separate phase without a bound, so that the wait
         counts neither as a hang nor for learned limits."""
         if not self._link.has_lease(self._number):
             with self._beacon.nested_phase(HOLD_PHASE, math.inf):

@@ -168,10 +168,8 @@ class WorkerLink:
         return self._orders.get()
 
     def enter(self, attempt: int, *, has_partner: bool) -> bool:
-        """From now on, a fence cuts every connection that is made in this attempt.
-
-        False if the attempt is already fenced: the idle control thread would not cut by itself.
-        """
+        """Let a fence cut every connection that is made in this attempt from now on. False if the
+        attempt is already fenced: the idle control thread would not cut by itself."""
         with self._changed:
             if self.is_fenced(attempt):
                 return False

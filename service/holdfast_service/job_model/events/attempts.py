@@ -16,14 +16,14 @@ class SeatedRank:
 
     rank: int
     worker: str | None = None
-    """None until the forked process has reported its name."""
+    """The worker's name; None until the forked process has reported it."""
     agent: str = ""
     incarnation: str = ""
     node_id: str = ""
     host: str = ""
     pid: int | None = None
     role: str = ""
-    """first, kept, replaced, forked or standby: where its process came from."""
+    """Where the rank's process came from: "first", "kept", "replaced", "forked" or "standby"."""
     partners: tuple[str, ...] = ()
     """The agents that keep its memory checkpoints."""
 
@@ -67,7 +67,7 @@ class AttemptRunningEvent(JobEvent):
     kind = EventKind.ATTEMPT_RUNNING
     attempt: int
     members: tuple[SeatedRank, ...] = ()
-    """With the final processes."""
+    """The ranks with their final processes."""
     joined: Mapping[int, JoinTimes] = field(default_factory=dict)
     """Rank → times."""
     first_step: int | None = None
@@ -142,4 +142,4 @@ class StandbyEvent(JobEvent):
     kind = EventKind.STANDBY
     agent: str
     state: str
-    """warming, ready, checking, unfit or lost."""
+    """The agent's state: "warming", "ready", "checking", "unfit" or "lost"."""

@@ -52,7 +52,7 @@ class CheckpointBadEvent(JobEvent):
     omitted = frozenset({"copy", "corrupt"})
     step: int
     uri: str = ""
-    """In the remote tier."""
+    """The checkpoint's address in the remote tier."""
     message: str = ""
     copy: BadCopy | None = None
     """A copy in memory."""

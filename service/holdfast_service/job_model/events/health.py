@@ -41,7 +41,7 @@ class StragglerEvent(JobEvent):
     """When it was first seen."""
     attempt: int = 0
     state: str
-    """slow, recovered or moved."""
+    """The rank's state: "slow", "recovered" or "moved"."""
     why: str = ""
 
 

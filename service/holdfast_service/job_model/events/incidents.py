@@ -22,7 +22,7 @@ def _budget_json(budget: Budget | None) -> dict[str, float]:
 OptionalBudget = Annotated[
     Budget | None, BeforeValidator(lambda given: given or None), PlainSerializer(_budget_json)
 ]
-"""In JSON `{}` without a budget; with one, it has `failures_left` too."""
+"""A budget; JSON shows none as `{}`, and one with `failures_left` added."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,7 +168,7 @@ class EndedEvent(JobEvent):
     traceback: str | None = None
     step: int | None = None
     durable_step: int | None = None
-    """Of a job that was stopped: the newest step in the remote tier, if any."""
+    """The newest step in the remote tier when a job was stopped, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)

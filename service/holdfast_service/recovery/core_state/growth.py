@@ -56,7 +56,8 @@ class Growth:
             self.ordered = self.allowed(shapes)[0] if is_more else None
 
     def allowed(self, shapes: Sequence[WorldShape]) -> Sequence[WorldShape]:
-        """Those of `shapes`, best first, that are as small as ordered; at least the smallest."""
+        """The shapes that may be used, best first: those as small as ordered, at least the
+        smallest."""
         limit = self.limit
         if self.scheduled is not None:
             return [self.scheduled]

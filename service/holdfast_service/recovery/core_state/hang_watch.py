@@ -97,7 +97,7 @@ class HangSuspicion:
 
 @dataclass
 class HangWatch:
-    """At most one suspicion at a time."""
+    """The state of the watch for hangs. There is at most one suspicion at a time."""
 
     suspicion: HangSuspicion | None = None
     """The suspected hang under inspection."""
@@ -114,7 +114,7 @@ class HangWatch:
         return self.suspicion
 
     def end(self) -> None:
-        """No hang is suspected any more."""
+        """End the suspicion: no hang is suspected any more."""
         self.suspicion = None
 
     def next_number(self) -> int:

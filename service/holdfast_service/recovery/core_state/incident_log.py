@@ -16,7 +16,7 @@ from holdfast_service.recovery.core_state.event_replay import Facts
 
 @dataclass
 class IncidentLog:
-    """At most one incident of the job is open, and beside it at most one of the remote tier."""
+    """The incidents of a job: at most one is open, and beside it at most one of the remote tier."""
 
     count: int = 0
     """The number of the newest incident."""

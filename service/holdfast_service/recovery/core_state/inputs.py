@@ -105,11 +105,12 @@ class CommandFailed:
     why: str
     incarnation: str = ""
     step: int = 0
-    """Of a `FinalizeCheckpoint`: its step."""
+    """The step of a `FinalizeCheckpoint`."""
     refused: bool = False
-    """Of a `FinalizeCheckpoint`: the remote tier refused the manifest; a later try may succeed."""
+    """Whether the remote tier refused a `FinalizeCheckpoint`'s manifest; a later try may
+    succeed."""
     number: int = 0
-    """Of an `Inspect`: the number of the inspection."""
+    """The number of an `Inspect`."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class RanksTimed:
     """How long each rank of a program computed for a step, on average since the time before."""
 
     row: StepRow
-    """Only `compute_s`, `step_time_s` and its place mean something."""
+    """A row of which only `compute_s`, `step_time_s` and its place mean something."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class WorkersPolled:
     failed_shards: tuple[FailedShard, ...] = ()
     """Shards that the agent has given up."""
     health: HealthReport = field(default_factory=HealthReport)
-    """Of the agent's node."""
+    """The health of the agent's node."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Progress:
         self.line = self.line.with_rollback(attempt, step)
 
     def limit_protected(self, step: int) -> None:
-        """No state after `step` is usable."""
+        """Protect no state after `step`: none of them is usable."""
         self.protected = min(self.protected, step)
 
     def count_lack_of_progress(self) -> None:

@@ -40,7 +40,7 @@ class StageTimer:
     start_deadline: float
     """The deadline of the start of the job, also while its first world waits for a resource."""
     enough_since: float | None = None
-    """Since when enough agents are ready to start; None if there are not enough."""
+    """The time since which enough agents are ready to start; None if there are not enough."""
     waiting_for: str = ""
     """The resource that the stage WAITING waits for."""
     lacks_nodes: bool = False
@@ -103,7 +103,7 @@ class StageTimer:
         self.waiting_for = ""
 
     def end_wait(self) -> None:
-        """Nothing is waited for any more; a later wait has its own deadline."""
+        """End the wait; a later one has its own deadline."""
         self.waiting_until = None
 
     def restore(self, phase: Phase, waiting_until: float | None) -> None:
