@@ -53,7 +53,7 @@ from holdfast_service.services.job_commands import JobCommands
 from holdfast_service.settings import Settings
 from holdfast_service.store import listing, queries
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import find_job
+from holdfast_service.store.job_lookup import read_job
 from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import Event, JobRecord
 from holdfast_service.views.jobs import CancelledJobView, JobView
@@ -158,8 +158,7 @@ class JobService(JobCommands):
             raise _no_such_code(spec.code)
 
     async def get(self, job_id: str) -> JobView:
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             self._store.watched_jobs.look(job.id)
             return await queries.job_view(session, job)
 
