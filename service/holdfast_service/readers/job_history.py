@@ -24,7 +24,7 @@ from holdfast_service.readers.metric_series import (
 )
 from holdfast_service.store import accounts, queries, series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import find_job, spec_of
+from holdfast_service.store.job_lookup import find_job, read_job, spec_of
 from holdfast_service.store.models import JobRecord
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.history import DigestView, DiscardedView
@@ -61,8 +61,7 @@ class JobHistory:
 
     async def incidents(self, job_id: str, after: int = 0, limit: int = 1000) -> IncidentPage:
         """The entries with a number above `after`."""
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             lost = await self._lost_by_incident(session, job) if job.incidents else {}
             formed = await accounts.formed_worlds(session, job.id) if job.incidents else []
             found = await queries.incident_views(
@@ -82,8 +81,7 @@ class JobHistory:
 
     async def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
         """Events with a number above `after`, at most `limit`, without waiting."""
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             events = await queries.event_views(session, job_id, after, limit)
         last = events[-1].seq if events else after
         state = State(job.state)
@@ -115,8 +113,7 @@ class JobHistory:
         found: list[Row] = []
         more = False
         rolled_back: Mapping[int, Sequence[Row]] = {}
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             selected = _select_metrics(job, names)
             if points is not None:
                 known = max(job.steps, job.step, job.cursor_step)

@@ -17,7 +17,7 @@ from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import find_job
+from holdfast_service.store.job_lookup import read_job
 from holdfast_service.store.series import LogSlice
 from holdfast_service.views.history import LogLineView
 from holdfast_service.views.pages import LogPage
@@ -54,8 +54,7 @@ class LogReader:
         found: list[NumberedLine] = []
         truncated, seen = False, after
         deadline = time.monotonic() + SEARCH_S
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             newest = job.log_lines
             start = after
             if log_filter.since is not None:
@@ -87,8 +86,7 @@ class LogReader:
         self, job_id: str, log_filter: LogFilter, *, after: int = 0
     ) -> AsyncIterator[str]:
         """All matching lines as text, in parts; the job lookup happens before the first part."""
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             start = after
             if log_filter.since is not None:
                 start = max(after, await series.line_before(session, job.id, log_filter.since))
@@ -124,8 +122,7 @@ class LogReader:
         found: list[LogLineView] = []
         deadline = time.monotonic() + SEARCH_S
         first: int | None = None
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             chunks = series.read_log_chunks(session, job.id, after, before=before, backwards=True)
             async with aclosing(chunks):
                 async for part in chunks:

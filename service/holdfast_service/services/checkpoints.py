@@ -43,7 +43,7 @@ from holdfast_service.services.job_commands import command_transaction
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import find_job, spec_of
+from holdfast_service.store.job_lookup import read_job, spec_of
 from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_service.views.checkpoints import CheckpointView, MemoryTierView
@@ -80,8 +80,7 @@ class CheckpointService:
     async def list(self, job_id: str) -> CheckpointPage:
         """The checkpoints by tier. If the storage fails, the answer has the problem and the
         database's content."""
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             rows = await queries.checkpoints(session, job_id)
             protected = await _protected_step(session, job)
         present = [row for row in rows if row.deleted_at is None]
@@ -108,15 +107,13 @@ class CheckpointService:
         )
 
     async def find(self, job_id: str, step: int) -> FoundCheckpoint:
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             row = await _at_step(session, job_id, step)
         return FoundCheckpoint(job, row, self.storage_calls.storage_at(row.uri, job.spec))
 
     async def at(self, job_id: str, uri: str) -> FoundCheckpoint:
         """The checkpoint with this URI. Raises CheckpointNotFound also if it was removed."""
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             row = await session.get(Checkpoint, (job_id, uri))
         if row is None or row.deleted_at is not None:
             raise CheckpointNotFound(f"{uri} was removed meanwhile")
@@ -179,8 +176,7 @@ class CheckpointService:
         for (owner, step), removal in list(self._removals.items()):
             if owner == job_id:
                 await self._removed(removal, step)
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             rows = await queries.checkpoints(session, job_id)
         names = await self._object_names(job, {_root_of(row) for row in rows})
         present = [

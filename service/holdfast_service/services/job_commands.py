@@ -8,7 +8,7 @@ JobChanged before they change a job whose generation is not `expected`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from holdfast_service.errors import InvalidParameters, JobChanged, JobEnded
@@ -38,103 +38,110 @@ Generations = frozenset[int] | None
 """The generations in which a command may change the job; None for any."""
 
 
-async def cancel(store: Store, job_id: str, now: bool, expected: Generations = None) -> JobView:
-    """End the job after its last state is saved; with `now`, without waiting for that."""
-    async with command_transaction(store, job_id) as tx:
-        if tx.state.terminal and tx.state is not State.CANCELLED:
-            raise JobEnded(f"job {job_id} has already ended ({tx.state.lower()})")
-        if tx.state.terminal:
+class JobCommands:
+    def __init__(self, store: Store, notify: Callable[[str], None]) -> None:
+        """`notify(job_id)` reports new work for a job to the reconciler of this process; those of
+        other processes find it by polling the store."""
+        self._store = store
+        self._notify = notify
+
+    async def cancel(self, job_id: str, now: bool = False, expected: Generations = None) -> JobView:
+        """End the job after its last state is saved; with `now`, without waiting for that."""
+        async with self._command(job_id) as tx:
+            if tx.state.terminal and tx.state is not State.CANCELLED:
+                raise JobEnded(f"job {job_id} has already ended ({tx.state.lower()})")
+            if tx.state.terminal:
+                return await queries.job_view(tx.session, tx.job)
+            changed = _set_desired(tx, Desired.CANCELLED, CancelRequestedEvent(), expected)
+            if changed and tx.state in (State.QUEUED, State.PAUSED):
+                # Nothing of the job is on the cluster, so that it can end at once.
+                tx.end(State.CANCELLED, "cancelled", f"cancelled while it was {tx.state.lower()}")
+            elif now and await tx.session.get(Intent, (tx.job.id, Effect.CANCEL_NOW)) is None:
+                if not changed:
+                    _count_change(tx, expected)
+                await tx.record_intent(Effect.CANCEL_NOW)
             return await queries.job_view(tx.session, tx.job)
-        changed = _set_desired(tx, Desired.CANCELLED, CancelRequestedEvent(), expected)
-        if changed and tx.state in (State.QUEUED, State.PAUSED):
-            # Nothing of the job is on the cluster, so that it can end at once.
-            tx.end(State.CANCELLED, "cancelled", f"cancelled while it was {tx.state.lower()}")
-        elif now and await tx.session.get(Intent, (tx.job.id, Effect.CANCEL_NOW)) is None:
-            if not changed:
+
+    async def pause(self, job_id: str, expected: Generations = None) -> JobView:
+        """Save the job's state and release its resources until it is resumed."""
+        async with self._command(job_id) as tx:
+            _refuse_ended(tx)
+            if (
+                _set_desired(tx, Desired.PAUSED, PauseRequestedEvent(), expected)
+                and tx.state is State.QUEUED
+            ):
+                tx.transition(State.PAUSED, reason="paused while it was queued")
+            return await queries.job_view(tx.session, tx.job)
+
+    async def resume(self, job_id: str, expected: Generations = None) -> JobView:
+        """Continue a paused job from its newest checkpoint; a pausing job, after it has paused."""
+        async with self._command(job_id) as tx:
+            _refuse_ended(tx)
+            if (
+                _set_desired(tx, Desired.RUNNING, ResumeRequestedEvent(), expected)
+                and tx.state is State.PAUSED
+            ):
+                tx.transition(State.QUEUED, reason="the user resumed it")
+            return await queries.job_view(tx.session, tx.job)
+
+    async def restart(self, job_id: str, expected: Generations = None) -> JobView:
+        """Save the job's state, release its resources, and queue it again: its new processes run
+        the installed build of Holdfast. A job that has no processes stays as it is."""
+        async with self._command(job_id) as tx:
+            _refuse_ended(tx)
+            if tx.state.on_cluster and tx.state is not State.PAUSING:
                 _count_change(tx, expected)
-            await tx.record_intent(Effect.CANCEL_NOW)
-        return await queries.job_view(tx.session, tx.job)
+                tx.emit(RestartRequestedEvent())
+                await tx.record_intent(Effect.PAUSE)
+                tx.transition(State.PAUSING, reason="restarted by the user")
+            return await queries.job_view(tx.session, tx.job)
 
+    async def resize(self, job_id: str, nodes: int | None, expected: Generations = None) -> JobView:
+        """Train an elastic job on at most so many nodes; None: on as many as its spec allows.
 
-async def pause(store: Store, job_id: str, expected: Generations = None) -> JobView:
-    """Save the job's state and release its resources until it is resumed."""
-    async with command_transaction(store, job_id) as tx:
-        _refuse_ended(tx)
-        if (
-            _set_desired(tx, Desired.PAUSED, PauseRequestedEvent(), expected)
-            and tx.state is State.QUEUED
-        ):
-            tx.transition(State.PAUSED, reason="paused while it was queued")
-        return await queries.job_view(tx.session, tx.job)
+        A queued or paused job starts with that size. Raises InvalidParameters for a job without a
+        range of nodes, and for a number outside of it.
+        """
+        async with self._command(job_id) as tx:
+            _refuse_ended(tx)
+            _check_size(tx.job, nodes)
+            if nodes != tx.job.wanted_nodes:
+                _count_change(tx, expected)
+                tx.job.wanted_nodes = nodes
+                tx.emit(ResizeRequestedEvent(nodes=nodes))
+            return await queries.job_view(tx.session, tx.job)
 
+    async def change(
+        self,
+        job_id: str,
+        labels: Mapping[LabelName, LabelText | None],
+        priority: int | None = None,
+        expected: Generations = None,
+    ) -> JobView:
+        """Change labels of a job in any state (None removes one), and its priority (None: as it
+        is). Raises InvalidParameters."""
+        async with self._command(job_id) as tx:
+            spec = tx.job.spec
+            merged = {**spec.get("labels", {}), **labels}
+            left = {name: value for name, value in merged.items() if value is not None}
+            if len(left) > MAX_LABELS:
+                why = f"a job has at most {MAX_LABELS} labels, not {len(left)}"
+                raise InvalidParameters(why, faults=[{"path": "labels", "message": why}])
+            new = {**spec, "labels": left}
+            if priority is not None:
+                new["priority"] = priority
+            if new != spec:
+                _count_change(tx, expected)
+                tx.job.spec, tx.job.owner = new, left.get("owner")
+                tx.job.priority = new.get("priority", tx.job.priority)
+            return await queries.job_view(tx.session, tx.job)
 
-async def resume(store: Store, job_id: str, expected: Generations = None) -> JobView:
-    """Continue a paused job from its newest checkpoint; a job that is still pausing, after that."""
-    async with command_transaction(store, job_id) as tx:
-        _refuse_ended(tx)
-        if (
-            _set_desired(tx, Desired.RUNNING, ResumeRequestedEvent(), expected)
-            and tx.state is State.PAUSED
-        ):
-            tx.transition(State.QUEUED, reason="the user resumed it")
-        return await queries.job_view(tx.session, tx.job)
-
-
-async def restart(store: Store, job_id: str, expected: Generations = None) -> JobView:
-    """Save the job's state, release its resources, and queue it again: its new processes run the
-    installed build of Holdfast. A job that has no processes stays as it is."""
-    async with command_transaction(store, job_id) as tx:
-        _refuse_ended(tx)
-        if tx.state.on_cluster and tx.state is not State.PAUSING:
-            _count_change(tx, expected)
-            tx.emit(RestartRequestedEvent())
-            await tx.record_intent(Effect.PAUSE)
-            tx.transition(State.PAUSING, reason="restarted by the user")
-        return await queries.job_view(tx.session, tx.job)
-
-
-async def resize(
-    store: Store, job_id: str, nodes: int | None, expected: Generations = None
-) -> JobView:
-    """Train an elastic job on at most so many nodes; None: on as many as its spec allows.
-
-    A queued or paused job starts with that size. Raises InvalidParameters for a job without a range
-    of nodes, and for a number outside of it.
-    """
-    async with command_transaction(store, job_id) as tx:
-        _refuse_ended(tx)
-        _check_size(tx.job, nodes)
-        if nodes != tx.job.wanted_nodes:
-            _count_change(tx, expected)
-            tx.job.wanted_nodes = nodes
-            tx.emit(ResizeRequestedEvent(nodes=nodes))
-        return await queries.job_view(tx.session, tx.job)
-
-
-async def change(
-    store: Store,
-    job_id: str,
-    labels: Mapping[LabelName, LabelText | None],
-    priority: int | None,
-    expected: Generations = None,
-) -> JobView:
-    """Change labels of a job in any state (None removes one), and its priority (None: as it is).
-    Raises InvalidParameters."""
-    async with command_transaction(store, job_id) as tx:
-        spec = tx.job.spec
-        merged = {**spec.get("labels", {}), **labels}
-        left = {name: value for name, value in merged.items() if value is not None}
-        if len(left) > MAX_LABELS:
-            why = f"a job has at most {MAX_LABELS} labels, not {len(left)}"
-            raise InvalidParameters(why, faults=[{"path": "labels", "message": why}])
-        new = {**spec, "labels": left}
-        if priority is not None:
-            new["priority"] = priority
-        if new != spec:
-            _count_change(tx, expected)
-            tx.job.spec, tx.job.owner = new, left.get("owner")
-            tx.job.priority = new.get("priority", tx.job.priority)
-        return await queries.job_view(tx.session, tx.job)
+    @asynccontextmanager
+    async def _command(self, job_id: str) -> AsyncIterator[JobTransaction]:
+        async with command_transaction(self._store, job_id) as tx:
+            stored_id = tx.job.id
+            yield tx
+        self._notify(stored_id)
 
 
 def _check_size(job: JobRecord, nodes: int | None) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,22 +45,20 @@ from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.readers.job_history import JobHistory
 from holdfast_service.readers.logs import LogReader
 from holdfast_service.remote_tier import location, server_store
-from holdfast_service.services import code_packages, job_commands, ray_access
+from holdfast_service.services import code_packages, ray_access
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.init_sources import InitSources
-from holdfast_service.services.job_commands import Generations
+from holdfast_service.services.job_commands import JobCommands
 from holdfast_service.settings import Settings
 from holdfast_service.store import listing, queries
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import find_job
+from holdfast_service.store.job_lookup import read_job
 from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import Event, JobRecord
 from holdfast_service.views.jobs import CancelledJobView, JobView
 from holdfast_service.views.meshes import ValidSpecView, valid_spec_view
-from holdfast_service.views.pages import (
-    CancelledJobPage,
-)
+from holdfast_service.views.pages import CancelledJobPage
 from holdfast_workers.spec import SpecFault
 
 MOST_AT_ONCE = 500
@@ -72,7 +70,7 @@ _PROBE_THREADS = 8
 _log = structlog.get_logger()
 
 
-class JobService:
+class JobService(JobCommands):
     """The operations on jobs. Calls raise :class:`JobNotFound` for an id that belongs to no job."""
 
     def __init__(
@@ -83,14 +81,11 @@ class JobService:
         notify: Callable[[str], None] = lambda _job_id: None,
         accounts: GoodputCache | None = None,
     ) -> None:
-        """`notify(job_id)` reports new work for a job to the reconciler of this process; those of
-        other processes find it by polling the store. `accounts`: a cache shared with other
-        services."""
-        self._store = store
+        """`accounts`: a cache shared with other services."""
+        super().__init__(store, notify)
         self._cluster = cluster
         self._settings = settings
         self._crash_hook = crash_points.hook_from_setting(settings.crash_at)
-        self._notify = notify
         self._data_paths = DataPaths(settings, cluster)
         self._init_sources = InitSources(store, settings, self._data_paths)
         self._probe_threads = DaemonThreads(_PROBE_THREADS, "storage-probe")
@@ -163,14 +158,9 @@ class JobService:
             raise _no_such_code(spec.code)
 
     async def get(self, job_id: str) -> JobView:
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             self._store.watched_jobs.look(job.id)
             return await queries.job_view(session, job)
-
-    async def cancel(self, job_id: str, now: bool = False, expected: Generations = None) -> JobView:
-        """See :func:`job_commands.cancel`."""
-        return await self._run_command(job_commands.cancel(self._store, job_id, now, expected))
 
     async def cancel_matching(
         self, filters: Filters, now: bool, cursor: str | None = None
@@ -196,34 +186,6 @@ class JobService:
                 job = await self.cancel(row.id, now)
                 cancelled.append(CancelledJobView(id=job.id, name=job.name, state=job.state))
         return CancelledJobPage(items=tuple(cancelled), next_cursor=page.next_cursor)
-
-    async def resize(self, job_id: str, nodes: int | None, expected: Generations = None) -> JobView:
-        """See :func:`job_commands.resize`."""
-        return await self._run_command(job_commands.resize(self._store, job_id, nodes, expected))
-
-    async def pause(self, job_id: str, expected: Generations = None) -> JobView:
-        """See :func:`job_commands.pause`."""
-        return await self._run_command(job_commands.pause(self._store, job_id, expected))
-
-    async def resume(self, job_id: str, expected: Generations = None) -> JobView:
-        """See :func:`job_commands.resume`."""
-        return await self._run_command(job_commands.resume(self._store, job_id, expected))
-
-    async def restart(self, job_id: str, expected: Generations = None) -> JobView:
-        """See :func:`job_commands.restart`."""
-        return await self._run_command(job_commands.restart(self._store, job_id, expected))
-
-    async def change(
-        self,
-        job_id: str,
-        labels: Mapping[str, str | None],
-        priority: int | None = None,
-        expected: Generations = None,
-    ) -> JobView:
-        """See :func:`job_commands.change`."""
-        return await self._run_command(
-            job_commands.change(self._store, job_id, labels, priority, expected)
-        )
 
     async def validate(self, document: Mapping[str, Any]) -> ValidSpecView:
         """The spec that a submission of this document would resolve to, and the order of its
@@ -281,11 +243,6 @@ class JobService:
                 job=job.id,
                 why=str(error),
             )
-
-    async def _run_command(self, command: Awaitable[JobView]) -> JobView:
-        job = await command
-        self._notify(job.id)
-        return job
 
     async def _forget_expired(self, session: AsyncSession, key: str) -> None:
         await session.execute(

@@ -32,7 +32,7 @@ from holdfast_service.services.nodes import NodeService
 from holdfast_service.settings import Settings
 from holdfast_service.store import accounts, job_row_stats, listing, queries
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import find_job
+from holdfast_service.store.job_lookup import find_job, read_job
 from holdfast_service.store.json_safe import number
 from holdfast_service.store.listing import Filters
 from holdfast_service.store.models import (
@@ -138,8 +138,7 @@ class Overview:
         return known[1]
 
     async def verdict(self, job_id: str) -> VerdictView:
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             account = await self._accounts.get(session, job)
             return verdict.verdict(await _standing(session, job, account, time.time()))
 
@@ -147,8 +146,7 @@ class Overview:
         self, job_id: str, since: float | None = None, until: float | None = None
     ) -> TimelineView:
         """The job's timeline, by default from its submission until its end, or until now."""
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             account = await self._accounts.get(session, job)
             return await _timeline(session, job, account, time.time(), since, until)
 
@@ -164,8 +162,7 @@ class Overview:
             return await rank_reading.ranks_view(session, await find_job(session, job_id))
 
     async def rank_history(self, job_id: str, query: RankHistoryQuery) -> RankHistoryView:
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             recorded = await rank_reading.read_recorded(session, job, query)
             members = await rank_reading.nodes_and_workers_between(
                 session, job.id, recorded.since, recorded.until
@@ -173,8 +170,7 @@ class Overview:
         return await _render(rank_reading.history_view, recorded, members)
 
     async def heat(self, job_id: str, query: RankHistoryQuery) -> RankHeatView:
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             recorded, places = await _recorded_ranks(session, job, query)
         return await _render(rank_reading.heat_view, recorded, places)
 
@@ -182,8 +178,7 @@ class Overview:
         """Everything that the job's page shows first, as of one moment: the ranks for `query`, the
         rest for the job's whole life."""
         now = time.time()
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             ranks = await _recorded_ranks(session, job, query)
             rendering = asyncio.create_task(_render(rank_reading.heat_view, *ranks))
             try:
@@ -198,8 +193,7 @@ class Overview:
                 await asyncio.wait([rendering])
 
     async def rank(self, job_id: str, rank: int) -> RankDetailView:
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             ranks = await rank_reading.ranks_view(session, job)
             workers = await rank_reading.rank_workers(session, job.id, rank)
             stacks, incidents = await rank_reading.rank_stacks(session, job.id, rank)

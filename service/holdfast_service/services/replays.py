@@ -21,7 +21,7 @@ from holdfast_service.readers.replay_comparison import ReplayedRun, ReplayProgre
 from holdfast_service.services.jobs import JobService, check_key
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.job_lookup import canonical, find_job, spec_of
+from holdfast_service.store.job_lookup import canonical, find_job, read_job, spec_of
 from holdfast_service.store.models import AttemptRow, JobRecord
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.views.comparison import ComparisonView
@@ -59,8 +59,7 @@ class ReplayService:
         first = await self._jobs.submitted_before(request, idempotency_key)
         if first is not None:
             return first, False
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, job):
             spec = spec_of(job)
             if spec.brings_program:
                 raise NothingToReplay(
@@ -94,8 +93,7 @@ class ReplayService:
     ) -> ComparisonView:
         """Compare at most `limit` steps after `after_step` of a replay with the job that it
         replays. Raises NotAReplay."""
-        async with self._store.read() as session:
-            replay = await find_job(session, job_id)
+        async with read_job(self._store, job_id) as (session, replay):
             mark = replay_mark(replay.spec)
             if mark is None:
                 raise NotAReplay(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 from pydantic import ValidationError
@@ -10,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.errors import JobNotFound, SpecUnreadable
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.store.engine import Store
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.statement import JOB, Statement
 
@@ -25,6 +28,13 @@ async def find_job(session: AsyncSession, job_id: str) -> JobRecord:
     if job is None:
         raise not_found(job_id)
     return job
+
+
+@asynccontextmanager
+async def read_job(store: Store, job_id: str) -> AsyncIterator[tuple[AsyncSession, JobRecord]]:
+    """A session for reading, and the job's row in it. Raises JobNotFound."""
+    async with store.read() as session:
+        yield session, await find_job(session, job_id)
 
 
 def spec_of(job: JobRecord) -> JobSpec:
