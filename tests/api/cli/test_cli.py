@@ -159,7 +159,6 @@ def test_submit_list_describe(
         phases_s={"detect": 0.002, "total": 0.2},
         opened_at=2000.0,
         closed_at=None,
-        resolution=None,
     )
     supervisor.emit(
         EventKind.MEMORY_PLACED,

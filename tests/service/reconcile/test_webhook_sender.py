@@ -144,7 +144,8 @@ def test_slack_receives_one_line_of_text() -> None:
         ":warning: *llm*: Incident 1 was opened, because a rank stopped making progress."
     )
     assert line(closed) == (
-        ":anchor: *llm*: Incident 1 was closed after 250 ms; the decision was to ignore."
+        ":anchor: *llm*: Incident 1 was closed after 250 ms; the decision was to ignore; "
+        "0 steps lost."
     )
     ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="<!channel> & co")
     assert line(ended) == (

@@ -115,7 +115,6 @@ async def open_incident(store: Store, seeded: Seeded) -> None:
     opened = {
         **incident(seeded.incidents, STORY[-1], seeded.leg, at, None),
         "evidence": ["worker n12.a.3 (rank 99) was killed by signal 6"],
-        "resolution": None,
     }
     await store_events(store, seeded.job_id, [(at, EventKind.INCIDENT_OPENED, opened)])
 

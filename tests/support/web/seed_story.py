@@ -313,5 +313,5 @@ def incident(
         "signalled_at": signalled,
         "opened_at": signalled,
         "closed_at": closed,
-        "resolution": f"attempt {leg.attempt + 1} made its first step" if closed else None,
+        "resolution": f"attempt {leg.attempt + 1} made its first step" if closed else "",
     }

@@ -180,7 +180,7 @@ def test_a_metric_may_stand_behind_a_progress_bar() -> None:
 
 def test_own_metrics_have_valid_names_and_a_limited_number() -> None:
     own = OwnMetrics()
-    assert own.storable({"acc": 1, "digest": 1, "9x": 1, "a b": 1, "x": math.nan}) == {"acc": 1}
+    assert own.storable({"acc": 1, "samples": 1, "9x": 1, "a b": 1, "x": math.nan}) == {"acc": 1}
     many = {f"m{n}": 1.0 for n in range(MAX_NAMES)}
     assert len(own.storable(many)) == MAX_NAMES - 1
     assert own.storable({"acc": 2, "another": 2}) == {"acc": 2}
