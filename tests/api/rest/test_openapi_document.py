@@ -13,20 +13,25 @@ from typing import Any
 import pytest
 
 from holdfast.rest import openapi
-from holdfast_service.views.incidents import SentenceSubject
 
 Document = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 COMMITTED, PROJECT = "api/openapi.json", "pyproject.toml"
-DECIDED = frozenset(
-    {  # a text: a newer server may send subjects that a client does not know
-        "/components/schemas/IncidentSentence/properties/about/$ref: "
-        "#/components/schemas/SentenceSubject",
-        "/components/schemas/SentenceSubject/type: string",
-        *(f"/components/schemas/SentenceSubject/enum: {subject}" for subject in SentenceSubject),
-    }
-)
+DECIDED: frozenset[str] = frozenset()
 """What the newest change of the document breaks on purpose; beside each line, why."""
+RENAMED = {  # the API shows the parts of incidents and attempts as the events have them
+    "FoundStateView": "FoundState",
+    "JoinView": "JoinTimes",
+    "LostView": "LostItem",
+    "MemoryProtectionView": "MemoryProtection",
+    "OddsView": "Odds",
+    "RefusedView": "RefusedDecision",
+    "SpareWorkerView": "SpareWorker",
+    "StackView": "SharedStack",
+    "StandbyView": "StandbyAgent",
+    "SuspectView": "SuspectedRank",
+}
+"""Schemas that the newest change renamed on purpose: what a client reads is the same."""
 _HARMLESS = re.compile("description|title|summary|tags|example|default|max|min|pattern|operation")
 
 
@@ -47,7 +52,10 @@ def test_the_last_change_of_the_document_breaks_no_client() -> None:
         return  # an export: there is no earlier document
     now, version = json.loads((ROOT / COMMITTED).read_text()), (ROOT / PROJECT).read_text()
     for commit in git("log", "-2", "--format=%H", "--", COMMITTED).split():
-        before = json.loads(git("show", f"{commit}:{COMMITTED}"))
+        text = git("show", f"{commit}:{COMMITTED}")
+        for old, new in RENAMED.items():
+            text = re.sub(rf"\b{old}\b", new, text)
+        before = json.loads(text)
         if before != now:
             same = major(git("show", f"{commit}:{PROJECT}")) == major(version)
             assert not same or sorted(broken(before, now) - DECIDED) == []
