@@ -91,4 +91,5 @@ gpu:
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -rf api/holdfast/dashboard api/dashboard/node_modules api/dashboard/src/api/schema*.ts
+	rm -rf api/holdfast/dashboard api/dashboard/node_modules api/dashboard/src/api/schema.d.ts \
+		api/dashboard/src/api/faults.json api/dashboard/src/api/metrics.json

@@ -51,7 +51,7 @@ import psutil
 
 from benchmarks import api_server, api_watchers
 from benchmarks.api_figures import TOKEN, ApiFigures, ApiResult, latency
-from benchmarks.conditions import beside_load, report, run
+from benchmarks.conditions import BenchmarkFailed, beside_load, report, run
 from benchmarks.cpu_use import CpuUse, with_children
 
 READS_PER_S = 40.0
@@ -67,6 +67,7 @@ SPEC = {
     "resources": {"workers_per_node": 2},
 }
 _RUNNING_S = 600.0
+START_S = 60.0
 END_S = 30.0
 _SEED = 7
 
@@ -108,6 +109,8 @@ async def _measure(kind: str, jobs: int, clients: int, seconds: float, load: flo
         _database(kind, folder) as (url, pids),
         _process(api_server.serve, Path(folder), url, STEP_S) as (pids["server"], server),
     ):
+        if not server.poll(START_S):
+            raise BenchmarkFailed(f"the server did not start within {START_S:g} s")
         address = f"http://127.0.0.1:{server.recv()}"
         async with _client(address) as client:
             report(f"{kind}: submitting {jobs} jobs")
@@ -116,12 +119,10 @@ async def _measure(kind: str, jobs: int, clients: int, seconds: float, load: flo
             began = time.monotonic()
             await _all_running(client, jobs)
             starting_s = time.monotonic() - began
-            with (
-                _process(api_watchers.watch, address, clients) as (pids["streams"], watchers),
-                beside_load(load),
-            ):
+            with _process(api_watchers.watch, address, clients) as (pids["streams"], watchers):
                 watchers.recv()  # it has tried to open all streams
-                loaded = await _loaded(address, client, server, watchers, pids, ids, seconds)
+                with beside_load(load):
+                    loaded = await _loaded(address, client, server, watchers, pids, ids, seconds)
     return ApiFigures(
         submissions_per_s=round(submissions_per_s, 1),
         until_all_ran_s=round(starting_s, 1),

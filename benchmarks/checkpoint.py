@@ -68,8 +68,12 @@ def measure(
     os.environ |= COPY_TUNING  # of processes that this one starts, as Holdfast's ranks have it
     of_saves: dict[str, SaveFigures] = {}
     with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as on_disk,
-        tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as in_memory,
+        tempfile.TemporaryDirectory(
+            prefix="bench-", dir=folder, ignore_cleanup_errors=True
+        ) as on_disk,
+        tempfile.TemporaryDirectory(
+            prefix="bench-", dir="/dev/shm", ignore_cleanup_errors=True
+        ) as in_memory,
     ):
         disk, memory = Path(on_disk), Path(in_memory)
         for count in ranks if "saves" in parts else ():

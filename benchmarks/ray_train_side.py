@@ -100,7 +100,9 @@ def training(
     or on a raylet of its own. `loop`: its configuration, by the folder of the steps."""
     with (
         scratch() as folder,
-        tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as memory,
+        tempfile.TemporaryDirectory(
+            prefix="bench-", dir="/dev/shm", ignore_cleanup_errors=True
+        ) as memory,
     ):
         storage = (Path(memory) if setting.in_memory else folder) / "ray-train"
         storage.mkdir(mode=0o700)

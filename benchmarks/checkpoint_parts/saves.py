@@ -167,7 +167,9 @@ def under_holdfast(
 
 
 def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:
-    with tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as kept:
+    with tempfile.TemporaryDirectory(
+        prefix="bench-", dir="/dev/shm", ignore_cleanup_errors=True
+    ) as kept:
         path, rows = Path(kept) / "job.yaml", Path(kept) / "rows.jsonl"
         path.write_text(yaml.safe_dump(dict(document)))
         module = "benchmarks.checkpoint_parts.stock_savers"

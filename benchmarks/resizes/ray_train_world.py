@@ -47,7 +47,10 @@ class RayTrainWorld:
         os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
         loop = partial(ray_train_side.loop_config, spec, setting, elastic=True)
         ranks = (sizes.ranks_per_node, sizes.ranks)
-        with tempfile.TemporaryDirectory(prefix="bench-") as name, contextlib.ExitStack() as at_end:
+        with (
+            tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name,
+            contextlib.ExitStack() as at_end,
+        ):
             folder = Path(name)
             at_end.callback(local_cluster.stop, folder)
             at_end.enter_context(local_cluster.attached(folder))

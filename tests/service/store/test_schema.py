@@ -62,7 +62,7 @@ async def test_reopening_changes_nothing(unmigrated_settings: Settings) -> None:
 
 @pytest.mark.parametrize(
     ("revision", "reason"),
-    [("0017", "a pre-release"), ("9999", "a later version")],
+    [("0018", "a pre-release"), ("9999", "a later version")],
 )
 async def test_a_database_of_another_version_is_refused_and_unchanged(
     settings: Settings, revision: str, reason: str

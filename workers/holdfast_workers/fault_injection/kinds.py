@@ -333,7 +333,7 @@ def injection_faults(document: Mapping[str, Any], world_size: int) -> list[SpecF
     parameters = {parameter.name: parameter for parameter in kind.spec.parameters}
     if "rank" in parameters:
         parameters["rank"] = replace(RANK, limits=(0, world_size - 1))
-    for name in names & given.keys():
+    for name in (name for name in given if name in names):
         problem = (
             parameters[name].problem(given[name])
             if name in parameters

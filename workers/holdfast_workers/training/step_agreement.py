@@ -107,10 +107,11 @@ class Record:
         return _restored(cls, own, contribution=share, intervals=values[-2:])
 
 
-def _packed(kind: type) -> dict[str, str]:
-    """The fields of a dataclass that a packed record contains, each with its format."""
+def _packed(kind: type, *others: str) -> dict[str, str]:
+    """The fields of a dataclass that a packed record contains, all but `others`, each with its
+    format. Raises KeyError for a type that has none."""
     hints = get_type_hints(kind, include_extras=True)
-    return {name: _FORMATS[hint] for name, hint in hints.items() if hint in _FORMATS}
+    return {name: _FORMATS[hint] for name, hint in hints.items() if name not in others}
 
 
 def _restored(kind: type[Part], packed: Iterable[tuple[str, Any]], **other: Any) -> Part:
@@ -121,7 +122,8 @@ def _restored(kind: type[Part], packed: Iterable[tuple[str, Any]], **other: Any)
     return value
 
 
-_OF_SHARE, _OF_LOOP = _packed(Contribution), _packed(Record)
+_OF_SHARE = _packed(Contribution, "user_metrics")
+_OF_LOOP = _packed(Record, "contribution", "intervals")
 _values_of_share, _values_of_loop = attrgetter(*_OF_SHARE), attrgetter(*_OF_LOOP)
 _RECORD = struct.Struct("".join(("<", *_OF_SHARE.values(), *_OF_LOOP.values(), "qq")))
 

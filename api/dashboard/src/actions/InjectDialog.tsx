@@ -5,7 +5,7 @@ import { ApiError, idempotencyKey, json, send } from "../api/client";
 import type { FaultKind, FaultView, ProblemFault } from "../api/types";
 import { Confirm } from "../ui/dialog";
 import { useAction } from "../ui/toasts";
-import { FAULTS, GROUPS, KINDS, faultDocument, type FaultParameter } from "./faults";
+import { FAULTS, GROUPS, KINDS, faultDocument, keptValues, type FaultParameter } from "./faults";
 import type { ActionTarget } from "./actionTarget";
 
 export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () => void }) {
@@ -15,6 +15,11 @@ export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () 
   const [key] = useState(idempotencyKey);
   const { busy, run } = useAction();
   const set = (name: string, value: string) => setValues((all) => ({ ...all, [name]: value }));
+  const choose = (chosen: FaultKind) => {
+    setKind(chosen);
+    setValues(keptValues(chosen, values));
+    setFaults([]);
+  };
   const inject = () =>
     void run(async () => {
       try {
@@ -55,7 +60,7 @@ export function InjectDialog({ job, onClose }: { job: ActionTarget; onClose: () 
       <p className="second">The fault is real: the affected processes and state are lost, and the job has to recover.</p>
       <div className="field">
         <label htmlFor="fault-kind">Fault</label>
-        <select id="fault-kind" className="input" value={kind} onChange={(event) => setKind(event.target.value as FaultKind)}>
+        <select id="fault-kind" className="input" value={kind} onChange={(event) => choose(event.target.value as FaultKind)}>
           {GROUPS.map((group) => (
             <optgroup key={group} label={group}>
               {KINDS.filter((candidate) => FAULTS[candidate].group === group).map((candidate) => (

@@ -19,6 +19,14 @@ export const FAULTS: Record<FaultKind, { label: string; group: string; parameter
 export const KINDS = Object.keys(FAULTS) as FaultKind[];
 export const GROUPS = [...new Set(Object.values(FAULTS).map((fault) => fault.group))];
 
+/** The values that the chosen kind can have too: a word of another kind could not be seen. */
+export function keptValues(chosen: FaultKind, values: Record<string, string>): Record<string, string> {
+  const words = new Map(FAULTS[chosen].parameters.map((parameter) => [parameter.name, parameter.words]));
+  return Object.fromEntries(
+    Object.entries(values).filter(([name, value]) => !words.get(name)?.length || words.get(name)!.includes(value)),
+  );
+}
+
 /** The request body of the fault; empty fields are omitted. */
 export function faultDocument(kind: FaultKind, values: Record<string, string>): Record<string, unknown> {
   const given = FAULTS[kind].parameters.filter(({ name }) => (values[name] ?? "") !== "");

@@ -1,6 +1,6 @@
 """The first schema: jobs and their histories, nodes, checkpoints, series.
 
-Its number is 0018 because unreleased versions wrote the revisions up to 0017. A database of one of
+Its number is 0019 because unreleased versions wrote the revisions up to 0018. A database of one of
 those is refused; see `store/migrate.py`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0018"
+revision = "0019"
 down_revision = None
 branch_labels = None
 depends_on = None
