@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from enum import Enum
 from typing import Any, TypeVar
 
-from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.lifecycle import TERMINAL
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class JobFeed(Enum):
 
     def head(self, job: Any) -> tuple[int, bool]:
         """Grows whenever the feed has new items or ends. `job`: a row of it."""
-        return getattr(job, self.value), State(job.state).terminal
+        return getattr(job, self.value), job.state in TERMINAL
 
 
 class Round:

@@ -148,14 +148,21 @@ class LiveHub:
 
     async def _start(self) -> None:
         """Start to poll; with the first listener, start the feed of rows."""
+        if self._is_polling and (self._job_rows.started or not self.listeners):
+            return  # a poll may wait for the database
         async with self._read_lock:
-            if self._poll_task is None:
+            if not self._is_polling:
+                self._job_rows.started = False
                 async with self._store.read() as session:
                     await self._changes.start(session)
                 self._poll_task = asyncio.create_task(self._poll_forever(), name="live")
             if self.listeners and not self._job_rows.started:
                 async with self._store.read() as session:
                     await self._job_rows.start(session, self._changes.settled)
+
+    @property
+    def _is_polling(self) -> bool:
+        return self._poll_task is not None and not self._poll_task.done()
 
     def _stop_if_unused(self) -> None:
         if not self.listeners and not self._followed and self._poll_task is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import func, select
@@ -292,7 +293,12 @@ async def _standing(
         waiting_for=waiting["reason"] if waiting else None,
         waiting_until=waiting["until"] if waiting else None,
         incidents=job.incidents,
-        last=newest and read_incident(newest.number, newest.data),
+        last=newest
+        and replace(
+            read_incident(newest.number, newest.data),
+            opened_at=newest.opened_at,
+            closed_at=newest.closed_at,
+        ),
         slow_ranks=tuple(sorted(int(rank) for rank in job.slow)) if state.on_cluster else (),
         saved_step=saved,
         outcome_code=job.outcome_code,

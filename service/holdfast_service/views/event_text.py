@@ -132,8 +132,8 @@ def _value(name: str, data: Mapping[str, Any]) -> str:
     if (form := _FORMATS.get(name)) is not None:
         try:
             return _cut(form(value))
-        except (TypeError, ValueError, KeyError, AttributeError):
-            pass  # another type than this version knows: shown as any other value
+        except (TypeError, ValueError, LookupError, OverflowError, AttributeError):
+            pass  # another value than this version knows: shown as any other
     if isinstance(value, list | dict):
         return f"({plural(len(value), 'item')})"
     if isinstance(value, float):

@@ -108,6 +108,18 @@ async def test_one_poll_serves_followers_and_listeners_while_there_are_any(
     assert hub._poll_task is None
 
 
+async def test_a_poll_that_ended_is_started_again(store: Store, jobs: JobService) -> None:
+    hub = hub_of(store)
+    job, _ = await jobs.submit({"name": "x"})
+    async with hub.following(job.id, JobFeed.EVENTS):
+        assert hub._poll_task is not None
+        hub._poll_task.cancel()
+        await asyncio.wait([hub._poll_task])
+        async with listening(hub) as listener:
+            await jobs.cancel(job.id)
+            await listener.until(lambda it: bool(it.received("row")))
+
+
 async def test_the_first_listener_of_a_job_triggers_the_watch_callback(
     store: Store, jobs: JobService
 ) -> None:

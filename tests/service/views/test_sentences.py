@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -229,6 +230,9 @@ def test_events_read_as_sentences() -> None:
     assert event_text("job.state", {"from": "QUEUED", "to": "STARTING", "reason": None}) == (
         "The state changed from QUEUED to STARTING."
     )
+    endless = {"incident": 1, "phases_s": {"total": math.inf}, "evidence": {"0": ""}}
+    assert event_text("incident.closed", endless).startswith("Incident 1 was closed")
+    assert event_text("incident.opened", endless).startswith("Incident 1 was opened")
     unknown = {"agent": "n1", "sure": False, "parts": [1, 2], "share": 0.123456}
     assert event_text("new.kind", unknown) == (
         "The event reports agent n1, parts (2 items), share 0.1235."
