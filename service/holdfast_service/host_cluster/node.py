@@ -38,7 +38,7 @@ ASIDE = "192.0.2.1"  # an address of no machine (RFC 5737); nothing is sent to i
 _RAYS_PROGRAMS = ("raylet", "gcs_server")  # as they end: the first says good-bye to the second
 _START_S = 120.0
 _END_S = 5.0
-"""For the orderly end of one program of Ray, which takes longer only if its head is away."""
+"""The limit of the orderly end of one program of Ray; one takes longer only if its head is away."""
 _POLL_S = 0.1
 _LOG_LINES = 15
 

@@ -14,7 +14,7 @@ class SupervisorTimes:
     exchange_s: float = 5.0
     """Deadline of one exchange of bytes between two nodes."""
     refresh_s: float = 0.5
-    """Also how often a successor is looked for: much oftener than `lease_margin_s`."""
+    """The time between two looks for a successor too: much less than `lease_margin_s`."""
     starting_s: float = 0.1
     """How often an agent that still starts its processes is asked whether they are ready."""
     starting_for_s: float = 15.0
@@ -34,7 +34,7 @@ class SupervisorTimes:
     The lifeline detects an agent that dies meanwhile."""
     finalize_s: float = 120.0
     check_s: float = 45.0
-    """For the check of a node before it is used."""
+    """How long the check of a node before it is used may take."""
     fence_store_s: float = 2.0
     """How long the orders of a new world wait for the storage of the fence."""
     heartbeat_timeout_s: float = 2.0

@@ -25,7 +25,7 @@ _MARKS = {
     State.FAILED: ":x:",
     State.CANCELLED: ":no_entry_sign:",
 }
-"""In Slack, by the kind of the event or the state that the job ended in."""
+"""The marks in Slack, by the kind of the event or the state that the job ended in."""
 
 
 def is_sent(event: AnyEvent) -> bool:

@@ -51,7 +51,9 @@ few = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scop
 pytestmark = [pytest.mark.seconds]
 
 
-def told(moves: Sequence[Move], ended: bool, broken: str = "attempt.ended") -> SupervisorReport:
+def report_of(
+    moves: Sequence[Move], ended: bool, broken: str = "attempt.ended"
+) -> SupervisorReport:
     """All that a supervisor has to report. `broken`: the kind of the events with broken data."""
     supervisor = FakeSupervisor(JobPlan("job", JobSpec(name="x")))
     for name, value in moves:
@@ -109,7 +111,7 @@ def without(rows: Rows, table: str, names: set[str]) -> Rows:
 async def test_a_report_that_is_stored_again_changes_nothing(
     store: Store, moves: list[Move], ended: bool
 ) -> None:
-    report = told(moves, ended)
+    report = report_of(moves, ended)
     # An end that comes with rows is left for the second report.
     assert await stored(store, report, report) == await stored(store, report, report, report)
 
@@ -119,9 +121,9 @@ async def test_a_report_that_is_stored_again_changes_nothing(
 async def test_a_report_in_two_parts_has_the_same_result(
     store: Store, moves: list[Move], cut: int, ended: bool
 ) -> None:
-    report = told(moves, ended)
+    report = report_of(moves, ended)
     whole = await stored(store, report, report)
-    parts = await stored(store, told(moves[:cut], False), report, report)
+    parts = await stored(store, report_of(moves[:cut], False), report, report)
     assert without(whole, "jobs", OF_ONE_REPORT) == without(parts, "jobs", OF_ONE_REPORT)
 
 
@@ -131,7 +133,8 @@ async def test_an_event_that_cannot_be_stored_blocks_no_other(
     store: Store, moves: list[Move]
 ) -> None:
     skipped, sound = [
-        await stored(store, *(told(moves, True, kind),) * 2) for kind in ("attempt.ended", RENAMED)
+        await stored(store, *(report_of(moves, True, kind),) * 2)
+        for kind in ("attempt.ended", RENAMED)
     ]
     broken = [repr(value) for name, value in moves if name == "broken"]
     events = [row for row in skipped.pop("events") if row["kind"] != repr(UNREADABLE)]

@@ -87,8 +87,8 @@ class FaultKindSpec:
     own: tuple[FaultParameter, ...] = ()
     """The parameters beside rank, step and phase."""
     signal: Signals | None = None
-    """Of a fault that is a signal. At once, the agent sends it to the rank; at a step or phase, the
-    process sends it to itself."""
+    """The signal of a fault that is one. At once, the agent sends it to the rank; at a step or
+    phase, the process sends it to itself."""
     whole_process: bool = False
     """Whether any thread of the process can carry it out, at any time; true of a signal."""
     in_tensors: bool = False

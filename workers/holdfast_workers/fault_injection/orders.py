@@ -38,7 +38,7 @@ class NodeMeans:
     """What a node's own faults act on. A fault that needs more of the agent adds it here."""
 
     root: Path
-    """Of its files."""
+    """The folder of the agent's files."""
     data_port: Callable[[], int] = lambda: 0
     show_xid: Callable[[int], None] = lambda _code: None
     """Makes its health probe report an XID."""

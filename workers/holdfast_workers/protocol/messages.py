@@ -351,7 +351,7 @@ class StepRow(Measured):
     step_time_s: float
     samples: str
     protected_step: int = -1
-    """-1: none."""
+    """The newest step whose state every rank's partners hold too; -1: none."""
     checkpoint_wait_s: float = 0.0
     memory_saved: bool = False
     """The previous step was saved to memory while this one was computed."""

@@ -92,5 +92,5 @@ _DECLARED = (
     Metric("samples", "", "", "digest of the (position, sample) pairs that all ranks read"),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _DECLARED}
-"""In the order of the charts, which is that of the columns of stored rows: a later version appends
-its metrics, and reads `null` of them in older rows."""
+"""All metrics by name, in the order of the charts, which is that of the columns of stored rows: a
+later version appends its metrics, and reads `null` of them in older rows."""

@@ -72,5 +72,5 @@ class Departure:
         self.attempt, self.fault = 0, None
 
     def due_at(self, attempt: int) -> float | None:
-        """Until when they are waited for; None if they were not asked."""
+        """The time until which the ranks are waited for; None if they were not asked."""
         return self.deadline if self.is_of(attempt) else None
