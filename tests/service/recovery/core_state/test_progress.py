@@ -43,3 +43,13 @@ def test_beyond_an_older_restored_state_each_step_is_progress_again() -> None:
     progress.start_attempt(2, 3)
     progress.record_step(2, 5)
     assert (progress.floor, progress.without_progress) == (5, 0)
+
+
+def test_only_a_step_beyond_its_restored_one_makes_an_attempt_replace_the_steps_before_it() -> None:
+    progress = stuck_after(9, attempts=0)
+    progress.start_attempt(2, 5)
+    progress.record_step(2, 5)
+    assert progress.line.contains(1, 9), "attempt 2 has not run: the steps of attempt 1 stand"
+    progress.record_step(2, 6)
+    assert not progress.line.contains(1, 9)
+    assert progress.line.contains(2, 6)
