@@ -39,6 +39,7 @@ process_groups.leave()
 LEAVE_AND_REJOIN = """
 import os
 import sys
+import threading
 import time
 import torch
 import torch.distributed as dist
@@ -53,12 +54,25 @@ for attempt in range(1, 6):
     process_groups.leave(keep=True)
 assert len(process_groups._kept_groups) == 5
 before = len(process_groups.open_sockets())
+ended_by = []
+
+
+class Remains:
+    def __del__(self):
+        ended_by.append(threading.current_thread())
+
+
+process_groups._kept_groups.append(Remains())
 process_groups.release_kept()
 assert process_groups._kept_groups == []
 deadline = time.monotonic() + 60
 while len(process_groups.open_sockets()) > before - 5:
     assert time.monotonic() < deadline, "their sockets stay open"
     time.sleep(0.01)
+while not ended_by:
+    assert time.monotonic() < deadline, "the remains are still there"
+    time.sleep(0.01)
+assert ended_by != [threading.main_thread()], "the next attempt would wait for their end"
 os._exit(0)  # as every worker does: gloo's threads may still be ending
 """
 
