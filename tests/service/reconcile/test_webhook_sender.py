@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
+import re
 
 import httpx
 import pytest
@@ -132,6 +134,35 @@ async def test_a_message_claimed_by_a_dead_server_is_sent_by_another_server(
         assert await hooks.send_due(client, 2000.0 + CLAIM_S / 2) == 0
         assert await hooks.send_due(client, 2000.0 + CLAIM_S + 1) == 1
     assert await outbox_size(store) == 0
+
+
+async def test_messages_are_sent_over_http_until_the_server_stops(
+    store: Store, jobs: JobService, settings: Settings
+) -> None:
+    received: asyncio.Queue[str] = asyncio.Queue()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the sender has ended
+            while head := (await reader.readuntil(b"\r\n\r\n")).lower():
+                (length,) = re.findall(rb"content-length: (\d+)", head)
+                content = json.loads(await reader.readexactly(int(length)))
+                received.put_nowait(content["job"]["id"])
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    receiver = await asyncio.start_server(answer, "127.0.0.1")
+    url = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}/hook"
+    sender = WebhookSender(store, settings.model_copy(update={"webhook_url": url}))
+    stopping = asyncio.Event()
+    running = asyncio.create_task(sender.run(stopping))
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(2):  # the second one is stored while the sender waits
+            job_id = await emit_incident(store, jobs)
+            assert await received.get() == job_id
+        while await outbox_size(store):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stopping.set()
+        await running
+    receiver.close()
 
 
 def test_slack_receives_one_line_of_text() -> None:

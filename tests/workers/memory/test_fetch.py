@@ -13,6 +13,7 @@ from tests.support.waiting import DEADLINE_S
 
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
 from holdfast_workers.memory.segment import Commit
+from holdfast_workers.memory.segment_store import SegmentBusy
 from holdfast_workers.memory.wire import Timeouts
 from holdfast_workers.protocol.messages import Place
 from holdfast_workers.state.digest import payload_digest
@@ -59,6 +60,15 @@ def test_fetching_a_commit_that_is_not_held_raises(node: Callable[..., Node]) ->
     ):
         with pytest.raises(SourceLost, match="not_held"):
             fetch(SECRET, source, 0, here.store, DEADLINE_S)
+    assert here.store.held() == []
+
+
+def test_a_fetch_into_a_segment_that_is_being_written_raises(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    write(there.worker(0), 1, 9)
+    here.store._busy_timeout_s = 0.05
+    with here.store.writing(0, Place.OWN), pytest.raises(SegmentBusy):
+        fetch(SECRET, source_at(there.server.port, 9), 0, here.store, DEADLINE_S)
     assert here.store.held() == []
 
 
