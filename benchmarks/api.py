@@ -250,7 +250,7 @@ async def _all_running(client: httpx.AsyncClient, count: int) -> None:
 
 
 def _calls(ids: Sequence[str], rng: random.Random) -> dict[str, Callable[[], str]]:
-    """The calls of a dashboard: name -> path."""
+    """The calls that a dashboard makes: the name of each, and a function that draws its path."""
 
     def job(path: str) -> Callable[[], str]:
         return lambda: f"/api/v1/jobs/{rng.choice(ids)}{path}"
@@ -299,7 +299,7 @@ async def _paced_reads(
 async def _transitions(
     client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: dict[str, list[float]]
 ) -> None:
-    """`found`: order -> seconds of each transition."""
+    """Pause and resume jobs; `found` collects the seconds of each transition by order."""
     rng = random.Random(_SEED)
     end = time.monotonic() + seconds
     for job in rng.sample(list(ids), len(ids)):

@@ -123,7 +123,7 @@ def _stock(side: str) -> Iterator[StepFiles]:
 
 @contextlib.contextmanager
 def _under_holdfast(side: str, server: RunningServer) -> Iterator[StepFiles]:
-    """The same files, a node for each rank."""
+    """Run the brought program under Holdfast, with a node for each rank."""
     with scratch() as folder:
         job = {
             "name": "bring-benchmark",

@@ -94,7 +94,7 @@ def load_job(path: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Current versions, cores and load."""
+    """Return the present versions, cores and load."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ray")},
@@ -113,7 +113,7 @@ def world_size(job: Mapping[str, Any]) -> int:
 
 
 def describe_mesh(mesh: Mapping[str, Any]) -> str:
-    """E.g. "dp_shard 2 × tp 2"; an axis of size 1 is left out."""
+    """Write a mesh as "dp_shard 2 × tp 2", without its axes of size 1."""
     return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size != 1)
 
 

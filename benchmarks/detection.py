@@ -158,8 +158,7 @@ def _verdict(job: SupervisedRun, after: int) -> SupervisorEvent | None:
 
 
 def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
-    """Number of incidents in `steps` healthy steps; the share `loaded` of them runs beside busy
-    processes."""
+    """Count the incidents in healthy steps, a share `loaded` of them beside busy processes."""
     if steps == 0:
         return 0
     with _training(mesh, {DELAY_ENV: str(DELAY_EVERY)}, TINY) as (job, times):
@@ -172,7 +171,7 @@ def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
 
 
 def _report_healthy(job: SupervisedRun, times: Path) -> None:
-    """With the durations of the phases without injected delays so far."""
+    """Report the durations so far of the phases without injected delays."""
     stalls, mesh = len(job.of(EventKind.STALLED)), describe_mesh(job.training.parallel.mesh)
     report(f"{mesh}: {job.newest_step()} steps, {_alarms(job)} false alarms, {stalls} stalls")
     for phase, took in sorted(phase_times(times, COLD_STEPS).items()):

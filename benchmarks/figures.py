@@ -30,12 +30,12 @@ class Recovery:
 
     @property
     def recovery_s(self) -> float:
-        """Includes the detection."""
+        """Return the time from the cause to the first new step, with the detection."""
         return self.new_step_at - self.at
 
     @property
     def pause_s(self) -> float:
-        """From the last step of the older worlds; holds a whole step of the new world."""
+        """Return the time from the last older step to the first new one, a whole step included."""
         return self.new_step_at - self.last_step_at
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ def overhead_summary(
     cpu_share: Mapping[str, float],
     check_share: float,
 ) -> OverheadResult:
-    """From the step times of each run.
+    """Compare the step times of the two sides.
 
     The runs alternate, with a bare run first and last, so `bare` has one more. Each Holdfast run is
     compared with the mean of its two neighbours, which cancels a slow drift of the machine's speed;

@@ -42,7 +42,7 @@ ONLY_ON_DEVICES = "it has no meaning on a processor"
 
 @dataclass(frozen=True)
 class Part:
-    """`module:function` of its code, which returns its figures."""
+    """A part is named by its code, `module:function`, which returns its figures."""
 
     code: str
     deadline_s: float

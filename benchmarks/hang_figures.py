@@ -33,8 +33,8 @@ class HangTrial:
 
 @dataclass(frozen=True)
 class HangFigures:
-    """Some trials. `over`: the verdicts' times, over the phase's 99.9th percentile or the floor.
-    None: infinite, because a hang without a verdict is the worst."""
+    """The figures of some trials. `over`: the verdicts' times, over the phase's 99.9th percentile
+    or the floor. None: infinite, because a hang without a verdict is the worst."""
 
     trials: int
     missed: int

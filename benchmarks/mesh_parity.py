@@ -171,7 +171,7 @@ class Parity:
 
 @contextmanager
 def parity(folder: Path) -> Iterator[Parity]:
-    """With a corpus, images and a cache of its own in `folder`."""
+    """Compare meshes with a corpus, images and a cache of their own in `folder`."""
     corpus, images = folder / "corpus", folder / "images"
     corpus.mkdir()
     write_images(images)
@@ -180,8 +180,7 @@ def parity(folder: Path) -> Iterator[Parity]:
 
 
 def differences(meshes: Sequence[Mapping[str, int]], folder: Path) -> dict[str, float]:
-    """By the names of the rows; prints them as Markdown too, a line per mesh, a column per
-    option."""
+    """Return the difference of each row by its name, and print them as a Markdown table."""
     with parity(folder) as measured:
         found = {}
         for row in rows(meshes):

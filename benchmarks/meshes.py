@@ -44,7 +44,7 @@ ENOUGH = 9
 
 @dataclass(frozen=True)
 class MeshSpeed:
-    """Of one mesh: median seconds of a step of either side, and the ratio of tokens per second."""
+    """One mesh's median seconds of a step on either side, and the ratio of tokens per second."""
 
     holdfast_s: float
     torch_s: float

@@ -103,7 +103,7 @@ def bare(job: Mapping[str, Any]) -> list[float]:
 
 
 def check_share(job: Mapping[str, Any], skip: int) -> float:
-    """Time of the checks over that of the rest of the step's phases, on two replicas."""
+    """Divide the time of the checks by that of the step's other phases, on two replicas."""
     checked = {
         **job,
         "recipe": "benchmarks.recipes.hang_recipe:TimedPretrain",

@@ -89,7 +89,7 @@ def _restore(recipe: Recipe, rank: int) -> int:
 
 
 def _world_id(born: float) -> float:
-    """The same on all ranks of the group, and greater in every later group."""
+    """Return an id that all ranks of the group share, and that grows with every later group."""
     agreed = [born]
     torch.distributed.broadcast_object_list(agreed)
     return agreed[0]

@@ -96,8 +96,8 @@ def training(
     ranks: tuple[int, int],
     cluster: LocalCluster | None = None,
 ) -> Iterator[StepFiles]:
-    """`function` (`module:function`) in the least to the greatest number of `ranks`, on `cluster`
-    or on a raylet of its own. `loop`: its configuration, by the folder of the steps."""
+    """Run `function` (`module:function`) in the least to the greatest number of `ranks`, on
+    `cluster` or on a raylet of its own; `loop` makes its configuration from the steps' folder."""
     with (
         scratch() as folder,
         tempfile.TemporaryDirectory(

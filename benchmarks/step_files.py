@@ -53,7 +53,7 @@ class StepFiles:
         return found
 
     def lines(self) -> Iterator[list[dict[str, Any]]]:
-        """Of each process."""
+        """Return the lines of each process."""
         for path in sorted(self.folder.glob("*.jsonl")):
             text = path.read_text()
             whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete

@@ -57,7 +57,7 @@ ROWS_POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Storms:
-    """The options.
+    """The options of the measurement.
 
     Attributes:
         torchft_python: an interpreter with torchft 0.2.0

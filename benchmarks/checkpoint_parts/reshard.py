@@ -88,7 +88,7 @@ class ReshardFigures:
 
 
 def measure(state_mb: int, count: int, most_ranks: int, memory: Path, disk: Path) -> ReshardFigures:
-    """`count` pairs of different meshes with more than one rank, the same pairs in every run."""
+    """Measure `count` pairs of different meshes with more than one rank, the same in every run."""
     every = [mesh for mesh in meshes(most_ranks) if math.prod(mesh.values()) > 1]
     pairs = random.Random(SEED).sample(list(permutations(every, 2)), count)
     parameters = _model(state_mb)

@@ -49,7 +49,7 @@ class MeasuredSteps:
 
     @property
     def stall_s(self) -> float:
-        """Per save."""
+        """Return for how long one save blocks the training thread."""
         return _trimmed_mean(self.stalls_s) * self.interval
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class MeasuredSteps:
         return f"step {self.step_s:.4f} s, {stalls} ({len(self.times_s)} steps)"
 
     def added_s(self, without: MeasuredSteps) -> float:
-        """Increase of the step time per save. A negative difference is noise and counts as 0."""
+        """Return the added step time per save; a negative one is noise and counts as 0."""
         return max(0.0, self.step_s - without.step_s) * self.interval
 
 
@@ -80,7 +80,7 @@ class SaveFigures:
 def measure(
     unsaved: Mapping[str, Any], state_mb: int, savers: Sequence[Saver], memory: Path
 ) -> SaveFigures:
-    """`unsaved`: the job; `memory`: a folder there, which does not exist yet."""
+    """Measure the job `unsaved` with each saver; `memory` is a folder that does not exist yet."""
     ranks = int(unsaved["parallel"]["dp_shard"])
     found: dict[str, MeasuredSteps] = {}
     for saver in savers:
@@ -98,7 +98,7 @@ def measure(
 
 
 def summary(found: Mapping[str, MeasuredSteps], floor_s: Mapping[str, float]) -> SaveFigures:
-    """`floor_s`: of each of its parts. Without a partner, nothing is sent."""
+    """Compare the savers with the parts of the floor. Without a partner nothing is sent."""
     added = {
         name: steps.added_s(found["holdfast_none" if "holdfast" in name else "none"])
         for name, steps in found.items()
@@ -120,7 +120,7 @@ def summary(found: Mapping[str, MeasuredSteps], floor_s: Mapping[str, float]) ->
 
 
 def job(ranks: int, state_mb: int, steps: int, work: int) -> dict[str, Any]:
-    """Without checkpoints."""
+    """Describe a job that takes no checkpoints."""
     unsaved = {
         "name": "big-state",
         "recipe": "benchmarks.recipes.big_state:BigState",

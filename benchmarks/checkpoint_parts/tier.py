@@ -38,7 +38,7 @@ CALLS = ("save", "async_save", "load")
 
 @dataclass(frozen=True)
 class TierFigures:
-    """By call: medians in seconds on the slower rank, and the ratio of the disk's to the tier's."""
+    """The median seconds of each call on the slower rank; `ratio` is the disk's to the tier's."""
 
     tier_s: dict[str, float]
     disk_s: dict[str, float]
@@ -46,7 +46,7 @@ class TierFigures:
 
 
 def measure(state_mb: int, rounds: int, memory: Path, disk: Path) -> TierFigures:
-    """`state_mb`: of all ranks. The first round, which makes the segment, is left out."""
+    """Measure a state of `state_mb` in all, without the first round, which makes the segment."""
     found = TierWorlds(memory).run(_save_and_load, RANKS, state_mb, rounds + 1, disk)
     ours, theirs = (
         {call: _median([rank[place, call][1:] for rank in found]) for call in CALLS}
@@ -63,7 +63,7 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def _median(ranks: list[list[float]]) -> float:
-    """Over the rounds, of the slower rank."""
+    """Return the median over the rounds of the slower rank's seconds."""
     found: float = median(max(seconds) for seconds in zip(*ranks, strict=True))
     return found
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Setting:
-    """`device`: "cpu" or "cuda:0". `small`: sizes that take seconds on a processor. `folder`: for
-    files of this run. `memory`: for memory checkpoints."""
+    """`device` is "cpu" or "cuda:0"; `small` sizes take seconds on a processor; `folder` is for
+    files of this run, `memory` for memory checkpoints."""
 
     device: str
     small: bool

@@ -25,8 +25,8 @@ class PartFailed(Exception):
 
 
 def run_part(part: Callable[[], Figures], deadline_s: float) -> Figures:
-    """What the part returns. Raises PartFailed, at the latest at the deadline; the part's processes
-    have been killed then."""
+    """Return what the part returns. Raises PartFailed, at the latest at the deadline; the part's
+    processes have been killed then."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_become, args=(part, theirs))

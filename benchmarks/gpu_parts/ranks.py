@@ -28,7 +28,7 @@ from holdfast_workers.protocol.commands import (
     Query,
     Request,
 )
-from holdfast_workers.protocol.findings import is_unfit
+from holdfast_workers.protocol.findings import messages_of
 from holdfast_workers.protocol.messages import FormOrder, Place, Restore, Seat, Tier, WorkerState
 from holdfast_workers.protocol.processes import PreflightJob, PreflightResult
 from holdfast_workers.protocol.run_plan import RunPlan
@@ -228,7 +228,7 @@ def _check(processes: ChildProcesses, setting: Setting) -> tuple[float, float, d
     finally:
         _end(child)
     wrong = [finding.what for finding in result.findings]
-    if is_unfit(result.findings) or setting.device not in result.measured:
+    if messages_of(result.findings) or setting.device not in result.measured:
         raise PromiseBroken(f"{wrong or 'no device'}: {result.measured}")
     return forked_s, time.monotonic() - began, dict(result.measured)
 

@@ -28,7 +28,7 @@ SIDE = 384  # of the matrices multiplied in a step
 
 
 class BigState(Recipe):
-    """Selected by `recipe: benchmarks.recipes.big_state:BigState`."""
+    """A job selects this recipe with `recipe: benchmarks.recipes.big_state:BigState`."""
 
     tensors: list[torch.Tensor]
 

@@ -61,7 +61,7 @@ class ElasticWorld(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the world, of the measurement, and the steps between two changes."""
+    """The sizes of the world and of the measurement, and the steps between two changes."""
 
     nodes: int
     ranks_per_node: int
@@ -76,7 +76,7 @@ class Sizes:
 def measure(
     name: str, world: ElasticWorld, sizes: Sizes, changes: Sequence[Change]
 ) -> dict[Change, list[Recovery]]:
-    """Every change once per round."""
+    """Make every change once per round."""
     found: dict[Change, list[Recovery]] = {change: [] for change in changes}
     world.settle(sizes.ranks, sizes.settle_steps)
     for number, change in product(range(sizes.rounds), changes):
@@ -90,7 +90,7 @@ def measure(
 
 
 def _cause(world: ElasticWorld, change: Change, number: int, nodes: int) -> Callable[[], object]:
-    """`number`: another victim for each."""
+    """Return what causes `change`; every `number` has another victim."""
     members = world.members()
     node_id, pid = members[-1 - number % len(members)]
     match change:
@@ -139,7 +139,7 @@ def elastic_summary(
     sizes: Sizes,
     load: Sequence[float],
 ) -> ElasticResult:
-    """`ray_train`: its changes by setting."""
+    """Compare Holdfast's changes with those of each setting of Ray Train."""
     ours, theirs = _figures(holdfast), {name: _figures(of) for name, of in ray_train.items()}
     shrink_s = median(ours[Change.SHRINK].recovery_s)
     shrinks = {name: median(found[Change.SHRINK].recovery_s) for name, found in theirs.items()}

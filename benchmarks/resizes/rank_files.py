@@ -51,7 +51,7 @@ def read(folder: Path, rank: int, recipe: Recipe) -> int:
 
 
 def _array(payload: bytearray, entry: TensorEntry) -> NDArray[np.void]:
-    """The tensor in `payload`, its elements as bytes: a view."""
+    """Return a view of the tensor in `payload`, with its elements as bytes."""
     count = max(1, int(np.prod(entry.shape)))
     kind = np.dtype(f"V{entry.nbytes // count}")
     return np.frombuffer(payload, kind, count, entry.offset).reshape(entry.shape)

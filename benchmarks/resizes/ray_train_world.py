@@ -42,8 +42,8 @@ class RayTrainWorld:
     def training(
         cls, spec: dict[str, Any], setting: RayTrainSetting, sizes: Sizes, health: RayHealthCheck
     ) -> Iterator[RayTrainWorld]:
-        """On an embedded cluster, so that nodes, their CPUs and Ray's settings are the same as on
-        the other side. `spec` has the largest mesh."""
+        """Train on an embedded cluster, so that nodes, their CPUs and Ray's settings are the same
+        as on the other side. `spec` has the largest mesh."""
         os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
         loop = partial(ray_train_side.loop_config, spec, setting, elastic=True)
         ranks = (sizes.ranks_per_node, sizes.ranks)
@@ -68,7 +68,7 @@ class RayTrainWorld:
         return [(header["node_id"], header["pid"]) for header in newest]
 
     def settle(self, ranks: int, steps: int) -> None:
-        """Only the newest world counts."""
+        """Wait until the newest world has `ranks` ranks and has made `steps` steps."""
 
         def has_settled() -> bool:
             logs = [*self.files.lines()]
@@ -104,6 +104,6 @@ class RayTrainWorld:
         return recovery(steps, at, worlds.index(first), phases_s=phases_s)
 
     def _headers(self) -> list[dict[str, Any]]:
-        """Of all processes, those of the oldest world first."""
+        """Return the headers of all processes, those of the oldest world first."""
         headers = (header for header, *_ in self.files.lines())
         return sorted(headers, key=lambda header: float(header["world"]))

@@ -22,7 +22,7 @@ _COLLECTED = (2_000, 5, 500)
 one collection takes 0.08 s."""
 
 
-def lower_session_priority(niceness: int = BACKGROUND_NICENESS) -> bool:
+def lower_session_priority() -> bool:
     """Lower the CPU priority of this process's session; call it from the session leader.
 
     Returns False without an effect if the process does not lead its session (a user's terminal
@@ -31,7 +31,7 @@ def lower_session_priority(niceness: int = BACKGROUND_NICENESS) -> bool:
     if os.getsid(0) != os.getpid():
         return False
     try:
-        Path("/proc/self/autogroup").write_text(str(niceness))
+        Path("/proc/self/autogroup").write_text(str(BACKGROUND_NICENESS))
     except OSError:
         return False
     return True

@@ -50,7 +50,7 @@ from holdfast_workers.protocol.commands import (
     Stop,
     WarmUp,
 )
-from holdfast_workers.protocol.findings import is_unfit
+from holdfast_workers.protocol.findings import messages_of
 from holdfast_workers.protocol.messages import (
     FormOrder,
     Origin,
@@ -157,7 +157,7 @@ def test_a_node_is_checked_before_it_is_ready_and_on_each_request(node: SingleAg
     first = node.report()
     health = first.health
     assert first.ready and health.measured["cpu"] > 0 and health.number >= 1
-    assert not is_unfit(health.findings)
+    assert not messages_of(health.findings)
     again = node.ask(CheckNode("n0"), AgentReport).health
     assert again.number > health.number and again.measured["cpu"] > 0
     exchange = ExchangeBytes("127.0.0.1", node.report().data_port, 5.0)

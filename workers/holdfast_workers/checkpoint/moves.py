@@ -80,10 +80,6 @@ class Plan:
             grouped[move.source].append(move)
         return {source: tuple(moves) for source, moves in sorted(grouped.items())}
 
-    def moved_bytes(self, sources: Sequence[MoveSource]) -> int:
-        """Number of bytes that cross the network."""
-        return sum(move.nbytes for move in self.moves if not sources[move.source].near)
-
 
 def box_of(entry: TensorEntry) -> Box:
     return Box(entry.offsets, entry.shape)

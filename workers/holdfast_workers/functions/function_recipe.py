@@ -82,7 +82,7 @@ class FunctionRecipe(Recipe):
     def build(self, world: World) -> None:
         """Store the world; the function itself builds the model once it is called."""
         if self._world is not None:  # the objects of the last call are garbage only now
-            self._release()
+            self.abandon_step()
             gc.collect()
         self._world = world
 
@@ -106,9 +106,6 @@ class FunctionRecipe(Recipe):
         return context.finish()
 
     def abandon_step(self) -> None:
-        self._release()
-
-    def _release(self) -> None:
         """Drop all objects of the function: an accelerator has no room for them twice."""
         self._registry, self._mesh, self.share = None, None, None
         self._reduction, self._copies = None, None

@@ -43,13 +43,9 @@ class HealthFinding:
         return (self.probe, self.kind, self.level, self.where, self.code)
 
 
-def is_unfit(findings: Iterable[HealthFinding]) -> bool:
-    return any(finding.level is Level.UNFIT for finding in findings)
-
-
-def messages_of(findings: Iterable[HealthFinding], level: Level = Level.UNFIT) -> str:
-    """The messages of the findings of a level, as one line."""
-    return "; ".join(finding.what for finding in findings if finding.level is level)
+def messages_of(findings: Iterable[HealthFinding]) -> str:
+    """The messages of the findings that make a node unfit, as one line; "": it is fit."""
+    return "; ".join(finding.what for finding in findings if finding.level is Level.UNFIT)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,22 @@ DEFAULT_BATCH = 256
 """Rows of a batch, as in Ray Data."""
 
 
-class CountedShard(DataIterator):  # type: ignore[misc]  # Ray has no types
+class _OverStream(DataIterator):  # type: ignore[misc]  # Ray has no types
+    """An iterator with the facts of the stream below it."""
+
+    _stream: DataIterator
+
+    def stats(self) -> str:
+        return str(self._stream.stats())
+
+    def schema(self) -> Schema | None:
+        return self._stream.schema()
+
+    def get_context(self) -> DataContext:
+        return self._stream.get_context()
+
+
+class CountedShard(_OverStream):
     """The shard of one rank. Its iterations are those of `stream`, in step with the other
     ranks'."""
 
@@ -38,15 +53,6 @@ class CountedShard(DataIterator):  # type: ignore[misc]  # Ray has no types
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
         return _Repeatable(self._rows)
-
-    def stats(self) -> str:
-        return str(self._stream.stats())
-
-    def schema(self) -> Schema | None:
-        return self._stream.schema()
-
-    def get_context(self) -> DataContext:
-        return self._stream.get_context()
 
     def world_size(self) -> int:
         """Number of shards."""
@@ -118,7 +124,7 @@ class CountedShard(DataIterator):  # type: ignore[misc]  # Ray has no types
         self._counter.take(start.epoch, rows)
 
 
-class _RestOfEpoch(DataIterator):  # type: ignore[misc]  # as above
+class _RestOfEpoch(_OverStream):
     """One iteration over `stream`, without its first rows."""
 
     def __init__(
@@ -128,15 +134,6 @@ class _RestOfEpoch(DataIterator):  # type: ignore[misc]  # as above
         self.block_rows: deque[int] = deque()
         """The numbers of rows of the blocks, in order: without a batch size each block is a
         batch."""
-
-    def stats(self) -> str:
-        return str(self._stream.stats())
-
-    def schema(self) -> Schema | None:
-        return self._stream.schema()
-
-    def get_context(self) -> DataContext:
-        return self._stream.get_context()
 
     def _get_dataset_tag(self) -> dict[str, str | None]:
         return self._stream._get_dataset_tag()  # type: ignore[no-any-return]

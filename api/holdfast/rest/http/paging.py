@@ -17,7 +17,7 @@ Cursor = Annotated[
 PageSize = Annotated[int, Query(ge=1, le=1000, description="most items of a page")]
 
 
-def number_of(cursor: str | None) -> int:
+def number_of(cursor: Cursor = None) -> int:
     """The number in the cursor of a list whose items are numbered; 0: its begin.
 
     Raises InvalidCursor.
@@ -60,11 +60,7 @@ def _after_step(
     return start_of(after_step, cursor, "after_step")
 
 
-def _numbered(cursor: Cursor = None) -> int:
-    return number_of(cursor)
-
-
 After = Annotated[int, Depends(_after)]
 AfterStep = Annotated[int, Depends(_after_step)]
-AfterNumber = Annotated[int, Depends(_numbered)]
+AfterNumber = Annotated[int, Depends(number_of)]
 """The number after which a list begins that only a cursor continues."""
