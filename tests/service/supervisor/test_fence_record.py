@@ -1,5 +1,7 @@
-"""The fence in the remote storage: what it keeps, and what an unknown answer means; no injected fault is
-carried out twice, on whichever node the supervisor starts again."""
+"""The fence in the remote storage: what it keeps, and what an unknown answer means.
+
+No injected fault is carried out twice, on whichever node the supervisor starts again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program's output shows: its last lines, for the report of its end, and whether it works."""
+"""What a program's output shows: its last lines, for the report of its end, and signs of life."""
 
 from __future__ import annotations
 

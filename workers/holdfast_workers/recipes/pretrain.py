@@ -31,13 +31,13 @@ from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
-from holdfast_workers.parallelize.fake_mesh import fake_process_group
 from holdfast_workers.parallelize.mesh import (
     CONTEXT_AXIS,
     PIPELINE_AXIS,
     TENSOR_AXIS,
     data_index,
     data_parallel,
+    fake_process_group,
     make_mesh,
 )
 from holdfast_workers.parallelize.parallel_model import apply_parallelism, needs_mesh
