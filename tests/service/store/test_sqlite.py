@@ -1,4 +1,4 @@
-"""The store on SQLite: the threads of statements, the order of waiting writers, where its file is."""
+"""The store on SQLite: threads of statements, the order of waiting writers, where its file is."""
 
 from __future__ import annotations
 

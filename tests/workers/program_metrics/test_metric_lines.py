@@ -1,4 +1,4 @@
-"""Metrics from printed lines: numbers, steps, patterns that are refused, and the limit of a search."""
+"""Metrics from printed lines: numbers, steps, refused patterns, and the limit of a search."""
 
 from __future__ import annotations
 
