@@ -1,9 +1,12 @@
-"""The TCP sockets of this network namespace, as the kernel shows them, with their users."""
+"""The TCP sockets of this network namespace, as the kernel shows them, with their users; and whose
+the other end of a connection is. An end on another machine is not judged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -37,3 +40,33 @@ def parse_table(text: str) -> Iterator[TcpEnd]:
         fields = line.split()
         local, remote = (address.removeprefix(_MAPPED) for address in fields[1:3])
         yield TcpEnd(local, remote, fields[3], int(fields[7]), fields[9])
+
+
+class Owner(Enum):
+    """The owner of the other end of a connection."""
+
+    SAME_USER = auto()
+    OTHER_USER = auto()
+    NOT_YET = auto()
+    """The connection waits in the queue of a listener."""
+    UNKNOWN = auto()
+    """The other end is on another machine, or closed."""
+
+
+def owners_of_others(inodes: Iterable[str]) -> set[Owner]:
+    """The owners of the other ends of these sockets."""
+    ends = list(tcp_ends())
+    by_addresses = {(end.local, end.remote): end for end in ends}
+    own = {end.inode: end for end in ends}
+    uid = os.getuid()
+    return {owner_of_other(own[inode], by_addresses, uid) for inode in inodes if inode in own}
+
+
+def owner_of_other(end: TcpEnd, ends: Mapping[tuple[str, str], TcpEnd], uid: int) -> Owner:
+    """`ends`: all of this machine, by local and remote address; `uid`: this process's. Pure."""
+    other = ends.get((end.remote, end.local))
+    if other is None:
+        return Owner.UNKNOWN
+    if other.inode == "0":
+        return Owner.NOT_YET if other.state == ESTABLISHED else Owner.UNKNOWN
+    return Owner.SAME_USER if other.uid == uid else Owner.OTHER_USER

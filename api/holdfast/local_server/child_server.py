@@ -1,7 +1,7 @@
 """Runs a `holdfast serve` with an embedded cluster as a child process.
 
 Server and cluster end with this process, even if it is killed: each holds the read end of a pipe
-whose write end only this process has.
+whose write end only this process has. A sentence says what a server that starts is doing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError, ServerUnreachable
 from holdfast.local_server import end_signals
 from holdfast.schemas import ServerFile
 from holdfast_service.embedded_cluster import local_cluster
+from holdfast_service.embedded_cluster.local_cluster import LocalCluster
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 45.0
@@ -139,3 +140,20 @@ def _stop(process: subprocess.Popen[str] | None) -> None:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+
+
+def stage(data_dir: Path, nodes: int) -> str:
+    """What the server with this data directory and a cluster of `nodes` is doing, for the user who
+    waits."""
+    return stage_text(local_cluster.folder(data_dir).read(), nodes)
+
+
+def stage_text(cluster: LocalCluster | None, nodes: int) -> str:
+    """`cluster`: as its keeper has recorded it; None: not yet."""
+    if cluster is None:
+        return "starting a server on this machine"
+    if cluster.ready:
+        return "connecting to Ray"
+    if not cluster.nodes:
+        return "starting Ray"
+    return f"starting Ray: {len(cluster.nodes)} of {nodes + 1} raylets run"

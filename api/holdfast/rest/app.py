@@ -17,8 +17,7 @@ from holdfast.rest import dashboard, routes, version
 from holdfast.rest.http import problems
 from holdfast.rest.http.authentication import Authentication
 from holdfast.rest.http.body_limits import BodyLimits
-from holdfast.rest.http.known_parameters import known_parameters
-from holdfast.rest.http.request_guard import RequestGuard
+from holdfast.rest.http.request_guard import RequestGuard, known_parameters
 from holdfast.rest.http.request_ids import RequestIds
 from holdfast.rest.monitoring import health_probes, prometheus
 from holdfast.rest.services import Services

@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from holdfast_service.cluster import actor_names as names
-from holdfast_service.cluster import agent_start, refused_seat
+from holdfast_service.cluster import code_by_value, refused_seat
 from holdfast_service.cluster.agent_actor import AgentSeat
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import (
@@ -320,8 +320,8 @@ class RayAgents:
 
     def _create(self, group: Any, index: int, seat: str, name: str) -> Any:
         bundle = self._bundle()
-        ray.cloudpickle.register_pickle_by_value(agent_start)  # also for nodes without Holdfast
-        actor = ray.remote(agent_start.StartedAgent).options(
+        ray.cloudpickle.register_pickle_by_value(code_by_value)  # also for nodes without Holdfast
+        actor = ray.remote(code_by_value.StartedAgent).options(
             name=name,
             namespace=names.namespace(self._installation),
             lifetime="detached",
@@ -336,7 +336,7 @@ class RayAgents:
             ),
             **with_code(self._spec.code),
         )
-        return actor.remote(codec.encode(self.seat_of(seat)), agent_start.own_versions())
+        return actor.remote(codec.encode(self.seat_of(seat)), code_by_value.own_versions())
 
     def seat_of(self, seat: str) -> AgentSeat:
         """The arguments of a seat's agent."""

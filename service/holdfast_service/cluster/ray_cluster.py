@@ -21,8 +21,8 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrash
 
 from holdfast_service.cluster import (
     actor_names,
+    code_by_value,
     growth_groups,
-    node_sweep,
     node_tasks,
 )
 from holdfast_service.cluster.connection import (
@@ -384,9 +384,9 @@ class RayCluster:
             node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
         }
         folder = actor_names.memory_folder(self._installation, job_id)
-        ray.cloudpickle.register_pickle_by_value(node_sweep)  # also for nodes without Holdfast
+        ray.cloudpickle.register_pickle_by_value(code_by_value)  # also for nodes without Holdfast
         for node in alive - sweeps.keys():
-            sweeps[node] = node_tasks.task_on(node, node_sweep.sweep_this_node).remote(folder)
+            sweeps[node] = node_tasks.task_on(node, code_by_value.sweep_this_node).remote(folder)
         calls = [*sweeps.values()]
         late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)[1] if calls else []
         for node, call in [*sweeps.items()]:

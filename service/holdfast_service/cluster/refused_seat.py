@@ -11,7 +11,7 @@ import importlib.metadata
 from functools import cache
 from typing import Any
 
-from holdfast_service.cluster.agent_start import own_versions
+from holdfast_service.cluster.code_by_value import own_versions
 from holdfast_service.diagnosis.unfit_software import SoftwareFault, import_fault, version_fault
 from holdfast_workers import build
 from holdfast_workers.protocol.answers import AgentFailure, AgentReport, Refusal, RequestRefused

@@ -33,8 +33,11 @@ from holdfast_service.job_model.node_range import (
     without_auto,
 )
 from holdfast_service.job_model.program_faults import MODULE_ATTRIBUTE, program_faults
-from holdfast_service.job_model.resources_spec import ResourcesSpec, node_request_faults
-from holdfast_service.job_model.runtime_env_spec import RuntimeEnvSpec
+from holdfast_service.job_model.resources_spec import (
+    ResourcesSpec,
+    RuntimeEnvSpec,
+    node_request_faults,
+)
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
 from holdfast_service.placement.mesh_choice import MeshLimits, MeshOrder
 from holdfast_service.placement.world_shape import WorldShape

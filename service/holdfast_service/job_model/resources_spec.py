@@ -1,4 +1,5 @@
-"""The section `resources` of a job spec: what the job's workers reserve, and on which nodes."""
+"""The sections `resources` and `runtime_env` of a job spec: what the job's workers reserve, and on
+which nodes; the Python packages that the job adds to its nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from holdfast_service.job_model.node_labels import (
@@ -16,6 +17,7 @@ from holdfast_service.job_model.node_labels import (
     rules_of,
 )
 from holdfast_service.job_model.node_range import NodeRange
+from holdfast_workers.packages.requirements import fault_of
 from holdfast_workers.spec import NonNegative, Positive, RankResources, Section, SpecFault
 
 ACCELERATOR_AMOUNT = 0.001
@@ -27,7 +29,6 @@ _OWN_LABELS = {
     "ray.io/node-id": "cordon the other nodes, or label the nodes that you mean",
     "ray.io/accelerator-type": "use accelerator_type",
 }
-
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,62}$")]
 NodeLabel = Annotated[str, Field(pattern=rf"^([A-Za-z0-9][A-Za-z0-9.-]{{0,252}}/)?{_NAME}$")]
@@ -51,6 +52,8 @@ def _values(value: object) -> list[str]:
 
 
 _VALUE_SCHEMA = {"type": "string", "pattern": f"^!?{_NAME}$"}
+
+
 LabelValues = Annotated[
     list[str],
     PlainValidator(_values),
@@ -178,3 +181,28 @@ def node_request_faults(resources: ResourcesSpec) -> Iterator[SpecFault]:
         if len({value.startswith(NOT) for value in values}) > 1:
             message = "values with and without ! cannot be mixed: write either kind"
             yield SpecFault(path=path, message=message)
+
+
+def _valid(requirement: str) -> str:
+    if (fault := fault_of(requirement)) is not None:
+        raise PydanticCustomError("requirement", "{fault}", {"fault": fault})
+    return requirement
+
+
+PipRequirement = Annotated[str, Field(max_length=1000), AfterValidator(_valid)]
+
+
+class RuntimeEnvSpec(Section):
+    """Packages that the job's ranks need beside those of every node. The job's files are `code`."""
+
+    pip: list[PipRequirement] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="Python packages, such as `einops>=0.8`. Before the job takes nodes, one of "
+        "them finds the exact versions and installs them; each node of the job then installs the "
+        "same, once. The versions of what Holdfast, torch and Ray need do not change: a "
+        "requirement that excludes them ends the job. Of a package at an address, the nodes "
+        "install the file with the sha256 that the first one found, or that the address ends in "
+        "(`#sha256=`); an address has no user and no password. The command line and the client "
+        "accept a local requirements file here.",
+    )

@@ -28,7 +28,6 @@ from holdfast_service.readers import ranks as rank_reading
 from holdfast_service.readers import timeline, verdict
 from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.readers.ranks import RankHistoryQuery, RecordedRanks
-from holdfast_service.readers.spec_diff import differences
 from holdfast_service.services.nodes import NodeService
 from holdfast_service.settings import Settings
 from holdfast_service.store import accounts, job_row_stats, listing, queries
@@ -50,6 +49,7 @@ from holdfast_service.views.lists import (
     ClusterView,
     JobRow,
     QueuedJobView,
+    differences,
 )
 from holdfast_service.views.nodes import NodeView
 from holdfast_service.views.pages import JobPage, SpecDifferencePage

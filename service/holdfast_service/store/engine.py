@@ -30,12 +30,12 @@ from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.settings import Settings
 from holdfast_service.store import postgres, sqlite
 from holdfast_service.store.change_numbers import RESET_FUTURE_NUMBERS
-from holdfast_service.store.file_systems import network_file_system
 from holdfast_service.store.group_commit import GroupCommit
 from holdfast_service.store.installation import ensure_id
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.migrate import exclusive, migrate
 from holdfast_service.store.models import JobRecord
+from holdfast_service.store.sqlite import network_file_system
 from holdfast_service.store.watched_jobs import WatchedJobs
 
 _DRIVERS = {

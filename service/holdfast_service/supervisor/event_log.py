@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from holdfast_service.job_model.events import codec
 from holdfast_service.job_model.events.kinds import JobEvent
 from holdfast_service.job_model.supervisor_protocol import first_event
-from holdfast_workers.agent.event_backup import KEPT_EVENTS
+from holdfast_workers.agent.run_journal import KEPT_EVENTS
 from holdfast_workers.protocol.messages import SupervisorEvent
 
 

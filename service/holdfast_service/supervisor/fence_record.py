@@ -6,11 +6,16 @@ creates its object and then lists all: of two that do so at the same time, one s
 
 No caller waits for the storage longer than it asks to: all calls run in one thread. An error or no
 answer means unknown: it is retried with the next refresh, and is never taken for an empty fence.
+
+The fence also holds the numbers of the injected faults that were accepted, so that no fault is
+carried out twice, on whichever node a supervisor starts again.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -30,9 +35,9 @@ from holdfast_workers.protocol.lease import clock_s
 from holdfast_workers.protocol.processes import StorageOptions
 
 _log = structlog.get_logger()
-
 RETRY_S = 0.2
 _CALL_S = 2.0
+_NAME = re.compile(r"fault-(\d+)")
 
 
 class ClaimLost(Exception):
@@ -161,6 +166,45 @@ class FenceRecord:
     def _create(self, name: str) -> bool:
         """Create an object; False if it belongs to another supervisor. An earlier try of this
         supervisor may have created it although its answer was lost."""
+        try:
+            self._storage.put_new(name, self._token)
+        except ObjectExists:
+            return self._storage.read(name) == self._token
+        return True
+
+
+class InjectionRecord:
+    """The injected faults that the job's supervisors have accepted. Thread-safe.
+
+    Faults are numbered per job from 1 and accepted in that order. The number, an object that is
+    created and never replaced, is stored before the fault is carried out: if the supervisor dies of
+    the fault, or between the two, its successor does not repeat it.
+    """
+
+    def __init__(self, fence: Storage) -> None:
+        self._storage = fence
+        self._newest = 0
+        self._token = secrets.token_hex(16).encode()
+        self._lock = threading.Lock()
+
+    def take(self, number: int) -> bool:
+        """True once for each number, across restarts of the supervisor. Raises StorageError while
+        that is unknown: the fault is to be sent again."""
+        with self._lock:
+            if number <= self._newest:
+                return False
+            found = (_NAME.fullmatch(name) for name in self._storage.objects())
+            stored = max((int(name[1]) for name in found if name), default=0)
+            if number < stored or not self._create(number):
+                self._newest = max(stored, number)
+                return False
+            self._newest = number
+            return True
+
+    def _create(self, number: int) -> bool:
+        """False if another supervisor took the number. An earlier try of this one may have stored
+        it although its answer was lost."""
+        name = f"fault-{number:08d}"
         try:
             self._storage.put_new(name, self._token)
         except ObjectExists:

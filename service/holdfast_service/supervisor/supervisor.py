@@ -41,12 +41,10 @@ from holdfast_service.supervisor.agent_commands import AgentCommands
 from holdfast_service.supervisor.agent_watch import Agents, AgentWatch
 from holdfast_service.supervisor.drain_watch import DrainWatch
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_record import FenceRecord
-from holdfast_service.supervisor.injection_record import InjectionRecord
+from holdfast_service.supervisor.fence_record import FenceRecord, InjectionRecord
 from holdfast_service.supervisor.link_check import LinkChecker
 from holdfast_service.supervisor.news import News
-from holdfast_service.supervisor.progress_record import ProgressRecord
-from holdfast_service.supervisor.rank_times import ProgramRankTimes
+from holdfast_service.supervisor.rank_progress import ProgramRankTimes, ProgressRecord
 from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch

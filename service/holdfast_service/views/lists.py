@@ -5,6 +5,7 @@ They are cheap to build: a row comes from the job's own row in the store, never 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +15,8 @@ from holdfast_service.job_model.times import Time
 from holdfast_service.views.jobs import WaitingView
 from holdfast_service.views.nodes import NodeView
 from holdfast_service.views.view import View
+
+_MISSING = object()
 
 
 class JobRow(View):
@@ -77,3 +80,22 @@ class SpecDifferenceView(View):
     path: str = Field(description="dotted, as in the errors of a spec")
     left: Any = Field(description="value in this job; null: not set")
     right: Any = Field(description="value in the other job; null: not set")
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[SpecDifferenceView]:
+    """The differing paths in the order of `left`; paths only in `right` come last. Lists are
+    compared as a whole."""
+    return list(_between(left, right, ""))
+
+
+def _between(left: Any, right: Any, path: str) -> Iterator[SpecDifferenceView]:
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        for key in dict.fromkeys([*left, *right]):
+            below = f"{path}.{key}" if path else str(key)
+            yield from _between(left.get(key, _MISSING), right.get(key, _MISSING), below)
+    elif left != right:
+        yield SpecDifferenceView(path=path, left=_json_value(left), right=_json_value(right))
+
+
+def _json_value(value: Any) -> Any:
+    return None if value is _MISSING else value

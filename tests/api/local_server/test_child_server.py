@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.formats import code_archive
-from holdfast.local_server import child_server, run_folders, start_stages
+from holdfast.local_server import child_server, run_folders
 from holdfast_service.embedded_cluster.local_cluster import LocalCluster, LocalNode
 from holdfast_workers.node_cache import use_locks
 
@@ -50,7 +50,7 @@ def test_each_stage_of_the_start_is_told() -> None:
         replace(CLUSTER, nodes=(node,)),
         replace(CLUSTER, nodes=(node, node), ready=True),
     ]
-    assert [start_stages.text(cluster, nodes=1) for cluster in stages] == [
+    assert [child_server.stage_text(cluster, nodes=1) for cluster in stages] == [
         "starting a server on this machine",
         "starting Ray",
         "starting Ray: 1 of 2 raylets run",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_service.cluster import agent_actor, agent_start
-from holdfast_service.cluster.agent_start import own_versions
+from holdfast_service.cluster import agent_actor, code_by_value
+from holdfast_service.cluster.code_by_value import own_versions
 from holdfast_service.cluster.refused_seat import answer_of, requirement_of
 from holdfast_workers import build
 from holdfast_workers.protocol import commands
@@ -93,10 +93,10 @@ def test_only_what_cannot_be_imported_counts_as_missing_software(
     refusals = []
     monkeypatch.setattr(agent_actor, "AgentActor", fails)
     monkeypatch.setattr(
-        agent_start.StartedAgent, "_refuse", lambda _, *refusal: refusals.append(refusal)
+        code_by_value.StartedAgent, "_refuse", lambda _, *refusal: refusals.append(refusal)
     )
-    agent_start.StartedAgent(b"", own_versions())
-    agent_start.StartedAgent(b"", {**own_versions(), "python": "3.99"})
+    code_by_value.StartedAgent(b"", own_versions())
+    code_by_value.StartedAgent(b"", {**own_versions(), "python": "3.99"})
     error = f"{type(fault).__name__}: {fault}"
     assert refusals == [(own_versions(), error, lacks_software), (own_versions(), "", True)]
 
@@ -124,7 +124,7 @@ def test_what_is_installed_is_not_looked_up_for_every_answer(
 
 def test_the_class_of_an_agent_is_read_without_holdfast() -> None:
     """Ray reads it by value: its module imports nothing that a node may lack."""
-    source = Path(agent_start.__file__).read_text()
+    source = Path(code_by_value.__file__).read_text()
     program = (
         "import pickle, sys\n"
         "made = pickle.load(sys.stdin.buffer)\n"
@@ -133,10 +133,10 @@ def test_the_class_of_an_agent_is_read_without_holdfast() -> None:
     )
     import ray  # late: it takes a second
 
-    ray.cloudpickle.register_pickle_by_value(agent_start)
+    ray.cloudpickle.register_pickle_by_value(code_by_value)
     ran = subprocess.run(
         [sys.executable, "-c", program],
-        input=ray.cloudpickle.dumps(agent_start.StartedAgent),
+        input=ray.cloudpickle.dumps(code_by_value.StartedAgent),
         capture_output=True,
         timeout=60,
         check=False,

@@ -51,7 +51,7 @@ def test_a_node_without_holdfast_is_told_apart_and_both_remedies_are_named(packa
 @pytest.mark.parametrize(
     "error",
     [
-        "ModuleNotFoundError: No module named 'holdfast_service.cluster.agent_start'",
+        "ModuleNotFoundError: No module named 'holdfast_service.cluster.code_by_value'",
         "ImportError: cannot import name 'SOFTWARE' from 'holdfast_workers.protocol.findings'",
     ],
 )

@@ -19,10 +19,9 @@ from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.models.vit import VisionTransformer
 from holdfast_workers.parallelize import shard
-from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.context import apply_context_parallel
-from holdfast_workers.parallelize.fake_mesh import fake_process_group
-from holdfast_workers.parallelize.mesh import make_mesh
+from holdfast_workers.parallelize.mesh import fake_process_group, make_mesh
+from holdfast_workers.parallelize.parallel_model import apply_activation_checkpointing
 from holdfast_workers.spec import (
     ActivationCheckpointing,
     ContextMethod,

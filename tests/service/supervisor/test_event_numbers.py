@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.supervisor_protocol import first_event, is_next_event
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_workers.agent.event_backup import EventBackup
+from holdfast_workers.agent.run_journal import EventBackup
 
 AGENTS = 3
 

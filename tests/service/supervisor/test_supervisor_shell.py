@@ -26,7 +26,7 @@ from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
 from holdfast_service.supervisor.supervisor import Supervisor
 from holdfast_service.supervisor.supervisor_times import SupervisorTimes
-from holdfast_workers.agent.event_backup import KEPT_EVENTS
+from holdfast_workers.agent.run_journal import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore

@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.support.nodes.local_agents import LocalAgent, LocalAgents
 
-from holdfast_workers.fault_injection import link_cut
+from holdfast_workers.fault_injection import network_faults
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 AGENT_PORT = 7001
@@ -158,7 +158,7 @@ class RemoteAgent(LocalAgent):
         process = subprocess.Popen(
             [*self._inside, sys.executable, "-m", "tests.support.nodes.agent_process", "remote"],
             stdin=subprocess.PIPE,
-            env={**os.environ, link_cut.VARIABLE: INTERFACE},
+            env={**os.environ, network_faults.VARIABLE: INTERFACE},
         )
         self.process = process
         assert process.stdin is not None

@@ -137,7 +137,7 @@ def _import_all() -> None:
     from tests.support.nodes import agent_process  # noqa: F401
 
     from holdfast_workers.checkpoint import s3  # noqa: F401
-    from holdfast_workers.child_programs import loader, saver, store_host  # noqa: F401
+    from holdfast_workers.child_programs import saver, store_host  # noqa: F401
     from holdfast_workers.recipes import pretrain  # noqa: F401
     from holdfast_workers.worker import main as worker  # noqa: F401
 

@@ -13,8 +13,8 @@ from tests.support.ranks import rank_programs as programs
 from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.parallelize import context, process_groups, ring_attention
-from holdfast_workers.parallelize.divided_positions import DividedPositions
 from holdfast_workers.parallelize.mesh import data_mesh
+from holdfast_workers.parallelize.ring_attention import DividedPositions
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import TensorEntry

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from holdfast_workers.parallelize import (
     counted_transfers,
-    in_place_recovery,
     pipeline,
     process_groups,
     replicate,
@@ -340,7 +339,7 @@ def rebound(
     again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
     join(port, again)
     if rebuild:
-        in_place_recovery._mesh_infos = _raise_attribute_error
+        shard._mesh_infos = _raise_attribute_error
     recipe.rebind(again)
     if rebuild:
         recipe.read_state(memoryview(kept))

@@ -11,7 +11,7 @@ from tests.support.waiting import eventually
 
 from holdfast_workers.agent import node_agent
 from holdfast_workers.agent.node_agent import NodeAgent
-from holdfast_workers.fault_injection import link_cut
+from holdfast_workers.fault_injection import network_faults
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 from holdfast_workers.fault_injection.orders import CannotInject, FaultOrders, NodeMeans
 from holdfast_workers.ipc.children import Child
@@ -82,6 +82,6 @@ def test_links_are_cut_for_the_given_time_and_only_where_allowed(
     orders = FaultOrders(lambda rank: None, NodeMeans(tmp_path, cut_links=cut.append))
     orders.accept(1, Injection(FaultKind.PARTITION, rank=0, duration_s=2.5))
     eventually(lambda: cut == [2.5])
-    with pytest.raises(CannotInject, match=link_cut.VARIABLE):
+    with pytest.raises(CannotInject, match=network_faults.VARIABLE):
         orders_without_ranks(tmp_path).accept(1, Injection(FaultKind.PARTITION, rank=0))
-    assert link_cut.link_cutter({}) is None
+    assert network_faults.link_cutter({}) is None

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from tests.support.ranks import hugging_face_llama
 
-from holdfast_workers.models.llama import Llama, rotate, scaled_frequencies
+from holdfast_workers.models.llama import Llama, RMSNorm, rotate, scaled_frequencies
 from holdfast_workers.models.llama_parameters import (
     hugging_face_config,
     hugging_face_name,
     parameter_shapes,
 )
-from holdfast_workers.models.rms_norm import RMSNorm
 from holdfast_workers.models.transformer import initial_values
 from holdfast_workers.spec import ModelSpec, RopeScalingSpec
 

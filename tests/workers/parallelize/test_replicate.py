@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast_workers.parallelize import replicate
-from holdfast_workers.parallelize.fake_mesh import fake_process_group
+from holdfast_workers.parallelize.mesh import fake_process_group
 from holdfast_workers.parallelize.replicate import GradientSums, is_replicated_only
 from holdfast_workers.spec import ModelSpec
 from holdfast_workers.training.recipe import World

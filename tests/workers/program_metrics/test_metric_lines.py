@@ -1,9 +1,11 @@
-"""Metrics from printed lines: numbers, steps, and patterns that are refused."""
+"""Metrics from printed lines: numbers, steps, refused patterns, and the limit of a search."""
 
 from __future__ import annotations
 
 import math
 import re
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.program_metrics import processor_limit
+from holdfast_workers.program_metrics import metric_lines
 from holdfast_workers.program_metrics.metric_lines import (
     MetricLines,
     StepNumbers,
+    TookTooLong,
+    call_within,
     number,
     pattern_fault,
 )
 from holdfast_workers.program_metrics.metric_names import MAX_NAMES, OwnMetrics
 
 STEP_AND_LOSS = r"step (?P<step>[0-9,]+) .*loss (?P<loss>\S+)"
+LIMIT_S = 0.1
 
 
 def test_a_line_of_every_known_name_is_a_step() -> None:
@@ -141,13 +146,13 @@ def test_usual_patterns_are_accepted(pattern: str) -> None:
 )
 def test_the_slowest_patterns_are_given_up(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pattern_fault(pattern) is None
-    limits_s, call = [], processor_limit.call
+    limits_s, call = [], metric_lines.call_within
 
     def recorded(body: Callable[[], Any], limit_s: float) -> Any:
         limits_s.append(limit_s)
         return call(body, limit_s)
 
-    monkeypatch.setattr(processor_limit, "call", recorded)
+    monkeypatch.setattr(metric_lines, "call_within", recorded)
     lines = MetricLines(pattern)
     while not lines.problem:
         assert lines.read("a" * 100_000, 0.0) is None
@@ -184,3 +189,36 @@ def test_own_metrics_have_valid_names_and_a_limited_number() -> None:
     many = {f"m{n}": 1.0 for n in range(MAX_NAMES)}
     assert len(own.storable(many)) == MAX_NAMES - 1
     assert own.storable({"acc": 2, "another": 2}) == {"acc": 2}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*.*.*.*(?P<loss>\d)$",
+        r"\S+\S+\S+\S+(?P<lr>x)",
+        r".*?.*?.*?.*?(?P<lr>\S) end",
+        r"(?P<lr>x)?a{0,99}a{0,99}a{0,99}a{0,99}z",
+        r"(?:a{1,90}){1,90}(?P<lr>x)",
+    ],
+)
+def test_a_search_of_hours_ends_at_its_limit(pattern: str) -> None:
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(TookTooLong, match=r"more than 0\.1 s"):
+        call_within(lambda: re.compile(pattern).search("a" * 300), LIMIT_S)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) == before
+
+
+def test_results_and_errors_pass_and_no_timer_stays() -> None:
+    assert call_within(lambda: 7, LIMIT_S) == 7
+    with pytest.raises(ZeroDivisionError):
+        call_within(lambda: 1 / 0, LIMIT_S)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_another_thread_has_no_limit() -> None:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(call_within(lambda: 7, LIMIT_S)))
+    thread.start()
+    thread.join(60)
+    assert found == [7]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_workers.programs.output_tail import KEPT_LINES, OutputTail
-from holdfast_workers.programs.silence import Silence
+from holdfast_workers.programs.program_output import KEPT_LINES, OutputTail, Silence
 
 
 def test_of_a_progress_bar_the_last_state_is_kept() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from holdfast_workers.agent.background_tasks import BackgroundTasks
+from holdfast_workers.agent.background_threads import BackgroundTasks
 from holdfast_workers.agent.remote_saves import RemoteSaves
 from holdfast_workers.agent.rendezvous import Rendezvous
 from holdfast_workers.agent.run_journal import RunJournal

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.periodic_thread import PeriodicThread
+from holdfast_workers.agent.background_threads import PeriodicThread
 from holdfast_workers.checkpoint.storage import local_folder
 from holdfast_workers.health import host
 from holdfast_workers.health.evaluator import HealthLimits, changed, evaluate

@@ -23,18 +23,16 @@ from typing import Any
 from holdfast_workers import build
 from holdfast_workers.agent.agent_config import AgentConfig, join_order
 from holdfast_workers.agent.authority import Authority
-from holdfast_workers.agent.background_tasks import BackgroundTasks
+from holdfast_workers.agent.background_threads import BackgroundTasks, PeriodicThread
 from holdfast_workers.agent.child_events import ChildEvents
-from holdfast_workers.agent.event_backup import EventBackup
 from holdfast_workers.agent.fork_templates import ForkTemplates
 from holdfast_workers.agent.node_health import NodeHealth
 from holdfast_workers.agent.node_log import logged, node_log
 from holdfast_workers.agent.node_memory import NodeMemory
-from holdfast_workers.agent.periodic_thread import PeriodicThread
 from holdfast_workers.agent.progress_watch import ProgressWatch
 from holdfast_workers.agent.remote_saves import RemoteSaves, RemoteTierRefused
 from holdfast_workers.agent.rendezvous import Rendezvous
-from holdfast_workers.agent.run_journal import RunJournal
+from holdfast_workers.agent.run_journal import EventBackup, RunJournal
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.agent.storage_jobs import RemoteCleanup, RemoteLoads
 from holdfast_workers.agent.supervisor_end import SupervisorEnd

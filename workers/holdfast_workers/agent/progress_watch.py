@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.periodic_thread import PeriodicThread
+from holdfast_workers.agent.background_threads import PeriodicThread
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.progress.beacon import (
     IDLE,

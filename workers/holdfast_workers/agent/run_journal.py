@@ -1,4 +1,5 @@
-"""Keeps metric rows, digests and log lines of a run until the supervisor fetches them.
+"""Keeps metric rows, digests and log lines of a run until the supervisor fetches them, and copies
+of its numbered events for the next supervisor process.
 
 Bounded: the oldest entries are dropped first. Every node keeps the same rows and digests, so losing
 a node loses none of them; the newest also lie in shared memory (`agent/row_file.py`), so losing all
@@ -10,16 +11,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 
 from holdfast_workers.agent.row_file import RowFile
-from holdfast_workers.protocol.messages import LogLine, StepRow
+from holdfast_workers.protocol.messages import LogLine, StepRow, SupervisorEvent
 
 KEEP_ROWS = 20_000
 KEEP_LINES = 5_000
 PAGE_ROWS = 1_000
 PAGE_LINES = 500
+KEPT_EVENTS = 2_000
+"""The number of events kept after they were stored elsewhere: a restarted supervisor reads its
+history from them."""
 
 
 class RunJournal:
@@ -113,3 +118,28 @@ class RunJournal:
                 first, last = row[1] - 1, row[1]
             wanted = {s: d for s in range(first, last + 1) if (d := self._digests.get(s))}
             return tuple(rows), wanted, tuple(lines)
+
+
+class EventBackup:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: dict[int, SupervisorEvent] = {}
+
+    def keep(self, events: Iterable[SupervisorEvent]) -> None:
+        """Keep `events` by their `seq`."""
+        with self._lock:
+            self._events |= {event.seq: event for event in events}
+
+    def forget(self, acked: int) -> None:
+        """Drop the oldest of the events up to number `acked`, which are stored elsewhere."""
+        with self._lock:
+            stored = sorted(seq for seq in self._events if seq <= acked)
+            for seq in stored[:-KEPT_EVENTS]:
+                del self._events[seq]
+
+    def all(self) -> tuple[SupervisorEvent, ...]:
+        """All kept events, in order of their numbers."""
+        with self._lock:
+            return tuple(self._events[seq] for seq in sorted(self._events))

@@ -1,9 +1,11 @@
-"""Processes that write committed state to the remote tier, so that training never waits for it.
+"""Processes that reach the remote tier: they write committed state, so that training never waits
+for it, and load a checkpoint from a bucket into the memory of a rank.
 
 A saver writes one rank's shard from a frozen copy in shared memory, and a record beside it. Once
 every rank's record exists, a finalizer publishes the checkpoint (manifest last). A tidier removes
-checkpoints that retention no longer keeps; it is separate, because it is slow and may fail. All are
-forked from the zygote and end when done.
+checkpoints that retention no longer keeps; it is separate, because it is slow and may fail. A
+loader has the bucket's credentials and runs no users' code. All are forked from a zygote and end
+when done.
 
 A record contains the position of every tensor and is copied into the manifest, so it carries its
 own digest: the manifest must not vouch for a damaged record.
@@ -48,11 +50,13 @@ from holdfast_workers.protocol.answers import PublishedCheckpoint
 from holdfast_workers.protocol.commands import FinalizeCheckpoint
 from holdfast_workers.protocol.processes import (
     FrozenCopy,
+    LoadOrder,
     StorageRefusal,
     StorageZygoteConfig,
     TidierJob,
 )
 from holdfast_workers.protocol.signals import RetentionDone, ShardRecord
+from holdfast_workers.worker.remote_loading import fill_shared
 
 QUARANTINE_REASON = "its job must not use it: see the event checkpoint.bad of this URI"
 _log = structlog.get_logger()
@@ -174,3 +178,10 @@ def _root(config: StorageZygoteConfig) -> Storage:
     """The job's remote tier, as configured by the agent."""
     storage = open_storage(config.plan.remote_root, config.storage)
     return with_injected_failures(storage, Path(config.storage_fault_file))
+
+
+def load(end: socket.socket, order: LoadOrder, config: StorageZygoteConfig) -> int:
+    """Carry out the order; answers with its outcome."""
+    outcome = fill_shared(order, config.storage, Path(config.storage_fault_file))
+    control_channel.send(end, outcome)
+    return 0

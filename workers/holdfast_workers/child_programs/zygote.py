@@ -140,7 +140,7 @@ def _import_for_storage() -> None:
     """Import all that the processes need that reach the storage of checkpoints."""
     linux_processes.name_process("hf-storage")
     from holdfast_workers.checkpoint import s3  # noqa: F401
-    from holdfast_workers.child_programs import loader, saver  # noqa: F401
+    from holdfast_workers.child_programs import saver  # noqa: F401
 
 
 def _folder_of(config: ZygoteConfig) -> str:
@@ -314,7 +314,7 @@ def _compute_with(threads: int) -> None:
 
 def _run_storage(job: StorageJob, end: socket.socket, config: StorageZygoteConfig) -> int:
     """Run a process that reaches the storage of checkpoints."""
-    from holdfast_workers.child_programs import loader, saver
+    from holdfast_workers.child_programs import saver
 
     match job:
         case FrozenCopy():
@@ -324,7 +324,7 @@ def _run_storage(job: StorageJob, end: socket.socket, config: StorageZygoteConfi
         case TidierJob():
             return saver.tidy(end, job, config)
         case LoadOrder():
-            return loader.load(end, job, config)
+            return saver.load(end, job, config)
 
 
 def _run_template(

@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.fault_injection import link_cut
-from holdfast_workers.fault_injection.connection_reset import reset_connections
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
+from holdfast_workers.fault_injection.network_faults import VARIABLE, link_cutter, reset_connections
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.protocol.processes import ArmFault
 
@@ -44,7 +43,7 @@ class NodeMeans:
     """Makes its health probe report an XID."""
     lose: Callable[[], None] | None = None
     """Ends everything that runs on the node; None: the node cannot be lost on request."""
-    cut_links: Callable[[float], None] | None = field(default_factory=link_cut.link_cutter)
+    cut_links: Callable[[float], None] | None = field(default_factory=link_cutter)
     """Disconnects the node for some seconds; None: no link of it may be cut."""
 
 
@@ -148,7 +147,7 @@ def _cut_links(node: NodeMeans, seconds: float) -> None:
     if node.cut_links is None:
         raise CannotInject(
             "no link of this node may be cut: its operator must list the links in "
-            f"{link_cut.VARIABLE}, and `ip` (iproute2) must be installed"
+            f"{VARIABLE}, and `ip` (iproute2) must be installed"
         )
     _run_soon(partial(node.cut_links, seconds))
 

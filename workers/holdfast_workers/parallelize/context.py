@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.models.llama import Block, Llama, repeated_heads
-from holdfast_workers.parallelize.divided_positions import DividedPositions, Run
-from holdfast_workers.parallelize.ring_attention import ring_attention
+from holdfast_workers.parallelize.ring_attention import DividedPositions, Run, ring_attention
 from holdfast_workers.parallelize.sequence import all_gather, reduce_scatter
 from holdfast_workers.spec import ContextMethod
 

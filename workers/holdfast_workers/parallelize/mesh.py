@@ -10,8 +10,11 @@ like those along `dp_shard`: FSDP runs over both axes, joined to one dimension.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401 (registers the backend)
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -91,3 +94,23 @@ def _init_single_rank_group(world: World) -> None:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo", store=HashStore(), rank=0, world_size=1
     )
+
+
+@contextmanager
+def fake_process_group(world: World) -> Iterator[None]:
+    """Provide a default group without peers, for building a sharded model before they exist.
+
+    torch's fake process group copies its own data and sends nothing: meanwhile collectives compute
+    nothing. Afterwards the model is like that of a survivor whose peers have died: real groups
+    replace the fake ones in the same way. torch caches a process's coordinates on the mesh, so a
+    process that has built for one rank cannot serve as another rank.
+    """
+    dist.init_process_group(
+        dist.Backend.FAKE, store=HashStore(), rank=world.rank, world_size=world.world_size
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fake group has no time-out to set
+            yield
+    finally:
+        dist.destroy_process_group()

@@ -1,13 +1,23 @@
-"""Applies the parallelisms of a spec to a model on the meta device, in their order of nesting."""
+"""Applies the parallelisms of a spec, and activation checkpointing, to a model on the meta device,
+in their order of nesting."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
-from holdfast_workers.parallelize.activation_checkpointing import apply_activation_checkpointing
 from holdfast_workers.parallelize.context import apply_context_parallel
 from holdfast_workers.parallelize.mesh import (
     CONTEXT_AXIS,
@@ -24,8 +34,24 @@ from holdfast_workers.parallelize.shard import apply_fully_shard
 from holdfast_workers.parallelize.stage_split import split_stages, stages_of
 from holdfast_workers.parallelize.tensor import apply_tensor_parallel
 from holdfast_workers.parallelize.vocabulary import apply_vocabulary_parallel
-from holdfast_workers.spec import ModelSpec, TrainingSpec
+from holdfast_workers.spec import ActivationCheckpointing, ModelSpec, TrainingSpec
 from holdfast_workers.training.recipe import World
+
+_aten = torch.ops.aten
+KEPT_RESULTS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+"""Operations whose results `selective` keeps. No collective is among them. The all-reduce of tensor
+parallelism works in place: its result, kept, would be summed over again, and the gradients would be
+wrong without an error."""
 
 
 def needs_mesh(world: World, spec: ModelSpec) -> bool:
@@ -74,3 +100,34 @@ def apply_parallelism(
 
 def _is_mixed(spec: ModelSpec) -> bool:
     return spec.dtype != "float32"
+
+
+def apply_activation_checkpointing(
+    model: Transformer, mode: ActivationCheckpointing, every: int = 1
+) -> None:
+    """Let each `every`-th block of `model`, from the first one on, compute activations again in the
+    backward pass instead of keeping them; in place.
+
+    `full` keeps the input of a block only (Chen et al. 2016, arXiv:1604.06174). `selective` keeps
+    the results of matrix products and of attention too, which are most of the work and little of
+    the memory. Both give the same bits as no checkpointing: the same operations run again, on the
+    same numbers, with the same dropout masks.
+
+    The block's `forward` is replaced, so names of parameters stay; FSDP's hooks are around it, so
+    parameters are gathered once for the pass that computes again.
+    """
+    for block in list(model.blocks.values())[::every] if mode != "none" else ():
+        block.forward = partial(_checkpointed, block.forward, mode == "selective")
+
+
+def _checkpointed(forward: Callable[..., Tensor], selective: bool, *args: Any) -> Tensor:
+    options: dict[str, Any] = {}
+    if selective:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    output: Tensor = checkpoint(forward, *args, use_reentrant=False, **options)
+    return output
+
+
+def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    kept = operation in KEPT_RESULTS
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

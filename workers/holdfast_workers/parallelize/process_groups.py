@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.parallelize.connection_owners import Owner, owners_of_others
+from holdfast_workers.tcp_table import Owner, owners_of_others
 
 CONNECT_S = 0.5
 """Deadline of the first connection to the store; each further one may take twice as long."""

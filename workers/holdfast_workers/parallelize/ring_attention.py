@@ -6,11 +6,13 @@ arXiv:2310.01889). The next block travels while a rank computes. The backward pa
 round once more, computes each again from the saved log-sum-exp of all (Dao et al. 2022,
 arXiv:2205.14135, appendix B), and the gradients of a block travel with it until they are home.
 
-Only two blocks are on a rank at once, and merged results are float32.
+Only two blocks are on a rank at once, and merged results are float32. `DividedPositions` says which
+positions each rank has, for every method (`context.py`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +22,58 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.models.llama import repeated_heads
 from holdfast_workers.parallelize.counted_transfers import counted, link_name
-from holdfast_workers.parallelize.divided_positions import DividedPositions
 from holdfast_workers.parallelize.mesh import CONTEXT_AXIS
 
 _aten = torch.ops.aten
+
+
+class Run(NamedTuple):
+    """Consecutive positions, `first` to `last`, which a rank has at `begin` to `end` of its own."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+    @property
+    def at(self) -> slice:
+        return slice(self.begin, self.end)
+
+
+@dataclass(frozen=True)
+class DividedPositions:
+    """Each position is on exactly one rank. Runs of different ranks do not overlap."""
+
+    by_rank: list[Tensor]
+    """Positions of each rank, increasing."""
+    runs: list[list[Run]]
+    """The runs of positions, by rank."""
+    order: Tensor
+    """The indices that sort all ranks' positions, taken one rank after the other."""
+    owners: Tensor
+    """The inverse."""
+
+    @classmethod
+    def of(cls, by_rank: list[Tensor]) -> DividedPositions:
+        every = torch.cat(by_rank)
+        return cls(by_rank, [_runs(own) for own in by_rank], torch.argsort(every), every)
+
+    def in_order(self, x: Tensor, dim: int) -> Tensor:
+        """`x` with the positions of `dim` in their order, from one rank's after the other's."""
+        return x.index_select(dim, self.order.to(x.device))
+
+    def by_owner(self, x: Tensor, dim: int) -> Tensor:
+        """The inverse of `in_order`."""
+        return x.index_select(dim, self.owners.to(x.device))
+
+
+def _runs(positions: Tensor) -> list[Run]:
+    breaks = (torch.nonzero(positions.diff() != 1).flatten() + 1).tolist()
+    ends = [*breaks, len(positions)]
+    return [
+        Run(int(positions[begin]), int(positions[end - 1]), begin, end)
+        for begin, end in zip([0, *breaks], ends, strict=True)
+    ]
 
 
 def ring_attention(

@@ -1,17 +1,21 @@
 """Metrics from the lines that a program prints, by the regular expression of its spec.
 
 No I/O. A line never ends a program's run: text that is no number is left out. A line is searched up
-to a limit of characters and of time, and a pattern that takes long all the same is given up.
+to a limit of characters and of time, and a pattern that takes long all the same is given up. The
+standard library has no limit for a search, which can take hours; but it lets signals through.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
 
-from holdfast_workers.program_metrics import processor_limit
 from holdfast_workers.program_metrics.metric_names import NAME, RESERVED_NAMES, OwnMetrics
 from holdfast_workers.protocol.programs import ProgramStep
 
@@ -30,6 +34,7 @@ TOKENS = "tokens"
 _ALLOWED = frozenset({STEP, TOKENS, *NAMED})
 _LARGEST = 2.0**53
 _UNLIMITED = re.compile(r"[*+]|\{\d*,\}")
+Result = TypeVar("Result")
 
 
 def pattern_fault(pattern: str) -> str | None:
@@ -107,10 +112,8 @@ class MetricLines:
     def _search(self, text: str) -> re.Match[str] | None:
         began = self._clock()
         try:
-            found = processor_limit.call(
-                lambda: self._pattern.search(text[:MOST_CHARACTERS]), MOST_SEARCH_S
-            )
-        except processor_limit.TookTooLong:
+            found = call_within(lambda: self._pattern.search(text[:MOST_CHARACTERS]), MOST_SEARCH_S)
+        except TookTooLong:
             found = None
         took_s = self._clock() - began
         self._slow_s += took_s if took_s > SLOW_S else 0.0
@@ -219,3 +222,30 @@ def _end_of_set(pattern: str, start: int) -> int:
     while at < len(pattern) and pattern[at] != "]":
         at += 2 if pattern[at] == "\\" else 1
     return at
+
+
+class TookTooLong(Exception):
+    """The computation was ended."""
+
+
+def call_within(compute: Callable[[], Result], limit_s: float) -> Result:
+    """The result of `compute`, which has no effects and may take `limit_s` of the processor. In
+    another thread than the main one, there is no limit. Raises TookTooLong."""
+    if threading.current_thread() is not threading.main_thread():
+        return compute()
+    is_computing = True
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        if is_computing:
+            raise TookTooLong(f"it took more than {limit_s:g} s of the processor")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+            return compute()
+        finally:
+            is_computing = False
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+    finally:
+        signal.signal(signal.SIGVTALRM, before)

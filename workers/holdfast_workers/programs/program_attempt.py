@@ -26,9 +26,8 @@ from holdfast_workers.program_metrics.step_sources import StepSources
 from holdfast_workers.programs import error_file
 from holdfast_workers.programs.launcher_links import StoreEnded
 from holdfast_workers.programs.output_relay import OutputRelay
-from holdfast_workers.programs.output_tail import OutputTail
+from holdfast_workers.programs.program_output import OutputTail, Silence
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
-from holdfast_workers.programs.silence import Silence
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
     ordered_devices,

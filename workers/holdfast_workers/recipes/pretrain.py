@@ -31,14 +31,13 @@ from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
-from holdfast_workers.parallelize.fake_mesh import fake_process_group
-from holdfast_workers.parallelize.in_place_recovery import CannotRebind, discard_step, rebind_groups
 from holdfast_workers.parallelize.mesh import (
     CONTEXT_AXIS,
     PIPELINE_AXIS,
     TENSOR_AXIS,
     data_index,
     data_parallel,
+    fake_process_group,
     make_mesh,
 )
 from holdfast_workers.parallelize.parallel_model import apply_parallelism, needs_mesh
@@ -46,13 +45,16 @@ from holdfast_workers.parallelize.pipeline import ChunkReporter, Pipeline, has_l
 from holdfast_workers.parallelize.replicate import GradientSums, is_replicated_only
 from holdfast_workers.parallelize.shard import (
     SMALL_MODEL_BYTES,
+    CannotRebind,
+    discard_step,
+    rebind_groups,
     set_last_micro_batch,
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
-from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.recipes.task import ImageTask, LanguageTask, Task
 from holdfast_workers.spec import Family, TrainingSpec
+from holdfast_workers.state.digest import ParameterChecksum
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,

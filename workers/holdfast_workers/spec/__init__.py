@@ -27,7 +27,7 @@ from holdfast_workers.spec.model import (
 from holdfast_workers.spec.model_faults import MOST_CLASSES, MOST_PIXELS, NEAR_SIZES
 from holdfast_workers.spec.parallel import MESH_AXES, ContextMethod, ParallelSpec, Schedule, Zero
 from holdfast_workers.spec.program import ProgramSpec, RayRunSpec
-from holdfast_workers.spec.resources import RankResources
+from holdfast_workers.spec.resources import RankResources, TimeoutsSpec
 from holdfast_workers.spec.safeguards import (
     HISTORY_STEPS,
     ChecksSpec,
@@ -37,7 +37,6 @@ from holdfast_workers.spec.safeguards import (
     SpikeGuardSpec,
 )
 from holdfast_workers.spec.spec_fault import SpecFault
-from holdfast_workers.spec.timeouts import TimeoutsSpec
 from holdfast_workers.spec.train import (
     VOCABULARIES,
     DataSpec,

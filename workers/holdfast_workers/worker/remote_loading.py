@@ -2,7 +2,7 @@
 through its agent.
 
 A rank runs users' code, so it never has a bucket's credentials. For a bucket, the agent starts a
-process without users' code (`child_programs/loader.py`), which fills memory that it shares with the
+process without users' code (`child_programs/saver.py`), which fills memory that it shares with the
 rank. Both ways raise the same errors.
 """
 

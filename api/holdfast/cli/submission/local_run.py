@@ -90,7 +90,7 @@ class _StartDisplay:
     """Shows what the server that starts is doing: live on a terminal, else a line per stage."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
-        from holdfast.local_server.start_stages import stage  # late: it is part of the server
+        from holdfast.local_server.child_server import stage  # late: it is part of the server
 
         self._stage: Callable[[], str] = partial(stage, folder, nodes)
         self._console = output.stderr()

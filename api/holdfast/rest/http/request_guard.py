@@ -1,4 +1,5 @@
-"""Refuses requests to other hosts than this server, from foreign web pages, and ambiguous ones.
+"""Refuses requests to other hosts than this server, from foreign web pages, and ambiguous ones; and
+query parameters that a route does not know: a misspelt filter must not be ignored.
 
 A web page in the user's browser reaches a server on loopback, too: by a name that resolves to
 127.0.0.1 (DNS rebinding), or by a plain form post, also from another port of this machine. The
@@ -8,12 +9,18 @@ first request carries a foreign `Host`; of the second, the browser says where it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.rest.http.problems import ProblemError, refused
 from holdfast.rest.origins import host_port, origin_of
 from holdfast.rest.services import Services
+from holdfast.rest.version import server_version
 
 _OWN_SITES = ("same-origin", "none")  # none: the user typed the address
 
@@ -69,3 +76,33 @@ def _foreign(page: str) -> ProblemError:
 
 def _malformed(why: str) -> ProblemError:
     return ProblemError(400, "malformed_request", f"the request is malformed: {why}")
+
+
+async def known_parameters(request: Request) -> None:
+    """A dependency of every route of the API. Raises ProblemError."""
+    if not request.query_params:
+        return
+    known = _parameter_names(request.scope["route"])
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        offer = f"use {', '.join(known)}" if known else "it takes none"
+        raise ProblemError(
+            422,
+            "invalid_parameters",
+            f"this resource has no parameter {unknown[0][:64]!r}: {offer} (this server is Holdfast "
+            f"{server_version()}; clients of other versions may send other parameters)",
+            faults=[
+                {"path": f"query.{name[:64]}", "message": "no such parameter"} for name in unknown
+            ],
+        )
+
+
+def _parameter_names(route: APIRoute) -> tuple[str, ...]:
+    """The query parameters of the route, with those of its dependencies."""
+    return tuple(sorted(set(_parameters_of(route.dependant))))
+
+
+def _parameters_of(dependant: Dependant) -> Iterator[str]:
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from _parameters_of(dependency)

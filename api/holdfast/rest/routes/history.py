@@ -1,25 +1,41 @@
-"""`/jobs/{id}/...`: the history of a job: attempts, incidents, goodput, metrics, digests."""
+"""`/jobs/{id}/...`: the history of a job: attempts, incidents, goodput, metrics, digests; and the
+first data of its page, in one response."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from holdfast.rest.http.paging import AfterNumber, AfterStep, PageSize
 from holdfast.rest.http.problems import documented
 from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.times import Time
+from holdfast_service.readers.ranks import RankHistoryQuery
 from holdfast_service.services.replays import MAX_STEPS
 from holdfast_service.views.comparison import ComparisonView
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.pages import AttemptPage, DigestPage, IncidentPage, MetricPage
-from holdfast_service.views.timeline import TimelineView, VerdictView
+from holdfast_service.views.ranks import RankMeasure
+from holdfast_service.views.timeline import GlanceView, TimelineView, VerdictView
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["history"], responses=documented(404, 422))
 
 MaybeTime = Annotated[Time | None, Query(description="a time, as RFC 3339 describes it")]
+
+
+def rank_history_query(
+    *,
+    since: MaybeTime = None,
+    until: MaybeTime = None,
+    buckets: Annotated[int, Query(ge=1, le=500)] = 120,
+    of: RankMeasure = RankMeasure.COMPUTE_S,
+) -> RankHistoryQuery:
+    return RankHistoryQuery(since, until, buckets, of)
+
+
+RankHistoryDep = Annotated[RankHistoryQuery, Depends(rank_history_query)]
 
 
 @router.get("/attempts", summary="The attempts of the job", responses=documented(400))
@@ -110,3 +126,9 @@ async def get_comparison(
     limit: Annotated[int, Query(ge=1, le=MAX_STEPS)] = MAX_STEPS,
 ) -> ComparisonView:
     return await services.replays.compare(job_id, after_step=after_step, limit=limit)
+
+
+@router.get("/glance", summary="The job, its verdict, timeline and ranks, in one response")
+async def get_glance(services: ServicesDep, job_id: JobId, query: RankHistoryDep) -> GlanceView:
+    """Each part equals the response of its own path; the parameters apply to the ranks."""
+    return await services.overview.glance(job_id, query)

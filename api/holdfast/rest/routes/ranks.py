@@ -4,37 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path
 
 from holdfast.rest.http.problems import documented
-from holdfast.rest.routes.history import MaybeTime
+from holdfast.rest.routes.history import RankHistoryDep
 from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
-from holdfast_service.readers.ranks import RankHistoryQuery
 from holdfast_service.views.ranks import (
     RankDetailView,
     RankHeatView,
     RankHistoryView,
-    RankMeasure,
     RanksView,
 )
 
 router = APIRouter(
     prefix="/api/v1/jobs/{job_id}/ranks", tags=["ranks"], responses=documented(404, 422)
 )
-
-
-def rank_history_query(
-    *,
-    since: MaybeTime = None,
-    until: MaybeTime = None,
-    buckets: Annotated[int, Query(ge=1, le=500)] = 120,
-    of: RankMeasure = RankMeasure.COMPUTE_S,
-) -> RankHistoryQuery:
-    return RankHistoryQuery(since, until, buckets, of)
-
-
-RankHistoryDep = Annotated[RankHistoryQuery, Depends(rank_history_query)]
 
 
 @router.get("", summary="The ranks of the newest attempt, as last reported")

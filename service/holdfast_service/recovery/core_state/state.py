@@ -1,7 +1,7 @@
 """The state of the recovery core between two inputs, and the effects that it is about to return.
 
-Each part of the state has an owner: a small class in a file of its own, which alone changes its
-fields, by operations with names (`tests/service/recovery/core_state/test_owners.py` checks it).
+Each part of the state has an owner: a small class, whose file alone changes its fields, by
+operations with names (`tests/service/recovery/core_state/test_owners.py` checks it).
 Other files read the fields. `CoreState` holds the owners and makes events of their changes. It
 decides nothing, and imports nothing from the packages that use it (`nodes`, `upkeep`, `world`,
 `faults`, `signals`).
@@ -22,22 +22,18 @@ from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state.corruption_case import CorruptionCase
 from holdfast_service.recovery.core_state.effects import Effect, Emit
-from holdfast_service.recovery.core_state.ending import Ending
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.failure_budget import FailureBudget
 from holdfast_service.recovery.core_state.fencing import Fencing
-from holdfast_service.recovery.core_state.growth import Growth
 from holdfast_service.recovery.core_state.hang_watch import HangWatch
 from holdfast_service.recovery.core_state.inbox import Inbox
-from holdfast_service.recovery.core_state.incident_log import IncidentLog
-from holdfast_service.recovery.core_state.interval_record import SaveIntervals
-from holdfast_service.recovery.core_state.mesh_change import Departure, MeshChange
+from holdfast_service.recovery.core_state.incident_log import FailureBudget, IncidentLog
+from holdfast_service.recovery.core_state.mesh_change import Departure, Growth, MeshChange
 from holdfast_service.recovery.core_state.mesh_speeds import MeshSpeeds
 from holdfast_service.recovery.core_state.node_records import NodeRecords
-from holdfast_service.recovery.core_state.progress import Progress
+from holdfast_service.recovery.core_state.progress import Ending, Progress
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.roster import Roster
-from holdfast_service.recovery.core_state.save_ledger import SaveLedger
+from holdfast_service.recovery.core_state.save_ledger import SaveIntervals, SaveLedger
 from holdfast_service.recovery.core_state.slow_ranks import SlowRanks
 from holdfast_service.recovery.core_state.stage_timer import Stage, StageTimer
 from holdfast_service.recovery.core_state.worlds import Worlds

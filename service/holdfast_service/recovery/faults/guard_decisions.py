@@ -10,7 +10,7 @@ from __future__ import annotations
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_service.recovery.upkeep import remote_cleanup_orders
+from holdfast_service.recovery.upkeep import remote_tier
 from holdfast_workers.protocol.findings import TripReport
 
 
@@ -40,4 +40,4 @@ def roll_back(state: CoreState, attempt: int, step: int, why: str) -> None:
             continue
         message = f"training was rolled back to step {step}: {why}"
         state.emit(CheckpointBadEvent(step=checkpoint.step, uri=checkpoint.uri, message=message))
-        remote_cleanup_orders.request_cleanup(state, checkpoint.step)
+        remote_tier.request_cleanup(state, checkpoint.step)

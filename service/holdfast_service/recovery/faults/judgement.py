@@ -18,7 +18,7 @@ from holdfast_service.policy.decision_ladder import Action, decide, is_tolerable
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import situation
-from holdfast_service.recovery.upkeep import remote_cleanup_orders
+from holdfast_service.recovery.upkeep import remote_tier
 from holdfast_service.recovery.world import graceful_stop, outcome
 from holdfast_workers.protocol.messages import Place, Restore, Tier
 
@@ -130,7 +130,7 @@ def distrust_source(state: CoreState, rank: int, *, for_ever: bool, why: str) ->
     if source.tier is Tier.REMOTE:
         if state.saves.mark_bad(source.uri):
             state.emit(CheckpointBadEvent(step=source.step, uri=source.uri, message=why))
-            remote_cleanup_orders.request_cleanup(state, source.step)
+            remote_tier.request_cleanup(state, source.step)
         return
     if source.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
         _distrust_part(state, source, (source.agent, source.place, rank), why, for_ever=for_ever)

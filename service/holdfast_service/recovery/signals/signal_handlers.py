@@ -22,7 +22,7 @@ from holdfast_service.recovery.faults import (
     rank_failures,
 )
 from holdfast_service.recovery.signals import agent_lifecycle
-from holdfast_service.recovery.upkeep import partners, remote_outage
+from holdfast_service.recovery.upkeep import partners, remote_tier
 from holdfast_service.recovery.world import attempt_progress, checkpoint_finalization
 from holdfast_workers.protocol import signals
 
@@ -74,7 +74,7 @@ def _dispatch(  # noqa: PLR0912  (one per kind)
         case signals.ShardSaved(shard=shard):
             state.saves.record_shards((shard,), state.progress.line, state.worlds)
         case signals.ShardDelayed() as delayed:
-            remote_outage.handle_delayed_shard(state, signal, delayed, now)
+            remote_tier.handle_delayed_shard(state, signal, delayed, now)
         case signals.RetentionDone() as done:
             checkpoint_finalization.handle_tidied(state, signal.agent, done, now)
         case signals.ZygoteLost(unfit=unfit):

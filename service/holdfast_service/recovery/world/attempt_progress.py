@@ -21,7 +21,7 @@ from holdfast_service.policy.causes import Fault
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
-from holdfast_service.recovery.upkeep import remote_cleanup_orders, resizing
+from holdfast_service.recovery.upkeep import remote_tier, resizing
 from holdfast_service.recovery.upkeep.partners import emit_protection
 from holdfast_service.recovery.world import outcome
 from holdfast_workers.protocol.messages import Tier
@@ -131,7 +131,7 @@ def advance(state: CoreState, now: float) -> None:
         state.timer.stage is Stage.FINISHING
         and all(member.done for member in members)
         and outcome.is_last_step_durable(state)
-        and not remote_cleanup_orders.delays_end(state, now)
+        and not remote_tier.delays_end(state, now)
     ):
         outcome.conclude(state, now)
 

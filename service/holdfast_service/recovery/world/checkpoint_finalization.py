@@ -19,7 +19,7 @@ from holdfast_service.recovery.core_state.inputs import (
 from holdfast_service.recovery.core_state.save_ledger import PendingManifest
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_service.recovery.upkeep import remote_cleanup_orders, remote_outage
+from holdfast_service.recovery.upkeep import remote_tier
 from holdfast_service.recovery.world import attempt_progress, outcome, requeue
 from holdfast_workers.protocol.commands import FinalizeCheckpoint
 from holdfast_workers.protocol.signals import RetentionDone
@@ -75,7 +75,7 @@ def _announce_finished(state: CoreState, now: float) -> None:
                 metrics=checkpoint.metrics,
             )
         )
-        remote_outage.close_outage(state, now, f"step {checkpoint.step} is in the remote tier")
+        remote_tier.close_outage(state, now, f"step {checkpoint.step} is in the remote tier")
 
 
 def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -> None:
@@ -101,7 +101,7 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
         message = f"a later attempt started before step {event.step} of attempt {event.attempt}"
         state.emit(CheckpointBadEvent(step=event.step, uri=event.uri, message=message))
     # Retention must not take an unusable checkpoint for the newest good one.
-    remote_cleanup_orders.request_cleanup(state, event.step)
+    remote_tier.request_cleanup(state, event.step)
     if is_usable and event.step >= state.ending.last_step:
         _conclude_last_checkpoint(state, now)
     elif is_usable:
@@ -116,7 +116,7 @@ def handle_finalize_failed(state: CoreState, event: CommandFailed, now: float) -
         return
     if event.refused:
         description = f"agent {event.agent} cannot publish step {event.step}: {event.why}"
-        remote_outage.open_outage(
+        remote_tier.open_outage(
             state,
             now,
             at=now,

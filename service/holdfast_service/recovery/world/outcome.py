@@ -9,7 +9,7 @@ from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import End
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_service.recovery.upkeep import remote_outage
+from holdfast_service.recovery.upkeep import remote_tier
 from holdfast_workers.protocol.commands import Stop
 
 OWN_CHECKPOINTS = "the program's checkpoints on storage are kept, those in memory are not"
@@ -32,7 +32,7 @@ def end_job(
     if state.worlds.present is not None and state.timer.stage in WITH_WORLD:
         end_attempt(state, message)
     state.close_incident(now, f"the job ended: {code}")
-    remote_outage.close_outage(state, now, f"the job ended: {code}")
+    remote_tier.close_outage(state, now, f"the job ended: {code}")
     state.set_phase(Phase.ENDED)
     state.emit(
         EndedEvent(

@@ -9,12 +9,13 @@ import pytest
 from tests.support.other_users.stranger import stranger
 from tests.support.waiting import eventually
 
-from holdfast_workers.parallelize.connection_owners import (
+from holdfast_workers.tcp_table import (
     Owner,
+    TcpEnd,
     owner_of_other,
     owners_of_others,
+    parse_table,
 )
-from holdfast_workers.tcp_table import TcpEnd, parse_table
 
 TABLE = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from holdfast_workers.fault_injection.connection_reset import reset_connections
+from holdfast_workers.fault_injection.network_faults import reset_connections
 
 
 def test_both_sides_of_a_ports_connections_see_the_reset_and_new_ones_are_accepted() -> None:

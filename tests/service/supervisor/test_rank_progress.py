@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.supervisor.rank_times import ProgramRankTimes
+from holdfast_service.supervisor.rank_progress import ProgramRankTimes
 from holdfast_workers.protocol.messages import Beat
 
 

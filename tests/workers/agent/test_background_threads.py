@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.support.waiting import DEADLINE_S
 
-from holdfast_workers.agent.periodic_thread import PeriodicThread
+from holdfast_workers.agent.background_threads import PeriodicThread
 
 
 @pytest.mark.usefixtures("logs_on_stderr")

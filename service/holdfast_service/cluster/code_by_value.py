@@ -1,8 +1,8 @@
-"""The first code of an agent on its node: it starts the agent, or reports why it cannot.
+"""Code that also runs on nodes without Holdfast: the start of an agent, and the sweep of a node.
 
-Ray gets this module by value, so it runs on nodes without Holdfast: its code uses the
-standard library, Ray, and what it imports itself. An actor whose class cannot be imported
-would be dead for ever, and its seat lost.
+Ray gets this module by value: its code uses the standard library, Ray, and what it imports itself.
+An actor whose class cannot be imported would be dead for ever, and its seat lost. The sweep uses
+the standard library only: it also runs where jobs may have run code that their server sent.
 """
 
 from __future__ import annotations
@@ -82,3 +82,16 @@ class StartedAgent:
         again = threading.Timer(INSTALLED_AFTER_S if lacks_software else AGAIN_S, os._exit, (1,))
         again.daemon = True
         again.start()
+
+
+def sweep_this_node(folder: str) -> None:
+    """Remove what a job's dead agents left in the shared memory of a node: this folder below
+    `memory_base` (`holdfast_workers/memory/node_folder.py`)."""
+    import contextlib
+    import os
+    import shutil
+    from pathlib import Path
+
+    base = Path(os.environ.get("HOLDFAST_SHM_ROOT", f"/dev/shm/holdfast-{os.getuid()}"))
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(base / folder)

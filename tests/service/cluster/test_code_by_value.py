@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_service.cluster.node_sweep import sweep_this_node
+from holdfast_service.cluster.code_by_value import sweep_this_node
 from holdfast_workers.memory.node_folder import BASE_VARIABLE, memory_base
 
 PROGRAM = """
@@ -24,12 +24,12 @@ assert not any(name.startswith("holdfast") for name in sys.modules), "imported"
 def test_the_sweep_runs_without_holdfast_and_takes_only_its_folders(tmp_path: Path) -> None:
     import ray  # late: it takes a second
 
-    from holdfast_service.cluster import node_sweep
+    from holdfast_service.cluster import code_by_value
 
     for name in ("mine", "of-another-job"):
         (tmp_path / name / "n0").mkdir(parents=True)
         (tmp_path / name / "n0" / "own-0.seg").write_bytes(b"state")
-    ray.cloudpickle.register_pickle_by_value(node_sweep)
+    ray.cloudpickle.register_pickle_by_value(code_by_value)
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=ray.cloudpickle.dumps(sweep_this_node),

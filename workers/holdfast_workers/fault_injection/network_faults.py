@@ -1,4 +1,7 @@
-"""Cuts a node's own network links for some time, for injected partitions.
+"""Injected faults of a node's network: resets connections, and cuts links for some time.
+
+A reset acts as a firewall on the path would: both sides of each connection see ECONNRESET at once,
+although both processes live.
 
 Only the links that the node's operator lists in `HOLDFAST_CUTTABLE_LINKS` (separated by spaces) may
 be cut, so that no request can disconnect a machine for good. A separate process cuts and restores
@@ -9,8 +12,11 @@ and `ip` (iproute2).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,6 +25,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 VARIABLE = "HOLDFAST_CUTTABLE_LINKS"
+_UNSPECIFIED = (ctypes.c_char * 16)()
+"""A socket address of family AF_UNSPEC: connecting to it disconnects a socket, with an RST."""
+
+
+def reset_connections(port: int) -> int:
+    """Reset this process's connections with this local port; returns their number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    count = 0
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names, not files)
+        with contextlib.suppress(OSError):  # closed meanwhile, or no connection
+            fd = int(name)
+            if stat.S_ISSOCK(os.fstat(fd).st_mode) and _is_connection(fd, port):
+                count += libc.connect(fd, _UNSPECIFIED, len(_UNSPECIFIED)) == 0
+    return count
+
+
+def _is_connection(fd: int, port: int) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as end:
+        if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
+            return False
+        end.getpeername()  # raises OSError for a socket that listens
+        return int(end.getsockname()[1]) == port
 
 
 def link_cutter(environ: Mapping[str, str] = os.environ) -> Callable[[float], None] | None:
@@ -29,13 +57,7 @@ def link_cutter(environ: Mapping[str, str] = os.environ) -> Callable[[float], No
 
     def cut(seconds: float) -> None:
         subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "holdfast_workers.fault_injection.link_cut",
-                str(seconds),
-                *links,
-            ],
+            [sys.executable, "-m", __name__, str(seconds), *links],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # it must outlive the agent to restore the links
         )

@@ -1,7 +1,13 @@
-"""Outages of the remote tier: an incident of its own, which never stops training.
+"""The remote tier while a job runs: its outages, and orders to clean it up.
 
-The incident opens when the first save is refused and closes when a checkpoint is durable again.
-Recoveries in the meantime have their own incidents.
+An outage is an incident of its own, which never stops training. It opens when the first save is
+refused and closes when a checkpoint is durable again. Recoveries in the meantime have their own
+incidents.
+
+A cleanup is the quarantine of bad checkpoints, then retention. It is ordered only after the core
+has decided whether a new checkpoint is on the present line, so that retention never counts an
+unusable checkpoint as the newest good one. Nothing waits for a cleanup except the end of a job, for
+a limited time, so that its deletions are recorded.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_workers.protocol.commands import TidyRemoteTier
 from holdfast_workers.protocol.signals import ShardDelayed, Signal
 
 
@@ -60,3 +67,31 @@ def close_outage(state: CoreState, now: float, resolution: str) -> None:
     closed = state.incidents.close_outage(now, resolution)
     if closed is not None:
         state.emit(IncidentClosedEvent.of(closed))
+
+
+def request_cleanup(state: CoreState, step: int) -> None:
+    """Order a cleanup after the checkpoint of `step` was finished or found bad."""
+    hosts = state.worlds.present.hosts() if state.worlds.present is not None else set()
+    chosen = min(state.roster.live(), key=lambda record: record.agent not in hosts, default=None)
+    if chosen is None:
+        return
+    state.saves.begin_tidying(step)
+    state.request(
+        TidyRemoteTier(
+            chosen.agent,
+            state.worlds.attempt,
+            step,
+            state.saves.unfinished(),
+            frozenset(state.saves.bad_uris),
+            chosen.incarnation,
+            state.progress.line.limits(),
+        )
+    )
+
+
+def delays_end(state: CoreState, now: float) -> bool:
+    """Whether the end of the job waits for the cleanup. The wait has its own deadline."""
+    if state.saves.tidying is None:
+        return False
+    state.timer.shorten(now + state.config.last_tidy_s)
+    return True

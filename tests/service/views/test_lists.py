@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_service.readers.spec_diff import differences
-from holdfast_service.views.lists import SpecDifferenceView
+from holdfast_service.views.lists import SpecDifferenceView, differences
 
 
 def test_paths_of_either_spec_are_compared() -> None:

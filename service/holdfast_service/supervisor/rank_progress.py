@@ -1,20 +1,56 @@
-"""How long each rank of a user's program computes for a step, from one poll to the next. Pure.
+"""What the agents' beats say of a job's ranks: their last progress, and how long a step takes them.
 
-A recipe's ranks tell each other their times in every step. A program's ranks do not: each shows in
-its beacon how many steps it has made and how long it has computed for them, and the agents' beats
-carry both.
+Soft state. The last progress is for display only: the agents detect stalled ranks, and sooner.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from holdfast_workers.protocol.messages import Beat, StepRow
 
 
+class ProgressRecord:
+    """The last reported progress of a job's ranks. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reported: dict[str, tuple[float, tuple[Beat, ...]]] = {}
+        """Seat -> (monotonic time of the report, beats)."""
+
+    def add(self, seat: str, beats: tuple[Beat, ...]) -> None:
+        """Replace the beats of all ranks of the agent in this seat."""
+        with self._lock:
+            self._reported[seat] = (time.monotonic(), beats)
+
+    def for_attempt(self, attempt: int) -> tuple[Beat, ...]:
+        """The beats of this attempt in rank order, with their present age.
+
+        If two agents reported the same rank, the later report counts.
+        """
+        now = time.monotonic()
+        with self._lock:
+            reported = sorted(self._reported.values(), key=lambda report: report[0])
+        found = {
+            beat.rank: replace(beat, age_s=beat.age_s + now - at)
+            for at, beats in reported
+            for beat in beats
+            if beat.attempt == attempt
+        }
+        return tuple(found[rank] for rank in sorted(found))
+
+
 class ProgramRankTimes:
-    """Compares the newest totals of all ranks with those of the comparison before."""
+    """How long each rank of a user's program computes for a step, from one poll to the next. Pure.
+
+    A recipe's ranks tell each other their times in every step. A program's ranks do not: each shows
+    in its beacon how many steps it has made and how long it has computed for them. The newest
+    totals of all ranks are compared with those of the comparison before.
+    """
 
     def __init__(self) -> None:
         self._attempt = 0

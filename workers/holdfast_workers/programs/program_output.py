@@ -1,0 +1,65 @@
+"""What a program's output shows: its last lines, for the report of its end, and signs of life."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from holdfast_workers.ipc.output_lines import LineSplitter, OutputLine
+
+KEPT_LINES = 40
+KEPT_CHARACTERS = 4096
+BUSY_SHARE = 0.05
+"""A program that takes less of a processor's time than this does nothing."""
+
+
+class OutputTail:
+    """Splits output into lines, and keeps the last; of a progress bar its last state."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """Length of all output so far."""
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._after_state = False
+        self._splitter = LineSplitter()
+
+    def feed(self, piece: bytes) -> list[OutputLine]:
+        """Take a piece of output, and return the lines that it completes."""
+        self.bytes += len(piece)
+        lines = self._splitter.feed(piece)
+        for line in lines:
+            if line.is_state and self._after_state:
+                self._lines[-1] = line.text
+            else:
+                self._lines.append(line.text)
+            self._after_state = line.is_state
+        return lines
+
+    def text(self) -> str:
+        """The last lines, one that is not complete included."""
+        lines = [*self._lines, self._splitter.open]
+        return "\n".join(line for line in lines if line.strip())[-KEPT_CHARACTERS:]
+
+
+@dataclass
+class Silence:
+    """The signs of life of a program that shows no steps, as seen by one look after the other: it
+    prints, or it computes. Pure. A rank that waits for its peers sleeps, but for threads that look
+    at the time now and then."""
+
+    printed: int = 0
+    """Bytes of output at the last look."""
+    computed_s: float = 0.0
+    """Processor time at the last look, in seconds."""
+    looked_at: float = 0.0
+    shown_at: float = 0.0
+    """Time of the last look at which the program had printed, or of its last step."""
+
+    def has_sign_of_life(self, printed: int, computed_s: float, now: float) -> bool:
+        """Whether the program has printed or computed since the last look."""
+        share = (computed_s - self.computed_s) / max(1e-9, now - self.looked_at)
+        if printed != self.printed:
+            self.shown_at = now
+        alive = printed != self.printed or share >= BUSY_SHARE
+        self.printed, self.computed_s, self.looked_at = printed, computed_s, now
+        return alive
