@@ -134,6 +134,13 @@ def tidy(end: socket.socket, job: TidierJob, config: StorageZygoteConfig) -> int
     return 0
 
 
+def load(end: socket.socket, order: LoadOrder, config: StorageZygoteConfig) -> int:
+    """Carry out the order; answers with its outcome."""
+    outcome = fill_shared(order, config.storage, Path(config.storage_fault_file))
+    control_channel.send(end, outcome)
+    return 0
+
+
 def _quarantine(root: Storage, uris: Collection[str]) -> None:
     for uri in uris:
         folder = uri.rpartition("/")[2]
@@ -178,10 +185,3 @@ def _root(config: StorageZygoteConfig) -> Storage:
     """The job's remote tier, as configured by the agent."""
     storage = open_storage(config.plan.remote_root, config.storage)
     return with_injected_failures(storage, Path(config.storage_fault_file))
-
-
-def load(end: socket.socket, order: LoadOrder, config: StorageZygoteConfig) -> int:
-    """Carry out the order; answers with its outcome."""
-    outcome = fill_shared(order, config.storage, Path(config.storage_fault_file))
-    control_channel.send(end, outcome)
-    return 0

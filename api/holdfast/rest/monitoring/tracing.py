@@ -5,6 +5,7 @@ The trace of an incident has a span for the incident, and a child span per phase
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from holdfast_service.job_model.events.incidents import IncidentRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-import math
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _ATTRIBUTES = ("incident", "attempt", "next_attempt", "cause", "decision", "steps_lost")
