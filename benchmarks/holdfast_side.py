@@ -25,14 +25,23 @@ from holdfast_service.views.history import MetricPoint
 NODES = 3
 READY_S = 60.0
 START_S = 180.0
-RECOVER_S = 120.0
-"""Longest recovery; a node that returns has to start its processes first."""
+RECOVER_S = 300.0
+"""Longest recovery. A node that returns has to start its processes first, on a machine whose
+processors the ranks of the other nodes use."""
 END_S = 60.0
 LOOK_S = 0.25
 """Between two looks for a recovery. The steps tell when it was over; looking costs the job some
 processor time."""
 OVERLAP_STEPS = 20
 """Steps before a recovery that are read again; more than a world can lose."""
+
+
+def present_cluster(folder: Path) -> LocalCluster:
+    """The embedded cluster with its present nodes. Raises BenchmarkFailed if it has ended."""
+    found = local_cluster.find(folder)
+    if found is None:
+        raise BenchmarkFailed("the embedded cluster has ended")
+    return found
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,7 @@ class RunningJob:
 
     @property
     def cluster(self) -> LocalCluster:
-        """Raises BenchmarkFailed if it has ended."""
-        found = local_cluster.find(Path(self.data_dir))
-        if found is None:
-            raise BenchmarkFailed("the embedded cluster has ended")
-        return found
+        return present_cluster(Path(self.data_dir))
 
     def members(self) -> list[tuple[str, int]]:
         """Node and process of each rank of the newest attempt."""

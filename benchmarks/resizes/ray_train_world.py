@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks import ray_train_side
 from benchmarks.conditions import environment
 from benchmarks.figures import AppliedStep, Recovery, recovery
+from benchmarks.holdfast_side import present_cluster
 from benchmarks.ray_train_side import RayTrainSetting
 from benchmarks.resizes.changes import Sizes
 from benchmarks.step_files import StepFiles, phases_since
@@ -35,7 +36,12 @@ CHANGE_S = 300.0
 @dataclass(frozen=True)
 class RayTrainWorld:
     files: StepFiles
-    cluster: LocalCluster
+    folder: Path
+    """Of the embedded cluster."""
+
+    @property
+    def cluster(self) -> LocalCluster:
+        return present_cluster(self.folder)
 
     @classmethod
     @contextlib.contextmanager
@@ -59,7 +65,7 @@ class RayTrainWorld:
             with ray_train_side.training(
                 ray_train_side.LOOP, loop, setting, ranks, cluster
             ) as files:
-                yield cls(files, cluster)
+                yield cls(files, folder)
 
     def members(self) -> list[tuple[str, int]]:
         headers = self._headers()

@@ -15,6 +15,19 @@ from tests.support.ranks import rank_file_programs as programs
 from tests.support.ranks.rank_worlds import Worlds, tiny_spec
 
 from holdfast_service.job_model.job_spec import parse
+from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.recovery.core_state.mesh_change import Growth
+
+
+def test_many_rounds_do_not_delay_the_growth_of_the_elastic_job() -> None:
+    spec = parse(endless(load_job(ELASTIC_JOB)), None)
+    limits, shape = spec.recovery, WorldShape((("dp_shard", 8),), 2)
+    growth = Growth(limits.grow_after_s, limits.window_s)
+    for at in range(0, 120, 5):
+        growth.record_resize(shape, at)
+    growth.offer(shape, 130.0)
+    assert growth.due_at is not None
+    assert growth.due_at - 130.0 <= 2 * limits.grow_after_s
 
 
 def found_in(*recoveries: tuple[float, float]) -> list[Recovery]:
