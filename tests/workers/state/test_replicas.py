@@ -17,9 +17,9 @@ from tests.support.ranks.rank_worlds import start_from_seed
 
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.findings import ReplicaFinding
+from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.digest import ParameterChecksum
 from holdfast_workers.state.replicas import (
     CorruptionFound,
     ReplicaComparison,

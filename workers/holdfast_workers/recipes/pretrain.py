@@ -52,9 +52,9 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
+from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.recipes.task import ImageTask, LanguageTask, Task
 from holdfast_workers.spec import Family, TrainingSpec
-from holdfast_workers.state.digest import ParameterChecksum
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,

@@ -4,8 +4,6 @@ A shard digest covers one rank's payload, including its padding, which is always
 same whether computed from a payload in a buffer or from the live tensors. The digest of a step
 covers the shard digests in rank order. Replicas may differ at the end of their payloads
 (`StateLayout.shared_bytes`), so a second digest covers what is before; one pass computes both.
-
-A checksum, which is cheaper, detects changes of tensors between two steps.
 """
 
 from __future__ import annotations
@@ -13,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 import xxhash
-from torch import Tensor
 
 from holdfast_workers.state.layout import ALIGNMENT, StateLayout
 
 PIECE_BYTES = 1 << 26
 """Bytes that are hashed between two checks whether to stop, in some milliseconds."""
+
 _PADDING = bytes(ALIGNMENT)
 
 
@@ -89,35 +86,3 @@ def streamed_digest(pieces: Iterable[memoryview | bytes], shared_bytes: int) -> 
 def step_digest(rank_digests: Sequence[str]) -> str:
     """Digest of the whole world's state, from its shard digests in hex and in rank order."""
     return str(xxhash.xxh3_128_hexdigest("".join(rank_digests).encode("ascii")))
-
-
-class ParameterChecksum:
-    """Has nothing recorded at first; without tensors it never reports a change.
-
-    It is the sum of each tensor's words as integers, so any single changed bit changes it. It costs
-    one read of the tensors at the bandwidth of their memory, on any device.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._parts = [part for tensor in tensors for part in _words(tensor)]
-        self._recorded: Tensor | None = None
-
-    def record(self) -> None:
-        """Record the current sums; the tensors must not change until the next call."""
-        self._recorded = self._sums() if self._parts else None
-
-    def has_changed(self) -> bool:
-        """Whether a tensor differs from its state at the last `record`."""
-        return self._recorded is not None and not torch.equal(self._sums(), self._recorded)
-
-    def _sums(self) -> Tensor:
-        return torch.stack([part.sum(dtype=torch.int64) for part in self._parts])
-
-
-def _words(tensor: Tensor) -> list[Tensor]:
-    """The tensor's memory as 64-bit words as far as possible, and the rest in smaller words."""
-    flat = tensor.detach().view(-1).view(torch.uint8)
-    if flat.storage_offset() % 8:
-        return [flat.view(torch.int32)] if flat.numel() else []
-    whole = flat.numel() // 8 * 8
-    return [part for part in (flat[:whole].view(torch.int64), flat[whole:]) if part.numel()]
