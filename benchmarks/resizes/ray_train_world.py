@@ -37,7 +37,7 @@ CHANGE_S = 300.0
 class RayTrainWorld:
     files: StepFiles
     folder: Path
-    """Of the embedded cluster."""
+    """The data directory of the embedded cluster."""
 
     @property
     def cluster(self) -> LocalCluster:

@@ -52,8 +52,6 @@ def _values(value: object) -> list[str]:
 
 
 _VALUE_SCHEMA = {"type": "string", "pattern": f"^!?{_NAME}$"}
-
-
 LabelValues = Annotated[
     list[str],
     PlainValidator(_values),

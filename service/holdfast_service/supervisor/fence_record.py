@@ -146,9 +146,9 @@ class FenceRecord:
         """First store, then list: see the top of this module."""
         asked_at, epoch, attempt = clock_s(), self._epoch, self._attempt
         if epoch and not self._claimed:
-            self._claimed = self._create(epoch_object(epoch))
+            self._claimed = _create(self._storage, epoch_object(epoch), self._token)
         if self._claimed and attempt > self._stored_attempt:
-            self._create(attempt_object(epoch, attempt))
+            _create(self._storage, attempt_object(epoch, attempt), self._token)
         numbers = used_numbers(self._storage.objects())
         self.floor = FenceFloor(
             max((found.epoch for found in numbers), default=0),
@@ -163,14 +163,15 @@ class FenceRecord:
             raise ClaimLost(f"{self._storage.uri}: it no longer holds epoch {epoch}")
         self._stored_attempt, self.confirmed_at = attempt, asked_at
 
-    def _create(self, name: str) -> bool:
-        """Create an object; False if it belongs to another supervisor. An earlier try of this
-        supervisor may have created it although its answer was lost."""
-        try:
-            self._storage.put_new(name, self._token)
-        except ObjectExists:
-            return self._storage.read(name) == self._token
-        return True
+
+def _create(storage: Storage, name: str, token: bytes) -> bool:
+    """Create an object; False if it belongs to another supervisor. An earlier try of the one with
+    this `token` may have created it although its answer was lost."""
+    try:
+        storage.put_new(name, token)
+    except ObjectExists:
+        return storage.read(name) == token
+    return True
 
 
 class InjectionRecord:
@@ -195,18 +196,9 @@ class InjectionRecord:
                 return False
             found = (_NAME.fullmatch(name) for name in self._storage.objects())
             stored = max((int(name[1]) for name in found if name), default=0)
-            if number < stored or not self._create(number):
+            name = f"fault-{number:08d}"
+            if number < stored or not _create(self._storage, name, self._token):
                 self._newest = max(stored, number)
                 return False
             self._newest = number
             return True
-
-    def _create(self, number: int) -> bool:
-        """False if another supervisor took the number. An earlier try of this one may have stored
-        it although its answer was lost."""
-        name = f"fault-{number:08d}"
-        try:
-            self._storage.put_new(name, self._token)
-        except ObjectExists:
-            return self._storage.read(name) == self._token
-        return True

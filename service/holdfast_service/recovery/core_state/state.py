@@ -1,6 +1,6 @@
 """The state of the recovery core between two inputs, and the effects that it is about to return.
 
-Each part of the state has an owner: a small class, whose file alone changes its fields, by
+Each part of the state has an owner: a small class, which alone changes its fields, by
 operations with names (`tests/service/recovery/core_state/test_owners.py` checks it).
 Other files read the fields. `CoreState` holds the owners and makes events of their changes. It
 decides nothing, and imports nothing from the packages that use it (`nodes`, `upkeep`, `world`,

@@ -1,4 +1,4 @@
-"""Each part of the core's state has one owner: no other file changes its fields."""
+"""Each part of the core's state has one owner: no other class changes its fields."""
 
 from __future__ import annotations
 
@@ -35,16 +35,19 @@ MUTATORS = frozenset(
 )
 
 
-def owned_fields() -> dict[str, set[Path]]:
-    """Field → the files of `core_state` whose classes may change it."""
-    owned: dict[str, set[Path]] = {}
+Owners = dict[str, set[tuple[Path, str]]]
+"""Field → the classes of `core_state` that may change it, each with its file."""
+
+
+def owned_fields() -> Owners:
+    owned: Owners = {}
     for path in sorted((ROOM / "core_state").glob("*.py")):
         module = importlib.import_module(f"{recovery.__name__}.core_state.{path.stem}")
         for item in vars(module).values():
             if not isinstance(item, type) or item.__module__ != module.__name__:
                 continue
             for name in changeable_fields(item, path):
-                owned.setdefault(name, set()).add(path)
+                owned.setdefault(name, set()).add((path, item.__name__))
     return owned
 
 
@@ -90,14 +93,18 @@ def targets_of(node: ast.AST) -> Iterator[ast.expr]:
             yield target
 
 
-def changes(path: Path, source: str, owned: dict[str, set[Path]]) -> list[str]:
-    """The statements of a file that change a field of an owner in another file."""
-    return [
-        f"{path.relative_to(ROOM)}:{target.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(ast.parse(source))
-        for target in targets_of(node)
-        if isinstance(target, ast.Attribute) and path not in owned.get(target.attr, {path})
-    ]
+def changes(path: Path, source: str, owned: Owners) -> list[str]:
+    """The statements of a file that change a field of another owner."""
+    found = []
+    for part in ast.parse(source).body:
+        here = (path, part.name if isinstance(part, ast.ClassDef) else "")
+        found += [
+            f"{path.relative_to(ROOM)}:{target.lineno}: {ast.unparse(node)}"
+            for node in ast.walk(part)
+            for target in targets_of(node)
+            if isinstance(target, ast.Attribute) and here not in owned.get(target.attr, {here})
+        ]
+    return found
 
 
 def test_only_its_owner_changes_a_part_of_the_state() -> None:
@@ -122,3 +129,10 @@ def test_only_its_owner_changes_a_part_of_the_state() -> None:
 )
 def test_a_change_outside_of_the_owner_is_found(statement: str) -> None:
     assert changes(ROOM / "faults/judgement.py", statement, owned_fields())
+
+
+def test_a_change_by_another_class_of_the_same_file_is_found() -> None:
+    source = "class MeshChange:\n    def begin(self, growth):\n        growth.resizes = ()\n"
+    path = ROOM / "core_state/mesh_change.py"
+    assert changes(path, source, owned_fields())
+    assert not changes(path, source.replace("MeshChange", "Growth"), owned_fields())
