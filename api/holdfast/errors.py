@@ -34,7 +34,7 @@ class NotFetched(HoldfastError, code="not_fetched"):
 
 
 class AmbiguousName(HoldfastError, code="ambiguous_name", status=400):
-    """Several jobs match the given name or start of an id; `candidates` are their ids."""
+    """Several jobs match the given name or start or end of an id; `candidates` are their ids."""
 
     def __init__(self, message: str, candidates: Sequence[str]) -> None:
         super().__init__(message)

@@ -57,7 +57,7 @@ def test_the_document_is_true(tmp_path: Path) -> None:
 
 
 def check_job(room: TrainingRoom) -> None:
-    (job,) = json.loads(f"[{room.head.run('holdfast ls -o json').stdout}]")
+    (job,) = json.loads(f"[{room.head.run('holdfast ls -o jsonl').stdout}]")
     assert job["state"] == "SUCCEEDED"
     assert any(job["id"] in key for key in room.services.objects())
 

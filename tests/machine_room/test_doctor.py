@@ -74,7 +74,7 @@ def _install_other_versions(room: TrainingRoom) -> None:
 
 
 def test_every_planted_fault_is_named_with_its_machine(room: TrainingRoom) -> None:
-    command = f"holdfast doctor --cluster --json --address {room.client.address}"
+    command = f"holdfast doctor --cluster -o jsonl --address {room.client.address}"
     done = room.head.run(command, check=False, timeout_s=COMMAND_S)
     assert done.returncode == 8, done.stdout
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -62,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExistingCluste
 
 def doctor(room: TrainingRoom) -> list[dict[str, Any]]:
     """What is wrong with the nodes."""
-    command = f"holdfast doctor --cluster --json --address {room.client.address}"
+    command = f"holdfast doctor --cluster -o jsonl --address {room.client.address}"
     done = room.head.run(command, check=False, timeout_s=COMMAND_S)
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert results, done.stdout

@@ -104,7 +104,7 @@ def test_a_command_that_needs_the_server_says_what_to_install(command: str) -> N
 
 def test_doctor_accepts_an_installation_of_the_client_alone(tmp_path: Path) -> None:
     done = in_base_installation(RUN, "doctor", "--json", "--data-dir", str(tmp_path))
-    results = {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+    results = {entry["what"]: entry for entry in json.loads(done.stdout)}
     assert results["packages"]["grade"] == "odd"
     assert f"pip install '{DISTRIBUTION}[server]'" in results["packages"]["advice"]
 

@@ -90,5 +90,5 @@ export const clock = (at: number | null | undefined): string =>
 
 export const plural = (n: number, singular: string, many = `${singular}s`): string => `${count(n)} ${n === 1 ? singular : many}`;
 
-/** The start of a uuid7 is its time; the end distinguishes two ids of the same time. */
-export const shortId = (id: string): string => (id.length > 12 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id);
+/** The end of an id, which is random; commands take it for the id. */
+export const shortId = (id: string): string => id.slice(-8);

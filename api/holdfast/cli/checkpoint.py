@@ -26,7 +26,7 @@ CheckpointWord = Annotated[
     str,
     Parameter(
         name="JOB",
-        help="A job or JOB/STEP; a job by its name, its id, or the start of the id.",
+        help="A job or JOB/STEP; a job by its name, its id, or the start or end of the id.",
         completer=complete_job,
     ),
 ]
@@ -64,7 +64,7 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     """List the checkpoints that a job can continue from, by tier."""
     with options.connect() as client:
         found = client.checkpoints(client.find(job_word))
-    if output.results(options, [found]):
+    if output.result(options, found):
         return ExitCode.OK
     protected = found.memory.protected_step
     if protected is not None:
@@ -87,7 +87,7 @@ def verify(word: CheckpointWord, /, *, step: Step = None, options: Options = OPT
     with options.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
         operation = _shown("verifying", client.verify_checkpoint(job_id, chosen))
-    if not output.results(options, [operation]) and operation.bad is None:
+    if not output.result(options, operation) and operation.bad is None:
         output.console().print(f"step {chosen}: every byte is as it was saved")
     if operation.bad is None:
         return ExitCode.OK
@@ -99,7 +99,7 @@ def pin(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTION
     """Protect a checkpoint from removal and from retention. Can be repeated."""
     with options.connect() as client:
         pinned = client.pin_checkpoint(*_find_checkpoint(client, word, step))
-    if not output.results(options, [pinned]):
+    if not output.result(options, pinned):
         output.console().print(f"step {pinned.step} is pinned")
     return ExitCode.OK
 
@@ -110,7 +110,7 @@ def unpin(
     """Give a checkpoint back to retention. Can be repeated."""
     with options.connect() as client:
         unpinned = client.unpin_checkpoint(*_find_named_checkpoint(client, word, step))
-    if not output.results(options, [unpinned]):
+    if not output.result(options, unpinned):
         output.console().print(f"step {unpinned.step} is not pinned")
     return ExitCode.OK
 

@@ -44,15 +44,17 @@ def complete_job(context: CompletionContext) -> Iterator[tuple[str, str]]:
         unique = count_of_name[job.name] == 1 and PLAIN.fullmatch(job.name)
         if unique and job.name.startswith(prefix):
             yield job.name, job.state.value
-        elif job.id.startswith(prefix):
-            yield short_id, f"{job.name} {job.state.value}"
+            continue
+        part = short_id if short_id.startswith(prefix) else job.id
+        if part.startswith(prefix):
+            yield part, f"{job.name} {job.state.value}"
 
 
 JobWord = Annotated[
     str,
     Parameter(
         name="JOB",
-        help="Name of the job, its id, or the start of the id.",
+        help="Name of the job, its id, or the start or end of the id.",
         completer=complete_job,
     ),
 ]
@@ -69,6 +71,7 @@ class NotUnderstood(HoldfastError, code="not_understood", status=400):
 class Format(StrEnum):
     WIDE = "wide"
     JSON = "json"
+    JSONL = "jsonl"
     YAML = "yaml"
 
 
@@ -113,7 +116,7 @@ class Options(ServerOptions):
     @property
     def plain(self) -> bool:
         """Whether stdout gets documents for programs, and nothing else."""
-        return self.form in (Format.JSON, Format.YAML)
+        return self.form not in (None, Format.WIDE)
 
     @property
     def wide(self) -> bool:

@@ -29,7 +29,7 @@ def dashboard(
     with options.connect() as client:
         path = "/" if job is None else f"/jobs/{client.find(job)}"
         link = dashboard_link(client.address, client.session_code().code, path)
-    if not output.results(options, [{"link": link}]):
+    if not output.result(options, {"link": link}):
         output.console().print(link, soft_wrap=True)
     return ExitCode.OK
 

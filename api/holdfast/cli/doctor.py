@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -45,16 +46,18 @@ def doctor(
     is 8 if a check failed."""
     if clean:
         _clean()
-    results = []
     found = checks.run_cluster(options) if cluster else checks.run_all(data_dir, port, options)
-    for result in found:
-        results.append(result)
-        if options.plain:
-            output.results(options, [result.document()])
-        else:
+    grades: set[Grade] = set()
+
+    def graded() -> Iterator[checks.CheckResult]:
+        for result in found:
+            grades.add(result.grade)
+            yield result
+
+    if not output.results(options, (result.document() for result in graded())):
+        for result in graded():
             _print(result, CLUSTER_WIDTH if cluster else WIDTH)
-    bad = any(result.grade is Grade.BAD for result in results)
-    return ExitCode.SERVER if bad else ExitCode.OK
+    return ExitCode.SERVER if Grade.BAD in grades else ExitCode.OK
 
 
 def _clean() -> None:

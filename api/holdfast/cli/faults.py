@@ -43,7 +43,7 @@ def inject(
     """
 
     def report(fault: FaultView) -> None:
-        if not output.results(options, [fault]):
+        if not output.result(options, fault):
             settings = " ".join(f"{name}={value}" for name, value in fault.fault.items())
             output.console().print(f"fault {fault.number}: {settings}")
 

@@ -50,7 +50,8 @@ COLUMNS = (
 
 def ls(
     search: Annotated[
-        str | None, Parameter(name="SEARCH", help="Part of a name or owner, or the start of an id.")
+        str | None,
+        Parameter(name="SEARCH", help="Part of a name or owner, or of an id its start or end."),
     ] = None,
     /,
     *,
@@ -122,7 +123,7 @@ def describe(
     lists = {name: [view.model_dump(mode="json") for view in part] for name, part in parts.items()}
     rest = {"job": job, "checkpoints": checkpoints, "goodput": goodput, "verdict": verdict}
     document = {name: view.model_dump(mode="json") for name, view in rest.items()} | lists
-    output.results(options, [document])
+    output.result(options, document)
     return ExitCode.OK
 
 
@@ -137,7 +138,7 @@ def wait(
     limit_s = None if timeout is None else seconds(timeout)
     with options.connect(LONG_RETRY_S) as client:
         job = client.wait(client.find(job_word), limit_s)
-    if not output.results(options, [job]):
+    if not output.result(options, job):
         print_outcome(job)
     return of_state(job.state)
 
@@ -192,7 +193,7 @@ def label(
     with options.connect() as client:
         job_id = client.find(job_word)
         job = client.set_labels(job_id, labels) if labels else client.get(job_id)
-    if not output.results(options, [job]):
+    if not output.result(options, job):
         for name, text in sorted(job.spec.get("labels", {}).items()):
             output.console().print(f"{name}={one_line(text)}")
     return ExitCode.OK
@@ -210,7 +211,7 @@ def priority(
     """Change the place of a job in the queue. Running jobs are not stopped for others."""
     with options.connect() as client:
         job = client.set_priority(client.find(job_word), value)
-    if not output.results(options, [job]):
+    if not output.result(options, job):
         output.progress(f"job {job.name} has priority {value}")
     return ExitCode.OK
 
@@ -227,7 +228,7 @@ def remove(
     """Remove an ended job with its history. Its checkpoints stay where they are."""
     with options.connect(timeout_s=REMOVAL_S) as client:
         removed = client.remove(client.find(job_word), with_checkpoints=checkpoints)
-    if output.results(options, [removed]):
+    if output.result(options, removed):
         return ExitCode.OK
     gone = len(removed.removed_checkpoints)
     with_them = f" with {plural(gone, 'checkpoint')}" if gone else ""
@@ -307,7 +308,7 @@ def _row(shown_id: str, job: JobRow) -> list[str | Text]:
 
 
 def _print_state(job: JobView, options: Options) -> ExitCode:
-    if output.results(options, [job]):
+    if output.result(options, job):
         return ExitCode.OK
     output.console().print(output.state_text(job.state))
     if job.desired.value != "running" and not job.state.terminal:

@@ -49,7 +49,7 @@ def describe(name: NodeName, /, *, options: Options = OPTIONS) -> ExitCode:
     """Show one node: its health, its incidents, the jobs on it."""
     with options.connect() as client:
         node = client.node(name)
-    if output.results(options, [node]):
+    if output.result(options, node):
         return ExitCode.OK
     out = output.console()
     out.print(Text.assemble((node.id, "bold"), "  ", _state(node), f"  {_reason(node)}"))
@@ -97,7 +97,7 @@ for command in (ls, describe, cordon, uncordon):
 
 
 def _print_state(node: NodeView, options: Options) -> ExitCode:
-    if not output.results(options, [node]):
+    if not output.result(options, node):
         shorten = output.NodeIdShortener([node.id])
         output.console().print(Text.assemble(f"{shorten(node.id)} is ", _state(node)))
     return ExitCode.OK

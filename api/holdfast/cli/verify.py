@@ -51,7 +51,7 @@ def verify(
         job = client.get(client.find(job_word))
         replay = job if replay_mark(job.spec) is not None else client.replay(job.id)
         if not wait:
-            if not output.results(options, [replay]):
+            if not output.result(options, replay):
                 output.console().print(replay.id)
             output.progress(*_go_on(replay))
             return ExitCode.OK
@@ -61,7 +61,7 @@ def verify(
             output.progress(*_go_on(replay))
             raise
         replay = _finish(client, replay.id, found)
-    if not output.results(options, [found]):
+    if not output.result(options, found):
         output.console().print(result_text(found, replay))
     return EXIT_CODES.get(found.result, ExitCode.USAGE)
 

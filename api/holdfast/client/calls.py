@@ -159,7 +159,7 @@ def jobs(
     state: Collection[str] | None = None,
     sort: str | None = None,
 ) -> Pages[JobPage, JobRow]:
-    """`q`: part of a name or owner, or the start of an id."""
+    """`q`: part of a name or owner, or the start or end of an id."""
     return _pages(
         JOBS,
         JobPage,

@@ -1,4 +1,4 @@
-"""Resolves the text that names a job: an id, the start of an id, or a job name. Pure."""
+"""Resolves the text that names a job: an id, the start or end of an id, or a job name. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from holdfast.errors import AmbiguousName, JobNotFound
 if TYPE_CHECKING:
     from holdfast_service.views.lists import JobRow
 
-MIN_PREFIX = 13
-"""Characters of a shortened id: its creation time, without its random part."""
+SHORT = 8
+"""Characters of a shortened id: its end, which is random; its start is the creation time, which
+jobs share that were created together."""
 MAX_SHOWN = 10
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -23,44 +24,46 @@ def is_id(word: str) -> bool:
 
 
 def resolve(word: str, candidates: Iterable[JobRow]) -> JobRow:
-    """The only job with that name, or else the only job whose id starts with `word`.
+    """The only job with that name, or else the only job whose id starts or ends with `word`.
 
     Raises AmbiguousName with all matches, JobNotFound.
     """
     by_name: list[JobRow] = []
-    by_prefix: list[JobRow] = []
+    by_part: list[JobRow] = []
     for candidate in candidates:
         if candidate.id == word:
             return candidate
         if candidate.name == word:
             by_name.append(candidate)
-        elif word and candidate.id.startswith(word):
-            by_prefix.append(candidate)
-    matches = by_name or by_prefix
+        elif word and (candidate.id.startswith(word) or candidate.id.endswith(word)):
+            by_part.append(candidate)
+    matches = by_name or by_part
     if not matches:
-        detail = f"there is no job {word[:64]!r}: give a name, an id or the start of an id"
+        detail = f"there is no job {word[:64]!r}: give a name, an id or the start or end of an id"
         raise JobNotFound(detail)
     if len(matches) > 1:
-        raise _ambiguous(word, "are named" if by_name else "have an id that starts with", matches)
+        raise _ambiguous(
+            word, "are named" if by_name else "have an id that starts or ends with", matches
+        )
     return matches[0]
 
 
 def short(ids: Sequence[str]) -> list[str]:
-    """The shortest prefixes that are distinct, each at least as long as the creation time."""
-    length = MIN_PREFIX
+    """The shortest ends that are distinct, each of at least `SHORT` characters."""
+    length = SHORT
     distinct = len(set(ids))
-    while length < 36 and len({job_id[:length] for job_id in ids}) < distinct:
+    while length < 36 and len({job_id[-length:] for job_id in ids}) < distinct:
         length += 1
-    return [job_id[:length].rstrip("-") for job_id in ids]
+    return [job_id[-length:].lstrip("-") for job_id in ids]
 
 
 def _ambiguous(word: str, relation: str, matches: Sequence[JobRow]) -> AmbiguousName:
     ids = [job.id for job in matches]
     lines = [
-        f"  {prefix}  {job.state:<10}  {job.name}"
-        for prefix, job in zip(short(ids), matches[:MAX_SHOWN], strict=False)
+        f"  {short_id}  {job.state:<10}  {job.name}"
+        for short_id, job in zip(short(ids), matches[:MAX_SHOWN], strict=False)
     ]
     if len(matches) > MAX_SHOWN:
         lines.append(f"  and {len(matches) - MAX_SHOWN} more")
-    first = f"{len(matches)} jobs {relation} {word!r}; choose one by the start of its id:"
+    first = f"{len(matches)} jobs {relation} {word!r}; choose one by its id:"
     return AmbiguousName("\n".join([first, *lines]), ids)

@@ -10,6 +10,7 @@ other text raises DocumentError, whatever its bytes are.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NoReturn
 
 import yaml
@@ -93,6 +94,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+_COMMENT = re.compile(r"""^[^"'\[{]*(?<!\S)#""")
+"""The start of a comment, outside of quotes and brackets."""
+
 _Loader.add_constructor(f"{_TYPES}int", _Loader.construct_yaml_int)
 
 
@@ -165,7 +169,8 @@ def write_yaml(value: Any) -> str:
 
 
 def set_path(document: dict[str, Any], assignment: str) -> None:
-    """Apply `path.to.key=value` to `document`; the value is YAML. Raises DocumentError."""
+    """Apply `path.to.key=value` to `document`. The value is YAML, or else text. Raises
+    DocumentError."""
     path, equals, text = assignment.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
@@ -176,7 +181,18 @@ def set_path(document: dict[str, Any], assignment: str) -> None:
         if not isinstance(inner, dict):
             raise DocumentError(f"{path}: {key} is not a section")
         section = inner
-    section[keys[-1]] = read_yaml(f"value: {text}")["value"]
+    section[keys[-1]] = _value_of(text)
+
+
+def _value_of(text: str) -> Any:
+    """The value in YAML; the text itself, if YAML refuses it or reads a part of it only."""
+    if _COMMENT.search(text):
+        return text
+    try:
+        document = read_yaml(f"value: {text}")
+    except DocumentError:
+        return text
+    return document["value"] if len(document) == 1 else text
 
 
 def _line(place: Any) -> str:

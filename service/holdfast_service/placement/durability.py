@@ -32,10 +32,13 @@ class ProtectionGap:
     what: str
     ranks: tuple[int, ...]
     why: str
+    inherent: bool = False
+    """Whether no placement on any machines of the job could survive it."""
 
     @property
     def text(self) -> str:
-        return f"{self.what} loses the state of {format_ranks(self.ranks)}: {self.why}"
+        ranks = format_ranks(self.ranks)
+        return f"{self.what} would lose the memory checkpoints of {ranks}: {self.why}"
 
 
 def gaps(placement: Placement) -> list[ProtectionGap]:
@@ -53,7 +56,7 @@ def protection(placement: Placement) -> MemoryProtection:
         copies=placement.wanted,
         partners={rank: tuple(agents) for rank, agents in placement.partners.items()},
         recoverable=odds,
-        unprotected=tuple(gap.text for gap in gaps(placement)),
+        unprotected=tuple(gap.text for gap in gaps(placement) if not gap.inherent),
     )
 
 
@@ -105,7 +108,9 @@ def _why_short(placement: Placement, shard: Shard) -> str:
     others = (topology.everywhere & ~shard.home).bit_count()
     if topology.reachable(shard.ranks) & ~shard.home != topology.everywhere & ~shard.home:
         return f"replication to some of the {others} other machines failed before"
-    return f"{placement.wanted} copies are requested, but there are only {others} other machines"
+    if not others:
+        return "the job has one node, and a copy needs another one: give it more nodes"
+    return f"checkpoint.memory.copies is {placement.wanted}, and the job has {others} other nodes"
 
 
 def _evictions(placement: Placement) -> list[ProtectionGap]:
@@ -118,7 +123,8 @@ def _evictions(placement: Placement) -> list[ProtectionGap]:
     for (axis, taken), shards in lost.items():
         ranks = tuple(sorted(rank for shard in shards for rank in shard.ranks))
         what = f"evicting all machines of {_describe_groups(topology.groups_of(axis, taken))}"
-        found.append(ProtectionGap(what, ranks, _why_taken(placement, taken, shards[0])))
+        why, inherent = _why_taken(placement, taken, shards[0]), not topology.hosts & ~taken
+        found.append(ProtectionGap(what, ranks, why, inherent))
     return sorted(found, key=lambda gap: (gap.what, gap.ranks))
 
 

@@ -37,5 +37,8 @@ class MemoryProtection:
     ]
     unprotected: Annotated[
         tuple[str, ...],
-        Field(description="groups, domains and nodes whose loss would lose state, with the reason"),
+        Field(
+            description="groups, domains and nodes whose loss would lose state although more nodes "
+            "or another setting could protect it, with the reason"
+        ),
     ]

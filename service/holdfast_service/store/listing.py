@@ -72,8 +72,8 @@ ROW_COLUMNS = (
 
 @dataclass(frozen=True)
 class Filters:
-    """`q`: part of a name or owner, or a prefix of an id; not case-sensitive. `owner` and `name`
-    match exactly. `ids`: only these jobs; empty: any."""
+    """`q`: part of a name or owner, or the start or end of an id; not case-sensitive. `owner` and
+    `name` match exactly. `ids`: only these jobs; empty: any."""
 
     q: str | None = None
     owner: str | None = None
@@ -127,6 +127,7 @@ _CONDITIONS: dict[str, ColumnElement[bool]] = {
         _Lower(JobRecord.name).contains(bindparam("part"), escape=_ESCAPE),
         _Lower(JobRecord.owner).contains(bindparam("part"), escape=_ESCAPE),
         JobRecord.id.startswith(bindparam("part"), escape=_ESCAPE),
+        JobRecord.id.endswith(bindparam("part"), escape=_ESCAPE),
     ),
     "owner": JobRecord.owner == bindparam("owner"),
     "name": JobRecord.name == bindparam("name"),

@@ -26,6 +26,7 @@ class RankView(View):
     host: str
     agent: str
     worker: str
+    pid: int | None = Field(description="its process on that host; null: not known")
     role: str
     step: int | None = Field(description="its current step, from its beacon; null: not known")
     phase: str | None = Field(description="phase of the step; null: not known")

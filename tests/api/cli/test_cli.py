@@ -222,8 +222,10 @@ def test_submit_list_describe(
     assert run(["ls"]) == ExitCode.OK
     assert job_id in capsys.readouterr().out
     assert run(["ls", "--json", "--state", "FAILED"]) == ExitCode.OK
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(text)["id"] for text in lines] == [job_id]
+    assert [job["id"] for job in json.loads(capsys.readouterr().out)] == [job_id]
+    for empty, nothing in (("json", "[]\n"), ("jsonl", "")):
+        assert run(["ls", "-o", empty, "--state", "PAUSED"]) == ExitCode.OK
+        assert capsys.readouterr().out == nothing
 
 
 @pytest.mark.parametrize("json_wanted", [False, True])
@@ -241,7 +243,7 @@ def test_submit_follow_exits_with_the_result_of_the_job(
 
     player = threading.Thread(target=play)
     player.start()
-    flags = ["--json"] if json_wanted else []
+    flags = ["-o", "jsonl"] if json_wanted else []
     code = run(["submit", spec_file, "--set", "train.steps=7", "--follow", *flags])
     player.join()
     assert code == ExitCode.OK
@@ -294,7 +296,7 @@ def test_logs_of_a_rank(
     assert run(["logs", job_id, "-f", "--rank", "0"]) == ExitCode.OK
     assert capsys.readouterr().out.endswith("1/rank 0 of zero [bold]\n")
     assert run(["logs", job_id, "--json"]) == ExitCode.OK
-    texts = [json.loads(text)["text"] for text in capsys.readouterr().out.splitlines()]
+    texts = [line["text"] for line in json.loads(capsys.readouterr().out)]
     assert texts == ["of zero [bold]", "of one"]
 
 

@@ -114,9 +114,9 @@ def test_every_error_code_of_the_server_has_an_exception_type(client: Client) ->
 
 
 def test_short_ids_are_distinct() -> None:
-    ids = ["01a2030b-dc99-7512-b477-7477b5ce4248", "01a2030b-dc99-7513-b477-7477b5ce4248"]
-    assert short(ids[:1]) == ["01a2030b-dc99"]
-    assert short(ids) == ["01a2030b-dc99-7512", "01a2030b-dc99-7513"]
+    ids = ["01a2030b-dc99-7512-b477-7477b5ce4248", "01a2030b-dc99-7512-b477-7478b5ce4248"]
+    assert short(ids[:1]) == ["b5ce4248"]
+    assert short(ids) == ["7b5ce4248", "8b5ce4248"]
 
 
 def test_the_retry_limit_counts_from_the_first_failure_in_a_row() -> None:

@@ -210,6 +210,21 @@ def test_assignments_override_and_create_sections() -> None:
         "parallel": {"dp_shard": 2},
         "checkpoint": {"remote": {"uri": None}},
     }
-    for wrong in ("train.steps", "=1", "a..b=1", "name.x=1", "a=[1"):
+    for wrong in ("train.steps", "=1", "a..b=1", "name.x=1"):
         with pytest.raises(DocumentError):
             documents.set_path(document, wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        *(("a: b", "a: b"), ("*x", "*x"), ("[1", "[1"), ("@x", "@x"), ("%d", "%d"), ("!a", "!a")),
+        *(("#5", "#5"), ("a #5", "a #5"), ("a#5", "a#5"), ("1\nb: 2", "1\nb: 2")),
+        *(("'a #5'", "a #5"), ("[1, 2] # two", [1, 2]), ("{a: '#'}", {"a": "#"})),
+        *(("", None), ("3.0e-4", 3.0e-4), ("'5'", "5"), ("true", True)),
+    ],
+)
+def test_an_assigned_value_is_read_whole_or_is_text(given: str, value: object) -> None:
+    document: dict[str, object] = {}
+    documents.set_path(document, f"value={given}")
+    assert document == {"value": value}

@@ -74,8 +74,11 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     assert run(["node", "uncordon", "node0", "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["state"] == "ready"
     assert run(["node", "ls", "--json"]) == ExitCode.OK
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["id"] for line in lines] == ["node0", "node1", "node2"]
+    assert [node["id"] for node in json.loads(capsys.readouterr().out)] == [
+        "node0",
+        "node1",
+        "node2",
+    ]
     assert run(["node", "cordon", "node0"]) == ExitCode.OK
     assert "by hand" in [node.reason for node in nodes.nodes()]
     assert run(["node", "cordon", "nobody", "--reason", "x"]) == ExitCode.NOT_FOUND

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.placement.durability import gaps, recovery_odds
+from holdfast_service.placement.durability import gaps, protection, recovery_odds
 from holdfast_service.placement.replica_placement import Placement, Site, place_partners
 
 
@@ -79,12 +79,21 @@ def test_a_protected_placement_has_no_gaps() -> None:
 
 
 def test_eviction_of_a_group_on_every_machine_is_reported_as_a_gap() -> None:
-    found = gaps(on_nodes({"dp_shard": 4, "tp": 2}, 4))
-    assert [gap.text for gap in found] == [
+    placed = on_nodes({"dp_shard": 4, "tp": 2}, 4)
+    (gap,) = gaps(placed)
+    assert gap.text == (
         "evicting all machines of the dp_shard group of ranks 0, 2, 4, 6 (and of 1 more on the "
-        "same machines) loses the state of ranks 0, 1, 2, 3, 4, 5, 6, 7: "
+        "same machines) would lose the memory checkpoints of ranks 0, 1, 2, 3, 4, 5, 6, 7: "
         "no legal placement: the group is on every machine that trains"
-    ]
+    )
+    assert protection(placed).unprotected == (), "nobody can do anything about it"
+
+
+def test_a_job_of_one_node_is_told_to_take_another_one() -> None:
+    (text,) = protection(on_nodes({"dp_shard": 2}, 1)).unprotected
+    assert text.endswith(
+        "ranks 0, 1: the job has one node, and a copy needs another one: give it more nodes"
+    )
 
 
 def test_failed_links_are_named_as_the_reason() -> None:
@@ -104,7 +113,10 @@ def test_a_single_failure_domain_for_all_machines_is_a_gap() -> None:
     seats = {0: "n0", 1: "n1"}
     sites = [Site("n0", "x0", "rack"), Site("n1", "x1", "rack"), Site("n2", "x2", "rack")]
     texts = [gap.text for gap in gaps(place_partners({"tp": 2}, seats, sites))]
-    assert any("failure domain rack loses the state of ranks 0, 1" in text for text in texts)
+    assert any(
+        "failure domain rack would lose the memory checkpoints of ranks 0, 1" in text
+        for text in texts
+    )
 
 
 def test_one_node_does_not_keep_the_copies_of_a_whole_other_domain() -> None:
@@ -122,5 +134,6 @@ def test_one_node_does_not_keep_the_copies_of_a_whole_other_domain() -> None:
 def test_zero_copies_protect_against_no_lost_node() -> None:
     texts = [gap.text for gap in gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4, copies=0))]
     assert texts[0] == (
-        "losing a node loses the state of ranks 0, 1, 2, 3: checkpoint.memory.copies is 0"
+        "losing a node would lose the memory checkpoints of ranks 0, 1, 2, 3: "
+        "checkpoint.memory.copies is 0"
     )

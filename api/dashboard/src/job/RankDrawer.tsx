@@ -111,6 +111,7 @@ function Facts({ here, memory }: { here: RankView; memory: number | null }) {
     ["mesh coordinates", place || "–"],
     ["worker", here.worker],
     ["host", here.host],
+    ["process id", here.pid == null ? "–" : String(here.pid)],
   ];
   return (
     <dl className="facts">

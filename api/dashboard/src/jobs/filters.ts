@@ -27,10 +27,10 @@ export const queryOf = ({ q, states, owner, sort }: Filters): Query => ({
   q, state: states, owner, sort,
 });
 
-/** Applies the same rule as the server: a part of the name or owner, or the start of the id. */
+/** Applies the same rule as the server: a part of the name or owner, or the start or end of the id. */
 export function matches(row: JobRow, { q, states, owner }: Filters): boolean {
   if (states.length > 0 && !states.includes(row.state)) return false;
   if (owner !== null && row.owner !== owner) return false;
   const text = q.toLowerCase();
-  return text === "" || row.id.startsWith(text) || [row.name, row.owner ?? ""].some((field) => field.toLowerCase().includes(text));
+  return text === "" || row.id.startsWith(text) || row.id.endsWith(text) || [row.name, row.owner ?? ""].some((field) => field.toLowerCase().includes(text));
 }

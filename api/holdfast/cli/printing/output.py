@@ -110,13 +110,30 @@ def progress_bar(step: int, steps: int | None, cells: int) -> str:
     return bar(step / max(1, steps), cells) if steps is not None else " " * cells
 
 
-def results(options: Options, values: Iterable[Any]) -> bool:
-    """Print each value as a document, if the options request documents; else print nothing and
+def result(options: Options, value: Any) -> bool:
+    """Print the value as a document, if the options request documents; else print nothing and
     return False."""
-    if not options.plain:
-        return False
-    for value in values:
+    if options.plain:
         print_yaml(value) if options.form is Format.YAML else print_json(value)
+    return options.plain
+
+
+def results(options: Options, values: Iterable[Any]) -> bool:
+    """Print the values, if the options request documents, each as soon as it is known; else print
+    nothing and return False. JSON: one array, whole also after Ctrl-C; JSON lines and YAML: a
+    document each."""
+    if options.form is not Format.JSON:
+        return options.plain and all(result(options, value) for value in values)
+    sys.stdout.write("[")
+    separator = ""
+    try:
+        for value in values:
+            sys.stdout.write(separator + "\n" + json.dumps(_plain(value)))
+            sys.stdout.flush()
+            separator = ","
+    finally:
+        sys.stdout.write("\n]\n" if separator else "]\n")
+        sys.stdout.flush()
     return True
 
 

@@ -15,6 +15,8 @@ from holdfast_service.views.jobs import JobView, ProgressView
 
 POLL_S = 0.25
 PLAIN_EVERY_S = 2.0
+SPINNER = 2
+"""Cells that rich's spinner takes."""
 
 Watcher = Callable[[JobView], None]
 """Called with the job after each poll, before it is shown."""
@@ -37,10 +39,10 @@ class JobFollower:
         with self._console.status("") as status:
 
             def live(job: JobView, _ended: bool) -> None:
-                status.update(progress_line(job))
+                status.update(progress_line(job, self._console.width - SPINNER))
 
             job = self._follow(job_id, watcher, live)
-        self._console.print(progress_line(job))
+        self._console.print(progress_line(job, self._console.width))
         return job
 
     def _follow(
@@ -71,24 +73,34 @@ class JobFollower:
             if closed and incident.number not in self._shown_incidents:
                 self._shown_incidents.add(incident.number)
                 for line in describe.incident_lines(incident):
-                    self._console.print(line)
+                    self._console.print(output.fold(line, describe.INCIDENT_INDENT))
 
 
-def progress_line(job: JobView) -> Text:
+def progress_line(job: JobView, width: int | None = None) -> Text:
+    """Name, state and numbers of a job; in a given width, without the numbers for which there is no
+    room, and cut at its end."""
     progress = job.progress
-    parts = _step_parts(progress) if output.has_steps(job) else []
-    parts += [f"attempt {progress.attempt}", f"incidents {progress.incidents}"]
+    parts = _step_parts(progress) if output.has_steps(job) else {}
+    parts |= {"attempt": f"attempt {progress.attempt}", "inc": f"incidents {progress.incidents}"}
     if job.waiting is not None:
-        parts.append(f"waiting for {job.waiting.resource}: {job.waiting.reason}")
-    return Text.assemble(f"{job.name}  ", output.state_text(job.state), "  ", "  ".join(parts))
+        parts["wait"] = f"waiting for {job.waiting.resource}: {job.waiting.reason}"
+    head = Text.assemble(f"{job.name}  ", output.state_text(job.state), "  ")
+    line = head + Text("  ".join(parts.values()))
+    for dropped in ("tokens", "attempt", "loss"):
+        if width is not None and line.cell_len > width:
+            parts.pop(dropped, None)
+            line = head + Text("  ".join(parts.values()))
+    if width is not None:
+        line.truncate(width, overflow="ellipsis")
+    return line
 
 
-def _step_parts(progress: ProgressView) -> list[str]:
+def _step_parts(progress: ProgressView) -> dict[str, str]:
     last = "" if progress.steps is None else f"/{progress.steps}"
-    parts = [
-        f"step {progress.step:>4}{last}",
-        f"loss {output.number(progress.loss, '.4f')}",
-    ]
+    parts = {
+        "step": f"step {progress.step:>4}{last}",
+        "loss": f"loss {output.number(progress.loss, '.4f')}",
+    }
     if progress.steps is not None or progress.tokens_per_second is not None:
-        parts.append(f"{output.number(progress.tokens_per_second, ',.0f')} tokens/s")
+        parts["tokens"] = f"{output.number(progress.tokens_per_second, ',.0f')} tokens/s"
     return parts

@@ -222,7 +222,7 @@ def _run_at_server(
             ) from error
         if follow:
             return follow_job(client, job, options, ranks=_output_of(client, spec, options))
-        if not output.results(options, [job]):
+        if not output.result(options, job):
             output.console().print(job.id)
         print_suggestions(job)
     return ExitCode.OK
@@ -255,7 +255,7 @@ def _present(client: Client) -> list[NodeView]:
 
 def _print_resolved(client: Client, spec: dict[str, Any], options: Options) -> ExitCode:
     resolved = client.validated(spec)
-    if not output.results(options, [resolved.spec]):
+    if not output.result(options, resolved.spec):
         output.print_yaml(resolved.spec)
     return ExitCode.OK
 

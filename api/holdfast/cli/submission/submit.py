@@ -72,7 +72,7 @@ def submit(
     with options.connect(LONG_RETRY_S if follow else SHORT_RETRY_S) as client:
         if dry_run:
             resolved = client.validated(document)
-            if not output.results(options, [resolved.spec]):
+            if not output.result(options, resolved.spec):
                 output.print_yaml(resolved.spec)
             output.progress(*_mesh_lines(resolved.meshes), resolved.node_needs.what)
             output.progress(
@@ -82,7 +82,7 @@ def submit(
         job = client.submit(document, idempotency_key=idempotency_key)
         if follow:
             return follow_job(client, job, options)
-        if not output.results(options, [job]):
+        if not output.result(options, job):
             output.console().print(job.id)
         print_suggestions(job)
     return ExitCode.OK

@@ -55,7 +55,8 @@ class AsyncJobs:
         return AsyncJob(self._client, view)
 
     async def get(self, word: str) -> AsyncJob:
-        """A job by its name, its id, or the start of the id. Raises AmbiguousName, JobNotFound."""
+        """A job by its name, its id, or the start or end of it. Raises AmbiguousName,
+        JobNotFound."""
         return AsyncJob(self._client, await self._client.get(await self._client.find(word)))
 
     async def list(

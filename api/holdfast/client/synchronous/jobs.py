@@ -56,7 +56,8 @@ class Jobs:
         return Job(self._client, view)
 
     def get(self, word: str) -> Job:
-        """A job by its name, its id, or the start of the id. Raises AmbiguousName, JobNotFound."""
+        """A job by its name, its id, or the start or end of it. Raises AmbiguousName,
+        JobNotFound."""
         return Job(self._client, self._client.get(self._client.find(word)))
 
     def list(

@@ -157,7 +157,7 @@ class RequestMethods:
         sort: str | None = None,
     ) -> Iterator[JobRow]:
         """Jobs in short; pages are fetched as they are needed. `q`: part of a name or owner, or the
-        start of an id; `name` and `owner` match exactly. `sort`: created (newest first, the
+        start or end of an id; `name` and `owner` match exactly. `sort`: created (newest first, the
         default), name, state or goodput."""
         found = calls.jobs(q, name=name, owner=owner, state=state, sort=sort)
         return self._transport.pages(found)

@@ -88,7 +88,7 @@ def _filters(
     *,
     q: Annotated[
         str | None,
-        Query(max_length=200, description="part of a name or owner, or the start of an id"),
+        Query(max_length=200, description="part of a name or owner, or the start or end of an id"),
     ] = None,
     name: Annotated[str | None, Query(max_length=200, description="exact name")] = None,
     owner: Annotated[str | None, Query(max_length=64, description="exact owner")] = None,

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from tests.support.service.fake_cluster import row
-from tests.support.service.live_server import LiveServer
+from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
+from holdfast.cli.submission.job_follower import progress_line
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_workers.protocol.messages import LogLine
 
@@ -235,3 +236,16 @@ def test_tokens_that_a_program_does_not_report_are_not_measured(
     assert "loss  now" in shown
     assert run(["describe", job_id]) == ExitCode.OK
     assert re.search(r"^Tokens/s +-$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_the_line_of_a_followed_job_fits_the_terminal(client: Client) -> None:
+    job = client.submit({**SPEC, "name": "a-name-of-a-job-that-is-long"})
+    progress = job.progress.model_copy(update={"step": 12345, "steps": 99999, "loss": 1.23456})
+    job = job.model_copy(update={"progress": progress})
+    whole = progress_line(job).plain
+    assert all(part in whole for part in ("12345/99999", "loss 1.2346", "tokens/s", "attempt 0"))
+    for width in range(20, 121):
+        assert len(progress_line(job, width).plain) <= width
+    fitted = progress_line(job, 80).plain
+    assert "12345/99999" in fitted and "tokens/s" not in fitted
