@@ -21,7 +21,9 @@ from typing import Any
 
 from holdfast.cli.common import Options
 from holdfast.client import address, config
+from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import HoldfastError, ServerError, ServerUnreachable, Unauthorized
+from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service import extras
 from holdfast_service.diagnosis.grades import Grade
 from holdfast_workers.byte_sizes import size_of
@@ -33,6 +35,7 @@ SHM_LOW_GIB = 1
 MEMORY_LOW_GIB = 4
 OPEN_FILES_LOW = 4096
 GPU_TIMEOUT_S = 10.0
+SERVER_TIMEOUT_S = 5.0
 SMALL_MODELS = "use small models: a job keeps its state in memory twice"
 LARGER_SHM = "in a container: --shm-size=8g; memory checkpoints are stored there"
 
@@ -64,8 +67,9 @@ def run_all(data_dir: Path | None, port: int, options: Options) -> Iterator[Chec
         ("gpu", _gpus),
         ("ray", _ray),
         ("config", _config),
-        ("server", lambda: _server(options)),
-        ("port", lambda: _port(port, options)),
+        ("server", lambda: _server(options, data_dir)),
+        ("server", lambda: _other_servers(options, data_dir)),
+        ("port", lambda: _port(port, options, data_dir)),
     )
     for what, check in checks:
         try:
@@ -216,16 +220,22 @@ def _config() -> Iterator[CheckResult]:
     )
 
 
-def _server(options: Options) -> Iterator[CheckResult]:
+def _server(options: Options, data_dir: Path | None) -> Iterator[CheckResult]:
     try:
-        server = address.find(options.address, context=options.context)
+        server = address.find(options.address, context=options.context, data_dir=data_dir)
     except HoldfastError as error:
         yield CheckResult("server", Grade.BAD, str(error), "holdfast config contexts")
         return
     named = f"{server.address} (from {server.source})"
     before = time.monotonic()
     try:
-        with options.connect(retry_s=0.0, timeout_s=5.0) as client:
+        with Client(
+            options.address,
+            context=options.context,
+            data_dir=data_dir,
+            retry_s=0.0,
+            timeout_s=SERVER_TIMEOUT_S,
+        ) as client:
             ready = client.ready()
             client.version()  # needs the token
     except Unauthorized:
@@ -247,12 +257,38 @@ def _server(options: Options) -> Iterator[CheckResult]:
     yield CheckResult("server", Grade.GOOD, f"{named}: ready in {took_ms:.0f} ms ({parts})")
 
 
-def _port(port: int, options: Options) -> Iterator[CheckResult]:
+def _other_servers(options: Options, data_dir: Path | None) -> Iterator[CheckResult]:
+    """The servers of this user on this machine that commands do not find."""
+    found = address.find(options.address, context=options.context, data_dir=data_dir).address
+    for server in _own_servers():
+        if address.normal(server.address) != found:
+            seen = f"one of yours runs at {server.address}, with data in {server.data_dir}"
+            advice = f"for its jobs: export {address.DATA_DIR_VARIABLE}={server.data_dir}"
+            yield CheckResult("server", Grade.GOOD, seen, advice)
+
+
+def _own_servers() -> list[ServerFile]:
+    """The servers of this user on this machine, by the files that they keep open."""
+    found: dict[int, ServerFile] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            mine = process.stat().st_uid == os.getuid()
+            if not mine or b"\0serve\0" not in (process / "cmdline").read_bytes():
+                continue
+            for folder in {link.readlink().parent for link in (process / "fd").iterdir()}:
+                with contextlib.suppress(OSError, ValueError):
+                    server = ServerFile.model_validate_json((folder / SERVER_FILE).read_text())
+                    if server.pid == int(process.name):
+                        found[server.pid] = server
+    return list(found.values())
+
+
+def _port(port: int, options: Options, data_dir: Path | None) -> Iterator[CheckResult]:
     if not _answers("127.0.0.1", port):
         yield CheckResult("port", Grade.GOOD, f"{port} is free")
         return
     with contextlib.suppress(HoldfastError):
-        chosen = address.find(options.address, context=options.context).address
+        chosen = address.find(options.address, context=options.context, data_dir=data_dir).address
         if chosen in {f"http://{host}:{port}" for host in ("127.0.0.1", "localhost")}:
             yield CheckResult("port", Grade.GOOD, f"{port} is used by the server")
             return

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import cast
 
 import httpx
@@ -28,6 +29,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import COMMANDS, run
 from holdfast.cli.printing.columns import Column, lay
 from holdfast.client import config
+from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.lifecycle import State
 from holdfast_workers.health.node_facts import measure
@@ -377,6 +379,25 @@ def test_doctor_gives_advice(
     server.stop()
     run(["doctor", "--data-dir", str(tmp_path)])
     assert "holdfast serve" in capsys.readouterr().out
+
+
+def test_doctor_finds_a_server_with_another_data_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_ADDRESS", "http://127.0.0.1:1")
+    (tmp_path / "holdfast.db").touch()
+    waits = "import sys; kept = open(sys.argv[2]); print('open', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", waits, "serve", str(tmp_path / "holdfast.db")]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "open\n"
+        for pid, told in ((holder.pid, True), (holder.pid + 1, False)):  # the other is no server's
+            server = ServerFile(address="http://127.0.0.1:2", pid=pid, data_dir=str(tmp_path))
+            (tmp_path / SERVER_FILE).write_text(server.model_dump_json())
+            run(["doctor"])
+            shown = " ".join(capsys.readouterr().out.split())
+            advice = f"http://127.0.0.1:2, with data in {tmp_path} → for its jobs: export"
+            assert (advice in shown) is told
+        holder.communicate("")
 
 
 def test_doctor_names_the_faults_of_every_node(
