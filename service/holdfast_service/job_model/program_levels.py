@@ -64,9 +64,8 @@ job.step(step, loss=loss)  # after each step, on every rank"""
 _TIER = """import holdfast.torch
 
 tier = holdfast.torch.tier()  # keeps nothing outside of Holdfast
-if (saved := tier.newest()) is not None:  # at the start
-    dcp.load(state, storage_reader=tier.at(saved))
-dcp.save(state, storage_writer=tier.at(step))"""
+state = tier.load() or state  # at the start; for DCP: storage_reader=tier.at(tier.newest())
+tier.save(step, state)  # every few steps, on every rank; for DCP: storage_writer=tier.at(step)"""
 _CONTEXT = """ctx = holdfast.attach().context  # program: {context: true}
 ctx.register(model=model, optimizer=optimizer)
 for step in ctx.steps():
@@ -131,11 +130,12 @@ def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> 
     return ProgramLevel(min(max(0, int(level)), max(ProgramLevel)))
 
 
-def next_level(kind: Brings, level: ProgramLevel | None) -> NextLevel | None:
-    """The level above `level`, or None if there is none."""
-    higher = ProgramLevel.SCRIPT if level is None else level + 1
-    if level is None or higher > max(ProgramLevel):
+def next_level(kind: Brings, level: ProgramLevel | None, *, shows_steps: bool) -> NextLevel | None:
+    """What is worth adding next at `level`, or None: nothing. `shows_steps`: a step of the program
+    has been seen; a program may reach a level without the line that shows its steps."""
+    if level is None or level is max(ProgramLevel):
         return None
-    wanted = ProgramLevel(higher)
+    is_blind = level > ProgramLevel.SCRIPT and not shows_steps
+    wanted = ProgramLevel.PLUGIN if is_blind else ProgramLevel(level + 1)
     lines = _RAY_TRAIN_LINES if kind is Brings.RAY_TRAIN else _LINES
     return NextLevel(wanted, GIVES[wanted], lines[wanted])

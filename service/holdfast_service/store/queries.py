@@ -120,7 +120,7 @@ def _level_fields(job: JobRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {"brings": kind, "level": level}
     if not kind.is_program or level is None:
         return {**fields, "integration": None, "gives": None, "next_level": None}
-    following = program_levels.next_level(kind, level)
+    following = program_levels.next_level(kind, level, shows_steps=job.step > 0)
     return {
         **fields,
         "integration": (job.program or {}).get("integration") or None,

@@ -136,7 +136,7 @@ class StragglerView(View):
 class NextLevelView(View):
     """What a program would gain from working more closely with Holdfast."""
 
-    level: int
+    level: int = Field(description="the level that the lines belong to")
     gives: str
     lines: str = Field(description="lines to add to the program")
 
@@ -165,7 +165,7 @@ class JobView(View):
         default=None, description="what Holdfast does for a program at its level; null: no program"
     )
     next_level: NextLevelView | None = Field(
-        default=None, description="of a program: the level after its own; null: none"
+        default=None, description="of a program: what is worth adding next; null: nothing"
     )
     intervals: dict[str, IntervalView] = Field(
         description="of the tiers `memory` and `remote` with a measured interval"

@@ -23,19 +23,21 @@ def test_a_spec_brings_what_it_names(kind: Brings) -> None:
 def test_recipes_and_functions_have_the_highest_level_and_no_next_one() -> None:
     for kind in (Brings.RECIPE, Brings.FUNCTION):
         assert level_of(kind, 0, None) is ProgramLevel.CONTEXT
-    assert next_level(Brings.FUNCTION, ProgramLevel.CONTEXT) is None
+    assert next_level(Brings.FUNCTION, ProgramLevel.CONTEXT, shows_steps=True) is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Brings if kind.is_program])
 def test_a_program_reaches_the_levels_one_after_the_other(kind: Brings) -> None:
-    assert level_of(kind, 0, None) is None and next_level(kind, None) is None
+    assert level_of(kind, 0, None) is None and next_level(kind, None, shows_steps=False) is None
     assert level_of(kind, 1, None) is ProgramLevel.SCRIPT
     assert level_of(kind, 2, {"attempt": 1, "level": 2}) is ProgramLevel.MEMORY_TIER
     assert level_of(kind, 1, {"level": 99}) is ProgramLevel.CONTEXT
     for level in (ProgramLevel.SCRIPT, ProgramLevel.PLUGIN, ProgramLevel.MEMORY_TIER):
-        following = next_level(kind, level)
+        following = next_level(kind, level, shows_steps=True)
         assert following is not None and following.level == level + 1
         assert following.gives == GIVES[following.level] and following.lines
+        blind = next_level(kind, level, shows_steps=False)
+        assert blind is not None and blind.level is ProgramLevel.PLUGIN
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,6 @@ def test_a_program_reaches_the_levels_one_after_the_other(kind: Brings) -> None:
 )
 @pytest.mark.parametrize("kind", [Brings.SCRIPT, Brings.RAY_TRAIN])
 def test_the_lines_of_a_level_are_python(kind: Brings, level: ProgramLevel) -> None:
-    following = next_level(kind, ProgramLevel(level - 1))
+    following = next_level(kind, ProgramLevel(level - 1), shows_steps=True)
     assert following is not None
     compile(following.lines, "<lines>", "exec")

@@ -107,6 +107,12 @@ class Agent:
             read += piece
         return read
 
+    def stepped(self) -> tuple[int, float]:
+        """The next step that the launcher reports, and its loss."""
+        while not isinstance(message := self.receive(), StepReport):
+            pass
+        return message.row.step, message.row.loss
+
     def failed(self) -> ErrorReport:
         """The error that the launcher reports."""
         while True:
@@ -251,6 +257,36 @@ def test_ranks_that_have_stepped_need_no_store(tmp_path: Path) -> None:
         (tmp_path / "ends").touch()
         ending = agent.receive()
         assert isinstance(ending, WorkerSignal) and ending.detail == WorkerDone(1)
+
+
+ATTACHES = """
+import holdfast
+
+job = holdfast.attach()
+print("loss 1", flush=True)
+print("loss 2", flush=True)
+input()
+job.step(7, loss=7.5)
+print("loss 3", flush=True)
+input()
+"""
+
+
+def test_lines_show_the_steps_of_an_attached_program_until_it_reports_one(tmp_path: Path) -> None:
+    (tmp_path / "attaches.py").write_text(ATTACHES)
+    os.mkfifo(tmp_path / "go")
+    command = f"bash -c '{sys.executable} attaches.py <>go'"
+    with launched(tmp_path, f"env -C {tmp_path} {command}", metrics="loss (?P<loss>.)") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        go = (tmp_path / "go").open("w")
+        assert [agent.stepped() for _ in range(2)] == [(1, 1.0), (2, 2.0)]
+        print(file=go, flush=True)
+        assert agent.stepped() == (7, 7.5)
+        agent.printed("loss 3")
+        print(file=go, flush=True)
+        go.close()
+        while not isinstance(message := agent.receive(), WorkerSignal):
+            assert not isinstance(message, StepReport), "the program reports its steps itself"
 
 
 SAVES = """

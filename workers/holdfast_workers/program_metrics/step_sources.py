@@ -1,4 +1,4 @@
-"""The steps of a program that does not attach: from its lines, and from its event files.
+"""The steps of a program that reports none itself: from its lines, and from its event files.
 
 A source that cannot be read is given up, with one line in the job's log.
 """

@@ -122,6 +122,9 @@ class ProgramAttempt:
         self._protected = -1  # the newest step that the partners of every rank hold
         self._program: socket.socket | None = None
         self._program_shows_phases = False
+        self._reports_steps = False
+        """Whether the program has reported a step itself; its lines and event files show none then.
+        One that attaches for its memory checkpoints may report none."""
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.seat.restore.step
         self._has_stepped = False
@@ -228,22 +231,17 @@ class ProgramAttempt:
             self._read_metrics(line)
 
     def _read_metrics(self, line: OutputLine) -> None:
-        """A step that a line shows; a program that attaches reports its steps itself."""
-        if self._sources is None or self._shows_steps:
+        """A step that a line shows, unless the program reports its steps itself."""
+        if self._sources is None or self._reports_steps:
             return
         if (step := self._sources.read_line(line, time.time())) is not None:
             self._take_step(step)
 
     def _read_files(self, *, final: bool = False) -> None:
-        if self._sources is None or self._shows_steps:
+        if self._sources is None or self._reports_steps:
             return
         for step in self._sources.poll(time.time(), final=final):
             self._take_step(step)
-
-    @property
-    def _shows_steps(self) -> bool:
-        """Whether the program reports its steps itself."""
-        return self._program is not None or self._level > 0
 
     def look(self) -> None:
         """Show in the beacon whether a program without steps is at work; read its event files."""
@@ -310,7 +308,7 @@ class ProgramAttempt:
         """Take a message of the program."""
         match message:
             case ProgramStep():
-                self._program_shows_phases = True
+                self._program_shows_phases = self._reports_steps = True
                 self._take_step(message)
             case ProgramSaved(step=step, protected=protected):
                 self._protected = max(self._protected, protected)

@@ -1,4 +1,4 @@
-/** How much a user's program works with Holdfast, what that gives, and how to reach the next level. */
+/** How much a user's program works with Holdfast, what that gives, and what is worth adding next. */
 
 import type { JobView } from "../api/types";
 import { isProgram, levelName } from "./level";
@@ -19,10 +19,10 @@ export function LevelCard({ job }: { job: JobView }) {
       {next && (
         <details>
           <summary>
-            {levelName(next.level)}: {next.lines.split("\n").length === 1 ? "one line" : "a few lines"} to add
+            Worth adding: {next.lines.split("\n").length === 1 ? "one line" : "a few lines"}
           </summary>
           <p className="second">{next.gives}</p>
-          <pre tabIndex={0} aria-label={`Lines that reach level ${next.level}`}>{next.lines}</pre>
+          <pre tabIndex={0} aria-label="Lines to add">{next.lines}</pre>
         </details>
       )}
     </section>

@@ -227,7 +227,7 @@ def _print_summary(console: Console, job: JobView) -> None:
         line = Text.assemble((name.ljust(margin), "bold"), value)
         console.print(output.fold(line, margin))
     if is_program and job.next_level is not None:
-        console.print(f"\nLevel {job.next_level.level} with these lines", style="bold")
+        console.print("\nLines worth adding next", style="bold")
         for text in job.next_level.lines.splitlines():
             console.print(f"  {text}")
 
@@ -240,7 +240,7 @@ def _progress(progress: ProgressView) -> str:
 
 
 def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
-    """What runs, how much it works with Holdfast, and what the next level would bring."""
+    """What runs, how much it works with Holdfast, and what its next lines would bring."""
     facts: list[tuple[str, str | Text]] = [
         (job.brings.value.replace("_", " ").capitalize(), str(job.spec.get(job.brings.value)))
     ]
@@ -248,7 +248,7 @@ def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
         through = f", through {job.integration}" if job.integration else ""
         facts.append(("Level", f"{job.level}{through}: {job.gives}"))
     if job.next_level is not None:
-        facts.append((f"At level {job.next_level.level}", job.next_level.gives))
+        facts.append(("Worth adding", job.next_level.gives))
     return facts
 
 

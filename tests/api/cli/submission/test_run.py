@@ -197,7 +197,7 @@ def test_describe_shows_the_level_and_the_lines_of_the_next(
     shown = capsys.readouterr().out
     assert "step 41, attempt 1" in shown and "train.py" in shown
     assert "0: Holdfast launches the program" in shown
-    assert "At level 1" in shown and "job = holdfast.attach()" in shown
+    assert "Worth adding" in shown and "job = holdfast.attach()" in shown
     assert run(["ls"]) == ExitCode.OK
     assert " 41 " in capsys.readouterr().out
 
