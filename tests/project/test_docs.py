@@ -45,8 +45,6 @@ COMMAND = re.compile(
     r"(?:\)|\s+[|<].*)?(?:\s+#.*)?$",
     re.MULTILINE,
 )
-GENERATED = "reference/"
-"""Pages that the site makes from the code; tests/project/test_site.py looks for them."""
 
 
 def name_of(document: Path) -> str:
@@ -94,8 +92,6 @@ def test_every_file_that_is_named_exists(document: Path) -> None:
 @EVERY_DOCUMENT
 def test_every_link_leads_to_a_page_and_a_heading(document: Path) -> None:
     for path, anchor in LINK.findall(FENCED.sub("", document.read_text())):
-        if path.removeprefix("../").startswith(GENERATED):
-            continue
         target = (document.parent / path).resolve() if path else document
         assert target.exists(), path
         if anchor:
