@@ -26,7 +26,7 @@ from holdfast_workers.program_metrics.step_sources import StepSources
 from holdfast_workers.programs import error_file
 from holdfast_workers.programs.launcher_links import StoreEnded
 from holdfast_workers.programs.output_relay import OutputRelay
-from holdfast_workers.programs.program_output import OutputTail, Silence
+from holdfast_workers.programs.program_output import OutputTail, ShownSteps, Silence
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
@@ -114,7 +114,8 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
-        self._sources = StepSources(spec.program, time.time()) if order.rank == 0 else None
+        self._sources = StepSources(spec.program, time.time(), only_lines=order.rank != 0)
+        self._shown = ShownSteps()
         self._own = OwnMetrics()
         self._level = 0
         """The highest level at which the program has attached, see `ProgramAttached`."""
@@ -199,7 +200,7 @@ class ProgramAttempt:
     def report_failure(self, error: WorkersError, kind: ErrorKind = ErrorKind.INTERNAL) -> None:
         """Report that the program could not be started, or must be started again."""
         self.has_ended = self.process is None
-        report = ErrorReport(kind, type(error).__name__, str(error), "", self._step)
+        report = ErrorReport(kind, type(error).__name__, str(error), "", self._place)
         self._signal(WorkerFailed(report))
 
     def handle_store_end(self) -> None:
@@ -216,9 +217,14 @@ class ProgramAttempt:
             type=recorded.type or str(end).replace(" ", "_"),
             message=control_channel.shorten_middle(recorded.message),
             traceback=control_channel.shorten_middle(recorded.traceback),
-            step=self._step,
+            step=self._place,
         )
         self._signal(WorkerFailed(report))
+
+    @property
+    def _place(self) -> int:
+        """The step at which this rank is, as it has shown itself."""
+        return self._shown.place(reports=self.order.rank == 0)
 
     # --- signs of life --------------------------------------------------------------------------
 
@@ -229,13 +235,14 @@ class ProgramAttempt:
 
     def _read_metrics(self, line: OutputLine) -> None:
         """A step that a line shows; a program that attaches reports its steps itself."""
-        if self._sources is None or self._shows_steps:
+        if self._shows_steps or (step := self._sources.read_line(line, time.time())) is None:
             return
-        if (step := self._sources.read_line(line, time.time())) is not None:
+        if self.order.rank == 0:
             self._take_step(step)
+        self._shown.add(step.step)
 
     def _read_files(self, *, final: bool = False) -> None:
-        if self._sources is None or self._shows_steps:
+        if self._shows_steps:
             return
         for step in self._sources.poll(time.time(), final=final):
             self._take_step(step)
@@ -332,6 +339,7 @@ class ProgramAttempt:
 
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
+        self._shown.add(step.step)
         self._has_stepped = True
         self._silence.shown_at = time.monotonic()
         if self.order.rank != 0:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from holdfast_workers.ipc.output_lines import LineSplitter, OutputLine
+from holdfast_workers.protocol.messages import UNKNOWN_STEP
 
 KEPT_LINES = 40
 KEPT_CHARACTERS = 4096
@@ -39,6 +40,23 @@ class OutputTail:
         """The last lines, one that is not complete included."""
         lines = [*self._lines, self._splitter.open]
         return "\n".join(line for line in lines if line.strip())[-KEPT_CHARACTERS:]
+
+
+@dataclass
+class ShownSteps:
+    """The steps that one rank has shown itself in an attempt, in its lines or by its attachment.
+    Pure. They tell where it failed: what a rank shows once, at its start, does not."""
+
+    newest: int = UNKNOWN_STEP
+    number: int = 0
+
+    def add(self, step: int) -> None:
+        if step > self.newest:
+            self.newest, self.number = step, self.number + 1
+
+    def place(self, *, reports: bool) -> int:
+        """The step at which the rank is. `reports`: it is the rank that shows the world's steps."""
+        return self.newest if self.number > (0 if reports else 1) else UNKNOWN_STEP
 
 
 @dataclass

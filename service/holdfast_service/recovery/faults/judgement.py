@@ -20,7 +20,7 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.upkeep import remote_tier
 from holdfast_service.recovery.world import graceful_stop, outcome
-from holdfast_workers.protocol.messages import Place, Restore, Tier
+from holdfast_workers.protocol.messages import UNKNOWN_STEP, Place, Restore, Tier
 
 
 def report_faults(state: CoreState, faults: Iterable[Fault], now: float) -> None:
@@ -58,7 +58,7 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
 
 def judge_batch(state: CoreState, now: float) -> bool:
     """End the world after its faults were gathered. True if a new attempt must be formed."""
-    batch = state.incidents.batch
+    batch = _with_steps(state)
     first = primary_fault(batch)
     situation.record_condemned_attempt(state, batch, now)
     assessed = situation.assess(state, batch, now)
@@ -73,7 +73,7 @@ def judge_batch(state: CoreState, now: float) -> bool:
     state.incidents.carry_out(decision)
     mark = error_mark_of(first)
     if mark is not None:
-        state.progress.remember_error(mark)
+        state.progress.remember_error(mark, first.attempt)
         state.incidents.amend(mark=mark)
     for fault in batch:
         if fault.cause in _DISTRUSTED and fault.worker is not None:
@@ -200,11 +200,35 @@ def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
         state.emit_incident()
 
 
+def _with_steps(state: CoreState) -> tuple[Fault, ...]:
+    """The gathered faults, with the newest step that their world has shown: by its reports, or by a
+    rank that failed too. It is the step of a rank that shows none itself."""
+    batch, world = state.incidents.batch, state.worlds.present
+    has_stepped = world is not None and world.first_step is not None
+    shown = [state.progress.committed] if has_stepped else []
+    shown += [fault.error.step for fault in batch if _shows_step(fault) and fault.error]
+    reached = max(shown, default=None)
+    return tuple(
+        replace(fault, reached=reached, step=fault.step if _shows_step(fault) else reached or 0)
+        if fault.error is not None
+        else replace(fault, reached=reached)
+        for fault in batch
+    )
+
+
+def _shows_step(fault: Fault) -> bool:
+    """Whether its rank itself has shown at which step it failed."""
+    return fault.error is not None and fault.error.step != UNKNOWN_STEP
+
+
 def _is_explained(state: CoreState) -> bool:
-    """Whether the batch contains a cause other than the communication errors of ranks, or such an
-    error of every rank: then no further fault is expected."""
+    """Whether no further fault is expected, and where its rank failed is known: the batch contains
+    a cause other than the communication errors of ranks, or an error of every rank."""
     batch = state.incidents.batch
-    if any(fault.cause is not Cause.COMMUNICATION or fault.rank is None for fault in batch):
+    causes = [fault for fault in batch if fault.cause is not Cause.COMMUNICATION]
+    if any(fault.cause is not Cause.USER_ERROR or _shows_step(fault) for fault in causes):
+        return True
+    if any(fault.rank is None for fault in batch):
         return True
     assert state.worlds.present is not None
     reported = {fault.rank for fault in batch}
