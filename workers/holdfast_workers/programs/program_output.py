@@ -72,6 +72,8 @@ class Silence:
     looked_at: float = 0.0
     shown_at: float = 0.0
     """Time of the last look at which the program had printed, or of its last step."""
+    alive_at: float = 0.0
+    """Time of the last look at which it had printed or computed, or of its last step."""
 
     def has_sign_of_life(self, printed: int, computed_s: float, now: float) -> bool:
         """Whether the program has printed or computed since the last look."""
@@ -79,5 +81,11 @@ class Silence:
         if printed != self.printed:
             self.shown_at = now
         alive = printed != self.printed or share >= BUSY_SHARE
+        if alive:
+            self.alive_at = now
         self.printed, self.computed_s, self.looked_at = printed, computed_s, now
         return alive
+
+    def show(self, now: float) -> None:
+        """The program starts, goes on, or has taken a step."""
+        self.looked_at = self.shown_at = self.alive_at = now
