@@ -242,6 +242,28 @@ def test_an_error_of_a_rank_that_shows_no_steps_ends_the_job_at_its_second_time(
         assert attempts(run) == 2
 
 
+def test_a_rank_that_ends_while_the_others_wait_for_it_is_named(tmp_path: Path) -> None:
+    script = """
+        import time
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        batches = 6 if dist.get_rank() == 1 else 8
+        for step in range(1, batches + 1):
+            dist.all_reduce(torch.ones(1))
+            if dist.get_rank() == 0:
+                print(f"step {step}")
+    """
+    program = ProgramSpec(metrics="step (?P<step>[0-9]+)")
+    training = program_training(script="train.py", program=program)
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        end = run.wait_end()
+        assert end["code"] == "user_error", run.story()
+        assert "rank 1 ended with exit code 0 at step 6, and the others" in end["message"]
+        assert attempts(run) == 2
+
+
 def test_a_command_that_does_not_exist_ends_the_job_with_the_reason(tmp_path: Path) -> None:
     training = program_training(command="no-such-program --x", ranks=1)
     with running_program(tmp_path, {}, training) as run:

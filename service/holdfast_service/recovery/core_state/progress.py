@@ -174,7 +174,8 @@ class Ending:
         self.giving_back = None
 
     def record_final_step(self, step: int) -> None:
-        self.final_step = step
+        """Not every rank of a program knows its last step."""
+        self.final_step = max(step, self.final_step or 0)
 
     def continue_training(self) -> None:
         """The ranks take further steps after all."""

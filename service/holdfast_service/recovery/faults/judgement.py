@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from holdfast_service.diagnosis.hang_culprit import describe_ended
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.job_model.lifecycle import Phase
@@ -20,7 +21,15 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.upkeep import remote_tier
 from holdfast_service.recovery.world import graceful_stop, outcome
-from holdfast_workers.protocol.messages import UNKNOWN_STEP, Place, Restore, Tier
+from holdfast_workers.errors import short_error
+from holdfast_workers.protocol.messages import (
+    UNKNOWN_STEP,
+    ErrorKind,
+    ErrorReport,
+    Place,
+    Restore,
+    Tier,
+)
 
 
 def report_faults(state: CoreState, faults: Iterable[Fault], now: float) -> None:
@@ -58,7 +67,7 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
 
 def judge_batch(state: CoreState, now: float) -> bool:
     """End the world after its faults were gathered. True if a new attempt must be formed."""
-    batch = _with_steps(state)
+    batch = _explained_batch(state, now)
     first = primary_fault(batch)
     situation.record_condemned_attempt(state, batch, now)
     assessed = situation.assess(state, batch, now)
@@ -200,12 +209,38 @@ def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
         state.emit_incident()
 
 
-def _with_steps(state: CoreState) -> tuple[Fault, ...]:
+def early_end_fault(
+    state: CoreState, ranks: Collection[int], what: str, at: float, traceback: str = ""
+) -> Fault:
+    """Programs of these ranks have ended with exit code 0, and the others wait for them: the ranks
+    of the program disagree on its end."""
+    named = tuple(sorted(ranks))
+    return Fault(
+        Cause.USER_ERROR,
+        attempt=state.worlds.attempt,
+        at=at,
+        what=what,
+        rank=named[0] if len(named) == 1 else None,
+        ranks=named if len(named) > 1 else (),
+        step=state.reached or 0,
+        error=ErrorReport(ErrorKind.USER, "EndedEarly", what, traceback, UNKNOWN_STEP),
+        certain=False,
+    )
+
+
+def _explained_batch(state: CoreState, now: float) -> tuple[Fault, ...]:
     """The gathered faults, with the newest step that their world has shown: by its reports, or by a
-    rank that failed too. It is the step of a rank that shows none itself."""
-    batch, world = state.incidents.batch, state.worlds.present
-    has_stepped = world is not None and world.first_step is not None
-    shown = [state.progress.committed] if has_stepped else []
+    rank that failed too. It is the step of a rank that shows none itself. Ranks that only lost a
+    peer lost one that had ended, if there is one."""
+    batch, ended = state.incidents.batch, state.ended_ranks()
+    error = next((fault.error for fault in batch if fault.error is not None), None)
+    if ended and error is not None and all(f.cause is Cause.COMMUNICATION for f in batch):
+        what = f"{describe_ended(ended)}, and the others, which waited for it, then failed with "
+        what += f"{error.type}: {short_error(error.message)}"
+        fault = early_end_fault(state, ended, what, batch[0].at, error.traceback)
+        _record_fault(state, fault, now)
+        batch = (*batch, fault)
+    shown = [state.reached] if state.reached is not None else []
     shown += [fault.error.step for fault in batch if _shows_step(fault) and fault.error]
     reached = max(shown, default=None)
     return tuple(

@@ -84,10 +84,8 @@ def handle_failure(
     summary = short_error(error.message) if error.kind is ErrorKind.COMMUNICATION else error.message
     step, where = error.step, f"at step {error.step}"
     if step == UNKNOWN_STEP:
-        world = state.worlds.present
-        has_stepped = world is not None and world.first_step is not None
-        step = state.progress.committed if has_stepped else 0
-        where = f"after step {step} of the world" if has_stepped else "before any step was shown"
+        step = state.reached or 0
+        where = f"after step {step} of the world" if step else "before any step was shown"
     description = (
         f"rank {member.rank} on {signal.agent} failed {where} with {error.type}: {summary}"
     )
