@@ -213,6 +213,57 @@ def test_the_exception_of_a_script_is_the_cause_and_not_those_of_its_peers(
         assert 'raise ValueError("bad value 3")' in end["traceback"]
 
 
+def test_an_error_of_a_rank_that_shows_no_steps_ends_the_job_at_its_second_time(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import os
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        done = int(open("saved").read()) if os.path.exists("saved") else 0
+        for step in range(done + 1, 100):
+            dist.all_reduce(torch.ones(1))
+            if dist.get_rank() == 1 and step == 13:
+                raise ValueError("bad sample")
+            if dist.get_rank() == 0:
+                print(f"step {step}")
+                if step % 5 == 0:
+                    open("saved", "w").write(str(step))
+    """
+    program = ProgramSpec(metrics="step (?P<step>[0-9]+)")
+    training = program_training(script="train.py", program=program)
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        end = run.wait_end()
+        assert end["code"] == "user_error", run.story()
+        assert "twice in a row: bad sample" in end["message"]
+        assert 'raise ValueError("bad sample")' in end["traceback"]
+        assert attempts(run) == 2
+
+
+def test_a_rank_that_ends_while_the_others_wait_for_it_is_named(tmp_path: Path) -> None:
+    script = """
+        import time
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        batches = 6 if dist.get_rank() == 1 else 8
+        for step in range(1, batches + 1):
+            dist.all_reduce(torch.ones(1))
+            if dist.get_rank() == 0:
+                print(f"step {step}")
+    """
+    program = ProgramSpec(metrics="step (?P<step>[0-9]+)")
+    training = program_training(script="train.py", program=program)
+    with running_program(tmp_path, {"train.py": script}, training) as run:
+        end = run.wait_end()
+        assert end["code"] == "user_error", run.story()
+        assert "rank 1 ended with exit code 0 at step 6, and the others" in end["message"]
+        assert attempts(run) == 2
+
+
 def test_a_command_that_does_not_exist_ends_the_job_with_the_reason(tmp_path: Path) -> None:
     training = program_training(command="no-such-program --x", ranks=1)
     with running_program(tmp_path, {}, training) as run:

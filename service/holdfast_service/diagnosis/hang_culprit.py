@@ -34,7 +34,10 @@ MAX_SUSPECTS = 16
 MAX_STACKS = 8
 MAX_FRAMES = 24
 MAX_CHARACTERS = 200
+MAX_PLACES = 4
 MIN_SCORE = 0.3
+COLLECTIVES = "torch/distributed/"
+"""Part of the path of a frame that waits for other ranks."""
 
 STATES = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "X": "has ended", "": "is gone"}
 """Process states in which a process cannot run at all."""
@@ -47,10 +50,12 @@ class HangFinding(StrEnum):
 
 @dataclass(frozen=True)
 class WorldObservation:
-    """One inspection of all ranks. `silent`: rank -> the reason why it could not be inspected."""
+    """One inspection of all ranks. `silent`: rank -> the reason why it could not be inspected.
+    `ended`: rank whose program has ended with exit code 0 -> the step then, 0 if not known."""
 
     seen: Mapping[int, Inspection]
     silent: Mapping[int, str] = field(default_factory=dict)
+    ended: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def beats(self) -> dict[int, Beat]:
@@ -76,7 +81,8 @@ class RankStack:
 
 @dataclass(frozen=True)
 class HangVerdict:
-    """A verdict. `accused`: the ranks that block the others; none in a hang if no rank differs."""
+    """A verdict. `accused`: the ranks that block the others; none in a hang if no rank differs.
+    They may have ended: then the others wait for them in vain."""
 
     finding: HangFinding
     reason: str
@@ -103,6 +109,20 @@ def judge(
     how long it may neither print nor compute: a rank that waits for a device computes.
     """
     return _Case(mesh, observation, before, overdue, without_limits).verdict()
+
+
+def describe_ended(ended: Mapping[int, int]) -> str:
+    """The ranks whose programs have ended with exit code 0, and at which steps (0: not known)."""
+    by_step: dict[int, list[int]] = {}
+    for rank, step in sorted(ended.items()):
+        by_step.setdefault(step, []).append(rank)
+    return ", ".join(
+        f"{format_ranks(ranks)} {_described_end(step)}" for step, ranks in by_step.items()
+    )
+
+
+def _described_end(step: int) -> str:
+    return "ended with exit code 0" + (f" at step {step}" if step else "")
 
 
 def smallest_group(mesh: Mapping[str, int], ranks: Collection[int]) -> tuple[int, ...]:
@@ -134,7 +154,7 @@ class _Case:
         self._overdue = overdue
         self._without_limits = without_limits
         self._beats = observation.beats
-        self._waits = find_waits(mesh, self._beats, observation.silent)
+        self._waits = find_waits(mesh, self._beats, {*observation.silent, *observation.ended})
         self._cycles = self._waits.root_blockers()
         self._diverged: dict[int, str] = {}
         if any(len(cycle) > 1 for cycle in self._cycles):
@@ -159,6 +179,8 @@ class _Case:
         if accused:
             return self._hang(accused, sure=self._stood_still(accused))
         if self._overdue and all(self._is_late(rank) for rank in self._beats):
+            if self._observation.ended and self._all_wait_for_others():
+                return self._hang(self._observation.ended, sure=True)
             odd = self._ranks_with_other_stacks()
             group = smallest_group(self._mesh, odd)
             return self._hang(group if len(group) < len(self._observation.seen) else (), sure=True)
@@ -177,6 +199,11 @@ class _Case:
             if any(self._is_late(rank) for rank in self._waiting_for(cycle)):
                 found.extend(rank for rank in self._suspects_in(cycle) if self._is_late(rank))
         return sorted(set(found))
+
+    def _all_wait_for_others(self) -> bool:
+        """Whether every rank is in a call of `torch.distributed`, as its stack shows."""
+        stacks = [inspection.stack for inspection in self._observation.seen.values()]
+        return all(any(COLLECTIVES in frame for frame in stack) for stack in stacks)
 
     def _waiting_for(self, cycle: frozenset[int]) -> list[int]:
         return [rank for rank, awaited in self._waits.on.items() if not cycle.isdisjoint(awaited)]
@@ -265,10 +292,8 @@ class _Case:
             )
             return self._verdict_on(HangFinding.WAITING, (), reason, sure=True)
         named = tuple(sorted(accused))
-        if (
-            len(named) == len(self._observation.seen) + len(self._observation.silent)
-            and len(named) > 1
-        ):
+        looked_at = (self._observation.seen, self._observation.silent, self._observation.ended)
+        if len(named) == sum(map(len, looked_at)) and len(named) > 1:
             named = ()
         return self._verdict_on(HangFinding.HANG, named, self._why_hanging(named), sure=sure)
 
@@ -285,11 +310,46 @@ class _Case:
         )
 
     def _why_hanging(self, accused: tuple[int, ...]) -> str:
+        ended = self._observation.ended
         if not accused:
-            return "no rank makes progress, and no rank stands out"
+            left = f"; {describe_ended(ended)}" if ended else ""
+            return f"{self._why_nobody()}{left}"
         if len(accused) > 4:
             return f"{format_ranks(accused)}: {self._standing(accused[0])}"
+        if all(rank in ended for rank in accused):
+            gone = {rank: step for rank, step in ended.items() if rank in accused}
+            return f"{describe_ended(gone)} while {self._where_ranks_stand()}"
         return "; ".join(f"rank {rank} {self._standing(rank)}" for rank in accused)
+
+    def _why_nobody(self) -> str:
+        """The reason of a hang in which no rank is accused."""
+        places = {self._place(rank) for rank in self._observation.seen}
+        if len(places) == 1 and not self._observation.ended:
+            return "no rank makes progress, and no rank stands out"
+        return f"no rank makes progress: {self._where_ranks_stand()}"
+
+    def _where_ranks_stand(self) -> str:
+        """The ranks by the collectives, or functions, that they are in."""
+        by_place: dict[tuple[bool, str], list[int]] = {}
+        for rank in sorted(self._observation.seen):
+            by_place.setdefault(self._place(rank), []).append(rank)
+        shown = []
+        for (waits, place), ranks in by_place.items():
+            one, several = ("waits", "wait") if waits else ("is", "are")
+            shown.append(f"{format_ranks(ranks)} {one if len(ranks) == 1 else several} {place}")
+        more = [f"{len(shown) - MAX_PLACES} more places"] if len(shown) > MAX_PLACES else []
+        return ", ".join([*shown[:MAX_PLACES], *more])
+
+    def _place(self, rank: int) -> tuple[bool, str]:
+        """(whether it waits in a collective, the collective or the innermost function)"""
+        inspection = self._observation.seen[rank]
+        inside = [group for group in inspection.beat.groups if group.entered > group.left]
+        if inside:
+            return True, f"in {inside[-1].kind} {inside[-1].entered} of {inside[-1].group}"
+        frames = [frame for frame in inspection.stack if not frame.endswith("(kernel)")]
+        if not frames:
+            return False, f"in {inspection.beat.phase}"
+        return COLLECTIVES in frames[0], f"at {frames[0][:MAX_CHARACTERS]}"
 
     def _why_waiting(self) -> str:
         awaited = sorted({rank for cycle in self._cycles for rank in cycle})
@@ -303,6 +363,8 @@ class _Case:
 
     def _standing(self, rank: int) -> str:
         """The observations of a rank, in one line."""
+        if rank in self._observation.ended:
+            return _described_end(self._observation.ended[rank])
         if rank not in self._observation.seen:
             return f"could not be inspected: {self._observation.silent.get(rank, 'unknown')}"
         inspection = self._observation.seen[rank]
@@ -317,6 +379,8 @@ class _Case:
         awaited_in = sorted({where[rank] for where in self._waits.on.values() if rank in where})
         if awaited_in:
             parts.append(f"awaited in {', '.join(awaited_in[:3])}")
+        if rank in self._diverged:
+            parts.append(self._diverged[rank])
         return ", ".join(parts)
 
     # --- scores ---------------------------------------------------------------------------------
@@ -324,7 +388,8 @@ class _Case:
     def _suspects(self, accused: tuple[int, ...]) -> tuple[Suspect, ...]:
         odd = set(self._ranks_with_other_stacks())
         found: list[Suspect] = []
-        for rank in sorted({*self._observation.seen, *self._observation.silent}):
+        everybody = {*self._observation.seen, *self._observation.silent, *accused}
+        for rank in sorted(everybody):
             evidence = self._evidence(rank, odd)
             if rank in accused and not evidence:
                 evidence = [(0.1, "in the smallest group that holds ranks that wait in a circle")]
@@ -346,6 +411,8 @@ class _Case:
         if rank in self._diverged:
             found.append((0.6, self._diverged[rank]))
         inspection = self._observation.seen.get(rank)
+        if rank in self._observation.ended:
+            return [*found, (0.6, "its program has ended with exit code 0")]
         if inspection is None:
             return [*found, (0.6, self._observation.silent[rank])]
         if inspection.process in STATES:

@@ -293,7 +293,6 @@ def check(
             *training_spec.find_faults(spec),
             *_recipe_faults(spec),
             *program_faults(spec, spec.code),
-            *_origin_faults(spec),
             *found,
             *remote_tier_faults(spec.checkpoint.remote),
             *_env_faults(spec),
@@ -342,13 +341,6 @@ def _recipe_faults(spec: JobSpec) -> list[SpecFault]:
             "or your own recipe as package.module:attribute",
         )
     ]
-
-
-def _origin_faults(spec: JobSpec) -> list[SpecFault]:
-    if not spec.brings_program or spec.init_from is None:
-        return []
-    message = "a program loads its own checkpoints: remove it, and name one in its arguments"
-    return [SpecFault(path="init_from", message=message)]
 
 
 def remote_tier_faults(remote: RemoteTierSpec) -> list[SpecFault]:

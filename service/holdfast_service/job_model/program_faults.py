@@ -1,14 +1,18 @@
 """The faults of a spec that brings a program: a `script`, a `command` or a Ray Train function.
 
-Pure. The program has its own model, data and loop: sections about them are ignored, without fault.
+Pure. A program has its own model, data and loop: fields about them are refused (`UNUSED`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import PurePosixPath
+from typing import Any
 
+from holdfast_service.job_model.program_levels import Brings, brings
 from holdfast_workers.program_metrics.metric_lines import pattern_fault
 from holdfast_workers.spec import ProgramSpec, SpecFault, TrainingSpec
 
@@ -16,6 +20,109 @@ BROUGHT = ("function", "script", "command", "ray_train")
 """The keys of which a spec has at most one; without any it has a recipe."""
 MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+PROGRAMS = frozenset(kind for kind in Brings if kind.is_program)
+"""The kinds with a model, data and a loop of their own."""
+
+
+@dataclass(frozen=True)
+class UnusedFields:
+    """Fields, or whole sections, that these kinds of code make no use of. One that is set would
+    look like a promise, so it is refused; its default says nothing, and is in every stored spec."""
+
+    kinds: frozenset[Brings]
+    paths: tuple[str, ...]
+    instead: str
+    """What to do."""
+
+
+UNUSED = (
+    UnusedFields(
+        PROGRAMS,
+        ("guards",),
+        "guards judge the steps of a recipe or a context, and a program has its own loop: check "
+        "the loss there, or train in the steps of a context (`function`, or `program.context`)",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        ("checks", "checkpoint.digest_every_steps"),
+        "only the state of a recipe or a context is compared, a program's is its own: remove it",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        ("model", "data"),
+        "a program has its own model and data: remove it, and name them in its arguments",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        ("train",),
+        "a program has its own loop: remove it, give such values in its arguments, and for "
+        "displays set `program.steps`",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        (
+            "parallel.zero",
+            "parallel.context_method",
+            "parallel.schedule",
+            "parallel.stages_per_rank",
+            "parallel.sequence_parallel",
+            "parallel.vocabulary_parallel",
+        ),
+        "it divides built-in models only, and a program divides its model itself: remove it",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        (
+            "checkpoint.remote.every_steps",
+            "checkpoint.remote.keep",
+            "checkpoint.remote.keep_every",
+            "checkpoint.remote.keep_best",
+            "checkpoint.overhead_target",
+            "timeouts.load_s",
+            "timeouts.save_s",
+            "timeouts.publish_s",
+        ),
+        "a program saves its own checkpoints, when and where it likes: remove it",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        ("timeouts.first_step_s", "detection.limits"),
+        "how long a program may show no sign of life is `program.silence_s`, and how long one that "
+        "reports steps may take for one `program.step_limit_s`: set these",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        ("detection.collective_timeout_s",),
+        "a program sets this itself, by the `timeout` of init_process_group (in a Ray Train run "
+        "`ray_run.timeout_s`): remove it",
+    ),
+    UnusedFields(
+        PROGRAMS,
+        ("init_from",),
+        "a program loads its own checkpoints: remove it, and name one in its arguments",
+    ),
+    UnusedFields(
+        frozenset({Brings.SCRIPT, Brings.COMMAND}),
+        ("config",),
+        "only a `function` or a `ray_train` function gets it: remove it, and give such values in "
+        "the arguments of a program, or in `env`",
+    ),
+    UnusedFields(
+        frozenset(Brings) - {Brings.RAY_TRAIN},
+        ("ray_run",),
+        "only a `ray_train` function runs as a Ray Train run: remove it",
+    ),
+    UnusedFields(
+        frozenset({Brings.RECIPE, Brings.FUNCTION}),
+        ("program",),
+        "it is about a `script`, a `command` or a `ray_train` function: remove it",
+    ),
+    UnusedFields(
+        frozenset({Brings.COMMAND}),
+        ("program.preload",),
+        "a command runs in a process of its own, which imports for itself: remove it",
+    ),
+)
 
 
 def program_faults(spec: TrainingSpec, code: str | None) -> list[SpecFault]:
@@ -30,7 +137,30 @@ def program_faults(spec: TrainingSpec, code: str | None) -> list[SpecFault]:
         message = f"{spec.ray_train!r} is not a function reference: write package.module:name"
         found.append(_fault("ray_train", message))
     found += _ray_run_faults(spec)
-    return found
+    return [*found, *_unused_faults(spec)]
+
+
+def _unused_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
+    given = [name for name in BROUGHT if getattr(spec, name) is not None]
+    if len(given) > 1:
+        return
+    kind = brings(spec.model_dump(include={*BROUGHT, "program"}))
+    for fields in UNUSED:
+        for path in fields.paths if kind in fields.kinds else ():
+            is_of_script = path == "program" and (spec.script is not None or spec.program.context)
+            if not is_of_script and _at(spec, path) != default_of(type(spec), path):
+                yield _fault(path, fields.instead, *BROUGHT)
+
+
+def default_of(model: type[TrainingSpec], path: str) -> Any:
+    """The default of the field or section at `path`."""
+    first, *rest = path.split(".")
+    default = model.model_fields[first].get_default(call_default_factory=True)
+    return _at(default, ".".join(rest)) if rest else default
+
+
+def _at(section: Any, path: str) -> Any:
+    return reduce(getattr, path.split("."), section)
 
 
 def _exclusion_faults(spec: TrainingSpec) -> Iterator[SpecFault]:

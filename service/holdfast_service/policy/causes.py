@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast_workers.protocol.messages import ErrorReport
+from holdfast_workers.protocol.messages import UNKNOWN_STEP, ErrorReport
 
 
 class Cause(StrEnum):
@@ -58,7 +58,10 @@ class Fault:
     ranks: tuple[int, ...] = ()
     """All ranks that were lost with it, if it is more than one process."""
     step: int = 0
+    reached: int | None = None
+    """The newest step that its world had shown; None: none yet."""
     error: ErrorReport | None = None
+    """Its step is UNKNOWN_STEP if the rank shows none."""
     signal: str = ""
     """The name of the signal that ended the process, such as "SIGSEGV"."""
     exit_code: int | None = None
@@ -77,8 +80,21 @@ class ErrorMark:
 
     type: str
     step: int
+    """The step at which the rank itself was; UNKNOWN_STEP if it shows none."""
     message: str = ""
     location: str = ""
+    reached: int | None = None
+    """The newest step that its world showed; None: none."""
+
+    @property
+    def newest(self) -> int:
+        """A step beyond this one is progress."""
+        return max(self.step, 0 if self.reached is None else self.reached)
+
+    def is_like(self, other: ErrorMark) -> bool:
+        """Whether it is the same error, at any step."""
+        mine = self.type, self.message, self.location
+        return mine == (other.type, other.message, other.location)
 
 
 @dataclass(frozen=True)
@@ -183,28 +199,32 @@ def is_lack_of_progress(batch: Sequence[Fault]) -> bool:
 def error_mark_of(fault: Fault) -> ErrorMark | None:
     """The mark by which a repetition is recognised; None if the fault is not the program's own."""
     if fault.cause is Cause.OUT_OF_MEMORY:
-        return ErrorMark("out of memory", fault.step)
+        return ErrorMark("out of memory", fault.step, reached=fault.reached)
     if fault.cause is Cause.WORKER_CRASH and fault.exit_code is not None:
-        return ErrorMark(f"exit code {fault.exit_code}", fault.step)
+        return ErrorMark(f"exit code {fault.exit_code}", fault.step, reached=fault.reached)
     error = fault.error
     if fault.cause is not Cause.USER_ERROR or error is None:
         return None
     frames = _FRAME.findall(error.traceback)
     location = "{}:{} in {}".format(*frames[-1]) if frames else ""
     message = _NUMBER.sub("#", error.message)[:_MESSAGE_LIMIT]
-    return ErrorMark(error.type, error.step, message, location)
+    return ErrorMark(error.type, error.step, message, location, fault.reached)
 
 
 def is_repeat_of(before: ErrorMark | None, fault: Fault) -> bool:
-    """Whether the fault repeats the error `before`, with no new step since. (A mark is dropped with
-    the first step beyond its own.) An exception states its step; for a process that has ended, it
-    is enough that it had not come further than the previous one."""
+    """Whether the fault repeats the error `before`, with no new step since. (A mark is dropped when
+    an attempt has gone beyond its step.) An exception is at the same place if its rank is at the
+    same step; if a rank shows no steps, if its world has shown none since, or has come exactly as
+    far. For a process that has ended, it is enough that it had not come further than the previous
+    one."""
     now = error_mark_of(fault)
-    if before is None or now is None:
+    if before is None or now is None or not now.is_like(before):
         return False
-    if fault.cause is Cause.USER_ERROR:
-        return now == before
-    return now.type == before.type and now.step <= before.step
+    if fault.cause is not Cause.USER_ERROR:
+        return now.newest <= before.newest
+    if UNKNOWN_STEP not in (now.step, before.step):
+        return now.step == before.step
+    return now.reached is None or now.reached == before.reached
 
 
 def within_window(times: Sequence[float], now: float, window_s: float) -> tuple[float, ...]:

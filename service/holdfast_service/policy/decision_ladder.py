@@ -390,8 +390,8 @@ def _exhausted_budget(now: Situation) -> GiveUp | None:
 def _end_for_repetition(now: Situation) -> GiveUp:
     if now.error is not None:
         error = now.error
-        message = f"{error.type} at step {error.step}, twice in a row: {error.message}"
-        return GiveUp("user_error", message, error.traceback, error.step)
+        message = f"{error.type} at step {now.step}, twice in a row: {error.message}"
+        return GiveUp("user_error", message, error.traceback, now.step)
     if now.cause is Cause.OUT_OF_MEMORY:
         message = f"out of memory twice at step {now.step}, with no step between: {now.what}"
         return GiveUp("out_of_memory", message, None, now.step)

@@ -59,7 +59,7 @@ from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Reque
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
 from holdfast_workers.protocol.messages import Beat, SupervisorEvent
 from holdfast_workers.protocol.process_identity import ProcessIdentity
-from holdfast_workers.protocol.signals import Signal
+from holdfast_workers.protocol.signals import Signal, WorkerFailed
 
 _log = structlog.get_logger()
 
@@ -151,7 +151,9 @@ class Supervisor:
     # --- called from outside, by any thread -------------------------------------------------------
 
     def signal(self, signal_: Signal) -> None:
-        """Accept a signal of an agent."""
+        """Accept a signal of an agent. How far the others have come is asked when a rank fails."""
+        if isinstance(signal_.detail, WorkerFailed):
+            self._more_to_collect = True
         self._inputs.put(inputs.Signals((signal_,)))
 
     def stop(self, order: StopOrder) -> None:

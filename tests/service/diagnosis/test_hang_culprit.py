@@ -236,3 +236,54 @@ def test_the_only_rank_of_a_world_gets_a_longer_limit_and_is_then_named() -> Non
     assert verdict(0.1, process="T").accused == (0,)
     moving = world(seen(0, age_s=11.0, micro_batch=1))
     assert judge(alone, moving, world(seen(0, age_s=10.5))).finding is HangFinding.WAITING
+
+
+PAIR = {"dp_shard": 2, "tp": 1}
+IN_COLLECTIVE = (
+    "poll (kernel)",
+    "all_reduce (torch/distributed/distributed_c10d.py:9)",
+    "f (a.py:1)",
+)
+
+
+def of_program(rank: int, *groups: GroupBeat, **changes: Any) -> Inspection:
+    return seen(rank, "program", 400.0, groups=groups, limit_s=300.0, **changes)
+
+
+def test_a_rank_that_has_ended_while_the_others_wait_for_it_is_named() -> None:
+    counted = of_program(0, GroupBeat("world", 13, 12, "all_reduce"))
+    for waiting, where in (
+        (counted, "waits in all_reduce 13 of world"),
+        (of_program(0, stack=IN_COLLECTIVE), f"waits at {IN_COLLECTIVE[1]}"),
+    ):
+        look = WorldObservation({0: waiting}, ended={1: 12})
+        verdict = judge(PAIR, look, look, overdue=True)
+        assert (verdict.finding, verdict.accused, verdict.sure) == (HangFinding.HANG, (1,), True)
+        assert verdict.reason == f"rank 1 ended with exit code 0 at step 12 while rank 0 {where}"
+        assert verdict.suspects[0].rank == 1
+
+
+def test_a_rank_that_has_ended_is_not_to_blame_if_nobody_waits_for_it() -> None:
+    look = WorldObservation({0: of_program(0, stack=("write (save.py:3)",))}, ended={1: 0})
+    verdict = judge(PAIR, look, look, overdue=True)
+    assert (verdict.finding, verdict.accused) == (HangFinding.HANG, ())
+    assert verdict.reason == (
+        "no rank makes progress: rank 0 is at write (save.py:3); rank 1 ended with exit code 0"
+    )
+
+
+def test_ranks_in_different_collectives_are_told_apart() -> None:
+    look = world(
+        of_program(0, GroupBeat("world", 13, 12, "all_reduce")),
+        of_program(1, GroupBeat("world", 13, 12, "barrier")),
+    )
+    reason = judge(PAIR, look, look, overdue=True).reason
+    assert "rank 0 waits in all_reduce 13 of world, rank 1 waits in barrier 13 of world" in reason
+    three = {"dp_shard": 3, "tp": 1}
+    look = world(
+        *(of_program(rank, GroupBeat("world", 13, 12, "all_reduce")) for rank in (0, 1)),
+        of_program(2, GroupBeat("world", 13, 12, "barrier")),
+    )
+    verdict = judge(three, look, look, overdue=True)
+    assert verdict.accused == (2,)
+    assert "is in barrier as collective 13 of world, the others in all_reduce" in verdict.reason

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec, parse
+from holdfast_service.job_model.program_faults import BROUGHT, PROGRAMS, UNUSED
+from holdfast_service.job_model.program_levels import Brings
+from holdfast_workers.spec import MESH_AXES
 
 CODE = f"sha256:{0:064}"
 
@@ -97,15 +102,98 @@ def test_a_program_divides_its_model_itself(axis: str) -> None:
     assert list(found) == [f"parallel.{axis}"] and "set dp_shard" in found[f"parallel.{axis}"]
 
 
-def test_sections_of_built_in_models_do_not_concern_a_program() -> None:
-    spec_of(
-        command="x",
-        parallel={"dp_replicate": 2, "dp_shard": 64},  # more ranks than micro-batches
-        model={"dim": 130, "heads": 4},
-        train={"steps": 1, "global_batch": 17, "schedule": {"warmup_steps": 20}},
-        data={"source": "/nowhere"},
-        checkpoint={"remote": {"every_steps": 10}},
-    )
+def test_the_defaults_of_built_in_models_do_not_concern_a_program() -> None:
+    spec = spec_of(command="x", parallel={"dp_replicate": 2, "dp_shard": 64})  # > micro-batches
+    assert parse(spec.model_dump(mode="json"), None) == spec, "a stored spec has all fields"
+
+
+KEYS: dict[Brings, dict[str, Any]] = {
+    Brings.RECIPE: {},
+    Brings.FUNCTION: {"function": "a:b"},
+    Brings.SCRIPT: {"script": "train.py", "code": CODE},
+    Brings.COMMAND: {"command": "x"},
+    Brings.RAY_TRAIN: {"ray_train": "a:b"},
+}
+USED_BY_PROGRAMS = {
+    *BROUGHT,
+    *("recipe", "name", "labels", "priority", "code", "env", "runtime_env", "resources"),
+    *("recovery", "program", "ray_run", "config"),
+    *(f"parallel.{axis}" for axis in MESH_AXES),  # judged by their sizes
+    *("checkpoint.memory", "checkpoint.final_save_s"),
+    *(f"checkpoint.remote.{place}" for place in ("uri", "endpoint", "region", "secret")),
+    *("detection.enabled", "detection.hang_floor_s", "detection.hang_factor"),
+    *("detection.first_limit_s", "detection.stall_limit_s", "detection.replace_stragglers"),
+    "detection.straggler_patience_s",
+    *(f"timeouts.{name}" for name in ("install_s", "start_s", "form_s", "finish_s")),
+}
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def is_below(path: str, tops: Iterable[str]) -> bool:
+    return any(f"{path}.".startswith(f"{top}.") for top in tops)
+
+
+def test_every_field_is_used_by_programs_or_refused() -> None:
+    """A new field belongs into the table of unused fields, or into the set above."""
+    unused = {path for each in UNUSED if each.kinds >= PROGRAMS for path in each.paths}
+    for path in leaves(JobSpec):
+        assert is_below(path, unused) != is_below(path, USED_BY_PROGRAMS), path
+
+
+CHANGED: dict[str, Any] = {
+    "guards": {"max_skips": 3},
+    "checks": {"replica_digest_every_steps": 2},
+    "checkpoint.digest_every_steps": 5,
+    "model": {"dim": 256},
+    "data": {"source": "/data"},
+    "train": {"steps": 10},
+    "parallel.zero": 1,
+    "parallel.context_method": "ring",
+    "parallel.schedule": "gpipe",
+    "parallel.stages_per_rank": 2,
+    "parallel.sequence_parallel": True,
+    "parallel.vocabulary_parallel": True,
+    "checkpoint.remote.every_steps": 10,
+    "checkpoint.remote.keep": 7,
+    "checkpoint.remote.keep_every": 7,
+    "checkpoint.remote.keep_best": {"n": 2},
+    "checkpoint.overhead_target": 0.5,
+    "timeouts.load_s": 60,
+    "timeouts.save_s": 60,
+    "timeouts.publish_s": 60,
+    "timeouts.first_step_s": 60,
+    "detection.limits": {"forward": 3.0},
+    "detection.collective_timeout_s": 60,
+    "init_from": "job/3",
+    "config": {"lr": 1},
+    "ray_run": {"num_to_keep": 1},
+    "program": {"steps": 3},
+    "program.preload": ["numpy"],
+}
+
+
+@pytest.mark.parametrize("kind", list(Brings))
+def test_a_field_without_effect_is_refused_with_a_way_out(kind: Brings) -> None:
+    for each in UNUSED:
+        for path in each.paths if kind in each.kinds else ():
+            value = CHANGED[path]
+            for part in reversed(path.split(".")):
+                value = {part: value}
+            found = faults(**KEYS[kind], **value)
+            assert found[path] == each.instead
+            assert any(word in each.instead for word in ("remove it", "set these", "or train in"))
+
+
+def test_an_unused_field_beside_a_program_that_cannot_be_read_is_not_judged() -> None:
+    assert list(faults(command='echo "', program={"steps": 3})) == ["command"]
 
 
 def test_an_elastic_program_may_have_any_number_of_ranks() -> None:

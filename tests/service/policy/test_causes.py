@@ -15,7 +15,7 @@ from holdfast_service.policy.causes import (
     is_repeat_of,
     primary_fault,
 )
-from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
+from holdfast_workers.protocol.messages import UNKNOWN_STEP, ErrorKind, ErrorReport
 
 TRACEBACK = """Traceback (most recent call last):
   File "/code/train.py", line 12, in main
@@ -70,6 +70,22 @@ def test_an_exception_is_a_repeat_only_at_the_same_step() -> None:
     before = error_mark_of(raised())
     assert is_repeat_of(before, raised())
     assert not is_repeat_of(before, raised(step=9)) and not is_repeat_of(before, raised("yes"))
+
+
+def unseen(reached: int | None, message: str = "no", line: int = 40) -> Fault:
+    """An error of a rank that shows no steps, in a world that had shown `reached`."""
+    return replace(raised(message, UNKNOWN_STEP, line), reached=reached)
+
+
+def test_an_exception_of_a_rank_without_steps_is_a_repeat_where_its_world_has_come_as_far() -> None:
+    before = error_mark_of(unseen(60))
+    assert is_repeat_of(before, unseen(60))
+    assert is_repeat_of(before, unseen(None)), "no step was shown since"
+    assert is_repeat_of(error_mark_of(unseen(None)), unseen(None))
+    assert not is_repeat_of(before, unseen(65))
+    assert not is_repeat_of(before, unseen(30)), "it had passed this place"
+    assert not is_repeat_of(before, unseen(60, "yes"))
+    assert not is_repeat_of(before, unseen(60, line=41))
 
 
 @pytest.mark.parametrize(

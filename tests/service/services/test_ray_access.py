@@ -39,4 +39,4 @@ def test_datasets_are_refused_where_ranks_may_not_use_ray(
 
 def test_jobs_without_datasets_are_not_refused() -> None:
     assert fault_of(EXTERNAL, ray_train="a:b") is None
-    assert fault_of(EXTERNAL, script="-m a", ray_run={"datasets": "a:c"}) is None
+    assert fault_of(EXTERNAL, script="-m a") is None

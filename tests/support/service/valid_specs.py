@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.program_faults import UNUSED
+from holdfast_service.job_model.program_levels import brings
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 LIKE_OTHER_TYPES = st.sampled_from(
@@ -110,7 +112,25 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
     """Documents with a name and any other keys; some of elastic jobs."""
     drawn = st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
     fixed = drawn.map(_combinable)
-    return fixed | fixed.map(_elastic) | fixed.map(_listed) | st.builds(_program, fixed, PROGRAMS)
+    any_kind = fixed | fixed.map(_elastic) | fixed.map(_listed)
+    return (any_kind | st.builds(_program, fixed, PROGRAMS)).map(_without_unused)
+
+
+def _without_unused(document: dict[str, Any]) -> dict[str, Any]:
+    """Without the fields that mean nothing for the kind of code that it brings."""
+    kind = brings(document)
+    paths = (path for each in UNUSED if kind in each.kinds for path in each.paths)
+    for path in paths:
+        if path != "program" or document.get("script") is None:
+            document = _without(document, path.split("."))
+    return document
+
+
+def _without(document: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    first, *rest = path
+    if rest and first in document:
+        return {**document, first: _without(document[first], rest)}
+    return {key: value for key, value in document.items() if key != first}
 
 
 def _program(document: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:

@@ -44,9 +44,10 @@ WAIT_S = 60.0
 class Agent:
     """The agent's side of one launcher."""
 
-    def __init__(self, folder: Path, command: str, program: ProgramSpec) -> None:
+    def __init__(self, folder: Path, program: ProgramSpec, **line: str) -> None:
+        """`line`: `command` or `script`."""
         self._folder = folder
-        spec = TrainingSpec.model_validate({"command": command, "program": program})
+        spec = TrainingSpec.model_validate({**line, "program": program})
         beacon.create(folder / "beacon")
         self.store = socket.create_server(("127.0.0.1", 0))
         self.store.settimeout(WAIT_S)
@@ -113,6 +114,13 @@ class Agent:
             pass
         return message.row.step, message.row.loss
 
+    def ended(self) -> WorkerDone | WorkerFailed:
+        """How the program ended, as the launcher reports it."""
+        while True:
+            detail = getattr(self.receive(), "detail", None)
+            if isinstance(detail, WorkerDone | WorkerFailed):
+                return detail
+
     def failed(self) -> ErrorReport:
         """The error that the launcher reports."""
         while True:
@@ -139,7 +147,13 @@ def _run(end: socket.socket, folder: Path, spec: TrainingSpec) -> int:
 def launched(
     folder: Path, command: str, *, grace_s: float = 1.0, metrics: str | None = None
 ) -> Iterator[Agent]:
-    agent = Agent(folder, command, ProgramSpec(grace_s=grace_s, metrics=metrics))
+    with launching(folder, ProgramSpec(grace_s=grace_s, metrics=metrics), command=command) as agent:
+        yield agent
+
+
+@contextmanager
+def launching(folder: Path, program: ProgramSpec, **line: str) -> Iterator[Agent]:
+    agent = Agent(folder, program, **line)
     try:
         yield agent
     finally:
@@ -372,3 +386,26 @@ def test_what_a_program_has_started_ends_when_its_launcher_is_killed(tmp_path: P
         os.kill(agent.pid, signal.SIGKILL)
         for each in (pid, *helpers):
             wait_state(each, ("", "Z"))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("fork", [True, False])
+@pytest.mark.parametrize("end", ["pass", "raise ValueError('bad end')"])
+def test_a_thread_that_outlives_its_program_makes_no_hang(
+    tmp_path: Path, end: str, fork: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import queue, threading\n"
+        "threading.Thread(target=lambda: queue.Queue().get(), name='uploads').start()\n" + end
+    )
+    program = ProgramSpec(fork=fork, silence_s=1.0)
+    with launching(tmp_path, program, script=str(script)) as agent:
+        agent.send(agent.join(), lease(600.0))
+        ended = agent.ended()
+        assert "thread uploads at " in agent.printed("its process is ended now")
+        if end == "pass":
+            assert isinstance(ended, WorkerDone)
+        else:
+            assert isinstance(ended, WorkerFailed)
+            assert (ended.error.type, ended.error.message) == ("ValueError", "bad end")

@@ -21,12 +21,13 @@ _log = structlog.get_logger()
 
 
 class StepSources:
-    """The sources of steps that a spec names, in one attempt of the reporting rank."""
+    """The sources of steps that a spec names, in one attempt of a rank."""
 
-    def __init__(self, program: ProgramSpec, since: float) -> None:
-        """`since`: Unix seconds at which the attempt began."""
+    def __init__(self, program: ProgramSpec, since: float, *, only_lines: bool = False) -> None:
+        """`since`: Unix seconds at which the attempt began. `only_lines`: no event files, which
+        rank 0 writes."""
         self._lines = MetricLines(program.metrics) if program.metrics else None
-        folder = program.event_files
+        folder = None if only_lines else program.event_files
         self._files = EventFiles(Path(folder), since) if folder is not None else None
         self._polled_at = since
         self._told = ""

@@ -96,6 +96,13 @@ def of_output(ending: str, output: str) -> RecordedError:
     return RecordedError("", f"{message}: {last}" if last else message, kept)
 
 
+def at_end_of(output: str) -> RecordedError | None:
+    """The exception whose traceback is the end of a program's output; None if it ends otherwise."""
+    found = of_output("", output)
+    shown = "\n".join(_RANK_MARK.sub("", line) for line in output.splitlines())
+    return found if found.type and shown.rstrip().endswith(found.traceback.rstrip()) else None
+
+
 def read(path: Path) -> RecordedError | None:
     """The recorded error; None if there is none, or if the file is damaged."""
     try:

@@ -333,7 +333,8 @@ class Launcher:
         attempt = self._attempt
         if attempt is None or attempt.process is None:
             return
-        attempt.look()
+        if attempt.look():
+            self._end_program(self._spec.program.grace_s)
         self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
 
     def _handle_exit(self) -> None:

@@ -24,9 +24,10 @@ from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.program_metrics.step_sources import StepSources
 from holdfast_workers.programs import error_file
+from holdfast_workers.programs.last_threads import remaining_threads
 from holdfast_workers.programs.launcher_links import StoreEnded
 from holdfast_workers.programs.output_relay import OutputRelay
-from holdfast_workers.programs.program_output import OutputTail, Silence
+from holdfast_workers.programs.program_output import OutputTail, ShownSteps, Silence
 from holdfast_workers.programs.program_process import ProgramLine, ProgramProcess
 from holdfast_workers.programs.torchrun_variables import (
     ProgramLinks,
@@ -78,6 +79,11 @@ from holdfast_workers.training import rank_log
 if TYPE_CHECKING:
     from holdfast_workers.progress.beacon import Beacon
 
+LOOK_EARLY = 0.8
+"""Share of the limit of its silence after which the threads of a program are looked at."""
+LOOK_S = 2.0
+"""How long that may take: the launcher does nothing else meanwhile."""
+
 
 class ProgramAttempt:
     """`send` sends a message to the agent."""
@@ -114,7 +120,11 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
-        self._sources = StepSources(spec.program, time.time()) if order.rank == 0 else None
+        self._remaining: str | None = None
+        """The threads that remain after the end of the main program; None: not looked at yet."""
+        self._ends_threads = False
+        self._sources = StepSources(spec.program, time.time(), only_lines=order.rank != 0)
+        self._shown = ShownSteps()
         self._own = OwnMetrics()
         self._level = 0
         """The highest level at which the program has attached, see `ProgramAttached`."""
@@ -146,7 +156,7 @@ class ProgramAttempt:
             self._line, self._variables(), private, self._in_fork, self._record_error
         )
         self.process = process
-        self._silence.looked_at = self._silence.shown_at = time.monotonic()
+        self._silence.show(time.monotonic())
         self._enter_program()
         self._send(ProgramStarted(self.number, process.pid))
         restore = self.order.seat.restore
@@ -167,7 +177,7 @@ class ProgramAttempt:
 
     def resume(self) -> None:
         self.is_held = False
-        self._silence.shown_at = time.monotonic()
+        self._silence.show(time.monotonic())
         if not self._program_shows_phases:
             self._enter_program()
         if self.process is not None:
@@ -190,10 +200,13 @@ class ProgramAttempt:
         self._beacon.enter("ended", self._step, bound_s=math.inf)
         if self.stop_wanted and end.exit_code != 0:
             rank_log.log_program_stop(self.number, str(end))
-        if end.exit_code == 0 or self.stop_wanted:
+        recorded, has_finished = error_file.read(self._error_path), end.exit_code == 0
+        if self._ends_threads and end.exit_code is None:  # its output tells what its code would be
+            recorded = recorded or error_file.at_end_of(self._output.text())
+            has_finished = recorded is None
+        if has_finished or self.stop_wanted:
             self._signal(WorkerLeft(self._step) if self.leaves else WorkerDone(self._step))
             return True
-        recorded = error_file.read(self._error_path)
         if recorded is None and not end.exit_code:
             return False  # by a signal
         self._report(recorded or error_file.of_output(str(end), self._output.text()), end)
@@ -202,7 +215,7 @@ class ProgramAttempt:
     def report_failure(self, error: WorkersError, kind: ErrorKind = ErrorKind.INTERNAL) -> None:
         """Report that the program could not be started, or must be started again."""
         self.has_ended = self.process is None
-        report = ErrorReport(kind, type(error).__name__, str(error), "", self._step)
+        report = ErrorReport(kind, type(error).__name__, str(error), "", self._place)
         self._signal(WorkerFailed(report))
 
     def handle_store_end(self) -> None:
@@ -219,9 +232,14 @@ class ProgramAttempt:
             type=recorded.type or str(end).replace(" ", "_"),
             message=control_channel.shorten_middle(recorded.message),
             traceback=control_channel.shorten_middle(recorded.traceback),
-            step=self._step,
+            step=self._place,
         )
         self._signal(WorkerFailed(report))
+
+    @property
+    def _place(self) -> int:
+        """The step at which this rank is, as it has shown itself."""
+        return self._shown.place(reports=self.order.rank == 0)
 
     # --- signs of life --------------------------------------------------------------------------
 
@@ -232,29 +250,50 @@ class ProgramAttempt:
 
     def _read_metrics(self, line: OutputLine) -> None:
         """A step that a line shows, unless the program reports its steps itself."""
-        if self._sources is None or self._reports_steps:
+        if self._reports_steps or (step := self._sources.read_line(line, time.time())) is None:
             return
-        if (step := self._sources.read_line(line, time.time())) is not None:
+        if self.order.rank == 0:
             self._take_step(step)
+        self._shown.add(step.step)
 
     def _read_files(self, *, final: bool = False) -> None:
-        if self._sources is None or self._reports_steps:
+        if self._reports_steps:
             return
         for step in self._sources.poll(time.time(), final=final):
             self._take_step(step)
 
-    def look(self) -> None:
-        """Show in the beacon whether a program without steps is at work; read its event files."""
+    def look(self) -> bool:
+        """Show in the beacon whether a program without steps is at work; read its event files. True
+        once, if the program has ended and only threads without a sign of life keep its process."""
         process = self.process
-        if process is None or self.is_held:
-            return
+        if process is None or self.is_held or self._ends_threads:
+            return False
         process.reap_orphans()
         self._read_files()
-        if self._program_shows_phases:
-            return
         now = time.monotonic()
         if self._silence.has_sign_of_life(self._output.bytes, process.processor_s(), now):
-            self._enter_program()
+            self._remaining = None
+            if not self._program_shows_phases:
+                self._enter_program()
+        self._ends_threads = self._only_threads_remain(process, now - self._silence.alive_at)
+        return self._ends_threads
+
+    def _only_threads_remain(self, process: ProgramProcess, silent_s: float) -> bool:
+        """Looked at before the rank would count as one that hangs."""
+        limit_s = self._spec.program.silence_s
+        shown_s = self._spec.program.step_limit_s if self._program_shows_phases else limit_s
+        if silent_s < LOOK_EARLY * min(limit_s, shown_s):
+            return False
+        if self._remaining is None:
+            self._remaining = remaining_threads(process.pid, LOOK_S)
+            if self._remaining:
+                self._program_shows_phases = False
+                self._beacon.take_over()
+                self._beacon.enter("threads", self._step, bound_s=math.inf)
+        if not self._remaining or silent_s < limit_s:
+            return False
+        rank_log.log_remaining_threads(self.number, self._remaining, limit_s)
+        return True
 
     def _enter_program(self) -> None:
         limit_s = self._spec.program.silence_s
@@ -330,8 +369,9 @@ class ProgramAttempt:
 
     def _take_step(self, step: ProgramStep) -> None:
         self._step = max(self._step, step.step)
+        self._shown.add(step.step)
         self._has_stepped = True
-        self._silence.shown_at = time.monotonic()
+        self._silence.show(time.monotonic())
         if self.order.rank != 0:
             return
         row = StepRow(

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from holdfast_workers.ipc.output_lines import LineSplitter, OutputLine
+from holdfast_workers.protocol.messages import UNKNOWN_STEP
 
 KEPT_LINES = 40
 KEPT_CHARACTERS = 4096
@@ -42,6 +43,23 @@ class OutputTail:
 
 
 @dataclass
+class ShownSteps:
+    """The steps that one rank has shown itself in an attempt, in its lines or by its attachment.
+    Pure. They tell where it failed: what a rank shows once, at its start, does not."""
+
+    newest: int = UNKNOWN_STEP
+    number: int = 0
+
+    def add(self, step: int) -> None:
+        if step > self.newest:
+            self.newest, self.number = step, self.number + 1
+
+    def place(self, *, reports: bool) -> int:
+        """The step at which the rank is. `reports`: it is the rank that shows the world's steps."""
+        return self.newest if self.number > (0 if reports else 1) else UNKNOWN_STEP
+
+
+@dataclass
 class Silence:
     """The signs of life of a program that shows no steps, as seen by one look after the other: it
     prints, or it computes. Pure. A rank that waits for its peers sleeps, but for threads that look
@@ -54,6 +72,8 @@ class Silence:
     looked_at: float = 0.0
     shown_at: float = 0.0
     """Time of the last look at which the program had printed, or of its last step."""
+    alive_at: float = 0.0
+    """Time of the last look at which it had printed or computed, or of its last step."""
 
     def has_sign_of_life(self, printed: int, computed_s: float, now: float) -> bool:
         """Whether the program has printed or computed since the last look."""
@@ -61,5 +81,11 @@ class Silence:
         if printed != self.printed:
             self.shown_at = now
         alive = printed != self.printed or share >= BUSY_SHARE
+        if alive:
+            self.alive_at = now
         self.printed, self.computed_s, self.looked_at = printed, computed_s, now
         return alive
+
+    def show(self, now: float) -> None:
+        """The program starts, goes on, or has taken a step."""
+        self.looked_at = self.shown_at = self.alive_at = now

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import os
 import random
+import signal
 import sys
 import threading
 import traceback
@@ -28,7 +29,7 @@ def run(arguments: Sequence[str], on_error: Callable[[Exception], None]) -> NoRe
     try:
         _seed_generators()
         code = _exit_code(lambda: execute(arguments), on_error)
-        code = _exit_code(_end_threads, on_error) or code
+        code = _exit_code(lambda: _end_threads(code), on_error) or code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -116,6 +117,17 @@ def _from_users_code(error: Exception) -> Any:
     return frame
 
 
-def _end_threads() -> None:
+def _end_threads(code: int) -> None:
+    """Wait for the threads, as the interpreter does. One that never ends is left by SIGTERM: then
+    this process ends with the code of the script."""
+
+    def leave(*_: object) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, leave)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,29 @@ def _sample_rank(beat: Beat, timeout_s: float) -> Inspection:
     return Inspection(beat, linux_processes.run_state(beat.pid), stack, problem)
 
 
+@dataclass(frozen=True)
+class ThreadStack:
+    """The stack of one thread, innermost frame first."""
+
+    thread_id: int
+    """Its number in the kernel; that of the main thread is its process's."""
+    name: str
+    frames: tuple[str, ...]
+    files: tuple[str, ...]
+    """The whole paths of the frames' files."""
+
+
 def _stack(pid: int, timeout_s: float) -> tuple[tuple[str, ...], str]:
     """The stack of the main thread, innermost first; or an empty stack and the problem."""
+    stacks, problem = stacks_of(pid, timeout_s)
+    main = next((stack.frames for stack in stacks if stack.thread_id == pid), None)
+    if main is None and not problem:
+        return (), "the output of py-spy has no stack of the main thread"
+    return main or (), problem
+
+
+def stacks_of(pid: int, timeout_s: float) -> tuple[tuple[ThreadStack, ...], str]:
+    """The stacks of all threads of a Python process; or none, and the problem."""
     program = _py_spy()
     if program is None:
         return (), "py-spy is not installed beside this Python"
@@ -57,11 +79,19 @@ def _stack(pid: int, timeout_s: float) -> tuple[tuple[str, ...], str]:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return (), f"py-spy: {' '.join(line.strip() for line in lines[:4])}"
     try:
-        threads = json.loads(done.stdout)
-        frames = next(t["frames"] for t in threads if t["os_thread_id"] == pid)
-    except (ValueError, KeyError, StopIteration) as error:
-        return (), f"the output of py-spy has no stack of the main thread: {error!r}"
-    return tuple(_described(frame) for frame in frames[:MAX_FRAMES]), ""
+        return tuple(_thread(thread) for thread in json.loads(done.stdout)), ""
+    except (ValueError, KeyError, TypeError) as error:
+        return (), f"the output of py-spy cannot be read: {error!r}"
+
+
+def _thread(found: dict[str, Any]) -> ThreadStack:
+    frames = found["frames"][:MAX_FRAMES]
+    return ThreadStack(
+        found["os_thread_id"],
+        found.get("thread_name") or str(found["os_thread_id"]),
+        tuple(_described(frame) for frame in frames),
+        tuple(frame["filename"] for frame in frames),
+    )
 
 
 def _described(frame: dict[str, Any]) -> str:

@@ -68,6 +68,10 @@ class ErrorKind(StrEnum):
     """An error of Holdfast itself."""
 
 
+UNKNOWN_STEP = -1
+"""The step of an error of a rank that shows none: only the world's newest step is known then."""
+
+
 @dataclass(frozen=True)
 class ErrorReport:
     """The exception with which a worker left its attempt."""
@@ -80,7 +84,7 @@ class ErrorReport:
     traceback: str
     """Its formatted traceback, shortened in the middle."""
     step: int
-    """Steps applied when it was raised."""
+    """Steps applied when it was raised; of a program whose rank shows no steps, UNKNOWN_STEP."""
 
 
 class Place(StrEnum):

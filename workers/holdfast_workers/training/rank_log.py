@@ -119,6 +119,16 @@ def log_program_stop(attempt: int, end: str) -> None:
     _print("WARNING", f"attempt {attempt}: the program was asked to end, and ended by {end}")
 
 
+def log_remaining_threads(attempt: int, threads: str, silent_s: float) -> None:
+    """The main program has ended, and threads keep its process."""
+    _print(
+        "WARNING",
+        f"attempt {attempt}: the program has ended, but {threads} remains and neither printed nor "
+        f"computed for {silent_s:g} s: its process is ended now. End such threads before the end "
+        "of the program, or make them daemon threads",
+    )
+
+
 def format_step(row: StepRow) -> str:
     """A step as one line; unknown values are left out."""
     figures = {

@@ -177,7 +177,7 @@ class Facts:
         self.committed = step
         if step > self.floor:
             self.floor, self.without_progress = step, 0
-        if self.mark is not None and step > self.mark.step:
+        if self.mark is not None and step > self.mark.newest:
             self.mark = None
 
     def _apply_incident(self, record: IncidentRecord) -> None:

@@ -37,7 +37,11 @@ class Progress:
     without_progress: int = 0
     """Consecutive attempts that ended without a step beyond `floor`."""
     mark: ErrorMark | None = None
-    """The last error of the user's program, until a step beyond it is committed."""
+    """The last error of the user's program, until an attempt has gone beyond its step."""
+    marked_attempt: int = 0
+    """The attempt that ended with `mark`; 0: one of a former supervisor."""
+    is_past_mark: bool = False
+    """Whether a later attempt has gone beyond the step of `mark`."""
     guard_trips: frozenset[GuardTrip] = frozenset()
     """Guard trips already recorded."""
 
@@ -54,8 +58,10 @@ class Progress:
         self.committed = max(self.committed, step)
         if step > self.floor:
             self.floor, self.without_progress = step, 0
-        if self.mark is not None and step > self.mark.step:
-            self.mark = None  # after progress, the same error counts as a new error
+        if self.mark is not None and attempt == self.marked_attempt:  # known late
+            self.mark = replace(self.mark, reached=max(step, self.mark.reached or 0))
+        elif self.mark is not None and step > self.mark.newest:
+            self.is_past_mark = True
 
     def record_held(self, held: Iterable[Held]) -> None:
         """Record that these states are in the memory of an agent: their steps were committed."""
@@ -71,6 +77,8 @@ class Progress:
 
     def start_attempt(self, attempt: int, restored_step: int) -> None:
         """`attempt` was formed to start from `restored_step`."""
+        if self.is_past_mark:  # after progress, the same error counts as a new error
+            self.mark, self.is_past_mark = None, False
         if self.line.starts_elsewhere(restored_step):
             self.floor = restored_step
         self.add_branch(attempt, restored_step)
@@ -99,8 +107,9 @@ class Progress:
         """An attempt got on, though it reported no step."""
         self.without_progress, self.mark = 0, None
 
-    def remember_error(self, mark: ErrorMark) -> None:
-        self.mark = mark
+    def remember_error(self, mark: ErrorMark, attempt: int) -> None:
+        """`attempt` ended with this error."""
+        self.mark, self.marked_attempt, self.is_past_mark = mark, attempt, False
 
     def record_guard_trip(self, trip: GuardTrip) -> bool:
         """Record a guard trip. False if it is known, or if a later attempt has formed."""
@@ -165,7 +174,8 @@ class Ending:
         self.giving_back = None
 
     def record_final_step(self, step: int) -> None:
-        self.final_step = step
+        """Not every rank of a program knows its last step."""
+        self.final_step = max(step, self.final_step or 0)
 
     def continue_training(self) -> None:
         """The ranks take further steps after all."""

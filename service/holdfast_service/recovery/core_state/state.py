@@ -119,6 +119,23 @@ class CoreState:
         if self.incidents.current is not None:
             self.emit(kind.of(self.incidents.current))
 
+    @property
+    def reached(self) -> int | None:
+        """The newest step that the present world has shown; None: none yet."""
+        world = self.worlds.present
+        has_stepped = world is not None and world.first_step is not None
+        return self.progress.committed if has_stepped else None
+
+    def ended_ranks(self) -> dict[int, int]:
+        """The ranks whose programs have ended by themselves, in the present world, each with its
+        last step; 0: not known. Ranks of a recipe end together."""
+        world = self.worlds.present
+        if not self.config.runs_program or self.ending.stop is not None:
+            return {}
+        members = world.members.values() if world is not None else ()
+        newest = self.reached or 0
+        return {each.rank: each.last_step or newest for each in members if each.done}
+
     def add_evidence(self, evidence: str) -> None:
         """Add a sentence to the evidence of the open incident. It affects no decision."""
         if self.incidents.add_evidence(evidence):

@@ -36,6 +36,8 @@ class Member:
     pid: int | None = None
     joined: bool = False
     done: bool = False
+    last_step: int = 0
+    """The step at which it was done; 0: the rank of a program shows none."""
     left: bool = False
     """It left the world after a step that was agreed on, so that the mesh can change."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
@@ -59,9 +61,9 @@ class Member:
         if phases_s is not None:
             self.phases_s = phases_s
 
-    def record_done(self) -> None:
+    def record_done(self, step: int) -> None:
         """Record that the rank has taken its last step."""
-        self.done = True
+        self.done, self.last_step = True, step
 
     def record_left(self) -> None:
         """Record that the rank has left the world."""

@@ -200,7 +200,7 @@ def _record_answer(
 
 
 def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) -> None:
-    look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent))
+    look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent), state.ended_ranks())
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.spec.detection.stall_limit_s)
     by_steps = _is_silent_by_steps(state, look, now)
@@ -289,7 +289,7 @@ def _report_hang(
     state.hangs.end()
     accused = [world.members[rank] for rank in verdict.accused]
     for member in accused:
-        if member.worker is not None:
+        if member.worker is not None and not member.done:
             state.fencing.condemn(member.worker)
             state.roster.exclude_worker(member.worker)
     ranks = verdict.accused
@@ -307,6 +307,8 @@ def _report_hang(
         step=state.progress.committed,
         certain=False,
     )
+    if accused and all(member.done for member in accused):  # no node is to blame
+        fault = judgement.early_end_fault(state, ranks, verdict.reason, suspicion.since)
     judgement.report_fault(state, fault, now)
     if state.timer.stage is Stage.ENDED:
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from holdfast_service.diagnosis.hang_culprit import describe_ended
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.job_model.lifecycle import Phase
@@ -20,7 +21,15 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.upkeep import remote_tier
 from holdfast_service.recovery.world import graceful_stop, outcome
-from holdfast_workers.protocol.messages import Place, Restore, Tier
+from holdfast_workers.errors import short_error
+from holdfast_workers.protocol.messages import (
+    UNKNOWN_STEP,
+    ErrorKind,
+    ErrorReport,
+    Place,
+    Restore,
+    Tier,
+)
 
 
 def report_faults(state: CoreState, faults: Iterable[Fault], now: float) -> None:
@@ -58,7 +67,7 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
 
 def judge_batch(state: CoreState, now: float) -> bool:
     """End the world after its faults were gathered. True if a new attempt must be formed."""
-    batch = state.incidents.batch
+    batch = _explained_batch(state, now)
     first = primary_fault(batch)
     situation.record_condemned_attempt(state, batch, now)
     assessed = situation.assess(state, batch, now)
@@ -73,7 +82,7 @@ def judge_batch(state: CoreState, now: float) -> bool:
     state.incidents.carry_out(decision)
     mark = error_mark_of(first)
     if mark is not None:
-        state.progress.remember_error(mark)
+        state.progress.remember_error(mark, first.attempt)
         state.incidents.amend(mark=mark)
     for fault in batch:
         if fault.cause in _DISTRUSTED and fault.worker is not None:
@@ -200,11 +209,61 @@ def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
         state.emit_incident()
 
 
+def early_end_fault(
+    state: CoreState, ranks: Collection[int], what: str, at: float, traceback: str = ""
+) -> Fault:
+    """Programs of these ranks have ended with exit code 0, and the others wait for them: the ranks
+    of the program disagree on its end."""
+    named = tuple(sorted(ranks))
+    return Fault(
+        Cause.USER_ERROR,
+        attempt=state.worlds.attempt,
+        at=at,
+        what=what,
+        rank=named[0] if len(named) == 1 else None,
+        ranks=named if len(named) > 1 else (),
+        step=state.reached or 0,
+        error=ErrorReport(ErrorKind.USER, "EndedEarly", what, traceback, UNKNOWN_STEP),
+        certain=False,
+    )
+
+
+def _explained_batch(state: CoreState, now: float) -> tuple[Fault, ...]:
+    """The gathered faults, with the newest step that their world has shown: by its reports, or by a
+    rank that failed too. It is the step of a rank that shows none itself. Ranks that only lost a
+    peer lost one that had ended, if there is one."""
+    batch, ended = state.incidents.batch, state.ended_ranks()
+    error = next((fault.error for fault in batch if fault.error is not None), None)
+    if ended and error is not None and all(f.cause is Cause.COMMUNICATION for f in batch):
+        what = f"{describe_ended(ended)}, and the others, which waited for it, then failed with "
+        what += f"{error.type}: {short_error(error.message)}"
+        fault = early_end_fault(state, ended, what, batch[0].at, error.traceback)
+        _record_fault(state, fault, now)
+        batch = (*batch, fault)
+    shown = [state.reached] if state.reached is not None else []
+    shown += [fault.error.step for fault in batch if _shows_step(fault) and fault.error]
+    reached = max(shown, default=None)
+    return tuple(
+        replace(fault, reached=reached, step=fault.step if _shows_step(fault) else reached or 0)
+        if fault.error is not None
+        else replace(fault, reached=reached)
+        for fault in batch
+    )
+
+
+def _shows_step(fault: Fault) -> bool:
+    """Whether its rank itself has shown at which step it failed."""
+    return fault.error is not None and fault.error.step != UNKNOWN_STEP
+
+
 def _is_explained(state: CoreState) -> bool:
-    """Whether the batch contains a cause other than the communication errors of ranks, or such an
-    error of every rank: then no further fault is expected."""
+    """Whether no further fault is expected, and where its rank failed is known: the batch contains
+    a cause other than the communication errors of ranks, or an error of every rank."""
     batch = state.incidents.batch
-    if any(fault.cause is not Cause.COMMUNICATION or fault.rank is None for fault in batch):
+    causes = [fault for fault in batch if fault.cause is not Cause.COMMUNICATION]
+    if any(fault.cause is not Cause.USER_ERROR or _shows_step(fault) for fault in causes):
+        return True
+    if any(fault.rank is None for fault in batch):
         return True
     assert state.worlds.present is not None
     reported = {fault.rank for fault in batch}

@@ -18,7 +18,7 @@ from holdfast_service.recovery.core_state.worlds import Member
 from holdfast_service.recovery.faults import corruption, guard_decisions, judgement
 from holdfast_service.recovery.world import attempt_progress
 from holdfast_workers.errors import short_error
-from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, Tier
+from holdfast_workers.protocol.messages import UNKNOWN_STEP, ErrorKind, ErrorReport, Tier
 from holdfast_workers.protocol.signals import (
     DamagedShard,
     ShardFailed,
@@ -52,6 +52,8 @@ def handle_exit(
     if member.has_stopped:
         return ()  # its last state is with a saver process, or in the memory of its node
     step = exited.step or state.progress.committed
+    if state.config.runs_program:  # not each of its ranks shows steps
+        step = max(step, state.progress.committed)
     description = f"rank {member.rank} on {signal.agent} ended by {ending} at step {step}"
     cause = Cause.PREEMPTED if exited.name == "SIGTERM" else Cause.WORKER_CRASH
     if exited.out_of_memory:
@@ -80,11 +82,14 @@ def handle_failure(
     if cause is Cause.INTERNAL_ERROR and signal.worker is not None:
         state.roster.exclude_worker(signal.worker)
     summary = short_error(error.message) if error.kind is ErrorKind.COMMUNICATION else error.message
+    step, where = error.step, f"at step {error.step}"
+    if step == UNKNOWN_STEP:
+        step = state.reached or 0
+        where = f"after step {step} of the world" if step else "before any step was shown"
     description = (
-        f"rank {member.rank} on {signal.agent} failed at step {error.step} with "
-        f"{error.type}: {summary}"
+        f"rank {member.rank} on {signal.agent} failed {where} with {error.type}: {summary}"
     )
-    return (_fault(state, signal, member, cause, description, step=error.step, error=error),)
+    return (_fault(state, signal, member, cause, description, step=step, error=error),)
 
 
 def handle_failed_shard(state: CoreState, signal: Signal, failed: ShardFailed) -> tuple[Fault, ...]:

@@ -80,7 +80,7 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
 
 def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:
     """Record that a rank of the present world is done: `step` was its last one."""
-    member.record_done()
+    member.record_done(step)
     state.ending.record_final_step(step)
     state.progress.record_step(attempt, step)
     advance(state, now)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from holdfast_service.policy.causes import ErrorMark
 from holdfast_service.recovery.core_state.progress import Progress
+from holdfast_workers.protocol.messages import UNKNOWN_STEP
 from holdfast_workers.training.skipped_windows import Ledger
 
 
@@ -43,6 +45,19 @@ def test_beyond_an_older_restored_state_each_step_is_progress_again() -> None:
     progress.start_attempt(2, 3)
     progress.record_step(2, 5)
     assert (progress.floor, progress.without_progress) == (5, 0)
+
+
+def test_an_error_is_new_once_another_attempt_has_gone_beyond_its_step() -> None:
+    progress = stuck_after(5, attempts=0)
+    progress.remember_error(ErrorMark("ValueError", UNKNOWN_STEP, reached=5), 1)
+    progress.record_step(1, 6)  # known late
+    progress.start_attempt(2, 0)
+    progress.record_step(2, 6)
+    progress.start_attempt(3, 0)
+    assert progress.mark == ErrorMark("ValueError", UNKNOWN_STEP, reached=6)
+    progress.record_step(3, 7)
+    progress.start_attempt(4, 0)
+    assert progress.mark is None
 
 
 def test_only_a_step_beyond_its_restored_one_makes_an_attempt_replace_the_steps_before_it() -> None:
