@@ -152,6 +152,21 @@ def _unused_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
                 yield _fault(path, fields.instead, *BROUGHT)
 
 
+def used_fields(spec: TrainingSpec) -> dict[str, Any]:
+    """The spec as plain values, without the fields that mean nothing for the code of the job."""
+    document = spec.model_dump(mode="json")
+    kind = brings(document)
+    absent = [name for name in BROUGHT if document[name] is None]
+    absent += ["recipe"] if kind is not Brings.RECIPE else []
+    unused = [path for fields in UNUSED if kind in fields.kinds for path in fields.paths]
+    if spec.script is not None and "program" in unused:  # the script of a context
+        unused.remove("program")
+    for path in (*absent, *unused):
+        *sections, name = path.split(".")
+        reduce(dict.__getitem__, sections, document).pop(name, None)
+    return document
+
+
 def default_of(model: type[TrainingSpec], path: str) -> Any:
     """The default of the field or section at `path`."""
     first, *rest = path.split(".")

@@ -39,6 +39,7 @@ from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.node_needs import needs_of
+from holdfast_service.job_model.program_faults import used_fields
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.readers.goodput_cache import GoodputCache
@@ -197,7 +198,7 @@ class JobService(JobCommands):
         await self._check_code(spec)
         await self._init_sources.resolve(spec, None)
         order = await asyncio.to_thread(spec.mesh_order, _nodes_asked(document))
-        return valid_spec_view(spec.model_dump(mode="json"), order, needs_of(spec))
+        return valid_spec_view(used_fields(spec), order, needs_of(spec))
 
     async def _check_remote(self, spec: JobSpec) -> None:
         """Test the remote storage now, not an hour into training. Raises InvalidSpec."""

@@ -56,7 +56,10 @@ class NodeNeedsView(View):
 
 
 class ValidSpecView(View):
-    spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
+    spec: dict[str, Any] = Field(
+        description="the resolved spec: the fields that mean something for its code, defaults "
+        "filled in"
+    )
     meshes: MeshOrderView | None = Field(description="null: the job has one mesh")
     node_needs: NodeNeedsView
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec, parse
-from holdfast_service.job_model.program_faults import BROUGHT, PROGRAMS, UNUSED
+from holdfast_service.job_model.program_faults import BROUGHT, PROGRAMS, UNUSED, used_fields
 from holdfast_service.job_model.program_levels import Brings
 from holdfast_workers.spec import MESH_AXES
 
@@ -190,6 +190,17 @@ def test_a_field_without_effect_is_refused_with_a_way_out(kind: Brings) -> None:
             found = faults(**KEYS[kind], **value)
             assert found[path] == each.instead
             assert any(word in each.instead for word in ("remove it", "set these", "or train in"))
+
+
+@pytest.mark.parametrize("kind", list(Brings))
+def test_a_resolved_spec_has_the_fields_of_its_code_and_is_a_spec_again(kind: Brings) -> None:
+    spec = spec_of(**KEYS[kind])
+    document = used_fields(spec)
+    assert parse(document, None) == spec
+    assert ("model" in document) is (not kind.is_program)
+    assert ("recipe" in document) is (kind is Brings.RECIPE)
+    assert ("program" in document) is kind.is_program
+    assert [name for name in BROUGHT if name in document] == [*KEYS[kind].keys() & {*BROUGHT}]
 
 
 def test_an_unused_field_beside_a_program_that_cannot_be_read_is_not_judged() -> None:

@@ -15,7 +15,12 @@ from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, NotUnderst
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.submission.rank_output import RankOutput
-from holdfast.cli.submission.submit import UnreadableSpec, follow_job, print_suggestions
+from holdfast.cli.submission.submit import (
+    UnreadableSpec,
+    follow_job,
+    print_resolved,
+    print_suggestions,
+)
 from holdfast.errors import ServerUnreachable
 from holdfast.formats import documents, launch_lines, requirements_file
 from holdfast.formats.launch_lines import LaunchLine
@@ -214,7 +219,7 @@ def _run_at_server(
         try:
             _choose_gpus(spec, _present(client))
             if dry_run:
-                return _print_resolved(client, spec, options)
+                return print_resolved(client.validated(spec), options)
             job = client.submit(spec)
         except ServerUnreachable as error:
             raise ServerUnreachable(
@@ -239,7 +244,7 @@ def _run_here(
         _choose_gpus(spec, present)
         _share_cpus(spec, present)
         if dry_run:
-            return _print_resolved(client, spec, options)
+            return print_resolved(client.validated(spec), options)
         with (server.folder / local_run.OUTPUT_LOG).open("w") as copy:
             job, ranks = client.submit(spec), _output_of(client, spec, options, copy)
             cancel = partial(local_run.cancel, client, ranks=ranks)
@@ -251,13 +256,6 @@ def _run_here(
 
 def _present(client: Client) -> list[NodeView]:
     return [node for node in client.nodes() if node.there]
-
-
-def _print_resolved(client: Client, spec: dict[str, Any], options: Options) -> ExitCode:
-    resolved = client.validated(spec)
-    if not output.result(options, resolved.spec):
-        output.print_yaml(resolved.spec)
-    return ExitCode.OK
 
 
 def _output_of(

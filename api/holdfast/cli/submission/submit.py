@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code
 from holdfast.formats import documents, requirements_file
 from holdfast_service.views.jobs import JobView
-from holdfast_service.views.meshes import MeshOrderView
+from holdfast_service.views.meshes import MeshOrderView, ValidSpecView
 from holdfast_service.views.wording import plural
 from holdfast_workers.byte_sizes import size_of
 
@@ -71,20 +72,28 @@ def submit(
     document = read_spec(source, set_ or [])
     with options.connect(LONG_RETRY_S if follow else SHORT_RETRY_S) as client:
         if dry_run:
-            resolved = client.validated(document)
-            if not output.result(options, resolved.spec):
-                output.print_yaml(resolved.spec)
-            output.progress(*_mesh_lines(resolved.meshes), resolved.node_needs.what)
-            output.progress(
-                Text.assemble(("ok", "green"), ": the spec is valid; no job was created")
-            )
-            return ExitCode.OK
+            return print_resolved(client.validated(document), options)
         job = client.submit(document, idempotency_key=idempotency_key)
         if follow:
             return follow_job(client, job, options)
         if not output.result(options, job):
             output.console().print(job.id)
         print_suggestions(job)
+    return ExitCode.OK
+
+
+def print_resolved(resolved: ValidSpecView, options: Options) -> ExitCode:
+    """Print the spec that a document resolves to; to stderr, what the job would take."""
+    from holdfast_workers.spec.parallel import MESH_AXES  # late: only this needs the spec's models
+
+    spec = resolved.spec
+    if not output.result(options, spec):
+        output.print_yaml(spec)
+    ranks = math.prod(spec["parallel"][axis] for axis in MESH_AXES)
+    per_node = spec["resources"]["workers_per_node"]
+    places = f"{plural(ranks, 'rank')} on {plural(-(-ranks // per_node), 'node')}"
+    output.progress(places, *_mesh_lines(resolved.meshes), resolved.node_needs.what)
+    output.progress(Text.assemble(("ok", "green"), ": the spec is valid; no job was created"))
     return ExitCode.OK
 
 

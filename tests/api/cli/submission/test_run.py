@@ -61,6 +61,7 @@ def test_the_options_become_the_spec(
     assert spec["program"]["preload"] == ["torch", "json"] and spec["program"]["grace_s"] == 3
     assert spec["env"] == {"A": "1", "FROM_HERE": "yes"}
     assert spec["runtime_env"]["pip"] == ["einops>=0.8"] and spec["code"].startswith("sha256:")
+    assert not {"model", "data", "train", "guards", "command"} & spec.keys(), "a script has none"
 
 
 @pytest.mark.usefixtures("folder", "at_server")
