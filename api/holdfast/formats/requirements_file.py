@@ -27,6 +27,13 @@ def with_requirements(spec: Mapping[str, Any], requirements: list[str]) -> dict[
     return {**spec, "runtime_env": {**spec["runtime_env"], "pip": requirements}}
 
 
+def read_word(given: str) -> list[str]:
+    """The requirements of the file of this name, or else the word itself: a package. Raises
+    RequirementsUnusable."""
+    is_path = given.endswith(".txt") or Path(given).is_file()
+    return read(Path(given)) if is_path else [given]
+
+
 def read(path: Path) -> list[str]:
     """The requirements of a file, one per line, without comments. Raises RequirementsUnusable."""
     try:

@@ -227,6 +227,13 @@ def is_repeat_of(before: ErrorMark | None, fault: Fault) -> bool:
     return now.reached is None or now.reached == before.reached
 
 
+def is_missing_module(fault: Fault) -> bool:
+    """Whether the program lacks a module from its start: a further attempt lacks it too. In a later
+    attempt or step it may be the folder of the module that is away."""
+    found = fault.error is not None and fault.error.type == ModuleNotFoundError.__name__
+    return found and fault.attempt == 1 and fault.reached is None
+
+
 def within_window(times: Sequence[float], now: float, window_s: float) -> tuple[float, ...]:
     """The times that still count at `now`."""
     return tuple(at for at in times if at > now - window_s)

@@ -387,9 +387,18 @@ def _exhausted_budget(now: Situation) -> GiveUp | None:
     return GiveUp(code, message, now.error.traceback if now.error else None, now.step)
 
 
+MISSING_MODULE = (
+    "give the job its package, with `holdfast run --pip PACKAGE` or in `runtime_env.pip` of the "
+    "spec; a module of your own belongs into the folder that is sent as `code`"
+)
+
+
 def _end_for_repetition(now: Situation) -> GiveUp:
     if now.error is not None:
         error = now.error
+        if error.type == ModuleNotFoundError.__name__:
+            message = f"{error.message}: {MISSING_MODULE}"
+            return GiveUp("user_error", message, error.traceback, now.step)
         message = f"{error.type} at step {now.step}, twice in a row: {error.message}"
         return GiveUp("user_error", message, error.traceback, now.step)
     if now.cause is Cause.OUT_OF_MEMORY:

@@ -61,7 +61,8 @@ _TEXT: Mapping[tuple[str, object], str] = {
     ("times", 0): "the node is not to blame",
     ("times", 1): "the node is to blame for the first time",
     ("times", DISTRUST_AFTER): "the node is to blame again",
-    ("repeated", True): "the same fault at the same step before, and no step since",
+    ("repeated", True): "the same fault at the same step before, and no step since; or a "
+    "module is missing in the first attempt",
     ("repeated", False): "it is new",
     ("may_roll_back", True): "the ranks agreed which data to skip",
     ("may_roll_back", False): "no data may be skipped",

@@ -12,6 +12,7 @@ from holdfast_service.policy.causes import (
     blames_node,
     error_mark_of,
     is_external,
+    is_missing_module,
     is_repeat_of,
     primary_fault,
 )
@@ -86,6 +87,16 @@ def test_an_exception_of_a_rank_without_steps_is_a_repeat_where_its_world_has_co
     assert not is_repeat_of(before, unseen(30)), "it had passed this place"
     assert not is_repeat_of(before, unseen(60, "yes"))
     assert not is_repeat_of(before, unseen(60, line=41))
+
+
+def test_a_missing_module_is_told_from_one_that_is_away_later() -> None:
+    error = ErrorReport(ErrorKind.USER, "ModuleNotFoundError", "No module named 'x'", "", 0)
+    first = replace(raised("no"), error=error, attempt=1, reached=None)
+    assert is_missing_module(first)
+    assert not is_missing_module(replace(first, attempt=2))
+    assert not is_missing_module(replace(first, reached=3))
+    assert not is_missing_module(replace(first, error=replace(error, type="ImportError")))
+    assert not is_missing_module(replace(first, error=None))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +90,14 @@ def test_a_user_error_is_retried_once_and_then_ends_the_job() -> None:
     again = decision(Cause.USER_ERROR, error=ERROR, repeated=True, room=True)
     assert again.end is not None
     assert (again.end.code, again.end.traceback) == ("user_error", "Traceback")
+
+
+def test_a_missing_module_ends_the_job_with_what_to_do() -> None:
+    error = replace(ERROR, type="ModuleNotFoundError", message="No module named 'x'")
+    found = decision(Cause.USER_ERROR, error=error, repeated=True)
+    assert found.end is not None
+    assert found.end.message.startswith("No module named 'x': give the job its package, with")
+    assert "twice" not in found.end.message and "--pip" in found.end.message
 
 
 def test_out_of_memory_twice_at_a_step_ends_the_job_with_its_own_code() -> None:

@@ -85,7 +85,8 @@ def run(
         bool, Parameter(help="Send the current folder with the job, but for ignored files.")
     ] = True,
     pip: Annotated[
-        Path | None, Parameter(help="Requirements file: packages that the nodes are to have.")
+        list[str] | None,
+        Parameter(negative="", help="A package for the nodes, or a requirements file; repeat it."),
     ] = None,
     preload: Annotated[
         list[str] | None,
@@ -126,7 +127,7 @@ def run(
     line = launch_lines.combined(launch_lines.read(words, folder), nproc_per_node, nnodes)
     spec = launch_lines.spec_of(line, name=name)
     _complete(spec, line, folder=folder if code else None, gpus=gpus, preload=preload, env=env)
-    _read_files(spec, pip, set_ or [])
+    _read_files(spec, pip or [], set_ or [])
     for text in (*torchrun.notices, *line.notices):
         output.progress(text)
     if not local:
@@ -179,10 +180,11 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _read_files(spec: dict[str, Any], pip: Path | None, assignments: Sequence[str]) -> None:
+def _read_files(spec: dict[str, Any], pip: Sequence[str], assignments: Sequence[str]) -> None:
     """Raises UnreadableSpec, RequirementsUnusable."""
-    if pip is not None:
-        spec["runtime_env"] = {"pip": requirements_file.read(pip)}
+    if pip:
+        requirements = [word for given in pip for word in requirements_file.read_word(given)]
+        spec["runtime_env"] = {"pip": requirements}
     try:
         for assignment in assignments:
             documents.set_path(spec, assignment)

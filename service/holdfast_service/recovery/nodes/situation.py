@@ -19,6 +19,7 @@ from holdfast_service.policy.causes import (
     blames_node,
     is_external,
     is_lack_of_progress,
+    is_missing_module,
     is_planned,
     is_preemption,
     is_repeat_of,
@@ -40,7 +41,8 @@ program that ended by itself."""
 def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
     """The input of the ladder for a batch of faults. Their offences must already be recorded."""
     first = primary_fault(batch)
-    repeated = any(is_repeat_of(state.progress.mark, fault) for fault in batch)
+    before = state.progress.mark
+    repeated = any(is_repeat_of(before, fault) or is_missing_module(fault) for fault in batch)
     blamed = [fault.agent for fault in batch if blames_node(fault)]
     nodes = {_node_of_agent(state, agent) for agent in blamed} - {""}
     times = Counter(

@@ -49,7 +49,8 @@ def test_the_options_become_the_spec(
     monkeypatch.setenv("FROM_HERE", "yes")
     spec = resolved(
         capsys,
-        *("--nproc-per-node", "2", "--preload", "torch,json", "--pip", "needs.txt"),
+        *("--nproc-per-node", "2", "--preload", "torch,json"),
+        *("--pip", "needs.txt", "--pip", "timm==1.0.11"),
         *("--env", "A=1", "--env", "FROM_HERE", "--name", "mine", "--set", "program.grace_s=3"),
         *("--", "train.py", "--lr", "3e-4", "--name", "of script"),
     )
@@ -60,7 +61,9 @@ def test_the_options_become_the_spec(
     assert (spec["parallel"]["dp_shard"], spec["resources"]["workers_per_node"]) == (2, 2)
     assert spec["program"]["preload"] == ["torch", "json"] and spec["program"]["grace_s"] == 3
     assert spec["env"] == {"A": "1", "FROM_HERE": "yes"}
-    assert spec["runtime_env"]["pip"] == ["einops>=0.8"] and spec["code"].startswith("sha256:")
+    assert spec["runtime_env"]["pip"] == ["einops>=0.8", "timm==1.0.11"] and spec[
+        "code"
+    ].startswith("sha256:")
     assert not {"model", "data", "train", "guards", "command"} & spec.keys(), "a script has none"
 
 
