@@ -146,6 +146,16 @@ class GrowthRequest:
 
 
 @dataclass(frozen=True)
+class LostAttempt:
+    """An attempt whose end nobody has reported, as the store knows it."""
+
+    attempt: int
+    world_size: int
+    step: int
+    """The newest step that was stored."""
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """A job's spec, and the facts of this stay on a cluster. A driver makes it once, when it starts
     the job; it travels whole to the supervisor, and does not change while that lives."""
@@ -158,6 +168,10 @@ class JobPlan:
     """The number of the last stored event."""
     last_attempt: int = 0
     """Number of the last known attempt; numbers only grow."""
+    last_incident: int = 0
+    """The number of the last stored incident: a number is never used again."""
+    lost: LostAttempt | None = None
+    """The attempt that may be lost with everything that the job had on the cluster; None: none."""
     origin: InitialCheckpoint | None = None
     """The checkpoint that the first weights come from; None: they are random, from the seed."""
     skipped: tuple[tuple[int, int], ...] = ()

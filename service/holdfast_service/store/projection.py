@@ -35,7 +35,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store import job_row_stats, nodes, rank_series, series
 from holdfast_service.store.engine import is_refused
-from holdfast_service.store.event_rows import apply_event
+from holdfast_service.store.event_rows import apply_event, raise_last_step
 from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
@@ -137,6 +137,9 @@ async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[Step
         return []
     await series.store_rows(tx.session, job.id, rows)
     _add_metric_names(job, rows)
+    for attempt in sorted({row.attempt for row in rows if row.attempt < report.attempt}):
+        newest_step = max(row.step for row in rows if row.attempt == attempt)
+        await raise_last_step(tx, attempt, newest_step)
     is_program = program_levels.brings(job.spec).is_program
     for lost in () if is_program else lost_rows(known, rows):
         tx.emit(lost)

@@ -103,14 +103,14 @@ class InitialisedFromEvent(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramResumedEvent(JobEvent):
-    """The first step of an attempt shows that the program goes on from a checkpoint of its own."""
+    """The first step that a program reports in an attempt is another than Holdfast restored."""
 
     kind = EventKind.PROGRAM_RESUMED
     attempt: int
     restored_step: int
     first_step: int
-    steps_lost: int = 0
-    """Steps that it computes again."""
+    steps_lost: int | None = None
+    """Steps that it computes again; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

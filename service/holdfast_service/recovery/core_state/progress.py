@@ -7,7 +7,7 @@ Invariants: a state that is off the line is never restored; a step counts as pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast_service.job_model.supervisor_protocol import StopKind, StopOrder
@@ -38,6 +38,15 @@ class Progress:
     """Consecutive attempts that ended without a step beyond `floor`."""
     mark: ErrorMark | None = None
     """The last error of the user's program, until a step beyond it is committed."""
+    program_level: int = 0
+    """The highest level at which a user's program has attached, in any attempt."""
+    reports_steps: bool = False
+    """Whether the user's program has reported a step, in any attempt: then it will in each."""
+    skips_steps: bool = False
+    """Whether it reports only some of its steps, as one that prints every tenth: then the first
+    that it reports does not tell where it has gone on."""
+    last_report: tuple[int, int] = (0, 0)
+    """(attempt, step) of the step that it has reported last."""
     guard_trips: frozenset[GuardTrip] = frozenset()
     """Guard trips already recorded."""
 
@@ -56,6 +65,25 @@ class Progress:
             self.floor, self.without_progress = step, 0
         if self.mark is not None and step > self.mark.step:
             self.mark = None  # after progress, the same error counts as a new error
+
+    def record_program_level(self, level: int) -> None:
+        self.program_level = max(self.program_level, level)
+
+    def record_first_report(self, attempt: int, step: int) -> None:
+        """The user's program has reported the first `step` of an attempt."""
+        self.reports_steps = True
+        self.continue_from(attempt, step)
+
+    def record_reported_steps(self, steps: Sequence[tuple[int, int]]) -> None:
+        """Record (attempt, step) of steps that the user's program has reported, in their order."""
+        for attempt, step in steps:
+            before, self.last_report = self.last_report, (attempt, step)
+            if attempt == before[0] and step > before[1]:
+                self.skips_steps = step > before[1] + 1
+
+    def record_late_step(self, step: int) -> None:
+        """Record a step of the attempt before, which became known after its end."""
+        self.committed = max(self.committed, step)
 
     def record_held(self, held: Iterable[Held]) -> None:
         """Record that these states are in the memory of an agent: their steps were committed."""
@@ -114,11 +142,16 @@ class Progress:
         """Later attempts skip this half-open data window."""
         self.ledger |= Ledger.of([window])
 
+    def record_lost_steps(self, step: int) -> None:
+        """Record the newest step of an attempt that was lost with its journal."""
+        self.committed = max(self.committed, step)
+
     def restore(self, facts: Facts) -> None:
         """Restore the progress from the journal."""
         self.line, self.committed = facts.line, facts.committed
         self.floor, self.without_progress = facts.floor, facts.without_progress
         self.mark = facts.mark
+        self.program_level, self.reports_steps = facts.program_level, facts.reports_steps
         self.ledger |= facts.ledger
 
 

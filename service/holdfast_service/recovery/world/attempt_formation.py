@@ -305,18 +305,12 @@ def _emit_decision(
     if decision.refused:  # otherwise a former supervisor decided; the incident has its reasons
         state.incidents.amend(refused=decision.refused)
     state.incidents.amend(
-        decision=decision.action.value,
-        reason=f"{reason}; {not_newer}" if not_newer else reason,
-        restored_step=point.step,
-        steps_lost=0 if _restores_itself(state, point) else lost,
-        tiers={rank: member.restore.tier.value for rank, member in world.members.items()},
+        decision=decision.action.value, reason=f"{reason}; {not_newer}" if not_newer else reason
     )
+    if not state.config.runs_program:  # a program's first step tells what it has loaded
+        tiers = {rank: member.restore.tier.value for rank, member in world.members.items()}
+        state.incidents.amend(restored_step=point.step, steps_lost=lost, tiers=tiers)
     state.emit_incident()
-
-
-def _restores_itself(state: CoreState, point: RestorePoint) -> bool:
-    """Whether the ranks start from a checkpoint that only their program knows."""
-    return state.config.runs_program and point.source is RestoreSource.INIT
 
 
 def _emit_forming(
