@@ -110,6 +110,17 @@ class Cursors:
 
 
 @dataclass(frozen=True)
+class StartWait:
+    """What an attempt waits for before it has started."""
+
+    what: str
+    """`rank 1 to join`"""
+    since: float
+    until: float | None
+    """When the wait fails; None: it has no limit of its own."""
+
+
+@dataclass(frozen=True)
 class SupervisorReport:
     """The answer to a poll: everything after the cursors, up to a bound."""
 
@@ -122,6 +133,7 @@ class SupervisorReport:
     digests: dict[int, str] = field(default_factory=dict)  # step -> digest, newly known
     logs: tuple[LogLine, ...] = ()
     beats: tuple[Beat, ...] = ()  # the progress of each rank, ages as of now; () if unknown
+    start: StartWait | None = None  # None: the attempt has started, or an event stated the wait
     build: str = ""  # of Holdfast, that the job's ranks run
     avoided: dict[str, Avoided] = field(default_factory=dict)  # the newest order taken
     size: SizeOrder = field(default_factory=lambda: SizeOrder(None))  # the same

@@ -207,13 +207,15 @@ async def _attempt_forming(tx: JobTransaction, event: AttemptFormingEvent, at: f
         .limit(1)
     )
     back_to = event.restore.step
-    if last is not None and (last.mesh != event.mesh or back_to < last.restore.get("step", 0)):
+    if last is not None and (last.mesh != event.mesh or back_to < (last.restore.get("step") or 0)):
         await series.forget_digests(tx.session, tx.job.id, back_to)
     attempt = await _get_or_add_attempt(tx, event.attempt, at)
     attempt.mesh = dict(event.mesh)
     attempt.world_size = event.world_size
     attempt.standbys = [as_json(standby) for standby in event.standbys]
     attempt.restore = as_json(event.restore)
+    if event.restore.is_own:  # its first step tells
+        attempt.restore = {**attempt.restore, "step": None}
     attempt.cause_incident = event.cause_incident
     attempt.forming_at = at
     tx.job.attempt = max(tx.job.attempt, attempt.number)

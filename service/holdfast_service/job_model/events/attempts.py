@@ -39,6 +39,8 @@ class RestorePlan:
     """Rank → tier."""
     sources: Mapping[int, str] = field(default_factory=dict)
     """Rank → agent or URI."""
+    is_own: bool = False
+    """Whether the program may load a checkpoint of its own: Holdfast restores nothing."""
     newest: Mapping[str, int] = field(default_factory=dict)
     """Tier → the newest step that it could restore."""
     found: tuple[FoundState, ...] = ()

@@ -114,6 +114,7 @@ class Facts:
                 self.gone = frozenset(event.gone)
                 if event.tokens_per_s is not None:
                     self.speeds[event.attempt] = event.tokens_per_s
+                self.reports_steps |= event.last_step is not None
                 self._apply_committed(max(self.committed, event.last_step or 0))
             case IncidentEvent():
                 self._apply_incident(event.record)

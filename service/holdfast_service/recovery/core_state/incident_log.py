@@ -103,7 +103,7 @@ class IncidentLog:
         if self.outage is not None:
             return None
         opened = self.new_incident(fault, now, level)
-        self.outage = replace(opened, decision=decision, reason=fault.what)
+        self.outage = replace(opened, decision=decision, reason=fault.what, steps_lost=0)
         return self.outage
 
     def close_outage(self, now: float, resolution: str) -> Incident | None:

@@ -111,6 +111,7 @@ def _is_ignored(state: CoreState, fault: Fault, now: float) -> bool:
     ignored = ignored.with_decision(decision, assessed.budget)
     ignored = replace(
         ignored,
+        steps_lost=0,  # training goes on
         offences=tuple(offence for offence in state.budget.offences if offence not in before),
     )
     state.emit(IncidentOpenedEvent.of(ignored))

@@ -321,6 +321,8 @@ def _emit_forming(
     standbys: list[AgentRecord],
 ) -> None:
     members = [world.members[rank] for rank in sorted(world.members)]
+    is_own = state.config.runs_program and point.source is RestoreSource.INIT
+    restored = [] if is_own else members
     newest = newest_restorable(found)
     current = state.incidents.current
     state.emit(
@@ -333,8 +335,9 @@ def _emit_forming(
             restore=RestorePlan(
                 step=point.step,
                 attempt=point.attempt,
-                tiers={m.rank: m.restore.tier.value for m in members},
-                sources={m.rank: _source_name(m.restore) for m in members},
+                tiers={m.rank: m.restore.tier.value for m in restored},
+                sources={m.rank: _source_name(m.restore) for m in restored},
+                is_own=is_own,
                 newest={tier.value: holding.step for tier, holding in newest.items()},
                 found=tuple(map(_found_state, found[:MAX_FOUND_REPORTED])),
             ),

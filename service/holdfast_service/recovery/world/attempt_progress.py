@@ -87,9 +87,9 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
     is_compared = state.progress.reports_steps and not state.progress.skips_steps
     lost = max(0, before - step + 1) if is_compared else None
     state.progress.record_first_report(world.attempt, step)
-    if world.is_adopted:
+    if world.is_adopted and world.is_running:
         return  # this one is only the first since the supervisor has been restarted
-    if not state.progress.skips_steps:
+    if not state.progress.skips_steps and not world.is_adopted:
         is_ours = world.restored_step > 0 and step - 1 == world.restored_step
         members = world.members.items() if is_ours else ()
         state.incidents.amend(
@@ -98,7 +98,7 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
             tiers={rank: member.restore.tier.value for rank, member in members},
         )
         state.emit_incident()
-    if step - 1 != world.restored_step:
+    if is_compared or step - 1 != world.restored_step:
         state.emit(
             ProgramResumedEvent(
                 attempt=world.attempt, restored_step=step - 1, first_step=step, steps_lost=lost
