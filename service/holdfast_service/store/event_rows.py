@@ -80,6 +80,8 @@ async def apply_event(  # noqa: PLR0912  (one per kind)
             attempt.ended_at = at
             attempt.reason = text(content.reason)
             attempt.last_step = content.last_step
+            if content.attempt == tx.job.cursor_attempt:  # a row may show a later one
+                attempt.last_step = max(content.last_step or 0, tx.job.cursor_step)
         case ProgramResumedEvent(restored_step=restored, first_step=first):
             attempt = await _get_or_add_attempt(tx, content.attempt, at)
             attempt.restore = {**attempt.restore, "step": restored}

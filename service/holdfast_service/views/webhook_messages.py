@@ -38,6 +38,7 @@ def is_sent(event: AnyEvent) -> bool:
 def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dict[str, Any]:
     """The content of the message, in no format yet: it is stored now and sent later."""
     kept = ("incident", "cause", "decision", "reason", "steps_lost", "phases_s", "from", "to")
+    kept += ("end_code",) if isinstance(event, IncidentClosedEvent) else ()
     data = encode(event)
     return {
         "id": f"{job_id}:{seq}",
@@ -51,7 +52,8 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
 
 def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
     if message_format == "slack":
-        mark = _MARKS[content.get("to", content["kind"])]
+        of = EventKind.INCIDENT_OPENED if content.get("end_code") else content["kind"]
+        mark = _MARKS[content.get("to", of)]  # an incident that ended the job was not resolved
         line = f"{mark} *{content['job']['name']}*: {content['text']}"
         # Slack takes `<!channel>` in a user's error for a call to everybody.
         payload = {"text": html.escape(line, quote=False)}
