@@ -64,6 +64,7 @@ from holdfast_service.services.init_sources import (
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes, projection, queries
 from holdfast_service.store.engine import Store
+from holdfast_service.store.event_rows import close_incidents_of_ended_job
 from holdfast_service.store.job_lookup import spec_of
 from holdfast_service.store.leases import RowLease
 from holdfast_service.store.models import Intent, JobRecord
@@ -558,6 +559,7 @@ class JobDriver:
         if is_held_for(job) and not await self._hold.release(job):
             return NextStep(self._settings.pace.error_retry_max_s, keep_lease=False)
         async with self._transaction() as tx:
+            await close_incidents_of_ended_job(tx)
             tx.job.cleaned = True
         return None
 

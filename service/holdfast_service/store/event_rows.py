@@ -344,16 +344,31 @@ async def _close_forgotten(tx: JobTransaction, opened: IncidentRecord, at: float
     """At most one incident is open, and beside it one of the remote tier: an older one that is open
     was lost with the supervisor that had it."""
     is_outage = opened.cause == Cause.REMOTE_UNAVAILABLE
-    older = select(IncidentRow).where(
-        IncidentRow.job_id == tx.job.id,
-        IncidentRow.number < opened.incident,
-        IncidentRow.closed_at.is_(None),
+    why = "its end is not known: it was lost with the supervisor that had it open"
+    for row in await _open_incidents(tx):
+        is_older = row.number < opened.incident
+        if is_older and (row.data.get("cause") == Cause.REMOTE_UNAVAILABLE) is is_outage:
+            _close_row(row, at, why)
+
+
+async def close_incidents_of_ended_job(tx: JobTransaction) -> None:
+    """Close what its supervisor could not, as it was lost."""
+    code = tx.job.outcome_code or ""
+    for row in await _open_incidents(tx):
+        _close_row(row, tx.job.ended_at or tx.now, f"the job ended: {code}", end_code=code)
+
+
+async def _open_incidents(tx: JobTransaction) -> list[IncidentRow]:
+    found = select(IncidentRow).where(
+        IncidentRow.job_id == tx.job.id, IncidentRow.closed_at.is_(None)
     )
-    for row in await tx.session.scalars(older):
-        if (row.data.get("cause") == Cause.REMOTE_UNAVAILABLE) is is_outage:
-            row.closed_at = at
-            why = "its end is not known: it was lost with the supervisor that had it open"
-            row.data = {**row.data, "closed_at": at, "resolution": why}
+    return list(await tx.session.scalars(found))
+
+
+def _close_row(row: IncidentRow, at: float, resolution: str, end_code: str = "") -> None:
+    row.closed_at = at
+    end = {"closed_at": at, "resolution": resolution, "end_code": end_code}
+    row.data = {**row.data, **end}
 
 
 async def _checkpoint_saved(tx: JobTransaction, event: CheckpointSavedEvent, at: float) -> None:

@@ -38,7 +38,6 @@ def is_sent(event: AnyEvent) -> bool:
 def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dict[str, Any]:
     """The content of the message, in no format yet: it is stored now and sent later."""
     kept = ("incident", "cause", "decision", "reason", "steps_lost", "phases_s", "from", "to")
-    kept += ("end_code",) if isinstance(event, IncidentClosedEvent) else ()
     data = encode(event)
     return {
         "id": f"{job_id}:{seq}",
@@ -47,6 +46,7 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
         "text": event_text(event.kind, data),
         "job": {"id": job_id, "name": name},
         **{key: data[key] for key in kept if data.get(key) is not None},
+        **({"end_code": data["end_code"]} if data.get("end_code") else {}),
     }
 
 
