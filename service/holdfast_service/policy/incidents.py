@@ -156,7 +156,12 @@ class Incident(IncidentCourse):
         phases_s = dict(self.with_phase(phase, now).phases_s)
         phases_s["total"] = sum(phases_s.values())
         return replace(
-            self, closed_at=now, resolution=resolution, phases_s=phases_s, end_code=end_code
+            self,
+            closed_at=now,
+            resolution=resolution,
+            phases_s=phases_s,
+            end_code=end_code,
+            steps_lost=None if end_code else self.steps_lost,  # none is computed again
         )
 
     def _with_faults(self, faults: tuple[Fault, ...]) -> Incident:

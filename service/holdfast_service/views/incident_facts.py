@@ -95,11 +95,21 @@ def _sentence(text: str, *needs: Fact, lacks: tuple[Fact, ...] = ()) -> FactSent
 _COST = "the incident cost {device_s:.1f} device-seconds"
 RESTORE_SENTENCES: tuple[FactSentence, ...] = (
     _sentence(
-        "Training continued from step {restored_step}.",
+        "The next attempt starts from step {restored_step}.",
         Fact.RESTORED_STEP,
+        lacks=(Fact.OWN_LOOP, Fact.OVER),
+    ),
+    _sentence(
+        "The next attempt was to start from step {restored_step}.",
+        *(Fact.RESTORED_STEP, Fact.JOB_ENDED),
+        lacks=(Fact.OWN_LOOP,),
+    ),
+    _sentence(
+        "Training continued from step {restored_step}.",
+        *(Fact.RESTORED_STEP, Fact.NEXT_RUNS),
         lacks=(Fact.OWN_LOOP, Fact.FROM_START),
     ),
-    _sentence("Training began again.", Fact.FROM_START, lacks=(Fact.OWN_LOOP,)),
+    _sentence("Training began again.", *(Fact.FROM_START, Fact.NEXT_RUNS), lacks=(Fact.OWN_LOOP,)),
     _sentence(
         "The program went on from step {restored_step}, as its first step tells.",
         *(Fact.RESTORED_STEP, Fact.OWN_LOOP),
@@ -111,14 +121,19 @@ RESTORE_SENTENCES: tuple[FactSentence, ...] = (
         *(Fact.NEXT_RUNS, Fact.OWN_LOOP),
         lacks=(Fact.RESTORED_STEP,),
     ),
-    _sentence("No step was lost, and " + _COST + ".", Fact.STEPS_LOST, lacks=(Fact.SOME_LOST,)),
-    _sentence("{lost} lost, and " + _COST + ".", Fact.SOME_LOST),
+    _sentence(
+        "No step was lost, and " + _COST + ".",
+        *(Fact.STEPS_LOST, Fact.NEXT_RUNS),
+        lacks=(Fact.SOME_LOST,),
+    ),
+    _sentence("{lost} lost, and " + _COST + ".", Fact.SOME_LOST, Fact.NEXT_RUNS),
     _sentence(
         "How many steps were lost is not known; " + _COST + " besides them.",
         *(Fact.NEXT_RUNS, Fact.OWN_LOOP),
         lacks=(Fact.STEPS_LOST,),
     ),
-    _sentence("The state came from {tiers}.", Fact.TIERS),
+    _sentence("The incident cost {device_s:.1f} device-seconds.", Fact.JOB_ENDED),
+    _sentence("The state came from {tiers}.", Fact.TIERS, Fact.NEXT_RUNS),
 )
 """In the order in which they are read."""
 
@@ -141,7 +156,7 @@ def chosen(
 def lost_clause(incident: IncidentFacts) -> str:
     """`1 step lost`; "" for an incident that ended no attempt."""
     facts = facts_of(incident)
-    if incident.steps_lost is not None:
+    if incident.steps_lost is not None and Fact.JOB_ENDED not in facts:
         return (
             f"{plural(incident.steps_lost, 'step')} lost"
             if incident.steps_lost

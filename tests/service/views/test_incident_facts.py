@@ -55,6 +55,8 @@ class Claim:
 
 CLAIMS = (
     Claim(KNOWN_STEP.pattern, lambda known, said: known.restored_step == int(said[1])),
+    Claim(r"Training (?:continued|began)", lambda known, _: known.closed_at is not None),
+    Claim(r"Training (?:continued|began)|state came", lambda known, _: not known.end_code),
     Claim(r"began again", lambda known, _: known.restored_step in (-1, 0)),
     Claim(LOST.pattern, lambda known, said: known.steps_lost == int(said[1])),
     Claim(r"(?i)\bno steps? (?:was )?lost|no step and", lambda known, _: known.steps_lost == 0),
