@@ -50,8 +50,8 @@ class IncidentCourse:
     steps_lost: int | None = None
     """Steps that are computed again."""
     tiers: Mapping[int, str] = field(default_factory=dict)
-    """Rank → the tier of the state that Holdfast restored; what a program loads by itself is not
-    here."""
+    """Rank → the tier of the state that Holdfast restored, or offered to a program. A checkpoint of
+    the program's own is not here."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Phase → seconds, for the phases in `PHASES`."""
     bad: tuple[BadCopy, ...] = ()

@@ -7,7 +7,7 @@ would make it known. This table is the only place that decides it, for all level
 |---|---|---|---|
 | step that the next attempt went on from | if its output names each | by its first step | always |
 | steps lost | the same | if one was reported before | always |
-| tier of the restored state | never | level 2: if it took what was offered | always |
+| tier of the restored state | never | level 2: what was offered to it | always |
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Fact(Enum):
     FROM_START = auto()  # that is the beginning
     STEPS_LOST = auto()  # how many steps are computed again
     SOME_LOST = auto()  # that is at least one
-    TIERS = auto()  # from which tier Holdfast restored the state
+    TIERS = auto()  # from which tier Holdfast restored the state, or offered it to a program
     OVER = auto()  # it is closed
     JOB_ENDED = auto()  # the job ended with it
 
@@ -133,7 +133,13 @@ RESTORE_SENTENCES: tuple[FactSentence, ...] = (
         lacks=(Fact.STEPS_LOST,),
     ),
     _sentence("The incident cost {device_s:.1f} device-seconds.", Fact.JOB_ENDED),
-    _sentence("The state came from {tiers}.", Fact.TIERS, Fact.NEXT_RUNS),
+    _sentence("The state came from {tiers}.", Fact.TIERS, Fact.NEXT_RUNS, lacks=(Fact.OWN_LOOP,)),
+    _sentence(
+        "Holdfast offered the program the state in {tiers}.",
+        Fact.TIERS,
+        Fact.NEXT_RUNS,
+        Fact.OWN_LOOP,
+    ),
 )
 """In the order in which they are read."""
 

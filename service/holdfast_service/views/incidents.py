@@ -112,7 +112,7 @@ class IncidentView(View):
         "steps; up to now while the incident is open",
     )
     tiers: dict[str, str] = Field(
-        description="rank -> tier of the state that Holdfast restored; empty: it restored none"
+        description="rank -> tier of the state that Holdfast restored, or offered to a program"
     )
     phases_s: dict[str, float | None]
     signalled_at: Time | None = Field(default=None, description="time of the first signal")

@@ -60,7 +60,8 @@ CLAIMS = (
     Claim(r"began again", lambda known, _: known.restored_step in (-1, 0)),
     Claim(LOST.pattern, lambda known, said: known.steps_lost == int(said[1])),
     Claim(r"(?i)\bno steps? (?:was )?lost|no step and", lambda known, _: known.steps_lost == 0),
-    Claim(r"state came from|initial state", lambda known, _: bool(known.tiers)),
+    Claim(r"state came from|initial state|offered", lambda known, _: bool(known.tiers)),
+    Claim(r"state came from|initial state", lambda known, _: known.level == 3),
     Claim(r"was resolved|is resolved", lambda known, _: not known.end_code),
     Claim(r"is closed|was closed", lambda known, _: known.closed_at is not None),
     Claim(r"still open", lambda known, _: known.closed_at is None),
@@ -110,6 +111,8 @@ def incidents(draw: Any) -> Incident:
         elif draw(st.booleans()):  # it has reported a step since, and perhaps one before
             known = lost if draw(st.booleans()) else None
             incident = replace(incident, restored_step=step, steps_lost=known)
+        if level == ProgramLevel.MEMORY_TIER and draw(st.booleans()):
+            incident = replace(incident, tiers={0: "own_ram", 1: "partner_ram"})
         if is_program and draw(st.booleans()):
             further = Fault(Cause.HANG, 3, 1001.0, "rank 0 is silent", rank=0)
             incident = incident.with_fault(further).with_decision(decision, Budget())

@@ -307,10 +307,17 @@ def _emit_decision(
     state.incidents.amend(
         decision=decision.action.value, reason=f"{reason}; {not_newer}" if not_newer else reason
     )
-    if not state.config.runs_program:  # a program's first step tells what it has loaded
+    if not _may_be_own(state, point):
         tiers = {rank: member.restore.tier.value for rank, member in world.members.items()}
-        state.incidents.amend(restored_step=point.step, steps_lost=lost, tiers=tiers)
+        state.incidents.amend(tiers=tiers)
+    if not state.config.runs_program:  # a program's first step tells what it has loaded
+        state.incidents.amend(restored_step=point.step, steps_lost=lost)
     state.emit_incident()
+
+
+def _may_be_own(state: CoreState, point: RestorePoint) -> bool:
+    """Whether only the program can have a checkpoint that the ranks start from."""
+    return state.config.runs_program and point.source is RestoreSource.INIT
 
 
 def _emit_forming(
@@ -321,7 +328,7 @@ def _emit_forming(
     standbys: list[AgentRecord],
 ) -> None:
     members = [world.members[rank] for rank in sorted(world.members)]
-    is_own = state.config.runs_program and point.source is RestoreSource.INIT
+    is_own = _may_be_own(state, point)
     restored = [] if is_own else members
     newest = newest_restorable(found)
     current = state.incidents.current

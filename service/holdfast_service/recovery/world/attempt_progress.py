@@ -90,13 +90,7 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
     if world.is_adopted and world.is_running:
         return  # this one is only the first since the supervisor has been restarted
     if not state.progress.skips_steps and not world.is_adopted:
-        is_ours = world.restored_step > 0 and step - 1 == world.restored_step
-        members = world.members.items() if is_ours else ()
-        state.incidents.amend(
-            restored_step=step - 1,
-            steps_lost=lost,
-            tiers={rank: member.restore.tier.value for rank, member in members},
-        )
+        state.incidents.amend(restored_step=step - 1, steps_lost=lost)
         state.emit_incident()
     if is_compared or step - 1 != world.restored_step:
         state.emit(
