@@ -99,6 +99,10 @@ def test_a_plain_ddp_script_survives_kills_and_a_lost_node(tmp_path: Path) -> No
         assert run.seat_of(1) != seat
         end = run.wait_end()
         assert end["outcome"] == "SUCCEEDED", run.story()
+        for incident in run.of(EventKind.INCIDENT_CLOSED):
+            facts = [incident[name] for name in ("level", "restored_step", "steps_lost", "tiers")]
+            assert facts == [0, None, None, {}], "the script reports nothing"
+            assert "process is alive" not in incident["reason"]
         assert sum("has ended" in line for line in run.logs) == 2
         disturbed = losses(run.logs)
     with running_program(tmp_path / "calm", {"train.py": DDP}, training) as calm:
@@ -163,6 +167,8 @@ def test_steps_that_a_program_reports_are_rows_and_a_hang_is_found_by_them(tmp_p
         run.wait(lambda: bool(run.of(EventKind.PROGRAM_RESUMED)))
         resumed = run.of(EventKind.PROGRAM_RESUMED)[0]
         assert resumed["first_step"] == resumed["restored_step"] + 1
+        facts = [incident[name] for name in ("level", "restored_step", "steps_lost", "tiers")]
+        assert facts == [1, resumed["restored_step"], resumed["steps_lost"], {}]
         run.stop(StopKind.PAUSE)
         end = run.wait_end()
         assert end["outcome"] == "PAUSED", run.story()

@@ -295,7 +295,7 @@ def _row(shown_id: str, job: JobRow) -> list[str | Text]:
         shown_id,
         job.name,
         output.state_text(job.state),
-        output.steps(job.step, job.steps),
+        output.row_steps(job),
         output.brief(job.eta_s),
         output.number(job.loss, ".4f"),
         output.count(job.tokens_per_second if job.state is State.RUNNING else None),

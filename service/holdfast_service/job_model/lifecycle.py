@@ -22,6 +22,10 @@ class Phase(StrEnum):
     ENDED = "ENDED"
 
 
+START_WAIT = "start"
+"""The resource that a job waits for while its present attempt starts."""
+
+
 class State(StrEnum):
     """The observed state of a job."""
 

@@ -82,6 +82,10 @@ _REPORT = """ray.train.report({"loss": loss})  # after each step, on every rank"
 _REPORT_CHECKPOINT = (
     """ray.train.report({"loss": loss}, checkpoint=Checkpoint.from_directory(folder))"""
 )
+STEPS_BECOME_KNOWN_BY = (
+    "`holdfast.attach().step(step)` after each step makes it known, in a Ray Train function "
+    "`ray.train.report`"
+)
 _LINES: Mapping[ProgramLevel, str] = {
     ProgramLevel.PLUGIN: _ATTACH,
     ProgramLevel.MEMORY_TIER: _TIER,

@@ -110,6 +110,17 @@ class Cursors:
 
 
 @dataclass(frozen=True)
+class StartWait:
+    """What an attempt waits for before it has started."""
+
+    what: str
+    """`rank 1 to join`"""
+    since: float
+    until: float | None
+    """When the wait fails; None: it has no limit of its own."""
+
+
+@dataclass(frozen=True)
 class SupervisorReport:
     """The answer to a poll: everything after the cursors, up to a bound."""
 
@@ -122,6 +133,7 @@ class SupervisorReport:
     digests: dict[int, str] = field(default_factory=dict)  # step -> digest, newly known
     logs: tuple[LogLine, ...] = ()
     beats: tuple[Beat, ...] = ()  # the progress of each rank, ages as of now; () if unknown
+    start: StartWait | None = None  # None: the attempt has started, or an event stated the wait
     build: str = ""  # of Holdfast, that the job's ranks run
     avoided: dict[str, Avoided] = field(default_factory=dict)  # the newest order taken
     size: SizeOrder = field(default_factory=lambda: SizeOrder(None))  # the same
@@ -146,6 +158,16 @@ class GrowthRequest:
 
 
 @dataclass(frozen=True)
+class LostAttempt:
+    """An attempt whose end nobody has reported, as the store knows it."""
+
+    attempt: int
+    world_size: int
+    step: int
+    """The newest step that was stored."""
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """A job's spec, and the facts of this stay on a cluster. A driver makes it once, when it starts
     the job; it travels whole to the supervisor, and does not change while that lives."""
@@ -158,6 +180,10 @@ class JobPlan:
     """The number of the last stored event."""
     last_attempt: int = 0
     """Number of the last known attempt; numbers only grow."""
+    last_incident: int = 0
+    """The number of the last stored incident: a number is never used again."""
+    lost: LostAttempt | None = None
+    """The attempt that may be lost with everything that the job had on the cluster; None: none."""
     origin: InitialCheckpoint | None = None
     """The checkpoint that the first weights come from; None: they are random, from the seed."""
     skipped: tuple[tuple[int, int], ...] = ()

@@ -78,6 +78,8 @@ class Situation:
     """Whether another node, which is not avoided, is ready to take the ranks."""
     smaller: bool = False
     """Whether a smaller mesh of the job has room on the nodes that may run ranks."""
+    is_program: bool = False
+    """Whether the ranks run a program of the user, which every attempt starts again."""
     too_large: bool = False
     """Whether the world has more nodes than the job's user ordered."""
     may_roll_back: bool = False
@@ -114,6 +116,8 @@ class SeatingResult:
     """Ranks that are on another agent than before."""
     forked: tuple[int, ...] = ()
     """Ranks that got a new process on the same agent."""
+    replaced: tuple[int, ...] = ()
+    """Ranks that another process of the same agent has, which had none."""
     onto: tuple[str, ...] = ()
     """The agents that took over the moved ranks."""
     why_moved: str = ""
@@ -122,6 +126,10 @@ class SeatingResult:
     """The change of the mesh, as text; "" if it is the same."""
     grown: bool = False
     """Whether the mesh has more ranks than before."""
+    anew: str = ""
+    """Why nothing is known of the processes before; "" if the last world is known."""
+    is_program: bool = False
+    """Whether the ranks run a program of the user, which every attempt starts again."""
 
 
 def decide(now: Situation) -> Decision:
@@ -183,6 +191,12 @@ _REFORM_BECAUSE = {
     Cause.NO_PROGRESS: "no particular process is late: the same processes form new groups",
     Cause.CORRUPTION: "the wrong rank is unknown yet: the same processes compute the step again",
 }
+_REFORM_PROGRAM_BECAUSE = {
+    Cause.USER_ERROR: "an exception may have an external cause: the program starts once more",
+    Cause.COMMUNICATION: "no process was seen to end by itself: the program starts again",
+    Cause.NO_PROGRESS: "no particular process is late: the program starts again",
+}
+"""The same for a user's program: none of its processes goes on."""
 _REFORM_UNLESS_NAMED = frozenset({Cause.NO_PROGRESS, Cause.CORRUPTION})
 """Causes after which all processes stay, unless one of them is known to be to blame."""
 _REPLACE_WORKER_BECAUSE = {
@@ -230,7 +244,8 @@ def _ignore(now: Situation) -> _Verdict:
 
 def _reform(now: Situation) -> _Verdict:
     if now.cause in _NO_PROCESS_LOST or (now.cause in _REFORM_UNLESS_NAMED and not now.named):
-        return _Verdict(True, _REFORM_BECAUSE[now.cause])
+        own = _REFORM_PROGRAM_BECAUSE if now.is_program else {}
+        return _Verdict(True, own.get(now.cause, _REFORM_BECAUSE[now.cause]))
     if now.cause is Cause.GUARD:
         return _Verdict(False, "the same data would give the same result")
     if _node_unusable(now):
@@ -409,15 +424,27 @@ def _end_for_repetition(now: Situation) -> GiveUp:
 
 
 def _applied_action(seating: SeatingResult) -> tuple[Action, str]:
+    others = "the other ranks keep their processes"
+    reshards = "the state is resharded from memory"
+    stays = "every process is alive and keeps its rank"
+    if seating.is_program:
+        others = "the other ranks keep their places, and the program starts again on all"
+        stays = "every rank keeps its place, and the program starts again on all"
+        reshards = "the program starts again on all ranks"
     if seating.resized:
         action = Action.GROW if seating.grown else Action.SHRINK
-        return action, f"{seating.resized}; the state is resharded from memory"
+        return action, f"{seating.resized}; {reshards}"
+    if seating.anew:
+        return Action.REPLACE_NODE, seating.anew
     if seating.moved:
-        takes = f"{', '.join(seating.onto)} takes them over, the other ranks keep their processes"
+        takes = f"{', '.join(seating.onto)} takes them over, {others}"
         return Action.REPLACE_NODE, f"{seating.why_moved}; {takes}"
     if seating.forked:
         return Action.REPLACE_WORKER, (
             f"no process for {format_ranks(seating.forked)} is left, but their agents are healthy: "
-            "new processes are forked there; the other ranks keep their processes"
+            f"new processes are forked there; {others}"
         )
-    return Action.REFORM, "every process is alive and keeps its rank"
+    if seating.replaced:
+        takes = "processes that were ready on the same nodes take"
+        return Action.REPLACE_WORKER, f"{takes} {format_ranks(seating.replaced)}; {others}"
+    return Action.REFORM, stays

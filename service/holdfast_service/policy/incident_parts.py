@@ -31,6 +31,20 @@ class RefusedDecision:
     why: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class EarlierRecovery:
+    """A recovery within the incident that a further fault cut short."""
+
+    attempt: int
+    """The attempt that had failed."""
+    cause: str
+    """The root cause of that failure."""
+    decision: str
+    reason: str = ""
+    next_attempt: int = 0
+    """The attempt that was to follow, and failed too."""
+
+
 @dataclass(frozen=True)
 class SuspectedRank:
     """A rank that may have caused a hang, and its place: recovery replaces workers and nodes, not

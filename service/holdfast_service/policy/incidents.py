@@ -14,7 +14,7 @@ from typing import Any
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, primary_fault
 from holdfast_service.policy.decision_ladder import Budget, Decision, RefusedAlternative
-from holdfast_service.policy.incident_parts import SharedStack, SuspectedRank
+from holdfast_service.policy.incident_parts import EarlierRecovery, SharedStack, SuspectedRank
 
 PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "outage", "total")
 """The phases of an incident. In `outage`, training goes on while the remote tier is away."""
@@ -22,7 +22,8 @@ PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step"
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentCourse:
-    """The part of an incident that is stored as it is."""
+    """The part of an incident that is stored as it is. A fact that is not known is None or empty,
+    never 0: see `views/incident_facts.py` for what each sentence needs."""
 
     attempt: int = 0
     """The attempt that failed first."""
@@ -39,10 +40,18 @@ class IncidentCourse:
     """The nodes that were to blame."""
     decision: str = ""
     reason: str = ""
+    earlier: tuple[EarlierRecovery, ...] = ()
+    """The recoveries before this decision, in order."""
+    level: int = 3
+    """How much the job's program works with Holdfast: a `ProgramLevel`. It decides which facts can
+    be known."""
     restored_step: int | None = None
-    steps_lost: int = 0
+    """The step that the next attempt went on from. A program tells it with its first step."""
+    steps_lost: int | None = None
+    """Steps that are computed again."""
     tiers: Mapping[int, str] = field(default_factory=dict)
-    """Rank → the tier of its restored state."""
+    """Rank → the tier of the state that Holdfast restored, or offered to a program. A checkpoint of
+    the program's own is not here."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Phase → seconds, for the phases in `PHASES`."""
     bad: tuple[BadCopy, ...] = ()
@@ -52,6 +61,8 @@ class IncidentCourse:
     """Filled for a hang only."""
     closed_at: float | None = None
     resolution: str = ""
+    end_code: str = ""
+    """The code of the job's end, if the job ended with this incident."""
 
     @property
     def course(self) -> dict[str, Any]:
@@ -75,7 +86,7 @@ class Incident(IncidentCourse):
     mark: ErrorMark | None = None
 
     @classmethod
-    def opened(cls, number: int, fault: Fault, now: float) -> Incident:
+    def opened(cls, number: int, fault: Fault, now: float, level: int = 3) -> Incident:
         detect = {"detect": max(0.0, now - fault.at)}
         return cls(
             number=number,
@@ -85,15 +96,13 @@ class Incident(IncidentCourse):
             signalled_at=min(fault.at, now),
             faults=(fault,),
             evidence=(fault.what,),
+            level=level,
             phases_s=detect,
         )
 
     def with_fault(self, fault: Fault) -> Incident:
         """A copy with a further fault."""
-        faults = (*self.faults, fault)
-        return replace(self, faults=faults, cause=primary_fault(faults).cause).with_evidence(
-            fault.what
-        )
+        return self._with_faults((*self.faults, fault)).with_evidence(fault.what)
 
     def has_lost_agent(self, agent: str) -> bool:
         return any(
@@ -108,7 +117,7 @@ class Incident(IncidentCourse):
             else fault
             for fault in self.faults
         )
-        return replace(self, faults=faults, cause=primary_fault(faults).cause)
+        return self._with_faults(faults)
 
     def with_evidence(self, what: str) -> Incident:
         if what in self.evidence:
@@ -116,13 +125,23 @@ class Incident(IncidentCourse):
         return replace(self, evidence=(*self.evidence, what))
 
     def with_decision(self, decision: Decision, budget: Budget) -> Incident:
-        """A copy with the decision, and the budget at that time."""
+        """A copy with the decision, and the budget at that time. The decision before it stays in
+        `earlier` if an attempt was announced since; what that attempt restored is void."""
+        earlier = self.earlier
+        if self.decision and self.next_attempt > max(
+            (each.next_attempt for each in earlier), default=0
+        ):
+            earlier = (*earlier, self._cut_short())
         return replace(
             self,
             decision=decision.action.value,
             reason=decision.reason,
             refused=decision.refused,
             budget=budget,
+            earlier=earlier,
+            restored_step=None,
+            steps_lost=None,
+            tiers={},
         )
 
     def with_phase(self, phase: str, until: float) -> Incident:
@@ -132,8 +151,33 @@ class Incident(IncidentCourse):
         taken_s = self.phases_s.get(phase, 0.0) + max(0.0, until - covered_until)
         return replace(self, phases_s={**self.phases_s, phase: taken_s})
 
-    def closed(self, now: float, phase: str, resolution: str) -> Incident:
-        """A copy that ends now, in `phase`."""
+    def closed(self, now: float, phase: str, resolution: str, end_code: str = "") -> Incident:
+        """A copy that ends now, in `phase`; `end_code`: of the job, if that ends too."""
         phases_s = dict(self.with_phase(phase, now).phases_s)
         phases_s["total"] = sum(phases_s.values())
-        return replace(self, closed_at=now, resolution=resolution, phases_s=phases_s)
+        return replace(
+            self,
+            closed_at=now,
+            resolution=resolution,
+            phases_s=phases_s,
+            end_code=end_code,
+            steps_lost=None if end_code else self.steps_lost,  # none is computed again
+        )
+
+    def _with_faults(self, faults: tuple[Fault, ...]) -> Incident:
+        """A copy with these faults. The root cause is that of the attempt that failed first: a
+        fault of a later attempt is one of the `causes`, and does not replace it."""
+        first = [fault for fault in faults if fault.attempt <= self.attempt] or faults
+        return replace(self, faults=faults, cause=primary_fault(first).cause)
+
+    def _cut_short(self) -> EarlierRecovery:
+        """The present decision, which a further fault has ended."""
+        failed = max((each.next_attempt for each in self.earlier), default=self.attempt)
+        of_attempt = [fault for fault in self.faults if fault.attempt == failed]
+        return EarlierRecovery(
+            attempt=failed,
+            cause=(primary_fault(of_attempt).cause if of_attempt else self.cause).value,
+            decision=self.decision,
+            reason=self.reason,
+            next_attempt=self.next_attempt,
+        )

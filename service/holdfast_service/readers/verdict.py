@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.store.json_safe import number
 from holdfast_service.views.cause_words import cause_words
+from holdfast_service.views.incident_facts import lost_clause
+from holdfast_service.views.jobs import WaitingView
+from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
 
 
@@ -24,8 +28,10 @@ class JobStanding:
     step: int
     steps: int | None
     attempt: int
-    waiting_for: str | None = None
-    waiting_until: float | None = None
+    waiting: WaitingView | None = None
+    level: ProgramLevel = ProgramLevel.CONTEXT
+    has_step: bool = True
+    """Whether a step of the present attempt is known."""
     incidents: int = 0
     last: IncidentRecord | None = None
     slow_ranks: tuple[int, ...] = ()
@@ -73,13 +79,16 @@ def duration(seconds: float) -> str:
 def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR0911  (one for each state)
     """The headline, and a sentence about the present activity."""
     place = f"step {job.step:,}" + (f" of {job.steps:,}" if job.steps else "")
+    at = f" at {place}" if _is_step_known(job) else ""
+    reached = f" The job had reached {place}." if _is_step_known(job) else ""
+    starts = _start(job)
     match job.state:
         case State.QUEUED:
             since = duration(max(0.0, job.now - job.created_at))
-            why = f": {job.waiting_for}" if job.waiting_for else ""
+            why = f": {job.waiting.reason}" if job.waiting else ""
             return "Waiting in the queue", f"The job has been queued for {since}{why}."
         case State.STARTING:
-            return "Starting", _with_wait(job, "The nodes are starting and the ranks are joining.")
+            return "Starting", starts or _with_wait(job, "The job starts on the cluster.")
         case State.RUNNING if job.slow_ranks:
             slow = ", ".join(map(str, job.slow_ranks[:5]))
             rank = "Rank" if len(job.slow_ranks) == 1 else "Ranks"
@@ -93,30 +102,61 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
             return _running(job, place)
         case State.RECOVERING:
             cause = cause_words(job.last.cause).noun if job.last else "a fault"
-            sentence = f"Restoring the newest state after {cause}; the job had reached {place}."
-            return f"Recovering from {cause}", _with_wait(job, sentence)
+            doing = starts or _with_wait(job, f"The next attempt is prepared after {cause}.")
+            return f"Recovering from {cause}", f"{doing}{reached}"
         case State.RESIZING:
-            return "Resizing", f"The ranks are forming another mesh; the job had reached {place}."
+            doing = starts or _with_wait(job, "The ranks are forming another mesh.")
+            return "Resizing", f"{doing}{reached}"
         case State.PAUSING:
-            return "Pausing", f"Saving the state at {place} before leaving the cluster."
+            return "Pausing", f"{_saves(job, at)} before the job leaves the cluster."
         case State.PAUSED:
-            return "Paused", f"The job is paused at {place} and holds no cluster resources."
+            return "Paused", f"The job is paused{at} and holds no cluster resources."
         case State.CANCELLING:
-            return "Cancelling", f"Saving the state at {place} before the job ends."
+            return "Cancelling", f"{_saves(job, at)} before the job ends."
         case State.CANCELLED:
-            return "Cancelled", f"The job was cancelled at {place}."
+            return "Cancelled", f"The job was cancelled{at}."
         case State.SUCCEEDED:
             took = (job.ended_at or job.now) - job.created_at
             return "Done", f"{_completed(job)}; the job took {duration(took)}."
         case State.FAILED:
             code = (job.outcome_code or "failed").replace("_", " ")
-            return f"Failed: {code}", _sentence(job.outcome_message or f"The job failed at {place}")
+            return f"Failed: {code}", _sentence(job.outcome_message or f"The job failed{at}")
+
+
+def _is_step_known(job: JobStanding) -> bool:
+    """Whether any step of the job is known: step 0 of a program means that it has reported none."""
+    return job.step > 0 or not _is_program(job)
+
+
+def _is_program(job: JobStanding) -> bool:
+    return job.level < ProgramLevel.CONTEXT
+
+
+def _start(job: JobStanding) -> str:
+    """The start of the present attempt; "" if that is not what the job waits for."""
+    if job.waiting is None or not is_start(job.waiting):
+        return ""
+    return start_text(job.attempt, job.waiting, job.now)
+
+
+def _saves(job: JobStanding, at: str) -> str:
+    return (
+        f"The program was asked to save and to end{at}"
+        if _is_program(job)
+        else f"Saving the state{at}"
+    )
 
 
 def _running(job: JobStanding, place: str) -> tuple[str, str]:
-    if not job.steps and not job.step:
-        return "Running", _with_wait(job, "The program runs; it has reported no step.")
-    return "Training", _with_wait(job, f"Training at {place}.")
+    if _start(job):
+        return "Starting", _start(job)
+    if job.has_step or not _is_program(job):
+        return "Training", _with_wait(job, f"Training at {place}.")
+    if job.level > ProgramLevel.SCRIPT:
+        doing = f"The program of attempt {job.attempt} runs and has reported no step yet."
+    else:
+        doing = "The program runs; it reports no steps."
+    return "Running", _with_wait(job, doing)
 
 
 def _completed(job: JobStanding) -> str:
@@ -126,12 +166,12 @@ def _completed(job: JobStanding) -> str:
 
 
 def _with_wait(job: JobStanding, sentence: str) -> str:
-    if job.waiting_for is None:
+    if job.waiting is None:
         return sentence
     until = ""
-    if job.waiting_until is not None:
-        until = f" (at most {duration(max(0.0, job.waiting_until - job.now))} more)"
-    return f"{sentence} Waiting{until}: {job.waiting_for}."
+    if job.waiting.until is not None:
+        until = f" (at most {duration(max(0.0, job.waiting.until - job.now))} more)"
+    return f"{sentence} Waiting{until}: {job.waiting.reason}."
 
 
 def _last_event(job: JobStanding) -> str | None:
@@ -154,10 +194,12 @@ def _last_event(job: JobStanding) -> str | None:
         return f"{which}, {cause}, began {ago} ago and is still open{decided}."
     total_s = number(incident.phases_s.get("total"))
     took = f" in {duration(total_s)}" if total_s is not None else ""
-    lost = {None: "", 0: "; no steps lost", 1: "; 1 step lost"}.get(
-        incident.steps_lost, f"; {incident.steps_lost} steps lost"
-    )
+    lost = f"; {clause}" if (clause := lost_clause(incident)) else ""
     ago = duration(max(0.0, job.now - incident.closed_at))
+    if incident.end_code:
+        is_cause = job.state is State.FAILED
+        end = "ended the job" if is_cause else "was open when the job ended"
+        return f"{which}, {cause}, {end} {ago} ago."
     return f"{which}, {cause}, was resolved {ago} ago{took}{lost}."
 
 
@@ -175,9 +217,15 @@ def _next_step(job: JobStanding) -> str | None:  # noqa: PLR0911  (one for each 
     match job.state:
         case State.QUEUED:
             return "The job starts as soon as enough nodes are free."
+        case State.STARTING if _is_program(job):
+            return "The program runs once all ranks have joined."
         case State.STARTING:
             return "The first step."
         case State.RECOVERING:
+            if _is_program(job):
+                return (
+                    "The program starts again on all ranks; which checkpoint it loads is its own."
+                )
             return "The ranks form a new attempt and continue from the newest state that all have."
         case _ if job.eta_s is not None and job.steps:
             left = max(0, job.steps - job.step)

@@ -34,6 +34,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     ClusterUnavailable,
     JobPlan,
     LaunchRefused,
+    LostAttempt,
     Phase,
     SizeOrder,
     StopKind,
@@ -61,8 +62,9 @@ from holdfast_service.services.init_sources import (
     is_held_for,
 )
 from holdfast_service.settings import Settings
-from holdfast_service.store import nodes, projection
+from holdfast_service.store import nodes, projection, queries
 from holdfast_service.store.engine import Store
+from holdfast_service.store.event_rows import close_incidents_of_ended_job
 from holdfast_service.store.job_lookup import spec_of
 from holdfast_service.store.leases import RowLease
 from holdfast_service.store.models import Intent, JobRecord
@@ -318,6 +320,8 @@ class JobDriver:
                 spec=spec,
                 last_event=job.cursor_event,
                 last_attempt=job.attempt,
+                last_incident=job.incidents,
+                lost=await self._lost_attempt(job, intents),
                 origin=_initial_checkpoint(job.origin),
                 skipped=tuple((window[0], window[1]) for window in job.guards.get("ledger", ())),
                 avoid=avoided_nodes,
@@ -334,6 +338,19 @@ class JobDriver:
             intent = await tx.record_done(Effect.START, intents)
             tx.emit(SupervisorStartedEvent(created=created, times=intent.times))
         return intent
+
+    async def _lost_attempt(
+        self, job: JobRecord, intents: Mapping[str, Intent]
+    ) -> LostAttempt | None:
+        """The attempt that a supervisor of this stay on the cluster has formed and not ended: if
+        the next one finds nothing of it there, it is lost."""
+        if not intents[Effect.START].times:
+            return None
+        async with self._store.read() as session:
+            attempt = await queries.newest_attempt(session, job.id)
+        if attempt is None or attempt.state == "ended":
+            return None
+        return LostAttempt(attempt.number, attempt.world_size, job.step)
 
     def _readable_spec(self, job: JobRecord) -> JobSpec:
         """Raises LaunchRefused for a new job whose spec this version cannot read; SpecUnreadable
@@ -542,6 +559,7 @@ class JobDriver:
         if is_held_for(job) and not await self._hold.release(job):
             return NextStep(self._settings.pace.error_retry_max_s, keep_lease=False)
         async with self._transaction() as tx:
+            await close_incidents_of_ended_job(tx)
             tx.job.cleaned = True
         return None
 

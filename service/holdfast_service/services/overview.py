@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model import program_levels
 from holdfast_service.job_model.admission import NodeDemand, ranks_per_node
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
-from holdfast_service.job_model.program_levels import has_goodput
+from holdfast_service.job_model.program_levels import ProgramLevel, has_goodput
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.job_model.world_history import FormedWorld, mesh_changes, world_periods
 from holdfast_service.policy.quarantine import NodeStanding
@@ -280,6 +281,8 @@ async def _standing(
     saved = await _NEWEST_CHECKPOINT.value(session, job=job.id)
     state = State(job.state)
     waiting = job.waiting if not state.terminal else None
+    kind = program_levels.brings(job.spec)
+    attempt = await queries.newest_attempt(session, job.id) if kind.is_program else None
     return verdict.JobStanding(
         state=state,
         desired=Desired(job.desired),
@@ -290,8 +293,9 @@ async def _standing(
         step=job.step,
         steps=job.steps or None,
         attempt=job.attempt,
-        waiting_for=waiting["reason"] if waiting else None,
-        waiting_until=waiting["until"] if waiting else None,
+        waiting=WaitingView(**waiting) if waiting else None,
+        level=program_levels.level_of(kind, job.attempt, job.program) or ProgramLevel.SCRIPT,
+        has_step=job.cursor_attempt == job.attempt or _has_first_step(job, attempt),
         incidents=job.incidents,
         last=newest
         and replace(
@@ -309,6 +313,12 @@ async def _standing(
         lost_device_s=sum(account.lost_device_s.values()),
         reported_at=job.told_at,
     )
+
+
+def _has_first_step(job: JobRecord, newest: AttemptRow | None) -> bool:
+    """Whether the present attempt is known to have made a step, though no row of it is stored."""
+    is_present = newest is not None and newest.number == job.attempt
+    return is_present and newest is not None and newest.first_step is not None
 
 
 async def _timeline(

@@ -5,7 +5,9 @@ The caller (`store/projection.py`) stores the event itself and handles events th
 
 from __future__ import annotations
 
-from sqlalchemy import select, update
+from typing import Any
+
+from sqlalchemy import func, select, update
 
 from holdfast_service.job_model.events.attempts import (
     AttemptEndedEvent,
@@ -22,13 +24,18 @@ from holdfast_service.job_model.events.checkpoints import (
     CheckpointIntervalEvent,
     CheckpointSavedEvent,
 )
-from holdfast_service.job_model.events.codec import AnyEvent
+from holdfast_service.job_model.events.codec import AnyEvent, read_incident
 from holdfast_service.job_model.events.health import (
     GuardTrippedEvent,
     NodeHealthEvent,
     StragglerEvent,
 )
-from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentEvent
+from holdfast_service.job_model.events.incidents import (
+    IncidentClosedEvent,
+    IncidentEvent,
+    IncidentRecord,
+    with_late_evidence,
+)
 from holdfast_service.job_model.events.progress import (
     EndedEvent,
     PhaseEvent,
@@ -37,6 +44,7 @@ from holdfast_service.job_model.events.progress import (
 )
 from holdfast_service.job_model.lifecycle import Desired, State, may
 from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
+from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.quarantine import QuarantineRules, node_name
 from holdfast_service.store import nodes, series
 from holdfast_service.store.json_safe import text
@@ -50,7 +58,7 @@ _PUT_MEMBERS = Upsert(AttemptMember)
 _OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
-async def apply_event(
+async def apply_event(  # noqa: PLR0912  (one per kind)
     tx: JobTransaction, event: SupervisorEvent, content: AnyEvent, rules: QuarantineRules
 ) -> None:
     """Update the tables for `event`, which says `content`; other kinds are only stored.
@@ -72,10 +80,14 @@ async def apply_event(
             attempt.ended_at = at
             attempt.reason = text(content.reason)
             attempt.last_step = content.last_step
+            if content.attempt == tx.job.cursor_attempt:  # a row may show a later one
+                attempt.last_step = max(content.last_step or 0, tx.job.cursor_step)
         case ProgramResumedEvent(restored_step=restored, first_step=first):
             attempt = await _get_or_add_attempt(tx, content.attempt, at)
             attempt.restore = {**attempt.restore, "step": restored}
             attempt.first_step = first
+            if content.steps_lost is not None:
+                await _raise_step_before(tx, content.attempt, restored)
         case MemoryPlacedEvent():
             attempt = await _get_or_add_attempt(tx, content.attempt, at)
             attempt.memory = as_json(content.protection)
@@ -197,17 +209,21 @@ async def _attempt_forming(tx: JobTransaction, event: AttemptFormingEvent, at: f
         .limit(1)
     )
     back_to = event.restore.step
-    if last is not None and (last.mesh != event.mesh or back_to < last.restore.get("step", 0)):
+    if last is not None and (last.mesh != event.mesh or back_to < (last.restore.get("step") or 0)):
         await series.forget_digests(tx.session, tx.job.id, back_to)
     attempt = await _get_or_add_attempt(tx, event.attempt, at)
     attempt.mesh = dict(event.mesh)
     attempt.world_size = event.world_size
     attempt.standbys = [as_json(standby) for standby in event.standbys]
     attempt.restore = as_json(event.restore)
+    if event.restore.is_own:  # its first step tells
+        attempt.restore = {**attempt.restore, "step": None}
     attempt.cause_incident = event.cause_incident
     attempt.forming_at = at
     tx.job.attempt = max(tx.job.attempt, attempt.number)
     await _end_older_attempts(tx, attempt.number, at)
+    if event.restore.attempt:
+        await raise_last_step(tx, event.restore.attempt, event.restore.step)
     await _save_members(tx, attempt.number, event.members)
     agents = {str(member.rank): member.agent for member in event.members}
     tx.job.slow = {
@@ -226,6 +242,34 @@ async def _end_older_attempts(tx: JobTransaction, before: int, at: float) -> Non
         )
         .values(state="ended", ended_at=at, reason="lost with the nodes it ran on")
     )
+
+
+async def raise_last_step(tx: JobTransaction, attempt: int, step: int) -> None:
+    """The attempt has made this step, as was known only after its end."""
+    await tx.session.execute(
+        update(AttemptRow)
+        .where(
+            AttemptRow.job_id == tx.job.id,
+            AttemptRow.number == attempt,
+            AttemptRow.state == "ended",
+            func.coalesce(AttemptRow.last_step, -1) < step,
+        )
+        .values(last_step=step)
+    )
+
+
+async def _raise_step_before(tx: JobTransaction, attempt: int, step: int) -> None:
+    """A program goes on from this step: an attempt before has made it. The newest that made any
+    step is meant."""
+    before = await tx.session.scalar(
+        select(func.max(AttemptRow.number)).where(
+            AttemptRow.job_id == tx.job.id,
+            AttemptRow.number < attempt,
+            AttemptRow.last_step.is_not(None),
+        )
+    )
+    if before is not None:
+        await raise_last_step(tx, before, step)
 
 
 async def _attempt_running(tx: JobTransaction, event: AttemptRunningEvent, at: float) -> None:
@@ -262,7 +306,11 @@ async def _save_members(tx: JobTransaction, attempt: int, members: tuple[SeatedR
 async def _incident(tx: JobTransaction, content: IncidentEvent, event: SupervisorEvent) -> None:
     record = content.record
     incident = await tx.session.get(IncidentRow, (tx.job.id, record.incident))
+    if incident is not None and incident.closed_at is not None:
+        incident.data = {**incident.data, **_late_evidence(incident, record)}
+        return
     if incident is None:
+        await _close_forgotten(tx, record, event.at)
         incident = IncidentRow(
             job_id=tx.job.id,
             number=record.incident,
@@ -276,6 +324,51 @@ async def _incident(tx: JobTransaction, content: IncidentEvent, event: Superviso
     if isinstance(content, IncidentClosedEvent):
         incident.closed_at = record.closed_at or event.at
     tx.job.incidents = max(tx.job.incidents, incident.number)
+
+
+def _late_evidence(row: IncidentRow, told: IncidentRecord) -> dict[str, Any]:
+    """What a report may still add to a closed incident. Raises ValueError: it says anything else,
+    so it is stored as an event that could not be applied."""
+    closed = read_incident(row.number, row.data)
+    amended = with_late_evidence(closed, told)
+    if amended is None:
+        raise ValueError(
+            f"incident {row.number} is closed, and its record does not change: the report is of "
+            "another fault"
+        )
+    names = ("cause", "causes", "lost", "evidence")
+    return {name: value for name, value in as_json(amended).items() if name in names}
+
+
+async def _close_forgotten(tx: JobTransaction, opened: IncidentRecord, at: float) -> None:
+    """At most one incident is open, and beside it one of the remote tier: an older one that is open
+    was lost with the supervisor that had it."""
+    is_outage = opened.cause == Cause.REMOTE_UNAVAILABLE
+    why = "its end is not known: it was lost with the supervisor that had it open"
+    for row in await _open_incidents(tx):
+        is_older = row.number < opened.incident
+        if is_older and (row.data.get("cause") == Cause.REMOTE_UNAVAILABLE) is is_outage:
+            _close_row(row, at, why)
+
+
+async def close_incidents_of_ended_job(tx: JobTransaction) -> None:
+    """Close what its supervisor could not, as it was lost."""
+    code = tx.job.outcome_code or ""
+    for row in await _open_incidents(tx):
+        _close_row(row, tx.job.ended_at or tx.now, f"the job ended: {code}", end_code=code)
+
+
+async def _open_incidents(tx: JobTransaction) -> list[IncidentRow]:
+    found = select(IncidentRow).where(
+        IncidentRow.job_id == tx.job.id, IncidentRow.closed_at.is_(None)
+    )
+    return list(await tx.session.scalars(found))
+
+
+def _close_row(row: IncidentRow, at: float, resolution: str, end_code: str = "") -> None:
+    row.closed_at = at
+    end = {"closed_at": at, "resolution": resolution, "end_code": end_code}
+    row.data = {**row.data, **end}
 
 
 async def _checkpoint_saved(tx: JobTransaction, event: CheckpointSavedEvent, at: float) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
@@ -24,7 +25,7 @@ from holdfast_service.job_model.events.progress import (
     EventUnreadableEvent,
     RowsLostEvent,
 )
-from holdfast_service.job_model.lifecycle import Phase, State, state_after_report
+from holdfast_service.job_model.lifecycle import START_WAIT, Phase, State, state_after_report
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     SupervisorEvent,
@@ -35,7 +36,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store import job_row_stats, nodes, rank_series, series
 from holdfast_service.store.engine import is_refused
-from holdfast_service.store.event_rows import apply_event
+from holdfast_service.store.event_rows import apply_event, raise_last_step
 from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
@@ -82,6 +83,7 @@ def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
         or (report.epoch, report.step, report.attempt) != (job.epoch, job.step, job.attempt)
         or (report.build or None) != job.build
         or (job.waiting and job.waiting["resource"] in _WAITS_ENDED_BY_A_REPORT)
+        or _start_wait(job, report) != job.waiting
         or state_after_report(State(job.state), report.phase)
         or report.phase is Phase.ENDED
         or (report.beats and now - (job.told_at or 0.0) > _BEATS_PERIOD_S)
@@ -119,6 +121,7 @@ async def store_report(
         job.step = report.step or job.step  # a supervisor that has just started reports step 0
         job.attempt = max(job.attempt, report.attempt)
         tx.enter(report.phase)
+        job.waiting = _start_wait(job, report)
     await job_row_stats.update_stats(tx, fresh, known_attempt)
     if report.beats:
         with tx.session.no_autoflush:
@@ -126,6 +129,15 @@ async def store_report(
                 tx.session, job.id, tx.now, report.attempt, report.beats, fresh
             )
     return StoredReport(rows=rows, end_held=end_held)
+
+
+def _start_wait(job: JobRecord, report: SupervisorReport) -> dict[str, Any] | None:
+    """What the job waits for, by a report: for its attempt to start, or for what it had stored."""
+    if (start := report.start) is not None:
+        times = {"since": start.since, "until": start.until}
+        return {"resource": START_WAIT, "reason": text(start.what), **times}
+    has_started = job.waiting is not None and job.waiting["resource"] == START_WAIT
+    return None if has_started else job.waiting
 
 
 async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
@@ -137,6 +149,9 @@ async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[Step
         return []
     await series.store_rows(tx.session, job.id, rows)
     _add_metric_names(job, rows)
+    for attempt in sorted({row.attempt for row in rows if row.attempt < report.attempt}):
+        newest_step = max(row.step for row in rows if row.attempt == attempt)
+        await raise_last_step(tx, attempt, newest_step)
     is_program = program_levels.brings(job.spec).is_program
     for lost in () if is_program else lost_rows(known, rows):
         tx.emit(lost)

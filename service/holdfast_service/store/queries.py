@@ -71,6 +71,9 @@ _ATTEMPTS = Statement(
     .order_by(AttemptRow.number)
     .limit(_MOST)
 )
+_NEWEST_ATTEMPT = Statement(
+    select(AttemptRow).where(AttemptRow.job_id == JOB).order_by(AttemptRow.number.desc()).limit(1)
+)
 INCIDENTS = Statement(
     select(IncidentRow).where(IncidentRow.job_id == JOB).order_by(IncidentRow.number)
 )
@@ -132,6 +135,11 @@ def _level_fields(job: JobRecord) -> dict[str, Any]:
 def _stragglers(job: JobRecord) -> tuple[StragglerView, ...]:
     by_rank = sorted(job.slow.items(), key=lambda item: int(item[0]))
     return tuple(StragglerView(**straggler) for _, straggler in by_rank)
+
+
+async def newest_attempt(session: AsyncSession, job_id: str) -> AttemptRow | None:
+    """The job's newest attempt; None: none has formed yet."""
+    return await _NEWEST_ATTEMPT.first(session, job=job_id)
 
 
 async def attempt_views(

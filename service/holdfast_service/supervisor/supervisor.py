@@ -29,6 +29,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     Phase,
     SizeOrder,
+    StartWait,
     StopOrder,
     SupervisorReport,
 )
@@ -37,6 +38,7 @@ from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects, inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.world.start_wait import start_wait
 from holdfast_service.supervisor.agent_commands import AgentCommands
 from holdfast_service.supervisor.agent_watch import Agents, AgentWatch
 from holdfast_service.supervisor.drain_watch import DrainWatch
@@ -128,6 +130,7 @@ class Supervisor:
         self._size = SizeOrder(plan.nodes, bool(plan.reserved), plan.reserved or None)
         self._polled: dict[str, Future[None]] = {}
         """Seat → its newest poll; done once the answer has been taken in."""
+        self._start_wait: StartWait | None = None
         self._ended = False
         self._halted = False
         self._stopping: StopOrder | None = None
@@ -203,6 +206,7 @@ class Supervisor:
             digests=digests,
             logs=logs,
             beats=self._progress.for_attempt(core.attempt) if core and not self._ended else (),
+            start=None if self._ended else self._start_wait,
             build=core.build if core else "",
             avoided=self._avoided,
             size=self._size,
@@ -317,6 +321,7 @@ class Supervisor:
         if isinstance(input_, inputs.Fenced):
             self._watch.update(input_.report)
         requested = self._core.handle(input_, time.time())
+        self._start_wait = start_wait(self._core.state)
         if self._core.attempt != attempt:
             self._grant_leases()
         for effect in requested:

@@ -38,7 +38,8 @@ SENTENCES: Mapping[str, str] = {
     EventKind.ATTEMPT_FORMING: "attempt {attempt} is forming[ with {world_size}]"
     "[ on the mesh {mesh}]",
     EventKind.ATTEMPT_RUNNING: "attempt {attempt} is running[, and its first step is {first_step}]",
-    EventKind.ATTEMPT_ENDED: "attempt {attempt} ended[ after step {last_step}][: {reason}]",
+    EventKind.ATTEMPT_ENDED: "attempt {attempt} ended[, its last known step is {last_step}]"
+    "[: {reason}]",
     EventKind.INCIDENT_OPENED: "incident {incident} was opened, because {cause}[: {evidence}]",
     EventKind.INCIDENT_UPDATED: "incident {incident} was updated"
     "[ with the decision to {decision}|: {cause}]",
@@ -52,8 +53,8 @@ SENTENCES: Mapping[str, str] = {
     EventKind.CHECKPOINT_PINNED: "the checkpoint of step {step} was pinned",
     EventKind.CHECKPOINT_UNPINNED: "the checkpoint of step {step} was unpinned",
     EventKind.CHECKPOINT_INTERVAL: "the {tier} tier is saved every {every_steps}[: {why}]",
-    EventKind.PROGRAM_RESUMED: "the program of attempt {attempt} continues from its own checkpoint "
-    "of step {restored_step}[, {steps_lost} lost]",
+    EventKind.PROGRAM_RESUMED: "the first step seen of attempt {attempt} is {first_step}"
+    "[, {steps_lost} lost]",
     EventKind.MEMORY_PLACED: "the memory checkpoints of attempt {attempt} were placed"
     "[, copies: {copies}]",
     EventKind.PROGRAM_ATTACHED: "the program of attempt {attempt} attached[ through {integration}] "

@@ -12,6 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.incident_parts import LostItem, SharedStack, SuspectedRank
 from holdfast_service.views.cause_words import cause_words
+from holdfast_service.views.incident_facts import (
+    END_SENTENCES,
+    RESTORE_SENTENCES,
+    chosen,
+    facts_of,
+    known_by,
+)
 from holdfast_service.views.incidents import (
     BudgetView,
     IncidentSentence,
@@ -71,6 +78,7 @@ def incident_text(incident: IncidentView) -> Iterator[IncidentSentence]:
         subject.EVIDENCE: (sentence(f"Evidence: {item}") for item in incident.evidence),
         subject.SUSPECT: map(suspect_sentence, incident.suspects),
         subject.STACK: map(stack_sentence, incident.stacks),
+        subject.EARLIER: _earlier_sentences(incident),
         subject.DECISION: _decision_sentences(incident),
         subject.MESH: _mesh_sentences(incident),
         subject.REFUSED: _refused_sentences(incident),
@@ -193,16 +201,16 @@ def _refused_sentences(incident: IncidentView) -> list[str]:
 
 
 def _restore_sentences(incident: IncidentView) -> Iterator[str]:
-    if incident.restored_step is not None:
-        costs = [plural(incident.steps_lost, "step")] if incident.steps_lost else []
-        costs.append(f"{incident.device_seconds_lost:.1f} device-seconds")
-        none_lost = "no step and " if incident.steps_lost == 0 else ""
-        yield (
-            f"Training continued from step {incident.restored_step}; "
-            f"the incident cost {none_lost}{' and '.join(costs)}."
-        )
-    if incident.tiers:
-        yield f"The state came from {tiers_text(incident.tiers)}."
+    steps = incident.steps_lost or 0
+    values = {
+        "restored_step": incident.restored_step,
+        "lost": f"{plural(steps, 'step')} {'was' if steps == 1 else 'were'}",
+        "device_s": incident.device_seconds_lost,
+        "tiers": tiers_text(incident.tiers),
+        "known_by": known_by(incident),
+    }
+    facts = facts_of(incident, bool(incident.tiers))
+    return chosen(RESTORE_SENTENCES, facts, values)
 
 
 def _phase_sentences(phases_s: Mapping[str, float | None]) -> Iterator[str]:
@@ -224,7 +232,17 @@ def _phase_sentences(phases_s: Mapping[str, float | None]) -> Iterator[str]:
 
 
 def _end_sentences(incident: IncidentView) -> Iterator[str]:
-    if incident.resolution:
-        yield sentence(f"The incident is closed: {incident.resolution}")
-    elif incident.closed_at is None:
-        yield "The incident is still open."
+    if incident.resolution or incident.closed_at is None:
+        resolution = (incident.resolution or "").rstrip(".")
+        yield from chosen(END_SENTENCES, facts_of(incident), {"resolution": resolution})
+
+
+def _earlier_sentences(incident: IncidentView) -> Iterator[str]:
+    """What was decided before a further fault; the present decision follows it."""
+    for before in incident.earlier:
+        because = f", because {before.reason}" if before.reason else ""
+        cause = cause_words(before.cause).clause
+        yield sentence(
+            f"After attempt {before.attempt} ({cause}), the decision was to {before.decision}"
+            f"{because}; attempt {before.next_attempt} then failed too"
+        )

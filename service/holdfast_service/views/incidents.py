@@ -9,6 +9,7 @@ from pydantic import Field
 
 from holdfast_service.job_model.times import Time
 from holdfast_service.policy.incident_parts import (
+    EarlierRecovery,
     LostItem,
     RefusedDecision,
     SharedStack,
@@ -46,6 +47,7 @@ class SentenceSubject(StrEnum):
     EVIDENCE = "evidence"
     SUSPECT = "suspect"
     STACK = "stack"
+    EARLIER = "earlier"
     DECISION = "decision"
     MESH = "mesh"
     REFUSED = "refused"
@@ -94,19 +96,32 @@ class IncidentView(View):
     mesh_change: MeshChangeView | None = Field(
         default=None, description="the change of the mesh because of it; null: none"
     )
-    restored_step: int | None
-    steps_lost: int | None
+    earlier: tuple[EarlierRecovery, ...] = Field(
+        default=(), description="decisions of this incident that a further fault made void"
+    )
+    level: int = Field(
+        default=3, description="the level of the job's program then; it decides what can be known"
+    )
+    restored_step: int | None = Field(
+        description="step that the next attempt went on from; null: not known"
+    )
+    steps_lost: int | None = Field(description="steps computed again; null: not known")
     device_seconds_lost: float = Field(
         default=0.0,
         description="from the goodput account (`/goodput`): detection, recovery and repeated "
         "steps; up to now while the incident is open",
     )
-    tiers: dict[str, str]
+    tiers: dict[str, str] = Field(
+        description="rank -> tier of the state that Holdfast restored, or offered to a program"
+    )
     phases_s: dict[str, float | None]
     signalled_at: Time | None = Field(default=None, description="time of the first signal")
     opened_at: Time
     closed_at: Time | None
     resolution: str | None
+    end_code: str | None = Field(
+        default=None, description="outcome code of the job, if it ended with this incident"
+    )
 
 
 class FaultView(View):

@@ -46,12 +46,14 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
         "text": event_text(event.kind, data),
         "job": {"id": job_id, "name": name},
         **{key: data[key] for key in kept if data.get(key) is not None},
+        **({"end_code": data["end_code"]} if data.get("end_code") else {}),
     }
 
 
 def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
     if message_format == "slack":
-        mark = _MARKS[content.get("to", content["kind"])]
+        of = EventKind.INCIDENT_OPENED if content.get("end_code") else content["kind"]
+        mark = _MARKS[content.get("to", of)]  # an incident that ended the job was not resolved
         line = f"{mark} *{content['job']['name']}*: {content['text']}"
         # Slack takes `<!channel>` in a user's error for a call to everybody.
         payload = {"text": html.escape(line, quote=False)}

@@ -140,7 +140,7 @@ def test_submit_list_describe(
     job_id = submitted(spec_file, capsys)
     supervisor = server.run_job(job_id, end=False)
     supervisor.emit(
-        EventKind.INCIDENT_OPENED,
+        EventKind.INCIDENT_CLOSED,
         incident=1,
         cause="worker_crash",
         attempt=1,
@@ -158,7 +158,8 @@ def test_submit_list_describe(
         tiers={"0": "own_ram", "3": "partner_ram"},
         phases_s={"detect": 0.002, "total": 0.2},
         opened_at=2000.0,
-        closed_at=None,
+        closed_at=2001.0,
+        resolution="attempt 2 runs from step 5",
     )
     supervisor.emit(
         EventKind.MEMORY_PLACED,
@@ -191,7 +192,8 @@ def test_submit_list_describe(
         "The decision was to replace the worker, because its agent is healthy.",
         "1 alternative was refused; `holdfast incidents JOB 1 --alternatives` lists them.",
         "The failure budget has 19 of 20 failures left within",
-        "Training continued from step 5; the incident cost no step and ",
+        "Training continued from step 5.",
+        "No step was lost, and the incident cost ",
         "own RAM (rank 0); a partner's RAM (rank 3)",
         "The recovery took 200 ms: 2 ms for the detection.",
         "1 copy on other nodes; training continues from memory after 1 lost node: 100%, "

@@ -8,11 +8,13 @@ import pytest
 
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.readers.verdict import (
     JobStanding,
     duration,
     verdict,
 )
+from holdfast_service.views.jobs import WaitingView
 
 RUNNING = JobStanding(
     state=State.RUNNING,
@@ -56,7 +58,6 @@ def test_a_training_job() -> None:
     ("state", "step", "steps", "doing"),
     [
         (State.RUNNING, 400, None, "Training at step 400."),
-        (State.RUNNING, 0, None, "The program runs; it has reported no step."),
         (
             State.SUCCEEDED,
             400,
@@ -90,8 +91,9 @@ def test_a_recovering_job_names_the_cause_and_the_wait() -> None:
             state=State.RECOVERING,
             incidents=3,
             last=replace(INCIDENT, closed_at=None),
-            waiting_for="a replacement node",
-            waiting_until=10_030.0,
+            waiting=WaitingView(
+                resource="node", reason="a replacement node", since=9_990.0, until=10_030.0
+            ),
         )
     )
     assert result.headline == "Recovering from a lost node"
@@ -128,3 +130,55 @@ def test_every_state_has_a_description(state: State) -> None:
 def test_durations_are_short() -> None:
     shown = [duration(seconds) for seconds in (0.2, 45, 720, 12_000, 7_200, 187_200)]
     assert shown == ["0.2 s", "45 s", "12 min", "3 h 20 min", "2 h", "2 d 4 h"]
+
+
+PROGRAM = replace(
+    RUNNING, level=ProgramLevel.PLUGIN, step=61, steps=None, eta_s=None, attempt=3, has_step=False
+)
+JOINING = WaitingView(resource="start", reason="rank 1 to join", since=9_988.0, until=10_108.0)
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.RECOVERING, State.RUNNING])
+def test_an_attempt_without_a_step_starts_and_does_not_train_at_the_step_before(
+    state: State,
+) -> None:
+    result = verdict(replace(PROGRAM, state=state, waiting=JOINING))
+    assert "Attempt 3 starts: waiting for rank 1 to join, 12 s of 120." in result.doing
+    assert "Training" not in result.headline + result.doing
+
+
+@pytest.mark.parametrize(
+    ("level", "doing"),
+    [
+        (ProgramLevel.SCRIPT, "The program runs; it reports no steps."),
+        (ProgramLevel.PLUGIN, "The program of attempt 3 runs and has reported no step yet."),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 61])
+def test_a_running_program_without_a_step_in_this_attempt_says_so(
+    level: ProgramLevel, doing: str, step: int
+) -> None:
+    result = verdict(replace(PROGRAM, level=level, step=step))
+    assert (result.headline, result.doing) == ("Running", doing)
+
+
+def test_no_step_is_named_of_a_program_that_reports_none() -> None:
+    silent = replace(PROGRAM, level=ProgramLevel.SCRIPT, step=0, ended_at=9_000.0)
+    for state in State:
+        result = verdict(replace(silent, state=state))
+        said = " ".join(filter(None, (result.doing, result.last, result.next)))
+        assert "step 0" not in said and "newest state" not in said, said
+
+
+def test_the_incident_that_ended_the_job_was_not_resolved() -> None:
+    ended = replace(INCIDENT, decision="stop", steps_lost=None, end_code="user_error")
+    result = verdict(replace(RUNNING, state=State.FAILED, ended_at=9_400.0, last=ended))
+    assert result.last == "The only incident, a lost node, ended the job 10 min ago."
+    paused = verdict(replace(RUNNING, state=State.PAUSED, last=ended))
+    assert paused.last is not None and "resolved" not in paused.last
+
+
+def test_steps_that_may_be_lost_are_not_zero() -> None:
+    unknown = replace(INCIDENT, level=0, steps_lost=None)
+    result = verdict(replace(PROGRAM, level=ProgramLevel.SCRIPT, last=unknown))
+    assert result.last is not None and result.last.endswith("; steps lost: not known.")

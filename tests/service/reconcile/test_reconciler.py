@@ -16,6 +16,7 @@ from tests.support.service.job_drives import (
     reconciling,
     submitted,
     until,
+    until_kind,
     until_released,
     until_state,
     until_waits,
@@ -26,8 +27,10 @@ from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
+    EventKind,
     JobPlan,
     LaunchRefused,
+    LostAttempt,
     Phase,
     SupervisorReport,
 )
@@ -142,6 +145,27 @@ async def test_a_silent_supervisor_is_requested_again_and_adopted(
     assert cluster.starts[job_id] == 1
 
 
+async def test_a_supervisor_that_finds_nothing_of_its_job_knows_which_attempt_was_lost(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, paced(settings, supervisor_deadline_s=0.03)):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        assert supervisor.launch.lost is None
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(1, 1, 10)
+        supervisor.emit(EventKind.INCIDENT_OPENED, incident=1, cause="worker_crash", attempt=1)
+        await until_kind(jobs, job_id, "incident.opened")
+        await until_state(jobs, job_id, State.RUNNING)
+        cluster.supervisors.clear()
+        await until(lambda: job_id in cluster.supervisors, what="another supervisor")
+        launch = cluster.supervisors[job_id].launch
+        assert (launch.last_incident, launch.lost) == (1, LostAttempt(1, world_size=4, step=10))
+        cluster.supervisors[job_id].end()
+        await until_released(jobs, job_id)
+
+
 @pytest.mark.slow
 async def test_a_supervisor_that_answers_late_is_followed_although_polls_are_rare(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
@@ -178,10 +202,17 @@ async def test_a_supervisor_that_is_lost_too_often_ends_the_job(
     hasty = paced(settings, supervisor_deadline_s=0.03)
     async with reconciling(store, cluster, hasty):
         supervisor = await submitted(jobs, cluster)
-        cluster.silent.add(supervisor.launch.job_id)
-        job = await until_state(jobs, supervisor.launch.job_id, State.FAILED)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.emit(EventKind.INCIDENT_OPENED, incident=1, cause="worker_crash", attempt=1)
+        await until_kind(jobs, job_id, "incident.opened")
+        cluster.silent.add(job_id)
+        await until_state(jobs, job_id, State.FAILED)
+        job = await until_released(jobs, job_id)
     assert job.outcome is not None
     assert job.outcome.code == "supervisor_lost"
+    [incident] = (await jobs.history.incidents(job_id)).items
+    assert incident.end_code == "supervisor_lost" and incident.closed_at == job.ended_at
     assert cluster.asked[job.id] == 3
 
 

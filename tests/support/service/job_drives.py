@@ -92,3 +92,12 @@ async def all_digests(jobs: JobService, job_id: str) -> dict[int, str]:
 async def kinds(jobs: JobService, job_id: str) -> list[str]:
     """The kinds of all events of the job, in order."""
     return [event.kind for event in (await jobs.history.events(job_id, limit=1000)).items]
+
+
+async def until_kind(jobs: JobService, job_id: str, kind: str) -> None:
+    """Wait until an event of this kind is stored."""
+
+    async def there() -> bool:
+        return kind in await kinds(jobs, job_id)
+
+    await until(there, what=f"an event {kind}")

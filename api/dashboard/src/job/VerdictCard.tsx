@@ -5,7 +5,7 @@ import type { ReactNode } from "react";
 import { resizeRange } from "../actions/resizing";
 import { ended, type JobView, type VerdictView, type WorldPeriodView } from "../api/types";
 import { useLiveStatus, useNow, useQueuePlaces } from "../data";
-import { WaitReason } from "../ui/waiting";
+import { START_WAIT, WaitReason } from "../ui/waiting";
 import { StateIcon, tone } from "../ui/state";
 import { ago, coarse, compact, fineDuration, finePercent, whole } from "./format";
 
@@ -38,7 +38,7 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
             </dl>
           </>
         )}
-        {job.waiting && (
+        {job.waiting && job.waiting.resource !== START_WAIT && (
           <div className="notice warn">
             <WaitReason id={job.id} waiting={job.waiting} place={places.get(job.id)} />
           </div>
@@ -58,7 +58,7 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
         )}
       </div>
       <dl className="verdict-numbers">
-        <Figure name={progress.steps === null ? "steps" : `of ${whole(progress.steps)} steps`} value={whole(progress.step)} wide>
+        <Figure name={progress.steps === null ? "steps" : `of ${whole(progress.steps)} steps`} value={progress.steps === null && !progress.step ? "–" : whole(progress.step)} wide>
           {progress.steps !== null && (
             <span
               className="bar"

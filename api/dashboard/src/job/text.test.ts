@@ -63,6 +63,9 @@ test("phases fill the bar in their order, and the shortest stays visible", () =>
 test("the sentences of an incident are found by their subject, and its costs have values", () => {
   expect(sentences(incident, "loss")).toEqual(["Ranks 2 and 3 were lost."]);
   expect(costs(incident).map((cost) => cost.value)).toEqual(["2.1s", "1", "1m", "41"]);
+  const silent = { ...incident, level: 0, steps_lost: null, restored_step: null };
+  expect(costs(silent).map((cost) => cost.label)).toEqual(["until the program ran again", "device time lost"]);
+  expect(costs({ ...silent, end_code: "user_error" })[0]!.label).toBe("until the job ended");
 });
 
 test("a spec is read as lines, searched with its sections, and written as YAML", () => {

@@ -7,7 +7,7 @@ import { useNow } from "../data";
 import { count, duration, figure, moment, percent, roughly, short, shortId } from "../format";
 import { Icon } from "../ui/icons";
 import { StateLabel, tone } from "../ui/state";
-import { placeText, ReservedTag } from "../ui/waiting";
+import { placeText, ReservedTag, START_WAIT } from "../ui/waiting";
 
 export const COLUMNS = ["State", "Job", "Progress", "Loss", "Tokens/s", "Goodput", "Faults", "Age", "Owner"] as const;
 const NUMBERS: ReadonlySet<string> = new Set(["Loss", "Tokens/s", "Goodput", "Faults", "Age"]);
@@ -88,7 +88,7 @@ function Progress({ row }: { row: JobRow }) {
     <span className={`progress ${tone(row.state)}`}>
       <span className="progress-text small">
         <span>
-          {row.steps === null ? `step ${count(row.step)}` : count(row.step)}
+          {row.steps !== null ? count(row.step) : row.step ? `step ${count(row.step)}` : "no step"}
           {row.steps !== null && <span className="dim"> / {count(row.steps)}</span>}
         </span>
         <span className="dim cut" title={row.waiting?.reason}>{progressNote(row)}</span>
@@ -116,6 +116,7 @@ function QueueNote({ row, waiting, place }: { row: JobRow; waiting: WaitingView;
 }
 
 function progressNote(row: JobRow): string {
+  if (row.waiting?.resource === START_WAIT) return row.attempt ? `attempt ${row.attempt} starts` : "starts";
   if (row.waiting) return `waiting for ${row.waiting.resource}`;
   if (row.state === "FAILED") return row.outcome_code ?? "";
   if (ended(row.state)) return row.started_at !== null && row.ended_at !== null ? `took ${duration(row.ended_at - row.started_at)}` : "";

@@ -4,6 +4,9 @@ import { Link } from "wouter";
 import type { WaitingView } from "../api/types";
 import { count, plural } from "../format";
 
+/** The resource of a job whose attempt starts: its verdict says for what it waits. */
+export const START_WAIT = "start";
+
 interface WaitReasonProps {
   id: string;
   waiting: WaitingView;

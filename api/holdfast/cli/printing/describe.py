@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from holdfast_service.views.incident_text import tiers_text
 from holdfast_service.views.incidents import IncidentView, SentenceSubject
 from holdfast_service.views.jobs import GuardsView, JobView, ProgressView, TripView
 from holdfast_service.views.pages import CheckpointPage
+from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
 from holdfast_service.views.wording import mesh_text, plural, ranks_text, sentence
 
@@ -214,7 +216,9 @@ def _print_summary(console: Console, job: JobView) -> None:
         facts.append(
             (f"{tier.capitalize()} saves", f"every {chosen.every_steps} steps: {chosen.why}")
         )
-    if job.waiting is not None:
+    if job.waiting is not None and is_start(job.waiting):
+        facts.append(("Starting", start_text(job.progress.attempt, job.waiting, time.time())))
+    elif job.waiting is not None:
         facts.append(("Waiting for", f"{job.waiting.resource}: {job.waiting.reason}"))
         if (asked := job.waiting.asked) is not None:
             size = f"{asked.cpus:g} CPUs and {asked.gpus:g} GPUs"
@@ -263,7 +267,9 @@ def _print_attempt(console: Console, attempt: AttemptView, shorten: output.Short
         )
     )
     restore = attempt.restore
-    if restore.step:
+    if restore.step and not restore.tiers:
+        console.print(f"  went on from step {restore.step}, as the program's first step tells")
+    elif restore.step:
         newest_steps = ", ".join(f"{tier} {step}" for tier, step in restore.newest.items())
         console.print(
             f"  restored step {restore.step} from {tiers_text(restore.tiers)}"

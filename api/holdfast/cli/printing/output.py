@@ -25,10 +25,12 @@ from holdfast.cli.printing.terminal_text import harmless
 from holdfast.client.job_names import short
 from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.views.start_text import is_start
 from holdfast_service.views.wording import duration
 
 if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView
+    from holdfast_service.views.lists import JobRow
 
 STATE_STYLES = {
     State.RUNNING: "green",
@@ -98,6 +100,13 @@ def steps(step: int, steps: int | None) -> str:
     if steps is None:
         return str(step) if step else "-"
     return f"{step}/{steps}"
+
+
+def row_steps(row: JobRow) -> str:
+    """The steps of a job in a list, or that its present attempt has not made one yet."""
+    if is_start(row.waiting):
+        return f"attempt {row.attempt} starts" if row.attempt else "starts"
+    return steps(row.step, row.steps)
 
 
 def has_steps(job: JobView) -> bool:

@@ -133,7 +133,7 @@ def _job_row(prefix: str, seen: JobRow, now: float) -> list[str | Text]:
         seen.name,
         output.state_text(seen.state),
         Text(output.progress_bar(seen.step, seen.steps, BAR), style="green"),
-        output.steps(seen.step, seen.steps),
+        output.row_steps(seen),
         output.brief(seen.eta_s),
         output.number(seen.loss, ".4f"),
         output.count(seen.tokens_per_second if seen.state is State.RUNNING else None),

@@ -39,6 +39,8 @@ class RestorePlan:
     """Rank → tier."""
     sources: Mapping[int, str] = field(default_factory=dict)
     """Rank → agent or URI."""
+    is_own: bool = False
+    """Whether the program may load a checkpoint of its own: Holdfast restores nothing."""
     newest: Mapping[str, int] = field(default_factory=dict)
     """Tier → the newest step that it could restore."""
     found: tuple[FoundState, ...] = ()
@@ -103,14 +105,14 @@ class InitialisedFromEvent(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramResumedEvent(JobEvent):
-    """The first step of an attempt shows that the program goes on from a checkpoint of its own."""
+    """The first step that a program reports in an attempt is another than Holdfast restored."""
 
     kind = EventKind.PROGRAM_RESUMED
     attempt: int
     restored_step: int
     first_step: int
-    steps_lost: int = 0
-    """Steps that it computes again."""
+    steps_lost: int | None = None
+    """Steps that it computes again; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

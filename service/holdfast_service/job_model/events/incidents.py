@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -96,6 +96,42 @@ class IncidentRecord(IncidentCourse):
             agent=item.agent,
             on_notice=item.on_notice,
         )
+
+
+def with_late_evidence(closed: IncidentRecord, told: IncidentRecord) -> IncidentRecord | None:
+    """A closed incident with what a later report of it adds. None: the report is of another fault.
+
+    What is known of an incident when it closes does not change. Two things may be known later:
+    that an agent was lost with its node, and a sentence of evidence, as which rank a repeated step
+    accuses.
+    """
+    if _identity(told) != _identity(closed) or len(told.lost) != len(closed.lost):
+        return None
+    if not all(map(_may_become, closed.lost, told.lost)):
+        return None
+    is_refined = (closed.cause, told.cause) == (Cause.AGENT_LOST, Cause.NODE_LOST)
+    return replace(
+        closed,
+        cause=told.cause if is_refined else closed.cause,
+        causes=told.causes,
+        lost=told.lost,
+        evidence=(
+            *closed.evidence,
+            *(item for item in told.evidence if item not in closed.evidence),
+        ),
+    )
+
+
+def _identity(record: IncidentRecord) -> tuple[object, ...]:
+    """What every report of one incident agrees on, once it is closed."""
+    times = (record.opened_at, record.failures, record.preemptions)
+    return (record.incident, record.attempt, record.next_attempt, *times)
+
+
+def _may_become(before: LostItem, after: LostItem) -> bool:
+    if before.cause == Cause.AGENT_LOST and after.cause == Cause.NODE_LOST:
+        before = replace(before, cause=after.cause)
+    return before == after
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ from holdfast_service.job_model.events.attempts import (
     AttemptFormingEvent,
     AttemptRunningEvent,
     MemoryPlacedEvent,
+    ProgramAttachedEvent,
+    ProgramResumedEvent,
     SeatedRank,
 )
 from holdfast_service.job_model.events.checkpoints import (
@@ -74,6 +76,9 @@ class Facts:
     outage: Incident | None = None
     """The open incident of the remote tier, if any."""
     mark: ErrorMark | None = None
+    program_level: int = 0
+    reports_steps: bool = False
+    """Whether the user's program has reported a step."""
     bad: frozenset[BadCopy] = frozenset()
     bad_uris: frozenset[str] = frozenset()
     saved: frozenset[str] = frozenset()
@@ -102,12 +107,14 @@ class Facts:
                 self.running = event.attempt
                 self.line = self.line.with_run(event.attempt)
                 self.members = event.members
+                self.reports_steps |= event.first_step is not None
                 self._apply_committed(event.first_step or 0)
             case AttemptEndedEvent():
                 self.over = event.attempt
                 self.gone = frozenset(event.gone)
                 if event.tokens_per_s is not None:
                     self.speeds[event.attempt] = event.tokens_per_s
+                self.reports_steps |= event.last_step is not None
                 self._apply_committed(max(self.committed, event.last_step or 0))
             case IncidentEvent():
                 self._apply_incident(event.record)
@@ -127,9 +134,13 @@ class Facts:
                 self._apply_to_job(event)
 
     def _apply_to_job(self, event: AnyEvent) -> None:
-        """Apply a wait, a stop or the end; all other kinds change nothing that a supervisor must
-        know."""
+        """Apply what a program shows, a wait, a stop or the end; a supervisor need know no other
+        kind."""
         match event:
+            case ProgramAttachedEvent(level=level):
+                self.program_level = max(self.program_level, level)
+            case ProgramResumedEvent():
+                self.reports_steps = True
             case WaitingEvent():
                 self.waiting_until = event.until
             case JobStoppingEvent():

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast_service.policy.causes import Fault, Offence, within_window
+from holdfast_service.policy.causes import Cause, Fault, Offence, within_window
 from holdfast_service.policy.decision_ladder import Budget, Decision
 from holdfast_service.policy.incidents import Incident
 from holdfast_service.recovery.core_state.event_replay import Facts
@@ -25,7 +25,8 @@ class IncidentLog:
     current: Incident | None = None
     """The open incident."""
     closed: Incident | None = None
-    """The incident closed last: a late report on its cause may amend its record."""
+    """The incident closed last. Its record never changes again but for what may be known late:
+    whether an agent was lost with its node, and which rank a repeated step accuses."""
     outage: Incident | None = None
     """The open incident of the remote tier; nothing waits for its end."""
     batch: tuple[Fault, ...] = ()
@@ -33,14 +34,15 @@ class IncidentLog:
     decision: Decision | None = None
     """The decision made when the last attempt was condemned."""
 
-    def new_incident(self, fault: Fault, now: float) -> Incident:
-        """A new incident with a number of its own; it is not kept."""
+    def new_incident(self, fault: Fault, now: float, level: int) -> Incident:
+        """A new incident with a number of its own; it is not kept. `level`: of the job's program
+        at present."""
         self.count += 1
-        return Incident.opened(self.count, fault, now)
+        return Incident.opened(self.count, fault, now, level)
 
-    def open(self, fault: Fault, now: float) -> None:
+    def open(self, fault: Fault, now: float, level: int) -> None:
         """Open the incident of the job with its first fault."""
-        self.current = self.new_incident(fault, now)
+        self.current = self.new_incident(fault, now, level)
 
     def add_fault(self, fault: Fault) -> bool:
         """Add a fault to the open incident. False if it contains the fault already."""
@@ -66,17 +68,19 @@ class IncidentLog:
         if self.current is not None:
             self.current = self.current.with_phase(phase, now)
 
-    def close(self, now: float, phase: str, resolution: str) -> Incident | None:
-        """Close the open incident in `phase`; it may still be amended. None if there is none."""
+    def close(self, now: float, phase: str, resolution: str, end_code: str) -> Incident | None:
+        """Close the open incident in `phase`. None if there is none."""
         if self.current is None:
             return None
-        self.closed, self.current = self.current.closed(now, phase, resolution), None
+        self.closed = self.current.closed(now, phase, resolution, end_code)
+        self.current = None
         return self.closed
 
-    def amend_closed(self, evidence: str) -> Incident | None:
-        """Add evidence to the incident closed last. None if there is none."""
-        if self.closed is not None:
-            self.closed = self.closed.with_evidence(evidence)
+    def add_late_evidence(self, cause: Cause, evidence: str) -> Incident | None:
+        """Add evidence to the incident closed last, if it has this cause. None if it has not."""
+        if self.closed is None or self.closed.cause is not cause:
+            return None
+        self.closed = self.closed.with_evidence(evidence)
         return self.closed
 
     def amend_node_status(self, agent: str, evidence: str, *, lost: bool) -> Incident | None:
@@ -94,12 +98,12 @@ class IncidentLog:
             return amended
         return None
 
-    def open_outage(self, fault: Fault, decision: str, now: float) -> Incident | None:
+    def open_outage(self, fault: Fault, decision: str, now: float, level: int) -> Incident | None:
         """Open the incident of the remote tier. None if it is open already."""
         if self.outage is not None:
             return None
-        opened = self.new_incident(fault, now)
-        self.outage = replace(opened, decision=decision, reason=fault.what)
+        opened = self.new_incident(fault, now, level)
+        self.outage = replace(opened, decision=decision, reason=fault.what, steps_lost=0)
         return self.outage
 
     def close_outage(self, now: float, resolution: str) -> Incident | None:
@@ -126,8 +130,9 @@ class IncidentLog:
         self.decision = decision
 
     def restore(self, facts: Facts) -> None:
-        """Restore the incidents from the journal."""
-        self.count, self.current, self.outage = facts.incidents, facts.incident, facts.outage
+        """Restore the incidents from the journal, which may lack the newest numbers."""
+        self.count = max(self.count, facts.incidents)
+        self.current, self.outage = facts.incident, facts.outage
 
 
 @dataclass

@@ -7,7 +7,7 @@ Invariants: a state that is off the line is never restored; a step counts as pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast_service.job_model.supervisor_protocol import StopKind, StopOrder
@@ -42,6 +42,15 @@ class Progress:
     """The attempt that ended with `mark`; 0: one of a former supervisor."""
     is_past_mark: bool = False
     """Whether a later attempt has gone beyond the step of `mark`."""
+    program_level: int = 0
+    """The highest level at which a user's program has attached, in any attempt."""
+    reports_steps: bool = False
+    """Whether the user's program has reported a step, in any attempt: then it will in each."""
+    skips_steps: bool = False
+    """Whether it reports only some of its steps, as one that prints every tenth: then the first
+    that it reports does not tell where it has gone on."""
+    last_report: tuple[int, int] = (0, 0)
+    """(attempt, step) of the step that it has reported last."""
     guard_trips: frozenset[GuardTrip] = frozenset()
     """Guard trips already recorded."""
 
@@ -62,6 +71,25 @@ class Progress:
             self.mark = replace(self.mark, reached=max(step, self.mark.reached or 0))
         elif self.mark is not None and step > self.mark.newest:
             self.is_past_mark = True
+
+    def record_program_level(self, level: int) -> None:
+        self.program_level = max(self.program_level, level)
+
+    def record_first_report(self, attempt: int, step: int) -> None:
+        """The user's program has reported the first `step` of an attempt."""
+        self.reports_steps = True
+        self.continue_from(attempt, step)
+
+    def record_reported_steps(self, steps: Sequence[tuple[int, int]]) -> None:
+        """Record (attempt, step) of steps that the user's program has reported, in their order."""
+        for attempt, step in steps:
+            before, self.last_report = self.last_report, (attempt, step)
+            if attempt == before[0] and step > before[1]:
+                self.skips_steps = step > before[1] + 1
+
+    def record_late_step(self, step: int) -> None:
+        """Record a step of the attempt before, which became known after its end."""
+        self.committed = max(self.committed, step)
 
     def record_held(self, held: Iterable[Held]) -> None:
         """Record that these states are in the memory of an agent: their steps were committed."""
@@ -123,11 +151,16 @@ class Progress:
         """Later attempts skip this half-open data window."""
         self.ledger |= Ledger.of([window])
 
+    def record_lost_steps(self, step: int) -> None:
+        """Record the newest step of an attempt that was lost with its journal."""
+        self.committed = max(self.committed, step)
+
     def restore(self, facts: Facts) -> None:
         """Restore the progress from the journal."""
         self.line, self.committed = facts.line, facts.committed
         self.floor, self.without_progress = facts.floor, facts.without_progress
         self.mark = facts.mark
+        self.program_level, self.reports_steps = facts.program_level, facts.reports_steps
         self.ledger |= facts.ledger
 
 

@@ -21,7 +21,7 @@ from holdfast_service.policy.checkpoint_intervals import (
 )
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.worlds import Worlds
-from holdfast_workers.protocol.messages import StepRow, Tier
+from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.protocol.signals import ShardRecord
 
 CheckpointKey = tuple[int, int]
@@ -275,7 +275,7 @@ class SaveIntervals:
         self.steps = {**self.steps, choice.tier: choice.every_steps}
         return before
 
-    def count_restore(self, tiers: Iterable[Tier]) -> None:
+    def count_restore(self, tiers: Iterable[str]) -> None:
         """Count an incident whose recovery restored state from these tiers."""
         self.restores += 1
         self.remote_restores += needed_remote_tier(tiers)

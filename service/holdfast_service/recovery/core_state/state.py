@@ -19,7 +19,9 @@ from holdfast_service.job_model.events.incidents import (
 from holdfast_service.job_model.events.kinds import JobEvent
 from holdfast_service.job_model.events.progress import PhaseEvent
 from holdfast_service.job_model.lifecycle import Phase
+from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.policy.checkpoint_intervals import AutoTier
+from holdfast_service.policy.incidents import Incident
 from holdfast_service.recovery.core_state.corruption_case import CorruptionCase
 from holdfast_service.recovery.core_state.effects import Effect, Emit
 from holdfast_service.recovery.core_state.event_replay import Facts
@@ -92,6 +94,7 @@ class CoreState:
             intervals=SaveIntervals(dict(zip(AutoTier, first_intervals, strict=True))),
             ending=Ending(config.steps),
             worlds=Worlds(config.best_shape),
+            incidents=IncidentLog(count=config.plan.last_incident),
             growth=Growth(limits.grow_after_s, limits.window_s),
         )
         if facts is not None and (facts.attempt or facts.ended):
@@ -147,12 +150,19 @@ class CoreState:
         self.incidents.end_phase(self._phase_of_incident(), now)
         self.timer.enter(stage, now, wait_s)
 
-    def close_incident(self, now: float, resolution: str) -> bool:
-        """Close the open incident. False if there is none."""
-        closed = self.incidents.close(now, self._phase_of_incident(), resolution)
+    def close_incident(self, now: float, resolution: str, end_code: str = "") -> Incident | None:
+        """Close the open incident; `end_code`: of the job, if it ends. None if there is none."""
+        closed = self.incidents.close(now, self._phase_of_incident(), resolution, end_code)
         if closed is not None:
             self.emit(IncidentClosedEvent.of(closed))
-        return closed is not None
+        return closed
+
+    @property
+    def level(self) -> int:
+        """The highest level at which the job's program has worked with Holdfast."""
+        if not self.config.runs_program:
+            return ProgramLevel.CONTEXT
+        return self.progress.program_level
 
     def _phase_of_incident(self) -> str:
         """The phase of an incident (`incidents.PHASES`) that the present stage belongs to."""

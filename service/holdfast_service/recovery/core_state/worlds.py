@@ -92,6 +92,11 @@ class AttemptWorld:
     members: Mapping[int, Member]
     joined_at: float | None = None
     first_step: int | None = None
+    is_running: bool = False
+    """Whether the attempt has started: until then its incident is open. A program that reports its
+    steps starts with the first of them; one that does not, with the last rank that joins."""
+    is_adopted: bool = False
+    """Whether it ran already under a former supervisor: its first step may be unknown."""
     store: str = ""
     """The agent whose rendezvous store the ranks meet at; "" in an adopted world."""
     placement: Placement | None = None
@@ -134,6 +139,14 @@ class AttemptWorld:
     def resume(self, first_step: int | None, now: float) -> None:
         """Record that the world runs already, as an adopted world does."""
         self.joined_at, self.first_step = now, first_step
+        self.is_running = self.is_adopted = True
+
+    def record_adopted(self) -> None:
+        """Record that it has made steps already: the next that is known is not its first."""
+        self.is_adopted = True
+
+    def record_running(self) -> None:
+        self.is_running = True
 
     def counted_partners(self) -> Mapping[int, Partners]:
         """Rank → the partners that count for durability."""

@@ -82,7 +82,7 @@ def expire_recheck(state: CoreState, attempt: int, step: int, now: float) -> Non
 
 
 def _amend_closed_incident(state: CoreState, evidence: str) -> None:
-    amended = state.incidents.amend_closed(evidence)
+    amended = state.incidents.add_late_evidence(Cause.CORRUPTION, evidence)
     if amended is not None:
         state.emit(IncidentUpdatedEvent.of(amended))
 

@@ -116,10 +116,11 @@ def _is_ignored(state: CoreState, fault: Fault, now: float) -> bool:
     if not state.budget.record_ignored(fault, now):
         state.budget.withdraw_offences(before)
         return True
-    ignored = state.incidents.new_incident(fault, now)
+    ignored = state.incidents.new_incident(fault, now, state.level)
     ignored = ignored.with_decision(decision, assessed.budget)
     ignored = replace(
         ignored,
+        steps_lost=0,  # training goes on
         offences=tuple(offence for offence in state.budget.offences if offence not in before),
     )
     state.emit(IncidentOpenedEvent.of(ignored))
@@ -203,7 +204,7 @@ def record_bad_copy(state: CoreState, bad: BadCopy, why: str) -> None:
 
 def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
     if state.incidents.current is None:
-        state.incidents.open(fault, now)
+        state.incidents.open(fault, now, state.level)
         state.emit_incident(IncidentOpenedEvent)
     elif state.incidents.add_fault(fault):
         state.emit_incident()

@@ -61,6 +61,7 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
         repeated=repeated,
         room=_has_room(state, first.agent, now),
         smaller=_has_room_for_smaller_mesh(state, first.agent, now),
+        is_program=state.config.runs_program,
         too_large=state.worlds.shape not in state.growth.allowed(state.config.shapes),
         may_roll_back=first.error is not None and first.error.kind is ErrorKind.GUARD,
         ended=any(not is_tolerable(fault.cause) for fault in batch),

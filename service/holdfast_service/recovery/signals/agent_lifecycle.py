@@ -217,7 +217,7 @@ def _loss_fault(state: CoreState, event: AgentLost, now: float) -> Fault:
     ranks = [member.rank for member in members if member.agent == event.agent]
     return Fault(
         Cause.AGENT_LOST,
-        attempt=state.worlds.attempt,
+        attempt=world.attempt if world is not None else state.worlds.attempt,
         at=now if event.at is None else event.at,
         what=f"agent {event.agent} with {format_ranks(ranks)} is lost: {event.why}",
         rank=min(ranks, default=None),

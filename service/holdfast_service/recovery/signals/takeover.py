@@ -6,6 +6,7 @@ ranks become faults of an incident, and a new attempt is formed.
 
 from __future__ import annotations
 
+from holdfast_service.job_model.events.incidents import IncidentOpenedEvent
 from holdfast_service.job_model.supervisor_protocol import Phase
 from holdfast_service.placement.rank_assignment import Shortage
 from holdfast_service.placement.world_shape import assign_best
@@ -16,7 +17,7 @@ from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.faults import hang_suspicion
-from holdfast_service.recovery.nodes import mesh_preference, node_eligibility
+from holdfast_service.recovery.nodes import mesh_preference, node_eligibility, situation
 from holdfast_service.recovery.world import attempt_formation, attempt_progress, outcome, requeue
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import Restore, Tier, WorkerState
@@ -122,6 +123,8 @@ def form_new_attempt(state: CoreState, now: float) -> tuple[Fault, ...]:
     assert facts is not None
     branch = state.progress.newest_branch()
     if branch is None or branch.attempt <= facts.over:
+        if branch is None:
+            _record_lost_attempt(state, now)
         if state.incidents.current is not None:
             state.set_phase(Phase.RECOVERING)
         hosts = {(member.agent, member.incarnation) for member in facts.members}
@@ -132,6 +135,31 @@ def form_new_attempt(state: CoreState, now: float) -> tuple[Fault, ...]:
     state.worlds.begin(world, state.roster)
     state.enter(Stage.FORMING, now, world.forming_s(state.config))
     return _missing_member_faults(state.roster, world, state.progress.committed, now)
+
+
+def _record_lost_attempt(state: CoreState, now: float) -> None:
+    """Nothing of the last attempt is left on the cluster, its journal included: open the incident
+    that no former supervisor could."""
+    lost = state.config.plan.lost
+    if lost is None or state.incidents.current is not None:
+        return
+    what = (
+        f"the supervisor and all agents of attempt {lost.attempt} are gone, as found when the job "
+        "was started again"
+    )
+    fault = Fault(
+        Cause.AGENT_LOST,
+        attempt=lost.attempt,
+        at=now,
+        what=what,
+        ranks=tuple(range(lost.world_size)),
+        step=lost.step,
+        certain=False,
+    )
+    state.progress.record_lost_steps(lost.step)
+    state.incidents.open(fault, now, state.level)
+    state.emit_incident(IncidentOpenedEvent)
+    situation.record_condemned_attempt(state, (fault,), now)
 
 
 def _end_if_unstartable(state: CoreState, now: float) -> bool:
@@ -245,7 +273,10 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
     steps = [
         worker.step for _, worker in active.values() if worker.state is not WorkerState.JOINING
     ]
-    _apply_agent_reports(state, world, max(steps, default=0), now)
+    newest = max(steps, default=0)
+    if newest:
+        world.record_adopted()
+    _apply_agent_reports(state, world, newest, now)
 
 
 def _first_step(state: CoreState, committed: int, restored: int) -> int | None:

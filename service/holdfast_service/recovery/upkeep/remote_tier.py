@@ -57,7 +57,7 @@ def open_outage(
         certain=False,
     )
     decision = "training goes on; the newest state is saved when the remote tier answers"
-    opened = state.incidents.open_outage(fault, decision, now)
+    opened = state.incidents.open_outage(fault, decision, now, state.level)
     if opened is not None:
         state.emit(IncidentOpenedEvent.of(opened))
 

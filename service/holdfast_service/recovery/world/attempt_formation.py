@@ -305,17 +305,18 @@ def _emit_decision(
     if decision.refused:  # otherwise a former supervisor decided; the incident has its reasons
         state.incidents.amend(refused=decision.refused)
     state.incidents.amend(
-        decision=decision.action.value,
-        reason=f"{reason}; {not_newer}" if not_newer else reason,
-        restored_step=point.step,
-        steps_lost=0 if _restores_itself(state, point) else lost,
-        tiers={rank: member.restore.tier.value for rank, member in world.members.items()},
+        decision=decision.action.value, reason=f"{reason}; {not_newer}" if not_newer else reason
     )
+    if not _may_be_own(state, point):
+        tiers = {rank: member.restore.tier.value for rank, member in world.members.items()}
+        state.incidents.amend(tiers=tiers)
+    if not state.config.runs_program:  # a program's first step tells what it has loaded
+        state.incidents.amend(restored_step=point.step, steps_lost=lost)
     state.emit_incident()
 
 
-def _restores_itself(state: CoreState, point: RestorePoint) -> bool:
-    """Whether the ranks start from a checkpoint that only their program knows."""
+def _may_be_own(state: CoreState, point: RestorePoint) -> bool:
+    """Whether only the program can have a checkpoint that the ranks start from."""
     return state.config.runs_program and point.source is RestoreSource.INIT
 
 
@@ -327,6 +328,8 @@ def _emit_forming(
     standbys: list[AgentRecord],
 ) -> None:
     members = [world.members[rank] for rank in sorted(world.members)]
+    is_own = _may_be_own(state, point)
+    restored = [] if is_own else members
     newest = newest_restorable(found)
     current = state.incidents.current
     state.emit(
@@ -339,8 +342,9 @@ def _emit_forming(
             restore=RestorePlan(
                 step=point.step,
                 attempt=point.attempt,
-                tiers={m.rank: m.restore.tier.value for m in members},
-                sources={m.rank: _source_name(m.restore) for m in members},
+                tiers={m.rank: m.restore.tier.value for m in restored},
+                sources={m.rank: _source_name(m.restore) for m in restored},
+                is_own=is_own,
                 newest={tier.value: holding.step for tier, holding in newest.items()},
                 found=tuple(map(_found_state, found[:MAX_FOUND_REPORTED])),
             ),

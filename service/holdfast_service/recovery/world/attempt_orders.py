@@ -123,11 +123,24 @@ def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> Seatin
         forked=tuple(
             rank for rank, member in sorted(world.members.items()) if member.worker is None
         ),
+        replaced=tuple(
+            rank for rank, member in sorted(world.members.items()) if member.role == "replaced"
+        ),
         onto=tuple(sorted({world.members[rank].agent for rank in ranks})),
         why_moved=_why_moved(state, result),
         resized=_resized(before, world.shape, mesh_preference.why_chosen(state, world.shape)),
         grown=before.world_size < world.shape.world_size,
+        anew=_why_anew(state),
+        is_program=state.config.runs_program,
     )
+
+
+def _why_anew(state: CoreState) -> str:
+    """Why nothing is known of the processes before; "" if the last world is known, or there was
+    none."""
+    if state.worlds.last is not None or state.incidents.current is None:
+        return ""
+    return "a supervisor that does not know the last attempt has given all ranks their places anew"
 
 
 def _resized(before: WorldShape, after: WorldShape, why: str) -> str:

@@ -6,7 +6,7 @@ repeated report changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from holdfast_service.job_model.attempt_parts import JoinTimes
@@ -24,7 +24,7 @@ from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.upkeep import remote_tier, resizing
 from holdfast_service.recovery.upkeep.partners import emit_protection
 from holdfast_service.recovery.world import outcome
-from holdfast_workers.protocol.messages import Tier
+from holdfast_workers.protocol.messages import StepRow, Tier
 from holdfast_workers.protocol.signals import ProgramAttached
 
 
@@ -40,6 +40,7 @@ def record_attached(state: CoreState, attached: ProgramAttached) -> None:
     """Record that a rank's program works with Holdfast. The first rank speaks for all; a higher
     level than before is reported too."""
     world = state.worlds.present
+    state.progress.record_program_level(attached.level)
     if world is None or not world.record_program_level(attached.level):
         return
     state.emit(
@@ -55,6 +56,7 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
     state.progress.record_step(attempt, step)
     world = state.worlds.present
     if world is None or attempt != world.attempt or step < 1:
+        _record_late_step(state, attempt, step)
         return
     if state.config.runs_program and world.first_step is None:
         _record_own_restore(state, world, step, before)
@@ -64,18 +66,38 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
     advance(state, now)
 
 
-def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before: int) -> None:
-    """The first step that a program reports tells from which step it has gone on. `before`: the
-    newest step that was known of the attempts before it."""
-    state.progress.continue_from(world.attempt, step)
-    if step - 1 == world.restored_step:
+def record_rows(state: CoreState, rows: Sequence[StepRow]) -> None:
+    """Record which steps a program reports: each, or only some."""
+    if state.config.runs_program:
+        state.progress.record_reported_steps([(row.attempt, row.step) for row in rows])
+
+
+def _record_late_step(state: CoreState, attempt: int, step: int) -> None:
+    """A step of a program's last attempt may become known only after its end."""
+    world, last = state.worlds.present, state.worlds.last
+    if not state.config.runs_program or last is None or attempt != last.attempt:
         return
-    lost = max(0, before - step + 1)
-    state.emit(
-        ProgramResumedEvent(
-            attempt=world.attempt, restored_step=step - 1, first_step=step, steps_lost=lost
+    if world is None or world.first_step is None:
+        state.progress.record_late_step(step)
+
+
+def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before: int) -> None:
+    """The first step that a program reports tells from which step it has gone on, if it reports
+    each step. `before`: the newest step that was known of the attempts before it."""
+    is_compared = state.progress.reports_steps and not state.progress.skips_steps
+    lost = max(0, before - step + 1) if is_compared else None
+    state.progress.record_first_report(world.attempt, step)
+    if world.is_adopted and world.is_running:
+        return  # this one is only the first since the supervisor has been restarted
+    if not state.progress.skips_steps and not world.is_adopted:
+        state.incidents.amend(restored_step=step - 1, steps_lost=lost)
+        state.emit_incident()
+    if is_compared or step - 1 != world.restored_step:
+        state.emit(
+            ProgramResumedEvent(
+                attempt=world.attempt, restored_step=step - 1, first_step=step, steps_lost=lost
+            )
         )
-    )
 
 
 def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:
@@ -109,7 +131,10 @@ def record_left(
 def advance(state: CoreState, now: float) -> None:
     """Continue as far as the ranks have come: RUNNING when all have joined and one has stepped,
     FINISHING when one is done, and the end of the job when all are done and the last checkpoint is
-    durable."""
+    durable.
+
+    A program's first step has no limit of its own: its agents watch for silence from the stage
+    RUNNING on. If it is known to report steps, its attempt still starts until then."""
     world = state.worlds.present
     if world is None:
         return
@@ -117,11 +142,13 @@ def advance(state: CoreState, now: float) -> None:
     if state.timer.stage is Stage.FORMING and all(m.joined or m.has_stopped for m in members):
         if world.joined_at is None:
             _record_all_joined(state, world, now)
-        if (
-            world.first_step is not None
-            or state.config.runs_program  # whether it will ever report a step is not known
-            or all(member.done for member in members)
-        ):
+        if state.config.runs_program:
+            state.enter(Stage.RUNNING, now, None)
+    if state.timer.stage in (Stage.FORMING, Stage.RUNNING) and not world.is_running:
+        awaits_step = not state.config.runs_program or state.progress.reports_steps
+        is_over = all(member.done for member in members)
+        has_begun = world.first_step is not None or not awaits_step or is_over
+        if world.joined_at is not None and has_begun:
             _start_running(state, world, now)
     ends = all if state.config.runs_program else any  # a program's last rank may save for long
     if state.timer.stage is Stage.RUNNING and ends(member.done for member in members):
@@ -169,7 +196,8 @@ def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> Non
 
 
 def _start_running(state: CoreState, world: AttemptWorld, now: float) -> None:
-    """The attempt commits steps: close the incident."""
+    """The attempt commits steps, or runs a program that reports none: close the incident."""
+    world.record_running()
     first = world.first_step if world.first_step is not None else world.restored_step
     is_known = world.first_step is not None or not state.config.runs_program
     members = sorted(world.members.items())
@@ -185,8 +213,17 @@ def _start_running(state: CoreState, world: AttemptWorld, now: float) -> None:
     state.fencing.pardon_all()
     if is_known:
         state.progress.continue_from(world.attempt, max(first, world.restored_step))
-    ran = f"runs from step {world.restored_step}" if is_known else "runs the program"
-    if state.close_incident(now, f"attempt {world.attempt} {ran}"):
-        state.intervals.count_restore(member.restore.tier for member in world.members.values())
+    closed = state.close_incident(now, _resolution(state, world))
+    if closed is not None and closed.tiers:
+        state.intervals.count_restore(closed.tiers.values())
     state.set_phase(Phase.RUNNING)
     state.enter(Stage.RUNNING, now, None)
+
+
+def _resolution(state: CoreState, world: AttemptWorld) -> str:
+    """What ended the incident."""
+    if not state.config.runs_program:
+        return f"attempt {world.attempt} runs from step {world.restored_step}"
+    if world.first_step is None:
+        return f"the program of attempt {world.attempt} runs on all ranks"
+    return f"the first step of attempt {world.attempt} is step {world.first_step}"

@@ -31,7 +31,7 @@ def end_job(
     at_step = state.progress.committed if step is None else step
     if state.worlds.present is not None and state.timer.stage in WITH_WORLD:
         end_attempt(state, message)
-    state.close_incident(now, f"the job ended: {code}")
+    state.close_incident(now, f"the job ended: {code}", code)
     remote_tier.close_outage(state, now, f"the job ended: {code}")
     state.set_phase(Phase.ENDED)
     state.emit(
@@ -127,11 +127,12 @@ def end_attempt(state: CoreState, reason: str) -> None:
     """End the present world; its attempt number is never used again."""
     world = state.worlds.present
     if world is not None:
+        has_stepped = world.first_step is not None or world.is_adopted
         state.emit(
             AttemptEndedEvent(
                 attempt=world.attempt,
                 reason=reason,
-                last_step=state.progress.committed,
+                last_step=state.progress.committed if has_stepped else None,
                 gone=tuple(sorted(world.incarnations() & state.fencing.lapsed)),
                 tokens_per_s=state.speeds.of_attempt(world.attempt),
             )

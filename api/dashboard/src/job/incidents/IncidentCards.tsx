@@ -171,12 +171,12 @@ function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
           {incident.suspects.length > 0 && (
             <Suspects suspects={incident.suspects} ids={ids} onRank={onRank} />
           )}
-          <Texts name="Restored state" ids={ids} texts={sentences(incident, "restore")} />
-          <Texts name="Resolution" ids={ids} texts={sentences(incident, "end")} />
+          <Texts name="Where it went on" ids={ids} texts={sentences(incident, "restore")} />
+          <Texts name="End" ids={ids} texts={sentences(incident, "end")} />
         </div>
         <div>
           {(sentences(incident, "decision").length > 0 || incident.refused.length > 0 || incident.budget) && <Part name="Decision">
-            {sentences(incident, "decision").map((text) => (
+            {[...sentences(incident, "earlier"), ...sentences(incident, "decision")].map((text) => (
               <p key={text} className="decision">
                 <ShortIds ids={ids} text={text} />
               </p>

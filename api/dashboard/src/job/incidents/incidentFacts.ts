@@ -58,11 +58,17 @@ export function total(incident: IncidentView): number | null {
   return incident.closed_at - (incident.signalled_at ?? incident.opened_at);
 }
 
+/** What ended the incident. A program that reports no steps is only seen to run again. */
+function endOf(incident: IncidentView): string {
+  if (incident.end_code) return "the job ended";
+  return incident.level < 3 && incident.restored_step === null ? "the program ran again" : "the next new step";
+}
+
 /** The costs, each as a value and its label; no entry for a cost that is zero or unknown. */
 export function costs(incident: IncidentView): { label: string; value: string }[] {
   const found: { label: string; value: string }[] = [];
   const took = total(incident);
-  if (took !== null) found.push({ label: "until the next new step", value: fineDuration(took) });
+  if (took !== null) found.push({ label: `until ${endOf(incident)}`, value: fineDuration(took) });
   if (incident.steps_lost != null) {
     const steps = incident.steps_lost;
     found.push({ label: steps === 1 ? "step to repeat" : "steps to repeat", value: whole(steps) });
@@ -76,7 +82,7 @@ export function costs(incident: IncidentView): { label: string; value: string }[
     );
   }
   if (incident.restored_step !== null) {
-    found.push({ label: "restored step", value: whole(incident.restored_step) });
+    found.push({ label: "step it went on from", value: whole(Math.max(0, incident.restored_step)) });
   }
   return found;
 }

@@ -1,0 +1,54 @@
+"""What the present attempt still waits for before it has started. Pure: reads the state only.
+
+It travels with each report and is stored in the job's row: ranks that join one after the other are
+no events.
+"""
+
+from __future__ import annotations
+
+from holdfast_service.job_model.supervisor_protocol import StartWait
+from holdfast_service.placement.rank_assignment import format_ranks
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld
+
+
+def start_wait(state: CoreState) -> StartWait | None:
+    """The present wait of a start; None: the attempt has started, or a `WaitingEvent` has stated
+    for which resource it waits."""
+    timer, world = state.timer, state.worlds.present
+    match timer.stage:
+        case Stage.ASSEMBLING:
+            return StartWait(_nodes(state), timer.since, timer.deadline)
+        case Stage.FENCING:
+            agents = ", ".join(sorted(state.fencing.awaiting)) or "all nodes"
+            return StartWait(f"answer of {agents} to the new attempt", timer.since, timer.deadline)
+        case Stage.FORMING if world is not None:
+            return StartWait(_ranks(world), world.joined_at or timer.since, timer.deadline)
+        case Stage.RUNNING if world is not None and not world.is_running:
+            return StartWait(_first_step(state), world.joined_at or timer.since, None)
+    return None
+
+
+def _nodes(state: CoreState) -> str:
+    """`2 of 3 nodes to be ready: n1 installs or loads its packages`."""
+    wanted = state.config.best_shape.nodes + state.config.spec.resources.standby_nodes
+    records = state.roster.live()
+    ready = sum(record.report.ready for record in records)
+    late = [record.agent for record in records if not record.report.ready]
+    which = f"; {', '.join(late)} still start their processes" if late else ""
+    return f"{wanted - min(ready, wanted)} of {wanted} nodes to be ready{which}"
+
+
+def _ranks(world: AttemptWorld) -> str:
+    absent = [m.rank for m in world.members.values() if not (m.joined or m.has_stopped)]
+    return f"{format_ranks(absent)} to join" if absent else "the first step"
+
+
+def _first_step(state: CoreState) -> str:
+    """A program's agents watch it for silence; nothing else limits the time to its first step."""
+    silence_s = state.config.spec.program.silence_s
+    return (
+        "the first step of its program; a rank that prints and computes nothing for "
+        f"{silence_s:g} s is inspected"
+    )

@@ -1,0 +1,211 @@
+"""The start of a program's attempt: it lasts until its first step, and its incident has what that
+step tells. Nothing is said that the program did not tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.simulation.core_config import core_config
+from tests.support.simulation.core_states import NOW, running_state
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, LostAttempt, Phase
+from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.policy.causes import Cause, Fault
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.effects import Emit
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.faults import judgement
+from holdfast_service.recovery.world import attempt_progress
+from holdfast_service.recovery.world.start_wait import start_wait
+
+PROGRAM: dict[str, Any] = {"command": ("train",)}
+
+
+def crashed_program() -> SimulatedCluster:
+    """A program that reports its steps, after a crash: all ranks of attempt 2 have just joined."""
+    job = running(cluster(**PROGRAM, steps=300), 20)
+    job.kill_rank(1)
+    job.run_until(lambda: job.core.attempt == 2)
+    job.run_until(lambda: getattr(job.core.state.worlds.present, "joined_at", None) is not None)
+    return job
+
+
+def starting(**changes: Any) -> CoreState:
+    """A world of a program of which no rank has joined yet, after a crash of the one before."""
+    state = running_state(**PROGRAM, **changes)
+    world = state.worlds.present
+    assert world is not None
+    for member in world.members.values():
+        member.joined = False
+    state.progress.record_first_report(world.attempt, 20)
+    state.incidents.open(Fault(Cause.WORKER_CRASH, 0, NOW, "rank 1 ended", rank=1), NOW, 0)
+    state.set_phase(Phase.RECOVERING)
+    state.enter(Stage.FORMING, NOW, 120.0)
+    return state
+
+
+def join(state: CoreState) -> None:
+    world = state.worlds.present
+    assert world is not None
+    for member in world.members.values():
+        attempt_progress.record_joined(state, member, {}, NOW + 1)
+
+
+def events(state: CoreState) -> list[tuple[str, Any]]:
+    found = (effect.event for effect in state.take_effects() if isinstance(effect, Emit))
+    return [(event.kind.value, event) for event in found]
+
+
+def test_a_program_that_reports_steps_starts_until_its_first_one() -> None:
+    job = crashed_program()
+    assert job.core.phase is Phase.RECOVERING and not closed(job)
+    assert [event["attempt"] for event in job.emitted(EventKind.ATTEMPT_RUNNING)] == [1]
+    wait = start_wait(job.core.state)
+    assert wait is not None and wait.what.startswith("the first step of its program")
+    assert "300 s is inspected" in wait.what and wait.until is None
+    job.run_until(lambda: job.core.phase is Phase.RUNNING)
+    assert start_wait(job.core.state) is None
+    running = job.emitted(EventKind.ATTEMPT_RUNNING)[-1]
+    assert running["attempt"] == 2 and running["first_step"] is not None
+
+
+def test_the_incident_closes_with_the_step_that_the_program_went_on_from() -> None:
+    job = crashed_program()
+    job.run_until(lambda: bool(closed(job)))
+    [incident], first = closed(job), job.emitted(EventKind.ATTEMPT_RUNNING)[-1]["first_step"]
+    assert incident["restored_step"] == first - 1
+    assert incident["steps_lost"] == 20 - first + 1
+    job.run_until(lambda: job.core.committed >= 40)
+    updates = [e for e in job.emitted(EventKind.INCIDENT_UPDATED) if e["closed_at"] is not None]
+    assert updates == []
+
+
+def test_the_ranks_that_have_not_joined_are_named_with_the_limit() -> None:
+    state = starting()
+    world = state.worlds.present
+    assert world is not None
+    for rank in (0, 2, 3):
+        attempt_progress.record_joined(state, world.members[rank], {}, NOW + 1)
+    wait = start_wait(state)
+    assert wait is not None and wait.what == "rank 1 to join"
+    assert (wait.since, wait.until) == (NOW, NOW + 120.0)
+
+
+def test_a_program_that_has_never_reported_a_step_runs_once_all_ranks_have_joined() -> None:
+    state = starting()
+    state.progress.reports_steps = False
+    join(state)
+    assert state.timer.phase is Phase.RUNNING and start_wait(state) is None
+    [record] = [event.record for kind, event in events(state) if kind == EventKind.INCIDENT_CLOSED]
+    assert (record.restored_step, record.steps_lost, record.tiers) == (None, None, {})
+    assert record.resolution == "the program of attempt 1 runs on all ranks"
+
+
+@pytest.mark.parametrize("first_step", [21, 15, 1])
+def test_the_first_step_tells_the_steps_lost(first_step: int) -> None:
+    state = starting()
+    join(state)
+    attempt_progress.record_committed_step(state, 1, first_step, NOW + 2)
+    [record] = [event.record for kind, event in events(state) if kind == EventKind.INCIDENT_CLOSED]
+    assert (record.restored_step, record.steps_lost) == (first_step - 1, 21 - first_step)
+    assert record.tiers == {}, "the program has loaded it by itself"
+
+
+def test_a_program_that_reports_every_tenth_step_does_not_tell_where_it_went_on() -> None:
+    state = starting()
+    state.progress.record_reported_steps([(1, 10), (1, 20)])
+    join(state)
+    attempt_progress.record_committed_step(state, 1, 30, NOW + 2)
+    [record] = [event.record for kind, event in events(state) if kind == EventKind.INCIDENT_CLOSED]
+    assert (record.restored_step, record.steps_lost) == (None, None)
+
+
+def test_steps_that_become_known_after_the_end_of_an_attempt_count_as_lost() -> None:
+    job = running(cluster(**PROGRAM, steps=300), 20)
+    job.kill_rank(1)
+    job.run_until(lambda: job.core.stage is Stage.FORMING and job.core.attempt == 2)
+    late = job.core.committed + 5
+    job.feed(inputs.StepCommitted(1, late))
+    job.run_until(lambda: bool(closed(job)))
+    [incident] = closed(job)
+    assert incident["restored_step"] + incident["steps_lost"] == late
+
+
+def test_the_end_of_an_attempt_without_a_step_names_no_step_of_the_one_before() -> None:
+    job = crashed_program()
+    job.kill_rank(2)
+    job.run_until(lambda: job.core.attempt == 3)
+    ends = {e["attempt"]: e["last_step"] for e in job.emitted(EventKind.ATTEMPT_ENDED)}
+    assert ends[1] == 20 and ends[2] is None
+
+
+def test_a_further_fault_keeps_what_was_known_of_the_first_one() -> None:
+    job = crashed_program()
+    world = job.core.state.worlds.present
+    assert world is not None
+    hang = Fault(Cause.HANG, 2, job.now, "rank 2 is silent", rank=2, certain=False)
+    judgement.report_fault(job.core.state, hang, job.now)
+    job.run_until(lambda: bool(closed(job)))
+    [incident] = closed(job)
+    assert incident["cause"] == "worker_crash" and "hang" in incident["causes"]
+    assert "ended by SIGKILL" in incident["evidence"][0]
+    [earlier] = incident["earlier"]
+    assert (earlier["attempt"], earlier["next_attempt"]) == (1, 2)
+    assert (earlier["cause"], earlier["decision"]) == ("worker_crash", "replace the worker")
+
+
+def test_a_restarted_supervisor_takes_no_later_step_for_the_first_one() -> None:
+    job = running(cluster(**PROGRAM, steps=300), 20)
+    job.restart_supervisor()
+    job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= 25)
+    assert job.emitted(EventKind.PROGRAM_RESUMED) == []
+    assert [event["attempt"] for event in job.emitted(EventKind.ATTEMPT_RUNNING)] == [1]
+
+
+def test_a_restarted_supervisor_waits_for_the_first_step_too() -> None:
+    job = crashed_program()
+    core = RecoveryCore(job.config, job.now, Facts.from_events(job.events))
+    assert core.state.progress.reports_steps
+
+
+def lost_job(lost: LostAttempt | None) -> SimulatedCluster:
+    shape = WorldShape.of({"dp_shard": 2, "tp": 2}, 2)
+    config = core_config(
+        (shape,),
+        steps=30,
+        standby_nodes=0,
+        last_attempt=3,
+        last_incident=4,
+        lost=lost,
+        command=("train",),
+    )
+    job = SimulatedCluster(config)
+    job.core = RecoveryCore(config, job.now, Facts(attempt=3))
+    return job
+
+
+def test_a_job_that_lost_everything_on_the_cluster_has_an_incident_with_a_new_number() -> None:
+    job = lost_job(LostAttempt(3, world_size=4, step=20))
+    job.run_until(lambda: bool(closed(job)))
+    [opened] = job.emitted(EventKind.INCIDENT_OPENED)
+    assert opened["incident"] == 5, "number 4 and those before it are in the store"
+    assert (opened["attempt"], opened["lost"][0]["ranks"]) == (3, [0, 1, 2, 3])
+    assert "all agents of attempt 3 are gone" in opened["evidence"][0]
+    [incident] = closed(job)
+    assert len(incident["failures"]) == 1, "its time is accounted for"
+    assert "alive" not in incident["reason"] and "keep" not in incident["reason"]
+
+
+def test_a_job_that_comes_back_from_a_pause_has_none() -> None:
+    job = lost_job(None)
+    job.run_until(lambda: job.core.phase is Phase.RUNNING)
+    assert job.emitted(EventKind.INCIDENT_OPENED) == []
+    job.kill_rank(1)
+    job.run_until(lambda: bool(closed(job)))
+    assert closed(job)[0]["incident"] == 5
