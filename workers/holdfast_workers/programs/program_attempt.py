@@ -23,7 +23,7 @@ from holdfast_workers.ipc.output_lines import OutputLine
 from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.program_metrics.step_sources import StepSources
-from holdfast_workers.programs import error_file
+from holdfast_workers.programs import error_file, full_disk
 from holdfast_workers.programs.last_threads import remaining_threads
 from holdfast_workers.programs.launcher_links import StoreEnded
 from holdfast_workers.programs.output_relay import OutputRelay
@@ -224,11 +224,12 @@ class ProgramAttempt:
         self.report_failure(error, ErrorKind.COMMUNICATION)
 
     def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
+        places = full_disk.places_of(self._line.arguments)
         report = ErrorReport(
             kind=error_file.kind_of(recorded),
             type=recorded.type or str(end).replace(" ", "_"),
-            message=control_channel.shorten_middle(recorded.message),
-            traceback=control_channel.shorten_middle(recorded.traceback),
+            message=control_channel.shorten_middle(recorded.message) + full_disk.describe(places),
+            traceback=error_file.shorten(recorded.traceback),
             step=self._place,
         )
         self._signal(WorkerFailed(report))
