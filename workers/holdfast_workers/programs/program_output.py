@@ -97,4 +97,4 @@ class Silence:
 
     def show(self, now: float) -> None:
         """The program starts, goes on, or has taken a step."""
-        self.looked_at = self.shown_at = self.alive_at = now
+        self.shown_at = self.alive_at = now
