@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from holdfast_workers.ipc.control_channel import MAX_TEXT
 from holdfast_workers.program_memory.found_payloads import PayloadDamaged
 from holdfast_workers.program_memory.payload_exchange import StateMissing
 from holdfast_workers.program_memory.rank_payloads import PeerFailed
@@ -195,6 +196,79 @@ def test_a_download_that_fails_is_an_error_of_the_program(error: Exception, tmp_
     in_torch = '  File "torch/distributed/distributed_c10d.py", line 1, in timeout\n'
     line = f"{type(error).__name__}: {error}"
     output = f"Traceback (most recent call last):\n{in_torch}{line}\n"
+    for each in (recorded, error_file.of_output("exit code 1", output)):
+        assert error_file.kind_of(each) is ErrorKind.USER
+
+
+class Unshowable(Exception):
+    """It fails to say why."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def fail(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as raised_error:
+        return raised_error
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["x" * 3_000_000, "one line of many\n" * 200_000],
+    ids=["one line", "many lines"],
+)
+def test_a_message_of_megabytes_keeps_the_type_and_the_innermost_frame(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = fail(ValueError(message))
+    ours, torchs = tmp_path / "ours.json", tmp_path / "torchs.json"
+    error_file.write(ours, error)
+    assert ours.stat().st_size < 1 << 17
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(torchs))
+    try:
+        raise error
+    except ValueError:
+        ErrorHandler().record_exception(error)
+    for path in (ours, torchs):
+        found = error_file.read(path)
+        assert found is not None
+        assert (found.type, found.message[:3]) == ("ValueError", message[:3])
+        shown = error_file.shorten(found.traceback)
+        assert "in fail\n    raise error\n" in shown and "\nValueError: " in shown
+        assert len(shown) <= 2 * MAX_TEXT
+
+
+def test_an_exception_that_cannot_be_shown_keeps_its_type_and_place(tmp_path: Path) -> None:
+    for error in (fail(Unshowable()), fail(KeyError(Unshowable()))):
+        path = tmp_path / type(error).__name__
+        error_file.write(path, error)
+        found = error_file.read(path)
+        assert found is not None
+        assert found.type == type(error).__name__
+        assert "cannot be shown: RuntimeError" in found.message
+        assert "in fail\n    raise error\n" in found.traceback
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("the NCCL tests' server closed the connection"),
+        RuntimeError("gloo: connection closed by peer, says the service of features"),
+    ],
+)
+def test_what_a_program_raises_itself_blames_no_peer_whatever_it_says(
+    error: Exception, tmp_path: Path
+) -> None:
+    path = tmp_path / "error.json"
+    error_file.write(path, fail(error))
+    recorded = error_file.read(path)
+    assert recorded is not None
+    line = f"{type(error).__name__}: {error}"
+    output = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise x\n{line}'
     for each in (recorded, error_file.of_output("exit code 1", output)):
         assert error_file.kind_of(each) is ErrorKind.USER
 

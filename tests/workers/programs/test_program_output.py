@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from holdfast_workers.programs import error_file
 from holdfast_workers.programs.program_output import KEPT_LINES, OutputTail, Silence
 
 
@@ -35,3 +38,13 @@ def test_printing_or_computing_is_a_sign_of_life() -> None:
     assert silence.has_sign_of_life(10, 0.5, 3.0)
     assert silence.shown_at == 1.0
     assert not silence.has_sign_of_life(10, 0.52, 4.0)
+
+
+@pytest.mark.parametrize("size", [600, 9_000, 3_000_000])
+def test_a_long_line_does_not_push_out_the_traceback_that_it_ends(size: int) -> None:
+    tail = OutputTail()
+    text = f'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: {"x" * size}\n'
+    for at in range(0, len(text), 1 << 16):
+        tail.feed(text[at : at + (1 << 16)].encode())
+    found = error_file.of_output("exit code 1", tail.text())
+    assert (found.type, found.message[:3]) == ("ValueError", "xxx")

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast_workers.ipc.control_channel import MAX_TEXT, shorten_middle
 from holdfast_workers.protocol.messages import ErrorKind
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 64 << 20
+MOST_CHARACTERS = 500
+"""Characters of a line that are kept, from both of its ends."""
 _RANK_MARK = re.compile(r"^\[rank\d+\]: ")
 """torch puts it before the lines of a traceback once there is a process group."""
 _TRACEBACK = "Traceback (most recent call last)"
@@ -42,12 +45,14 @@ _MEMORY_ERRORS = {
 
 _DIST_ERROR = re.compile(r"Dist(Backend|Network|Store)?Error")
 _RAISED_DIST_ERROR = re.compile(rf"^([\w.]+\.)?{_DIST_ERROR.pattern}\b", re.MULTILINE)
+_OF_TRANSPORT = "RuntimeError: "
+"""An error of a transport: C++ raises it, so that no `raise` statement of a program is shown."""
+_FRAME, _IN_TORCH = "  File ", "/torch/"
+_RAISE = re.compile(r"^\s+raise\b")
 _BETWEEN_RANKS = re.compile(r"gloo|NCCL|TCPStore|c10d", re.IGNORECASE)
 _CONNECTION_FAULT = re.compile(
     r"connection|socket|broken pipe|time(d )?out|peer|remote process|network", re.IGNORECASE
 )
-_END_CHARACTERS = 4000
-"""Characters at the end of a text in which an error of a peer is looked for."""
 
 
 def kind_of(error: RecordedError) -> ErrorKind:
@@ -58,13 +63,21 @@ def kind_of(error: RecordedError) -> ErrorKind:
 
 def blames_a_peer(error: RecordedError) -> bool:
     """Whether the cause lies with another rank or the rendezvous store: an exception of
-    `torch.distributed`, or a line of one of its transports about a connection. A connection of the
-    program's own, such as that of a download, is its own affair."""
-    text = f"{error.traceback}\n{error.message}"[-_END_CHARACTERS:]
+    `torch.distributed`, or one that C++ raised in one of its transports, about a connection. What
+    the program raises itself is its own affair, whatever its text says."""
+    text = shorten(error.traceback) or f"{error.type}: {error.message}"
     if _DIST_ERROR.fullmatch(error.type) or _RAISED_DIST_ERROR.search(text):
         return True
-    told = [line for line in text.splitlines() if not line.startswith(" ")]  # no lines of code
-    return any(_BETWEEN_RANKS.search(line) and _CONNECTION_FAULT.search(line) for line in told)
+    is_raised = in_torch = False
+    tells: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(_FRAME):
+            is_raised, in_torch = False, _IN_TORCH in line
+        elif line.startswith(" "):  # a line of code
+            is_raised = is_raised or (_RAISE.match(line) is not None and not in_torch)
+        elif (not error.type or line.startswith(_OF_TRANSPORT)) and not is_raised:
+            tells.append(line)
+    return any(_BETWEEN_RANKS.search(line) and _CONNECTION_FAULT.search(line) for line in tells)
 
 
 def write(path: Path, error: BaseException) -> None:
@@ -72,13 +85,42 @@ def write(path: Path, error: BaseException) -> None:
     if path.exists():
         return
     recorded = {
-        "message": f"{type(error).__name__}: {error}",
+        "message": f"{type(error).__name__}: {shorten_middle(_text_of(error))}",
         "extraInfo": {
-            "py_callstack": "".join(traceback.format_exception(error)),
+            "py_callstack": shorten("".join(traceback.format_exception(error))),
             "timestamp": str(int(time.time())),
         },
     }
     path.write_text(json.dumps({"message": recorded}))
+
+
+def _text_of(error: BaseException) -> str:
+    """Its message; a class of the program may fail to give one."""
+    try:
+        return str(error)
+    except Exception as why:
+        return f"<its message cannot be shown: {type(why).__name__}>"
+
+
+def shorten(text: str) -> str:
+    """A traceback that fits into a message: long lines without their middle; if it is still too
+    long, without the middle of what follows the type of its last exception."""
+    lines = [short_line(line) for line in text.splitlines()]
+    begins = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    whole = "\n".join(lines)
+    if len(whole) <= MAX_TEXT or not begins:
+        return shorten_middle(whole)
+    frames = range(begins[-1] + 1, len(lines))
+    raised = next((at for at in frames if not lines[at].startswith(" ")), len(lines) - 1)
+    known = shorten_middle("\n".join(lines[begins[-1] : raised + 1]))
+    left = MAX_TEXT - len(known)
+    return f"{known}\n…\n{whole[-left:]}" if left > 0 else known
+
+
+def short_line(line: str) -> str:
+    """A line without its middle, if it is long."""
+    half = MOST_CHARACTERS // 2
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"
 
 
 def of_output(ending: str, output: str) -> RecordedError:

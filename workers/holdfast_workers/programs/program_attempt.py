@@ -23,8 +23,8 @@ from holdfast_workers.ipc.output_lines import OutputLine
 from holdfast_workers.ipc.visible_devices import VisibleDevices
 from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.program_metrics.step_sources import StepSources
-from holdfast_workers.programs import error_file
-from holdfast_workers.programs.last_threads import remaining_threads
+from holdfast_workers.programs import error_file, full_disk
+from holdfast_workers.programs.last_threads import LastThreads
 from holdfast_workers.programs.launcher_links import StoreEnded
 from holdfast_workers.programs.output_relay import OutputRelay
 from holdfast_workers.programs.program_output import OutputTail, ShownSteps, Silence
@@ -79,11 +79,6 @@ from holdfast_workers.training import rank_log
 if TYPE_CHECKING:
     from holdfast_workers.progress.beacon import Beacon
 
-LOOK_EARLY = 0.8
-"""Share of the limit of its silence after which the threads of a program are looked at."""
-LOOK_S = 2.0
-"""How long that may take: the launcher does nothing else meanwhile."""
-
 
 class ProgramAttempt:
     """`send` sends a message to the agent."""
@@ -120,8 +115,7 @@ class ProgramAttempt:
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
-        self._remaining: str | None = None
-        """The threads that remain after the end of the main program; None: not looked at yet."""
+        self._threads = LastThreads()
         self._ends_threads = False
         self._sources = StepSources(spec.program, time.time(), only_lines=order.rank != 0)
         self._shown = ShownSteps()
@@ -156,6 +150,7 @@ class ProgramAttempt:
             self._line, self._variables(), private, self._in_fork, self._record_error
         )
         self.process = process
+        self._silence.looked_at = time.monotonic()
         self._silence.show(time.monotonic())
         self._enter_program()
         self._send(ProgramStarted(self.number, process.pid))
@@ -192,6 +187,7 @@ class ProgramAttempt:
         self.take_output(b"\n")  # the last line may have no end
         self._read_files(final=True)
         process.close()
+        self._threads.forget()
         self.process, self.has_ended = None, True
         return end
 
@@ -227,11 +223,12 @@ class ProgramAttempt:
         self.report_failure(error, ErrorKind.COMMUNICATION)
 
     def _report(self, recorded: error_file.RecordedError, end: ProcessEnd) -> None:
+        places = full_disk.places_of(self._line.arguments)
         report = ErrorReport(
             kind=error_file.kind_of(recorded),
             type=recorded.type or str(end).replace(" ", "_"),
-            message=control_channel.shorten_middle(recorded.message),
-            traceback=control_channel.shorten_middle(recorded.traceback),
+            message=control_channel.shorten_middle(recorded.message) + full_disk.describe(places),
+            traceback=error_file.shorten(recorded.traceback),
             step=self._place,
         )
         self._signal(WorkerFailed(report))
@@ -272,7 +269,7 @@ class ProgramAttempt:
         self._read_files()
         now = time.monotonic()
         if self._silence.has_sign_of_life(self._output.bytes, process.processor_s(), now):
-            self._remaining = None
+            self._threads.forget()
             if not self._program_shows_phases:
                 self._enter_program()
         self._ends_threads = self._only_threads_remain(process, now - self._silence.alive_at)
@@ -282,17 +279,13 @@ class ProgramAttempt:
         """Looked at before the rank would count as one that hangs."""
         limit_s = self._spec.program.silence_s
         shown_s = self._spec.program.step_limit_s if self._program_shows_phases else limit_s
-        if silent_s < LOOK_EARLY * min(limit_s, shown_s):
+        if self._threads.look(process.pid, silent_s, min(limit_s, shown_s)):
+            self._program_shows_phases = False
+            self._beacon.take_over()
+            self._beacon.enter("threads", self._step, bound_s=math.inf)
+        if not self._threads.found or silent_s < limit_s:
             return False
-        if self._remaining is None:
-            self._remaining = remaining_threads(process.pid, LOOK_S)
-            if self._remaining:
-                self._program_shows_phases = False
-                self._beacon.take_over()
-                self._beacon.enter("threads", self._step, bound_s=math.inf)
-        if not self._remaining or silent_s < limit_s:
-            return False
-        rank_log.log_remaining_threads(self.number, self._remaining, limit_s)
+        rank_log.log_remaining_threads(self.number, self._threads.found, limit_s)
         return True
 
     def _enter_program(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from holdfast_workers.ipc.output_lines import LineSplitter, OutputLine
+from holdfast_workers.ipc.output_lines import LINE_BYTES, LineSplitter, OutputLine
+from holdfast_workers.programs import error_file
 from holdfast_workers.protocol.messages import UNKNOWN_STEP
 
 KEPT_LINES = 40
@@ -22,6 +23,8 @@ class OutputTail:
         """Length of all output so far."""
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._after_state = False
+        self._parts = 0
+        """Number of parts so far of a long line: the first and the last are kept."""
         self._splitter = LineSplitter()
 
     def feed(self, piece: bytes) -> list[OutputLine]:
@@ -29,17 +32,23 @@ class OutputTail:
         self.bytes += len(piece)
         lines = self._splitter.feed(piece)
         for line in lines:
-            if line.is_state and self._after_state:
+            if (line.is_state and self._after_state) or (self._parts > 1 and not line.is_state):
                 self._lines[-1] = line.text
             else:
                 self._lines.append(line.text)
             self._after_state = line.is_state
+            self._parts = self._parts + 1 if _is_part(line.text) else 0
         return lines
 
     def text(self) -> str:
         """The last lines, one that is not complete included."""
-        lines = [*self._lines, self._splitter.open]
+        lines = [error_file.short_line(line) for line in (*self._lines, self._splitter.open)]
         return "\n".join(line for line in lines if line.strip())[-KEPT_CHARACTERS:]
+
+
+def _is_part(text: str) -> bool:
+    """Whether the line goes on: `LineSplitter` has divided it."""
+    return len(text) >= LINE_BYTES // 4 and len(text.encode(errors="replace")) >= LINE_BYTES - 3
 
 
 @dataclass
@@ -88,4 +97,4 @@ class Silence:
 
     def show(self, now: float) -> None:
         """The program starts, goes on, or has taken a step."""
-        self.looked_at = self.shown_at = self.alive_at = now
+        self.shown_at = self.alive_at = now

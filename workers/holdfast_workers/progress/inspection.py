@@ -65,10 +65,9 @@ def _stack(pid: int, timeout_s: float) -> tuple[tuple[str, ...], str]:
 
 def stacks_of(pid: int, timeout_s: float) -> tuple[tuple[ThreadStack, ...], str]:
     """The stacks of all threads of a Python process; or none, and the problem."""
-    program = _py_spy()
-    if program is None:
+    command = dump_command(pid)
+    if command is None:
         return (), "py-spy is not installed beside this Python"
-    command = [program, "dump", "--pid", str(pid), "--json", "--nonblocking"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
@@ -78,8 +77,19 @@ def stacks_of(pid: int, timeout_s: float) -> tuple[tuple[ThreadStack, ...], str]
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return (), f"py-spy: {' '.join(line.strip() for line in lines[:4])}"
+    return read_dump(done.stdout)
+
+
+def dump_command(pid: int) -> list[str] | None:
+    """The command that prints the stacks of a process; None if there is none."""
+    program = _py_spy()
+    return [program, "dump", "--pid", str(pid), "--json", "--nonblocking"] if program else None
+
+
+def read_dump(dump: bytes) -> tuple[tuple[ThreadStack, ...], str]:
+    """The stacks in what that command has printed; or none, and the problem."""
     try:
-        return tuple(_thread(thread) for thread in json.loads(done.stdout)), ""
+        return tuple(_thread(thread) for thread in json.loads(dump)), ""
     except (ValueError, KeyError, TypeError) as error:
         return (), f"the output of py-spy cannot be read: {error!r}"
 

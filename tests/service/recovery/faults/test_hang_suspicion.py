@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.simulation.simulated_agent import SimAgent, SimWorker
 from tests.support.simulation.simulated_cluster import SimulatedCluster
-from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, present, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import effects as fx
@@ -16,7 +16,7 @@ from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol import commands
-from holdfast_workers.protocol.messages import JOINING_PHASE, Beat, Inspection
+from holdfast_workers.protocol.messages import JOINING_PHASE, Beat, GroupBeat, Inspection
 from holdfast_workers.protocol.signals import RankStalled
 
 
@@ -131,6 +131,27 @@ def test_a_program_without_steps_is_restarted_unless_a_rank_prints(
     job.slow_down(for_s=400.0)
     job.run_until(lambda: job.now >= job.slow_until or bool(job.emitted(EventKind.INCIDENT_OPENED)))
     assert bool(job.emitted(EventKind.INCIDENT_OPENED)) is hangs
+
+
+def test_a_rank_that_ended_while_others_wait_for_it_is_an_error_of_the_program() -> None:
+    job = running(cluster(mesh={"dp_shard": 2, "tp": 1}, command=("train",)))
+    present(job)[1].record_done(12)
+    groups = (GroupBeat("world", 13, 12, "all_reduce"),)
+
+    def look(worker: SimWorker, inspection: Inspection) -> Inspection:
+        beat = replace(inspection.beat, phase="program", age_s=301.0, limit_s=300.0, groups=groups)
+        return replace(inspection, beat=beat)
+
+    job.change_inspection = look
+    job.slow_down(for_s=400.0)
+    job.run_until(lambda: bool(closed(job)))
+    (incident,) = closed(job)
+    assert (incident["cause"], incident["lost"][0]["rank"]) == ("user_error", 1)
+    assert (
+        "rank 1 ended with exit code 0 at step 12 while rank 0 waits in all_reduce 13"
+        in (incident["evidence"][0])
+    )
+    assert incident["offences"] == [] and incident["suspects"][0]["rank"] == 1
 
 
 def test_a_phase_may_exceed_the_stall_limit_if_its_own_limit_is_longer() -> None:
