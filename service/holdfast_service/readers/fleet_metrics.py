@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, TERMINAL, State
 from holdfast_service.policy.quarantine import NodeStanding, standing_at
+from holdfast_service.store.accounts import REPORT_S
 from holdfast_service.store.engine import Store
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.models import (
@@ -91,7 +93,7 @@ class FleetReader:
             )
             held = (
                 func.sum(JobRecord.held_s),
-                func.sum(now - JobRecord.held_since),
+                func.sum(_known_until(now) - JobRecord.held_since),
                 func.sum(JobRecord.productive_s),
             )
             left_s, present_s, effective_s = (await session.execute(select(*held))).one()
@@ -128,6 +130,13 @@ class FleetReader:
                 self._phases.setdefault(phase, Distribution()).add(taken_s)
         old = self._until - LOOKBACK_S
         self._counted = {key: at for key, at in self._counted.items() if at > old}
+
+
+def _known_until(now: float) -> ColumnElement[float]:
+    """See `accounts.known_until`."""
+    told, since = JobRecord.told_at, JobRecord.held_since
+    known = case((told > since, told), else_=since) + REPORT_S
+    return case((known < now, known), else_=now)
 
 
 class _ClosedIncident(NamedTuple):

@@ -21,6 +21,8 @@ from holdfast_service.errors import SpecUnreadable, StorageUnavailable
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.cluster_growth import GrowthPlan
 from holdfast_service.job_model.events.progress import (
+    AwayWhy,
+    JobAwayEvent,
     JobReleasedEvent,
     PackagesInstalledEvent,
     ReleaseOverdueEvent,
@@ -61,7 +63,7 @@ from holdfast_service.services.init_sources import (
     is_held_for,
 )
 from holdfast_service.settings import Settings
-from holdfast_service.store import nodes, projection
+from holdfast_service.store import accounts, nodes, projection
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import spec_of
 from holdfast_service.store.leases import RowLease
@@ -303,6 +305,7 @@ class JobDriver:
     async def _start(self, job: JobRecord, intents: Mapping[str, Intent]) -> Intent:
         """STARTING: create the supervisor, or adopt it if an earlier process created it."""
         self._ended_since = None
+        await self._record_absence(job, intents)
         avoided_nodes = await self._avoided_at_start()
         package = (
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
@@ -334,6 +337,20 @@ class JobDriver:
             intent = await tx.record_done(Effect.START, intents)
             tx.emit(SupervisorStartedEvent(created=created, times=intent.times))
         return intent
+
+    async def _record_absence(self, job: JobRecord, intents: Mapping[str, Intent]) -> None:
+        """If nothing is left of a job that was on the cluster, no device was held for it since its
+        last sign of life. Stored before anything of it starts again; repeated, it changes
+        nothing."""
+        started = intents.get(Effect.START)
+        if not (started and started.times) or job.id in await self._cluster.jobs_present():
+            return
+        async with self._transaction() as tx:
+            seen = await accounts.last_sign_of_life(tx.session, tx.job)
+            if not tx.state.terminal and seen is not None and tx.now > seen:
+                event = JobAwayEvent(away_s=tx.now - seen, why=AwayWhy.GONE)
+                tx.emit(event)
+                tx.record_absence(event, tx.now)
 
     def _readable_spec(self, job: JobRecord) -> JobSpec:
         """Raises LaunchRefused for a new job whose spec this version cannot read; SpecUnreadable
@@ -454,7 +471,7 @@ class JobDriver:
         deadline = 0.0 if Effect.CANCEL_NOW in intents else intent.at + _stop_s(job)
         forced = max(deadline, intent.at) + self._settings.cancel_deadline_s
         if time.time() > forced or Effect.RELEASE in intents:  # the job was paused before
-            return await self._cancel_by_force(job)
+            return await self._cancel_by_force(job, intents)
         order = StopOrder(StopKind.CANCEL, "cancelled by the user", deadline)
         await self._send_stop(job, intents, Effect.CANCEL, order)
         return None
@@ -509,8 +526,9 @@ class JobDriver:
                 tx.end(State.CANCELLED, "cancelled", "cancelled during the pause")
         return NextStep(0.0)
 
-    async def _cancel_by_force(self, job: JobRecord) -> NextStep:
+    async def _cancel_by_force(self, job: JobRecord, intents: Mapping[str, Intent]) -> NextStep:
         """Release the resources of a job that did not end in time, then record its end."""
+        await self._record_absence(job, intents)
         if not await self._cluster.release(job.id):
             return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:
@@ -577,21 +595,24 @@ class JobDriver:
         if State(job.state) is State.CANCELLING and (
             waited or intents[Effect.START].done_at is None
         ):
-            return await self._cancel_by_force(job)
+            return await self._cancel_by_force(job, intents)
         if not waited:
             async with self._transaction() as tx:
                 tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
             return NextStep(min(self._settings.pace.reconcile_interval_s, _SILENT_LOOK_S))
         if intents[Effect.START].times >= SUPERVISOR_STARTS:
-            return await self._fail_supervisor_lost(job, error)
+            return await self._fail_supervisor_lost(job, intents, error)
         async with self._transaction() as tx:
             (await tx.record_intent(Effect.START)).done_at = None
         await self._crash_hook(CrashPoint.START_INTENDED)
         self._silent_since = None
         return NextStep(0.0)
 
-    async def _fail_supervisor_lost(self, job: JobRecord, error: SupervisorUnavailable) -> NextStep:
+    async def _fail_supervisor_lost(
+        self, job: JobRecord, intents: Mapping[str, Intent], error: SupervisorUnavailable
+    ) -> NextStep:
         """Fail a job whose supervisor was lost too often, instead of restarting it forever."""
+        await self._record_absence(job, intents)
         if not await self._cluster.release(job.id):
             return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:

@@ -319,12 +319,15 @@ async def _timeline(
     since: float | None = None,
     until: float | None = None,
 ) -> TimelineView:
-    intervals = await accounts.state_intervals(session, job.id, now)
-    idle = [
+    intervals = await accounts.state_intervals(session, job, now)
+    idle: list[tuple[float, float, State | None]] = [
         (interval.since, interval.until, interval.state)
         for interval in intervals
         if not interval.held
     ]
+    idle += [(absence.since, absence.until, None) for absence in account.absences]
+    if intervals and intervals[-1].held and not State(job.state).terminal:
+        idle.append((intervals[-1].until, now, None))
     formed = await accounts.formed_worlds(session, job.id)
     periods = world_periods(formed, accounts.times_held(intervals))
     attempts = [(at, number_) for at, number_ in await _ATTEMPTS.all(session, job=job.id)]

@@ -42,7 +42,7 @@ from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.messages import StepRow
 
-_BEATS_PERIOD_S = 5.0
+_REPORT_PERIOD_S = 5.0
 MAX_OWN_METRICS = 256
 """Maximum number of metric names kept per job; a function may report fewer in each attempt."""
 _WAITS_ENDED_BY_A_REPORT = ("supervisor", "cluster", "reconciler")  # waits that any report ends
@@ -73,7 +73,7 @@ def cursors_of(job: JobRecord) -> Cursors:
 
 def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
     """Whether storing the report would change anything; if not, the caller needs no transaction.
-    Unchanged rank states are stored again after `_BEATS_PERIOD_S`."""
+    After `_REPORT_PERIOD_S` the fact that the supervisor lives does."""
     return bool(
         report.events
         or report.rows
@@ -84,7 +84,7 @@ def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
         or (job.waiting and job.waiting["resource"] in _WAITS_ENDED_BY_A_REPORT)
         or state_after_report(State(job.state), report.phase)
         or report.phase is Phase.ENDED
-        or (report.beats and now - (job.told_at or 0.0) > _BEATS_PERIOD_S)
+        or now - (job.told_at or 0.0) > _REPORT_PERIOD_S
     )
 
 

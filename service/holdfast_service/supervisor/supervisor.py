@@ -24,7 +24,7 @@ import structlog
 
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.codec import read_event
-from holdfast_service.job_model.events.progress import EndedEvent
+from holdfast_service.job_model.events.progress import AwayWhy, EndedEvent, JobAwayEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     Phase,
@@ -32,6 +32,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopOrder,
     SupervisorReport,
 )
+from holdfast_service.job_model.world_history import LEAST_ABSENCE_S
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects, inputs
@@ -131,6 +132,8 @@ class Supervisor:
         self._ended = False
         self._halted = False
         self._stopping: StopOrder | None = None
+        self._looked_at = 0.0
+        """When the loop last ran; 0: never."""
         self._next_refresh = 0.0
         self._next_look_at_starting = 0.0
         self._next_poll = 0.0
@@ -338,6 +341,7 @@ class Supervisor:
 
     def _run_periodic_checks(self) -> None:
         now = time.time()
+        self._report_absence(now)
         if now >= self._next_refresh:
             self._next_refresh = now + self._times.refresh_s
             self._next_look_at_starting = now + self._times.starting_s  # this looks at all
@@ -366,6 +370,12 @@ class Supervisor:
             self._more_to_collect = False
             for agent in self._watch.reports:
                 self._collect(agent)
+
+    def _report_absence(self, now: float) -> None:
+        """Report that this process stood still: no pass of the loop takes as long."""
+        since, self._looked_at = self._looked_at, now
+        if since and now - since >= LEAST_ABSENCE_S:
+            self._events.append(JobAwayEvent(away_s=now - since, why=AwayWhy.STOPPED))
 
     def _end_as_superseded(self) -> None:
         """End this process, because a later supervisor has been found. If that one is gone and the

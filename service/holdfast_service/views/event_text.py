@@ -34,6 +34,7 @@ SENTENCES: Mapping[str, str] = {
     "given up[, because {reason}]",
     EventKind.PACKAGES_INSTALLED: "{host} installed the job's packages[ in {took_s} s]",
     EventKind.SUPERVISOR_STARTED: "the supervisor was started[ (start {times})]",
+    EventKind.JOB_AWAY: "nothing of the job ran for {away_s}[: it was {why}]",
     EventKind.PHASE: "the supervisor entered the phase {phase}",
     EventKind.ATTEMPT_FORMING: "attempt {attempt} is forming[ with {world_size}]"
     "[ on the mesh {mesh}]",
@@ -158,6 +159,7 @@ def _words(name: str) -> str:
 
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "away_s": lambda seconds: duration(float(seconds)),
     "cause": lambda cause: cause_words(str(cause)).clause,
     "decision": _words,
     "every_steps": lambda steps: plural(int(steps), "step"),
