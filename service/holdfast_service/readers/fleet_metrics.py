@@ -19,7 +19,6 @@ from sqlalchemy.sql import ColumnElement
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, TERMINAL, State
 from holdfast_service.policy.quarantine import NodeStanding, standing_at
-from holdfast_service.store.accounts import REPORT_S
 from holdfast_service.store.engine import Store
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.models import (
@@ -135,7 +134,7 @@ class FleetReader:
 def _known_until(now: float) -> ColumnElement[float]:
     """See `accounts.known_until`."""
     told, since = JobRecord.told_at, JobRecord.held_since
-    known = case((told > since, told), else_=since) + REPORT_S
+    known = case((told > since, told), else_=since)
     return case((known < now, known), else_=now)
 
 

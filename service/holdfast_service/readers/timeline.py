@@ -42,7 +42,8 @@ def timeline_spans(
     until: float,
 ) -> list[SpanView]:
     """The spans between `since` and `until`, in order. `held`: time on the cluster; `idle`: time
-    off it, with the state, or None where nothing shows the job; `attempts`: (start of forming, number) of each attempt, in order."""
+    off it, with the state, or None where nothing shows the job; `attempts`: (start of forming,
+    number) of each attempt, in order."""
     starts = [at for at, _ in attempts]
     found = [(span.since, span.until, span_kind(span.kind), span.incident) for span in held]
     off = {State.PAUSED: SpanKind.STOPPED, None: SpanKind.AWAY}

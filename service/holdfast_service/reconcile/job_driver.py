@@ -21,8 +21,6 @@ from holdfast_service.errors import SpecUnreadable, StorageUnavailable
 from holdfast_service.job_model.admission import Claim, NodeDemand, admit
 from holdfast_service.job_model.cluster_growth import GrowthPlan
 from holdfast_service.job_model.events.progress import (
-    AwayWhy,
-    JobAwayEvent,
     JobReleasedEvent,
     PackagesInstalledEvent,
     ReleaseOverdueEvent,
@@ -63,7 +61,7 @@ from holdfast_service.services.init_sources import (
     is_held_for,
 )
 from holdfast_service.settings import Settings
-from holdfast_service.store import accounts, nodes, projection
+from holdfast_service.store import job_row_stats, nodes, projection
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import spec_of
 from holdfast_service.store.leases import RowLease
@@ -346,11 +344,8 @@ class JobDriver:
         if not (started and started.times) or job.id in await self._cluster.jobs_present():
             return
         async with self._transaction() as tx:
-            seen = await accounts.last_sign_of_life(tx.session, tx.job)
-            if not tx.state.terminal and seen is not None and tx.now > seen:
-                event = JobAwayEvent(away_s=tx.now - seen, why=AwayWhy.GONE)
-                tx.emit(event)
-                tx.record_absence(event, tx.now)
+            if not tx.state.terminal:
+                await job_row_stats.record_gone(tx)
 
     def _readable_spec(self, job: JobRecord) -> JobSpec:
         """Raises LaunchRefused for a new job whose spec this version cannot read; SpecUnreadable

@@ -1,7 +1,7 @@
 """Reads the stored inputs of `goodput.account`: state intervals, runs, steps, outages, absences.
 
-A live job is accounted up to its supervisor's last report, and a report interval beyond: what is
-not known is not counted, and is added once the supervisor answers again.
+A live job is accounted up to its supervisor's last report: what is not known is not counted, and is
+added once the supervisor answers again.
 
 This module only reads; `goodput.account` decides which time counts as productive. Steps come from
 the outlines of their chunks, and of an outline the database extracts only the sums. Full rows are
@@ -45,7 +45,7 @@ from holdfast_service.store.statement import JOB, Statement
 from holdfast_workers.protocol.codec import UnreadableDocument
 
 REPORT_S = 15.0
-"""A supervisor that lives reports more often, and its report is stored."""
+"""A supervisor that lives reports more often, and that is stored."""
 _AT = series.COLUMNS.index("at")
 _STEP_TIME = series.COLUMNS.index("step_time_s")
 _ATTEMPTS_WITH_ROWS = Statement(
@@ -121,7 +121,7 @@ async def goodput(session: AsyncSession, job: JobRecord, now: float) -> Goodput:
 
 def known_until(job: JobRecord, since: float, now: float) -> float:
     """Until when a job that has been on the cluster since `since` is known to be there."""
-    return min(now, max(since, job.told_at or 0.0, job.held_since or 0.0) + REPORT_S)
+    return min(now, max(since, job.told_at or 0.0, job.held_since or 0.0))
 
 
 async def last_sign_of_life(session: AsyncSession, job: JobRecord) -> float | None:

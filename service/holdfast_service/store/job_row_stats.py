@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast_service.job_model.events.progress import AwayWhy, JobAwayEvent
 from holdfast_service.job_model.goodput import TimeKind
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.program_levels import has_goodput
@@ -35,6 +36,17 @@ async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attemp
         tx.update_goodput()
 
 
+async def record_gone(tx: JobTransaction) -> None:
+    """Nothing of the job is left on the cluster: it held no device since its last sign of life."""
+    seen = await accounts.last_sign_of_life(tx.session, tx.job)
+    if seen is None or seen >= tx.now:
+        return
+    event = JobAwayEvent(away_s=tx.now - seen, why=AwayWhy.GONE)
+    tx.emit(event)
+    tx.record_absence(event, tx.now)
+    await _take_account(tx)
+
+
 async def _take_account(tx: JobTransaction) -> None:
     """Take the statistics from the goodput account: a rollback or an absence has changed what
     counts, or the job has ended."""
@@ -44,7 +56,7 @@ async def _take_account(tx: JobTransaction) -> None:
     job.held_s = account.held_s
     if job.held_since is not None:
         job.held_since = max(job.held_since, tx.now)
-    if has_goodput(job.spec, job.step):
+    if has_goodput(job.spec, job.cursor_attempt):
         job.goodput = account.goodput
 
 

@@ -182,7 +182,7 @@ def mesh_change_view(change: tuple[FormedWorld, FormedWorld] | None) -> MeshChan
 
 def goodput_view(job: JobRecord, goodput: Goodput) -> GoodputView:
     lost = goodput.lost_device_s
-    known = program_levels.has_goodput(job.spec, job.step)
+    known = program_levels.has_goodput(job.spec, job.cursor_attempt)
     ratio = goodput.effective_training_time_ratio
     return GoodputView.from_attributes(
         goodput,

@@ -139,7 +139,7 @@ class JobTransaction:
     def update_goodput(self) -> None:
         """Update the goodput shown in lists: productive time over time on the cluster."""
         job = self.job
-        if not has_goodput(job.spec, job.step):
+        if not has_goodput(job.spec, job.cursor_attempt):
             return
         held_s = job.held_s
         if job.held_since is not None:
