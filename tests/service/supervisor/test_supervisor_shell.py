@@ -18,7 +18,9 @@ from tests.support.waiting import eventually
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.codec import FORMAT_VERSION, read_event
+from holdfast_service.job_model.events.progress import AwayWhy, JobAwayEvent
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
+from holdfast_service.job_model.world_history import LEAST_ABSENCE_S
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
@@ -436,6 +438,21 @@ def test_the_fence_is_read_while_agents_are_looked_for() -> None:
     supervisor.halt()  # after its start
     supervisor.run()
     assert agents.began_in_time
+
+
+def test_a_supervisor_that_stood_still_reports_the_absence() -> None:
+    supervisor = Supervisor(
+        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
+        FakeAgents(lambda: True),
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+    )
+    for now in (1e9, 1e9 + 1, 1e9 + LEAST_ABSENCE_S, 1e9 + 2 * LEAST_ABSENCE_S + 900):
+        supervisor._report_absence(now)
+    reported = [read_event(event) for event in supervisor.report(Cursors()).events]
+    assert reported == [JobAwayEvent(away_s=LEAST_ABSENCE_S + 900, why=AwayWhy.STOPPED)]
 
 
 @pytest.mark.parametrize("last_attempt", [0, 3])

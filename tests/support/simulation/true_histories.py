@@ -57,9 +57,7 @@ class TrueHistory:
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def start(
-        self, restored: int, incident: int | None = None, devices: int | None = None
-    ) -> None:
+    def start(self, restored: int, incident: int | None = None, devices: int | None = None) -> None:
         """An attempt forms, and its ranks join."""
         self._spend(START_S / 4, OTHER)
         self.devices = devices or self.devices
@@ -102,8 +100,8 @@ class TrueHistory:
             self._report_row(step_s + seconds)
 
     def stay_quiet(self, seconds: float) -> None:
-        """The ranks run, and report no step."""
-        self._spend(seconds, OTHER)
+        """The ranks run, and report no step, as in an evaluation."""
+        self._spend(seconds, OTHER if self._is_first else PAUSE_OF_STEPS)
 
     def fail(self, detect_s: float, back: int, devices: int) -> None:
         """A fault is seen after `detect_s`; the next attempt starts `back` steps earlier."""
@@ -149,17 +147,15 @@ class TrueHistory:
 
     # --- the books ------------------------------------------------------------------------------
 
-    def device_s(self, did: str | None = None) -> float:
-        """All device-seconds; of steps, those that are part of history."""
+    def device_s(self, *did: str, kept: bool = False) -> float:
+        """Device-seconds of these activities, or of all. `kept`: of steps, those that are part of
+        history."""
         return sum(
             moment.device_s
             for moment in self.books
-            if did in (None, moment.did) and (moment.attempt, moment.step) not in self.discarded
-        ) + (self._discarded_s() if did is None else 0.0)
-
-    def _discarded_s(self) -> float:
-        gone = (moment for moment in self.books if (moment.attempt, moment.step) in self.discarded)
-        return sum(moment.device_s for moment in gone)
+            if moment.did in (did or (moment.did,))
+            and not (kept and (moment.attempt, moment.step) in self.discarded)
+        )
 
     def _spend(self, seconds: float, did: str) -> None:
         if seconds > 0:
