@@ -141,7 +141,9 @@ async def test_ranks_of_a_program_that_report_no_step_are_not_behind(
     """Only its first rank reports; the job resumed from step 3."""
     overview = Overview(store, NodeService(store), settings)
     async with reconciling(store, cluster, settings):
-        supervisor = await submitted(jobs, cluster, script="train.py")
+        supervisor = await submitted(
+            jobs, cluster, command="python train.py", parallel={"dp_shard": 4}
+        )
         supervisor.form(1, restore_step=3)
         supervisor.enter(Phase.RUNNING)
         supervisor.beats = [
