@@ -107,6 +107,7 @@ class Cursors:
     event: int = 0
     row: tuple[int, int] = (0, 0)  # (attempt, step) of the last metric row
     logs: dict[str, int] = field(default_factory=dict)  # "<agent>.<incarnation>" -> seq
+    fresh: bool = False  # ask the agents first: there is no later poll
 
 
 @dataclass(frozen=True)

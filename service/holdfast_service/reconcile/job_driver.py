@@ -8,10 +8,11 @@ next holder of the lease continues after a crash. No transaction is open during 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select, text
@@ -153,6 +154,24 @@ class JobDriver:
             return await self._without_supervisor(job, intents, error)
         except LaunchRefused as error:
             return await self._fail_launch(error)
+
+    async def take_last_report(self) -> None:
+        """Store all that the job's supervisor and agents have now: there is no later poll."""
+        job, intents = await self._read()
+        start = intents.get(Effect.START)
+        if start is None or not start.done_at or not State(job.state).on_cluster:
+            return
+        with contextlib.suppress(ClusterUnavailable, SupervisorUnavailable):
+            while self._silent_since is None:
+                cursors = replace(projection.cursors_of(job), fresh=True)
+                report = await self._cluster.poll(job.id, cursors)
+                async with self._transaction() as tx:
+                    stored = await projection.store_report(
+                        tx, report, self._settings.quarantine_rules, hold_end=True
+                    )
+                job = tx.job
+                if not (stored.end_held or _is_truncated(report)):
+                    return
 
     async def close(self) -> None:
         """Release what the driver holds; no step may follow."""
@@ -524,6 +543,7 @@ class JobDriver:
     async def _cancel_by_force(self, job: JobRecord, intents: Mapping[str, Intent]) -> NextStep:
         """Release the resources of a job that did not end in time, then record its end."""
         await self._record_absence(job, intents)
+        await self.take_last_report()
         if not await self._cluster.release(job.id):
             return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:

@@ -10,6 +10,7 @@ run on other threads and return as inputs. No recovery decision is made here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -190,6 +191,8 @@ class Supervisor:
     def report(self, cursors: Cursors) -> SupervisorReport:
         """Everything since `cursors`."""
         core = self._core
+        if cursors.fresh and not self._ended:
+            self._collect_from(self._watch.reports, self._times.fresh_collect_s)
         events = None
         while events != (events := self._events.after(cursors.event)):
             # The digests must be as the events leave them.
@@ -419,12 +422,13 @@ class Supervisor:
                 _log.exception("cannot fetch an agent's copy of the events", agent=report.agent)
         return [events[seq] for seq in sorted(events)]
 
-    def _collect(self, agent: AgentReport) -> None:
-        """Fetch rows, digests and log lines from an agent, and back up events on it."""
+    def _collect(self, agent: AgentReport) -> bool:
+        """Fetch rows, digests and log lines from an agent, and back up events on it. False if an
+        earlier call is under way, whose answer may be older."""
         seat, incarnation = agent.agent, agent.incarnation
         running = self._polled.get(seat)
         if running is not None and not running.done():
-            return
+            return False
         row, line = self._run_buffer.cursor(seat, incarnation)
         events = self._events.not_backed_up_by(seat, incarnation)
         poll = Request(Poll(row, line, self._events.acked), self._commands.epoch, events)
@@ -443,6 +447,7 @@ class Supervisor:
                 self._inputs.put(inputs.Tick())
 
         call.add_done_callback(collect)
+        return True
 
     def _collected(
         self,
@@ -525,13 +530,17 @@ class Supervisor:
 
     def _collect_final_output(self, agents: list[AgentReport]) -> None:
         """Collect the last rows, digests and lines before the end is reported."""
-        until = time.monotonic() + 2 * self._times.final_collect_s
-        wait(self._polled.values(), timeout=self._times.final_collect_s)
+        self._collect_from(agents, 2 * self._times.final_collect_s)
+
+    def _collect_from(self, agents: list[AgentReport], within_s: float) -> None:
+        """Collect all rows, digests and lines that the agents have now."""
+        until = time.monotonic() + within_s
         self._more_to_collect = True
         while self._more_to_collect and (left_s := until - time.monotonic()) > 0:
             self._more_to_collect = False
             for agent in agents:
-                self._collect(agent)
+                if not self._collect(agent):
+                    self._more_to_collect = True
             wait(self._polled.values(), timeout=left_s)
 
     def _end_after_internal_error(self, error: Exception) -> None:
@@ -540,6 +549,8 @@ class Supervisor:
         threading.excepthook(
             threading.ExceptHookArgs([type(error), error, error.__traceback__, None])
         )
+        with contextlib.suppress(Exception):  # the error may be of this very part
+            self._collect_final_output(self._watch.reports)
         self._events.append(
             EndedEvent(
                 outcome="FAILED",

@@ -145,6 +145,30 @@ async def test_a_silent_supervisor_is_requested_again_and_adopted(
     assert cluster.starts[job_id] == 1
 
 
+async def test_a_server_that_ends_stores_the_last_rows_of_its_jobs(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    """Its cluster may end with it; more than one report has them."""
+    polls: list[Cursors] = []
+    poll = FakeCluster.poll
+
+    async def noted(job_id: str, cursors: Cursors) -> SupervisorReport:
+        polls.append(cursors)
+        return await poll(cluster, job_id, cursors)
+
+    cluster.poll = noted  # type: ignore[method-assign]
+    rarely = paced(settings, reconcile_interval_s=3600.0)
+    async with reconciling(store, cluster, rarely) as reconciler:
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.train(155)
+        reconciler.wake(job_id)
+        await until_state(jobs, job_id, State.RUNNING)
+        supervisor.run(1, 156, 400)
+    assert len((await jobs.history.metrics(job_id, names=["loss"])).items) == 400
+    assert polls[-1].fresh
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 async def test_a_job_held_no_device_while_nothing_of_it_was_on_the_cluster(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, is_gone: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -253,6 +254,23 @@ def test_ranks_that_have_stepped_need_no_store(tmp_path: Path) -> None:
         assert isinstance(ending, WorkerSignal) and ending.detail == WorkerDone(1)
 
 
+def test_all_steps_of_a_program_that_is_killed_arrive_however_late_they_are_read(
+    tmp_path: Path,
+) -> None:
+    command = f"bash -c 'seq -f \"loss %g\" {STEPS}; kill -9 $$'"
+    with launched(tmp_path, command, metrics="loss (?P<loss>.)") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        agent.printed(f"loss {STEPS}\n")
+        time.sleep(0.3)
+        steps = []
+        with contextlib.suppress(control_channel.ControlClosed):
+            while message := agent.receive():
+                steps += [message.row.step] if isinstance(message, StepReport) else []
+    assert steps == [*range(1, STEPS + 1)]
+
+
+STEPS = 3000
+"""More than the socket to the agent takes."""
 SAVES = """
 import pathlib, signal, time
 
