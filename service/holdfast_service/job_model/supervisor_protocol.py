@@ -116,7 +116,7 @@ class SupervisorReport:
 
     epoch: int
     phase: Phase
-    step: int
+    step: int | None  # None: no step is known yet, by this supervisor
     attempt: int
     events: tuple[SupervisorEvent, ...] = ()
     rows: tuple[StepRow, ...] = ()  # (attempt, step) > cursors.row, ascending, bounded number

@@ -21,7 +21,8 @@ class JobStanding:
     created_at: float
     started_at: float | None
     ended_at: float | None
-    step: int
+    step: int | None
+    """None: a program has reported none."""
     steps: int | None
     attempt: int
     waiting_for: str | None = None
@@ -72,7 +73,7 @@ def duration(seconds: float) -> str:
 
 def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR0911  (one for each state)
     """The headline, and a sentence about the present activity."""
-    place = f"step {job.step:,}" + (f" of {job.steps:,}" if job.steps else "")
+    place = f"step {job.step or 0:,}" + (f" of {job.steps:,}" if job.steps else "")
     match job.state:
         case State.QUEUED:
             since = duration(max(0.0, job.now - job.created_at))
@@ -114,15 +115,17 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
 
 
 def _running(job: JobStanding, place: str) -> tuple[str, str]:
-    if not job.steps and not job.step:
+    if not job.steps and job.step is None:
         return "Running", _with_wait(job, "The program runs; it has reported no step.")
     return "Training", _with_wait(job, f"Training at {place}.")
 
 
 def _completed(job: JobStanding) -> str:
+    if job.step is None:
+        return "The program has ended"
     if job.steps and job.step >= job.steps:
         return f"All {job.steps:,} steps are complete"
-    return f"The program has ended after step {job.step:,}" if job.step else "The program has ended"
+    return f"The program has ended after step {job.step:,}"
 
 
 def _with_wait(job: JobStanding, sentence: str) -> str:
@@ -180,7 +183,7 @@ def _next_step(job: JobStanding) -> str | None:  # noqa: PLR0911  (one for each 
         case State.RECOVERING:
             return "The ranks form a new attempt and continue from the newest state that all have."
         case _ if job.eta_s is not None and job.steps:
-            left = max(0, job.steps - job.step)
+            left = max(0, job.steps - (job.step or 0))
             return f"{left:,} steps left: about {duration(job.eta_s)} at this pace."
         case _:
             return None

@@ -65,7 +65,7 @@ def eta_s(job: Any) -> float | None:
     number of its steps is not known."""
     if job.step_s is None or not job.steps or State(job.state) not in _STEPPING_STATES:
         return None
-    left: float = max(0, job.steps - job.step) * job.step_s
+    left: float = max(0, job.steps - (job.step or 0)) * job.step_s
     return left
 
 

@@ -99,7 +99,7 @@ class JobRecord(Leased, Base):
         String(80), index=True
     )  # id of the user's code package
 
-    step: Mapped[int] = mapped_column(default=0)
+    step: Mapped[int | None]  # None: a program has reported none yet
     steps: Mapped[int]  # 0: not known, of a user's program
     attempt: Mapped[int] = mapped_column(default=0)
     incidents: Mapped[int] = mapped_column(default=0)

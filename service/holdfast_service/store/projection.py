@@ -79,7 +79,8 @@ def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
         or report.rows
         or report.digests
         or report.logs
-        or (report.epoch, report.step, report.attempt) != (job.epoch, job.step, job.attempt)
+        or (report.epoch, report.attempt) != (job.epoch, job.attempt)
+        or report.step not in (None, job.step)
         or (report.build or None) != job.build
         or (job.waiting and job.waiting["resource"] in _WAITS_ENDED_BY_A_REPORT)
         or state_after_report(State(job.state), report.phase)
@@ -116,7 +117,7 @@ async def store_report(
     if not end_held:
         await _store_events(tx, end, rules)
     if not tx.state.terminal:
-        job.step = report.step or job.step  # a supervisor that has just started reports step 0
+        job.step = job.step if report.step is None else report.step
         job.attempt = max(job.attempt, report.attempt)
         tx.enter(report.phase)
     await job_row_stats.update_stats(tx, fresh, known_attempt)

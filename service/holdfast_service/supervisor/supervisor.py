@@ -200,7 +200,7 @@ class Supervisor:
         return SupervisorReport(
             epoch=self._commands.epoch,
             phase=Phase.ENDED if self._ended else _phase_before_end(core),
-            step=core.committed if core else 0,
+            step=core.known_step if core else None,
             attempt=core.attempt if core else 0,
             events=events,
             rows=rows,
@@ -557,7 +557,7 @@ class Supervisor:
                 code="supervisor_error",
                 message=f"the supervisor failed: {type(error).__name__}: {error}",
                 traceback=text,
-                step=self._core.committed if self._core else 0,
+                step=self._core.known_step if self._core else None,
             )
         )
         self._commands.stop_all_workers()

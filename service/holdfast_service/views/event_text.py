@@ -28,7 +28,7 @@ SENTENCES: Mapping[str, str] = {
     EventKind.JOB_RELEASED: "all resources of the job were released",
     EventKind.INITIALISED_FROM: "attempt {attempt} was initialised from {what} of {uri}"
     "[ at step {step}]",
-    EventKind.JOB_STOPPING: "the job saves its state after step {step} and stops"
+    EventKind.JOB_STOPPING: "the job saves its state[ after step {step}] and stops"
     "[, to {wanted}][: {reason}]",
     EventKind.STOP_UNDONE: "training continues after step {step}: the request to {wanted} was "
     "given up[, because {reason}]",

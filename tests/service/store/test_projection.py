@@ -351,6 +351,6 @@ async def test_the_level_of_a_program_follows_its_newest_event(
 
 async def until_step(jobs: JobService, job_id: str, step: int) -> None:
     async def reached() -> bool:
-        return (await jobs.get(job_id)).progress.step >= step
+        return ((await jobs.get(job_id)).progress.step or 0) >= step
 
     await until(reached)

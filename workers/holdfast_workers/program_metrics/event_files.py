@@ -69,7 +69,7 @@ class EventFiles:
         self._steps: dict[int, dict[str, Scalar]] = {}
         """The scalars of steps that were not returned yet: tag -> the newest."""
         self._own = OwnMetrics()
-        self._last_step = 0
+        self._last_step = -1
         self._last_at: float | None = None
 
     def poll(self, *, final: bool = False) -> list[ProgramStep]:

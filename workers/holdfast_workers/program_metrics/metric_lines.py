@@ -132,17 +132,19 @@ class StepNumbers:
         self.last = 0
         self._base = 0
         """Steps before a counter that starts again with every epoch did so last."""
-        self._shown = 0
+        self._shown: int | None = None
+        self._counts_from_zero = False
 
     def number(self, shown: float | None) -> int | None:
         """The steps applied, growing from call to call; None: no new step. `shown`: the number
         that the program reports; None: it reports none, and one more step is applied."""
-        given = self._shown + 1.0 if shown is None else shown
-        if not 1 <= given < _LARGEST or not given.is_integer() or given == self._shown:
+        given = (self._shown or 0) + 1.0 if shown is None else shown
+        if not 0 <= given < _LARGEST or not given.is_integer() or given == self._shown:
             return None
         step = int(given)
-        if step < self._shown:
-            self._base = self.last
+        self._counts_from_zero |= step == 0
+        if self._shown is not None and step < self._shown:
+            self._base = self.last + self._counts_from_zero
         self._shown, self.last = step, self._base + step
         return self.last
 

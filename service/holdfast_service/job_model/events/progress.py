@@ -154,10 +154,11 @@ class JobStoppingEvent(JobEvent):
     wanted: StopKind
     reason: str
     deadline: float
-    step: int = 0
+    step: int | None = None
+    """The newest step; None: a program has reported none."""
 
     @classmethod
-    def of(cls, order: StopOrder, step: int) -> JobStoppingEvent:
+    def of(cls, order: StopOrder, step: int | None) -> JobStoppingEvent:
         return cls(wanted=order.kind, reason=order.reason, deadline=order.deadline, step=step)
 
     @property

@@ -29,6 +29,9 @@ class Progress:
     """Data windows that later attempts skip."""
     line: HistoryLine = field(default_factory=HistoryLine)
     committed: int = 0
+    has_step: bool = False
+    """Whether any step is known to be committed. A program may report none; another begins with
+    step 0."""
     protected: int = -1
     """The newest step known to be in the memory of two nodes for every rank."""
     floor: int = 0
@@ -51,7 +54,7 @@ class Progress:
             return
         if step > newest.restored_step and not newest.ran:
             self.record_run(attempt)
-        self.committed = max(self.committed, step)
+        self.committed, self.has_step = max(self.committed, step), True
         if step > self.floor:
             self.floor, self.without_progress = step, 0
         if self.mark is not None and step > self.mark.step:
@@ -116,7 +119,7 @@ class Progress:
 
     def restore(self, facts: Facts) -> None:
         """Restore the progress from the journal."""
-        self.line, self.committed = facts.line, facts.committed
+        self.line, self.committed, self.has_step = facts.line, facts.committed, facts.has_step
         self.floor, self.without_progress = facts.floor, facts.without_progress
         self.mark = facts.mark
         self.ledger |= facts.ledger

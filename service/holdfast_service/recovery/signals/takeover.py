@@ -234,7 +234,7 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
     state.worlds.begin(world, state.roster)
     running = facts.running == branch.attempt
     if running:
-        world.resume(_first_step(state, facts.committed, branch.restored_step), now)
+        world.resume(_first_step(state, branch.restored_step), now)
         state.set_phase(Phase.RUNNING)
         state.enter(Stage.RUNNING, now, None)
         hang_suspicion.inspect_soon(state, now)
@@ -248,15 +248,17 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
     _apply_agent_reports(state, world, max(steps, default=0), now)
 
 
-def _first_step(state: CoreState, committed: int, restored: int) -> int | None:
+def _first_step(state: CoreState, restored: int) -> int | None:
     """The step that counts as the first of an adopted world; None: a program reported none."""
-    if state.config.runs_program and committed <= restored:
+    facts = state.facts
+    assert facts is not None
+    if state.config.runs_program and not (facts.has_step and facts.committed > restored):
         return None
-    return max(committed, restored)
+    return max(facts.committed, restored)
 
 
 def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: float) -> None:
-    attempt_progress.record_committed_step(state, world.attempt, step, now)
+    attempt_progress.record_reached_step(state, world.attempt, step, now)
     attempt_progress.advance(state, now)
     for record in state.roster.live():
         if record.agent not in world.hosts():
