@@ -131,7 +131,7 @@ class JobHistory:
                             break
                         found.append(row)
             if discarded:
-                history = History(await accounts.runs(session, job.id, set()))
+                history = History(await accounts.runs(session, job.id))
                 rolled_back = await series.read_discarded(session, job.id, after_step, history)
         last_step = found[-1][0] if found else after_step
         return MetricPage(

@@ -48,8 +48,10 @@ REPORT_S = 15.0
 """A supervisor that lives reports more often, and that is stored."""
 _AT = series.COLUMNS.index("at")
 _STEP_TIME = series.COLUMNS.index("step_time_s")
-_ATTEMPTS_WITH_ROWS = Statement(
-    select(MetricChunk.attempt).where(MetricChunk.job_id == JOB).distinct()
+_FIRST_ROWS = Statement(
+    select(MetricChunk.attempt, func.min(MetricChunk.outline["first"].as_integer()))
+    .where(MetricChunk.job_id == JOB)
+    .group_by(MetricChunk.attempt)
 )
 _STATE_CHANGES = Statement(
     select(Event.at, Event.kind, Event.data)
@@ -103,8 +105,7 @@ async def goodput(session: AsyncSession, job: JobRecord, now: float) -> Goodput:
     """The goodput account of the job until `now`, or until the job ended."""
     intervals = await state_intervals(session, job, now)
     held = times_held(intervals)
-    with_rows = set(await _ATTEMPTS_WITH_ROWS.values(session, job=job.id))
-    found = await runs(session, job.id, with_rows)
+    found = await runs(session, job.id)
     absences = await _absences(session, job.id)
     steps = await _steps(session, job.id, History(found), absences)
     return account(
@@ -179,14 +180,18 @@ async def formed_worlds(session: AsyncSession, job_id: str) -> list[FormedWorld]
     return formed
 
 
-async def runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list[AttemptRun]:
-    """The attempts that reached the training loop: only these replace earlier steps."""
-    attempts = await _ATTEMPTS.all(session, job=job_id)
-    return [
-        AttemptRun(number_, int(restore.get("step") or 0), incident, running_at)
-        for number_, restore, incident, running_at in attempts
-        if running_at is not None or number_ in with_rows
-    ]
+async def runs(session: AsyncSession, job_id: str) -> list[AttemptRun]:
+    """The attempts that reached the training loop: only these replace earlier steps. An attempt
+    that begins with step 0, as a program may, replaces that too."""
+    first_rows = {row[0]: row[1] for row in await _FIRST_ROWS.all(session, job=job_id)}
+    found: list[AttemptRun] = []
+    for number_, restore, incident, running_at in await _ATTEMPTS.all(session, job=job_id):
+        if running_at is not None or number_ in first_rows:
+            restored = int(restore.get("step") or 0)
+            first = first_rows.get(number_)
+            restored = restored if first is None else min(restored, first - 1)
+            found.append(AttemptRun(number_, restored, incident, running_at))
+    return found
 
 
 async def _steps(

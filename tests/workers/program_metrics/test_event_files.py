@@ -44,6 +44,14 @@ def test_the_scalars_of_a_step_become_its_metrics(tmp_path: Path) -> None:
     assert [step.step_time_s for step in found] == [0.0, 1.0, 1.0]
 
 
+def test_steps_may_begin_with_0(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(3):
+            writer.add_scalar("loss", 1.0, step)
+    found = EventFiles(tmp_path, since=0.0).poll(final=True)
+    assert [step.step for step in found] == [0, 1, 2]
+
+
 def test_the_last_look_reads_all_that_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
