@@ -80,15 +80,15 @@ class RunningJob:
 
         def is_reached() -> bool:
             found = self.client.get(self.id)
-            if found.state.terminal and found.progress.step < step:
+            if found.state.terminal and (found.progress.step or 0) < step:
                 raise BenchmarkFailed(f"ended before step {step}: {self}")
-            return found.progress.step >= step
+            return (found.progress.step or 0) >= step
 
         awaited(is_reached, timeout_s, lambda: f"step {step}: {self}", poll_s)
 
     def settle(self, ranks: int, steps: int) -> None:
         """Wait for `steps` more steps, of however many ranks."""
-        self.wait_step(self.client.get(self.id).progress.step + steps, START_S)
+        self.wait_step((self.client.get(self.id).progress.step or 0) + steps, START_S)
 
     def resize(self, nodes: int) -> None:
         self.client.resize(self.id, nodes)

@@ -70,16 +70,16 @@ def test_no_step_is_lost_and_a_rank_is_replaced_while_the_gcs_is_away(room: Room
     room.cluster.kill("gcs")
     gone = time.monotonic()
     eventually(lambda: "GCS" in not_ready(server), failure_message="the server is ready")
-    before = client.get(job).progress.step
+    before = client.get(job).progress.step or 0
     server.kill_rank(job, 0)
     server.wait(lambda: len(client.incidents(job)) > incidents)
     server.wait(lambda: client.incidents(job)[-1].closed_at is not None)
     incident = client.incidents(job)[-1]
-    recovered = client.get(job).progress.step
+    recovered = client.get(job).progress.step or 0
     later = client.submit(document("accepted-meanwhile", 5)).id
     eventually(lambda: "GCS" in waits_for(client.get(later)))
     time.sleep(max(0.0, AWAY_S - (time.monotonic() - gone)))
-    made = client.get(job).progress.step
+    made = client.get(job).progress.step or 0
     assert made > recovered > before, "no step was made"
     assert client.get(later).state == "QUEUED"
 
@@ -107,7 +107,7 @@ def test_a_head_that_dies_as_a_whole_is_found_again_when_it_is_back(room: Room) 
     eventually(lambda: "renewed" in server.log.read_text(), 60.0, lambda: not_ready(server))
     renewed_s = time.monotonic() - back
     eventually(lambda: not not_ready(server), failure_message=lambda: not_ready(server))
-    server.wait_step(job, client.get(job).progress.step + 20, 60.0)
+    server.wait_step(job, (client.get(job).progress.step or 0) + 20, 60.0)
     stepping_s = time.monotonic() - back
     assert client.incidents(job) == before, "the supervisor's successor adopts the running ranks"
     later = client.submit(document("with-the-new-connection", 5)).id

@@ -152,7 +152,7 @@ class Product:
         eventually(condition, timeout_s)
 
     def wait_step(self, job_id: str, step: int, timeout_s: float = 90.0) -> None:
-        self.wait(lambda: self.client.get(job_id).progress.step >= step, timeout_s)
+        self.wait(lambda: (self.client.get(job_id).progress.step or 0) >= step, timeout_s)
 
     def members(self, job_id: str) -> dict[int, MemberView]:
         newest = self.client.attempts(job_id)[-1]

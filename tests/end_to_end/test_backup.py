@@ -31,7 +31,7 @@ def test_a_running_job_is_adopted_by_a_server_with_a_restored_database(tmp_path:
         restored.start()
         try:
             assert lost.actor_pids("SupervisorActor") == [supervisor]
-            restored.wait_step(job.id, restored.client.get(job.id).progress.step + 10)
+            restored.wait_step(job.id, (restored.client.get(job.id).progress.step or 0) + 10)
             restored.client.cancel(job.id)
             assert restored.finish(job.id).state == "CANCELLED"
             assert len(restored.client.attempts(job.id)) == 1

@@ -372,9 +372,9 @@ def test_an_elastic_job_shrinks_to_the_nodes_that_are_left_and_grows_again(
     product.wait(lambda: len(product.actor_pids("StartedAgent")) == 2)  # a seat is given back
     client.resize(job.id, None)
     product.wait(lambda: sizes() == [6, 4, 6, 4, 6], 90)
-    product.wait_step(job.id, client.get(job.id).progress.step + 5)
+    product.wait_step(job.id, (client.get(job.id).progress.step or 0) + 5)
     client.cancel(job.id)
-    last = product.finish(job.id).progress.step
+    last = product.finish(job.id).progress.step or 0
     assert set(product.samples(job.id)) == set(range(1, last + 1))
     product.wait(lambda: not product.left_of(job.id), 60)
     slow.unlink()

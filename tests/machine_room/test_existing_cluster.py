@@ -100,7 +100,7 @@ def test_sent_code_reaches_restarted_agents_and_the_processes_that_ranks_spawn(
     job = client.submit(
         {**without_model, **function, "train": {**spec(room)["train"], "steps": 200}}
     )
-    eventually(lambda: client.get(job.id).progress.step >= 2, JOB_S)
+    eventually(lambda: (client.get(job.id).progress.step or 0) >= 2, JOB_S)
     room.server.end()
     kill_agent(room.room[BARE])
     client = room.serve_any(SEND)

@@ -54,7 +54,7 @@ def seconds_to_recover(room: TrainingRoom, *, renewed: bool = False) -> float:
     """A job on two of three hosts loses one, if asked after all have got a new certificate."""
     client = room.serve()
     job = client.submit(room.spec(STEPS))
-    eventually(lambda: client.get(job.id).progress.step >= 5, JOB_S)
+    eventually(lambda: (client.get(job.id).progress.step or 0) >= 5, JOB_S)
     hosts = room.hosts_of(job.id)
     if renewed:
         assert wire.TLS_OPENING in openings(room, hosts[0])

@@ -102,7 +102,7 @@ def test_the_status_names_all_nodes_with_their_labels(room: TrainingRoom) -> Non
 def test_a_host_loses_power_and_the_job_goes_on_with_the_same_bits(room: TrainingRoom) -> None:
     client = room.serve()
     job = client.submit(room.spec(STEPS))
-    eventually(lambda: client.get(job.id).progress.step >= 5, JOB_S)
+    eventually(lambda: (client.get(job.id).progress.step or 0) >= 5, JOB_S)
     before = room.hosts_of(job.id)
     lost = before[1]
     room.room.power_off(lost)
@@ -128,7 +128,7 @@ def test_the_example_outlives_the_loss_of_a_host(tmp_path: Path) -> None:
         room.join("a", "b", "c")
         client = room.serve()
         job = client.submit(spec)
-        eventually(lambda: client.get(job.id).progress.step >= 20, JOB_S)
+        eventually(lambda: (client.get(job.id).progress.step or 0) >= 20, JOB_S)
         lost = room.hosts_of(job.id)[2]
         room.room.power_off(lost)
         ended = client.wait(job.id, EXAMPLE_S)
@@ -167,7 +167,7 @@ def test_a_host_is_cut_off_another_is_added_and_a_third_dies(tmp_path: Path) -> 
         client = room.serve()
         spec = room.spec(LONG_STEPS, recipe=RECIPE)
         job = client.submit({**spec, "env": {PACE: "0.1"}})
-        eventually(lambda: client.get(job.id).progress.step >= 5, JOB_S)
+        eventually(lambda: (client.get(job.id).progress.step or 0) >= 5, JOB_S)
 
         cut = room.hosts_of(job.id)[1]
         room.room.link(cut, up=False)
@@ -184,8 +184,8 @@ def test_a_host_is_cut_off_another_is_added_and_a_third_dies(tmp_path: Path) -> 
         room.room.power_off(lost)
         eventually(lambda: lost not in room.hosts_of(job.id).values(), JOB_S)
         assert "d" in room.hosts_of(job.id).values()
-        step = client.get(job.id).progress.step
-        eventually(lambda: client.get(job.id).progress.step > step, JOB_S)
+        step = client.get(job.id).progress.step or 0
+        eventually(lambda: (client.get(job.id).progress.step or 0) > step, JOB_S)
         client.cancel(job.id)
         assert client.wait(job.id, JOB_S).state == "CANCELLED"
         for incident in client.incidents(job.id):

@@ -69,7 +69,7 @@ def test_jobs_outlive_raylets_that_die_and_come_at_random(product: Product) -> N
     began, changes = time.monotonic(), Counter[str]()
     jobs = {submit(product, kind, 0): kind for kind in range(len(SIZES))}
     running = dict(jobs)
-    product.wait(lambda: any(client.get(job).progress.step > 5 for job in running), 120.0)
+    product.wait(lambda: any((client.get(job).progress.step or 0) > 5 for job in running), 120.0)
     while changes.total() < CHANGES:
         changes[change_nodes(product, rng)] += 1
         time.sleep(rng.uniform(0.0, LONGEST_PAUSE_S))  # at any moment of what follows

@@ -61,14 +61,14 @@ def test_jobs_train_through_an_upgrade_and_no_step_is_lost(
         product.start()
         present = product.client.version().build
         assert present != former
-        at = {job: product.client.get(job).progress.step for job in (struck, moved)}
+        at = {job: product.client.get(job).progress.step or 0 for job in (struck, moved)}
         for job, step in at.items():
             product.wait_step(job, step + 20)
             assert build_of(product, job) == former
 
         product.client.inject(struck, "kill", rank=1)
         product.wait(lambda: product.client.get(struck).progress.attempt == 2)
-        product.wait_step(struck, product.client.get(struck).progress.step + 20)
+        product.wait_step(struck, (product.client.get(struck).progress.step or 0) + 20)
         assert build_of(product, struck) == former, "its agents fork the ranks"
         product.client.inject(struck, "agent_death", rank=1)
         began = time.monotonic()

@@ -32,7 +32,7 @@ def metrics(
             help="loss, grad_norm, lr, step_time_s, ...; default: three of them and the job's own.",
         ),
     ],
-    after_step: Annotated[int, Parameter(help="Only steps above this one.")] = 0,
+    after_step: Annotated[int | None, Parameter(help="Only steps above this one.")] = None,
     height: Annotated[int, Parameter(help="Lines of each plot.")] = 8,
     tensorboard: Annotated[
         Path | None, Parameter(help="Write event files into this folder; plot nothing.")
@@ -68,10 +68,10 @@ def metrics(
 
 
 def _points(
-    client: Client, job_id: str, names: Sequence[str] | None, after_step: int
+    client: Client, job_id: str, names: Sequence[str] | None, after_step: int | None
 ) -> Sequence[MetricPoint]:
     found = client.thinned_metrics(job_id, names, most=MAX_PLOT_POINTS)
-    return [point for point in found if point.step > after_step]
+    return [point for point in found if after_step is None or point.step > after_step]
 
 
 def _default_names(points: Sequence[MetricPoint]) -> tuple[str, ...]:

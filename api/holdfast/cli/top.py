@@ -93,7 +93,7 @@ def _jobs(client: Client, width: int) -> Text:
 
 def _job(client: Client, job_id: str, width: int) -> Text:
     job, verdict = client.get(job_id), client.verdict(job_id)
-    after = max(0, job.progress.step - RECENT_POINTS)
-    points = list(client.metrics(job_id, ["loss"], after))
+    after = (job.progress.step or 0) - RECENT_POINTS
+    points = list(client.metrics(job_id, ["loss"], after if after > 0 else None))
     ranks = None if job.state.terminal else client.ranks(job_id)
     return top_view.job(job, verdict, ranks, client.incidents(job_id), points, width)

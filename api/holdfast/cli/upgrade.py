@@ -68,7 +68,9 @@ def _print_plan(server: Version, jobs: list[JobView]) -> None:
     for job in jobs:
         what = "nothing"
         if _is_due(job, server):
-            what = f"saves step {job.progress.step} or a later one, gives its nodes back, resumes"
+            step = job.progress.step
+            state = "its state" if step is None else f"step {step} or a later one"
+            what = f"saves {state}, gives its nodes back, resumes"
         table.add_row(job.name, job.id, output.state_text(job.state), job.build or "unknown", what)
     output.console().print(f"server: version {server.version}, build {server.build}")
     output.console().print(table if jobs else "no job is on the cluster")

@@ -247,7 +247,7 @@ def log_feed(job_id: str, query: LogQuery, after: int, tail: int | None) -> Feed
 
 
 def metrics(
-    job_id: str, names: Collection[str] | None, after_step: int
+    job_id: str, names: Collection[str] | None, after_step: int | None
 ) -> Pages[MetricPage, MetricPoint]:
     path, start = job_path(job_id, "/metrics"), {"after_step": after_step}
     return _pages(path, MetricPage, start=start, name=_listed(names), limit=PAGE)

@@ -72,6 +72,7 @@ class JobSnapshot:
             raise JobFailed(message, code or self.state.value.lower())
 
     def __repr__(self) -> str:
-        step, steps = f"step {self.progress.step}", self.progress.steps
+        known, steps = self.progress.step, self.progress.steps
+        step = "no step reported" if known is None else f"step {known}"
         step += f" of {steps}" if steps is not None else ""
         return f"<{type(self).__name__} {self.name} {self.id}: {self.state.value}, {step}>"

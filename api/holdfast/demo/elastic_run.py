@@ -137,7 +137,7 @@ class NodeOutage:
         if cluster is None:
             return
         if self._lost_from is None:
-            if job.progress.step >= max(1, (job.progress.steps or 0) // LOST_AT):
+            if (job.progress.step or 0) >= max(1, (job.progress.steps or 0) // LOST_AT):
                 self._lost_from = self._lose_a_node(job, cluster)
         elif self._has_trained_without(job, self._lost_from):
             self._return_a_node(job, cluster)
@@ -159,7 +159,7 @@ class NodeOutage:
         is_smaller = newest.world_size < lost_from.world_size
         if not is_smaller or newest.first_step is None:
             return False
-        return job.progress.step >= newest.first_step + STEPS_WITHOUT
+        return (job.progress.step or 0) >= newest.first_step + STEPS_WITHOUT
 
     def _return_a_node(self, job: JobView, cluster: LocalCluster) -> None:
         self._report(f"a node joins the cluster at step {job.progress.step}")

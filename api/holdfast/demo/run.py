@@ -184,7 +184,7 @@ class PlannedKills:
         if self._kills_done == len(kills) or job.state is not State.RUNNING:
             return
         steps = job.progress.steps or 0
-        if job.progress.step >= steps * (self._kills_done + 1) // (len(kills) + 1):
+        if (job.progress.step or 0) >= steps * (self._kills_done + 1) // (len(kills) + 1):
             kills[self._kills_done](job)
             self._kills_done += 1
 

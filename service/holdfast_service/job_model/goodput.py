@@ -2,18 +2,24 @@
 
 Promises: the kinds sum to the time held, to the microsecond; a step counts as productive once, in
 the attempt whose computation is part of history; all lost time is attributed to one incident, or
-to none; time off the cluster (queued, paused) is not a loss and is not counted. Each moment also
-counts as device-seconds, at the world size of that moment. Everything follows from stored data:
-rows of steps, attempts, incidents.
+to none; time off the cluster (queued, paused, absent) is not a loss and is not counted. Each moment
+also counts as device-seconds, at the world size of that moment. Everything follows from stored
+data: rows of steps, attempts, incidents, absences. Time that no stored step covers is never
+productive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from holdfast_service.job_model.world_history import DeviceClock, WorldPeriod
+from holdfast_service.job_model.world_history import (
+    Absence,
+    DeviceClock,
+    PresenceClock,
+    WorldPeriod,
+)
 from holdfast_service.policy.incidents import PHASES
 
 
@@ -22,11 +28,12 @@ class TimeKind(StrEnum):
 
     PRODUCTIVE = "productive"  # in a step that is part of history
     BETWEEN_STEPS = "between_steps"  # between two steps of one attempt: saving, logging
+    NO_STEP = "no_step"  # the ranks run, and no step of this time is known, or not yet
     REPLAYED = "replayed"  # in a step that was lost and had to be computed again
     STARTING = "starting"  # on the cluster, before the first step
     DETECTION = "detection"  # from the last finished step to the first signal of a fault
     RECOVERING = "recovery.other"  # from the signal to the first new step, outside of its phases
-    FINISHING = "finishing"  # after the last step: its checkpoint
+    FINISHING = "finishing"  # after the last step, until the end: its checkpoint
 
 
 RECOVERY = "recovery."
@@ -79,6 +86,8 @@ class AttemptRun:
     restored_step: int
     incident: int | None = None
     """Number of the incident that made the attempt necessary, if any."""
+    running_at: float | None = None
+    """When its ranks ran; of a program whether or not it reports steps. None: not known."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,8 @@ class Goodput:
     """The number of devices at the end."""
     spans: tuple[TimeSpan, ...] = ()
     """The job's time in chronological order."""
+    absences: tuple[Absence, ...] = ()
+    """The times within a stay on the cluster that are not counted."""
 
     @property
     def goodput(self) -> float | None:
@@ -137,27 +148,45 @@ def account(
     ended: bool,
     worlds: Sequence[WorldPeriod] = (),
     devices: int = 1,
+    absences: Sequence[Absence] = (),
 ) -> Goodput:
     """The goodput of a job.
 
-    `held`: the intervals in which the job held resources, in order; a live job's last one ends
-    now. `worlds`: see `world_periods`; `devices`: their number in moments without a world, as
-    before the first attempt. A step range must be part of history as a whole, or be discarded as a
-    whole by one attempt: see `History.has_one_fate`.
+    `held`: the stays on the cluster, in order; a live job's last one ends with its last known
+    moment. `absences`: within them; a step range must not reach over one. `worlds`: see
+    `world_periods`; `devices`: their number in moments without a world, as before the first
+    attempt. A step range must be part of history as a whole, or be discarded as a whole by one
+    attempt: see `History.has_one_fate`.
     """
+    presence = PresenceClock(absences)
+    outages = [*outages, *_restarts(absences, runs)]
+    if absences:
+        at = presence.at
+        held = [(at(since), at(until)) for since, until in held]
+        rows = [replace(row, since=at(row.since), at=at(row.at)) for row in map(_as_range, rows)]
+        outages = [
+            replace(
+                outage,
+                signalled_at=at(outage.signalled_at),
+                closed_at=None if outage.closed_at is None else at(outage.closed_at),
+            )
+            for outage in outages
+        ]
+        worlds = [replace(world, since=at(world.since), until=at(world.until)) for world in worlds]
     history = History(runs)
+    running = sorted(_us(presence.at(run.running_at)) for run in runs if run.running_at is not None)
     ordered = sorted(
         (_as_range(row) for row in rows), key=lambda steps: (steps.at, steps.attempt, steps.first)
     )
     clock = DeviceClock(worlds, devices)
-    ledger = _TimeLedger(_recovery_pieces(outages, held[-1][1] if held else 0.0), clock)
-    at = 0
+    ledger = _TimeLedger(_recovery_pieces(outages, held[-1][1] if held else 0.0), clock, running)
+    place = 0
     for number, (since, until) in enumerate(held):
-        begin = at
-        while at < len(ordered) and (ordered[at].at <= until or number == len(held) - 1):
-            at += 1
+        begin = place
+        while place < len(ordered) and (ordered[place].at <= until or number == len(held) - 1):
+            place += 1
         over = ended or number < len(held) - 1
-        ledger.add_interval(_us(since), _us(until), ordered[begin:at], history, over=over)
+        ledger.add_interval(_us(since), _us(until), ordered[begin:place], history, over=over)
     return Goodput(
         held_s=sum(ledger.spent.values()) / 1e6,
         by_kind_s={kind: us / 1e6 for kind, us in ledger.spent.items()},
@@ -168,10 +197,22 @@ def account(
         lost_device_s={incident: us / 1e6 for incident, us in ledger.lost_by_devices.items()},
         devices=clock.size_before(_us(held[-1][1])) if held else devices,
         spans=tuple(
-            TimeSpan(kind, since / 1e6, until / 1e6, incident)
+            TimeSpan(kind, *stretch, incident)
             for kind, since, until, incident in ledger.spans
+            for stretch in presence.stretches(since / 1e6, until / 1e6)
         ),
+        absences=tuple(absences),
     )
+
+
+def _restarts(absences: Sequence[Absence], runs: Sequence[AttemptRun]) -> list[Outage]:
+    """Starts of a job of which everything had gone: lost time, without an incident."""
+    running = sorted(run.running_at for run in runs if run.running_at is not None)
+    return [
+        Outage(absence.until, next((at for at in running if at >= absence.until), None))
+        for absence in absences
+        if absence.gone
+    ]
 
 
 def _as_range(row: CommittedStep | StepRange) -> StepRange:
@@ -186,11 +227,17 @@ RecoveryPiece = tuple[int, int, str, int | None]
 
 
 class _TimeLedger:
-    """Assigns each microsecond to one kind. `pieces`: of recoveries, in order, not overlapping."""
+    """Assigns each microsecond to one kind. `pieces`: of recoveries, in order, not overlapping.
+    `running`: when attempts ran, in order."""
 
-    def __init__(self, pieces: Sequence[RecoveryPiece], clock: DeviceClock) -> None:
+    def __init__(
+        self, pieces: Sequence[RecoveryPiece], clock: DeviceClock, running: Sequence[int]
+    ) -> None:
         self._recovery_pieces = pieces
         self._clock = clock
+        self._running = running
+        self._runs_from: int | None = None
+        """When the first attempt of the interval ran."""
         self._next = 0
         self.spent: dict[str, int] = {kind.value: 0 for kind in TimeKind}
         self.spent_by_devices = dict(self.spent)
@@ -204,19 +251,24 @@ class _TimeLedger:
         self, since: int, until: int, rows: Sequence[StepRange], history: History, *, over: bool
     ) -> None:
         """Add an interval with resources, and the steps that ended in it."""
-        cursor, before = since, None
+        cursor, before, last = since, None, 0
         self._at = since
+        self._runs_from = next((at for at in self._running if at >= since), None)
         for row in rows:
             end = min(max(_us(row.at), cursor), until)
             start = max(end - (_us(row.at) - _us(row.since)), cursor)
             idle = max(0, (_us(row.at) - _us(row.since)) - _us(row.busy_s))
             idle = min(idle, end - start) if row.steps > 1 else 0
             if before == row.attempt:
-                self._assign(TimeKind.BETWEEN_STEPS, start - cursor)
+                # Steps between them are not known: they were made in this time.
+                known = row.first <= last + 1
+                between = TimeKind.BETWEEN_STEPS if known else TimeKind.NO_STEP
+                self._assign(between, start - cursor)
             else:
                 first = TimeKind.STARTING if before is None else TimeKind.DETECTION
                 self._gap(cursor, start, first, TimeKind.RECOVERING)
-            self._assign(TimeKind.BETWEEN_STEPS, idle)
+            complete = row.steps == row.last - row.first + 1
+            self._assign(TimeKind.BETWEEN_STEPS if complete else TimeKind.NO_STEP, idle)
             if history.keeps(row.attempt, row.last):
                 self._assign(TimeKind.PRODUCTIVE, end - start - idle)
                 self.steps += row.steps
@@ -224,12 +276,12 @@ class _TimeLedger:
                 discarded_by = history.discarded_by(row.attempt, row.last)
                 self._assign(TimeKind.REPLAYED, end - start - idle, discarded_by)
                 self.replayed += row.steps
-            cursor, before = end, row.attempt
+            cursor, before, last = end, row.attempt, row.last
         if before is None:
             self._gap(cursor, until, TimeKind.STARTING, TimeKind.STARTING)
         else:
-            rest = TimeKind.FINISHING if over else TimeKind.BETWEEN_STEPS
-            self._gap(cursor, until, rest, TimeKind.RECOVERING if not over else rest)
+            rest = TimeKind.FINISHING if over else TimeKind.NO_STEP
+            self._gap(cursor, until, rest, rest)
 
     def _gap(self, since: int, until: int, before: TimeKind, after: TimeKind) -> None:
         """Assign time without steps: to the recoveries within it, to kind `before` ahead of the
@@ -249,10 +301,18 @@ class _TimeLedger:
                 incident = of
                 if start > cursor and kind is not TimeKind.STARTING:
                     kind = TimeKind.DETECTION
-            self._assign(kind, start - cursor, incident)
+            self._assign_wait(kind, start - cursor, incident)
             self._assign(phase, end - start, of)
             cursor, kind, incident, at = max(end, cursor), after, of, at + 1
-        self._assign(kind, until - cursor, incident)
+        self._assign_wait(kind, until - cursor, incident)
+
+    def _assign_wait(self, kind: TimeKind, microseconds: int, incident: int | None) -> None:
+        """Assign time without steps. A start is over once the ranks of an attempt run."""
+        if kind is TimeKind.STARTING and self._runs_from is not None:
+            starting = min(max(0, self._runs_from - self._at), max(0, microseconds))
+            self._assign(kind, starting)
+            kind, microseconds = TimeKind.NO_STEP, microseconds - starting
+        self._assign(kind, microseconds, incident)
 
     def _assign(self, kind: str, microseconds: int, incident: int | None = None) -> None:
         """`incident`: the time is attributed to it, if its kind is lost."""

@@ -117,10 +117,10 @@ def brings(spec: Mapping[str, Any]) -> Brings:
     return next(of_user, Brings.RECIPE)
 
 
-def has_goodput(spec: Mapping[str, Any], step: int) -> bool:
+def has_goodput(spec: Mapping[str, Any], attempt: int) -> bool:
     """Whether the time in steps is known. A program may never report one: its goodput is then not
-    zero, but not known."""
-    return step > 0 or not brings(spec).is_program
+    zero, but not known. `attempt`: of the newest step that was reported, 0 if none was."""
+    return attempt > 0 or not brings(spec).is_program
 
 
 def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> ProgramLevel | None:

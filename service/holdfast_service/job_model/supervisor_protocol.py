@@ -107,6 +107,7 @@ class Cursors:
     event: int = 0
     row: tuple[int, int] = (0, 0)  # (attempt, step) of the last metric row
     logs: dict[str, int] = field(default_factory=dict)  # "<agent>.<incarnation>" -> seq
+    fresh: bool = False  # ask the agents first: there is no later poll
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class SupervisorReport:
 
     epoch: int
     phase: Phase
-    step: int
+    step: int | None  # None: no step is known yet, by this supervisor
     attempt: int
     events: tuple[SupervisorEvent, ...] = ()
     rows: tuple[StepRow, ...] = ()  # (attempt, step) > cursors.row, ascending, bounded number
@@ -163,8 +164,8 @@ class LostAttempt:
 
     attempt: int
     world_size: int
-    step: int
-    """The newest step that was stored."""
+    step: int | None
+    """The newest step that was stored; None: a program has reported none."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,20 @@
-"""The meshes that a job had over time, and the device-seconds of any interval. Pure.
+"""The meshes that a job had over time, the absences, and the device-seconds of any interval. Pure.
 
 A world counts from the moment at which its attempt began to form. The time before the first attempt
 of a stay on the cluster counts as that attempt's: its devices are held for it.
+
+In an absence nothing of the job ran on the cluster, so it held no device. Two stored facts show
+one: a supervisor had to be created and nothing of the job was left beside it (from the last sign of
+life until then), or the supervisor's own loop stood still (its machine was stopped). A server that
+was away proves nothing: the ranks may have trained.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,80 @@ class WorldPeriod:
     until: float
     mesh: Mapping[str, int]
     world_size: int
+
+
+LEAST_ABSENCE_S = 60.0
+"""A supervisor whose loop stood still for less was busy, or its machine was."""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A time in which nothing of the job ran. `gone`: everything of it had ended, so that it
+    started again; otherwise its machine stood still, and it went on where it was."""
+
+    since: float
+    until: float
+    gone: bool = False
+
+
+def without_steps(absences: Sequence[Absence], ends: Iterable[float]) -> list[Absence]:
+    """The absences as the steps leave them. `ends`: when steps ended. A step that ended meanwhile
+    shows that ranks ran on another machine than the one that stood still."""
+    marks = sorted(ends)
+    found: list[Absence] = []
+    for absence in absences:
+        if absence.gone:
+            found.append(absence)
+            continue
+        inside = [at for at in marks if absence.since < at < absence.until]
+        edges = [absence.since, *inside, absence.until]
+        found += [
+            Absence(since, until)
+            for since, until in pairwise(edges)
+            if until - since >= LEAST_ABSENCE_S
+        ]
+    return found
+
+
+class PresenceClock:
+    """A clock in microseconds that stands still during absences, and runs as any other between."""
+
+    def __init__(self, absences: Iterable[Absence]) -> None:
+        self._edges: list[tuple[int, int]] = []
+        """Start and end of the absences, in order, not overlapping."""
+        for absence in sorted(absences, key=lambda absence: absence.since):
+            since, until = _us(absence.since), _us(absence.until)
+            if self._edges and since <= self._edges[-1][1]:
+                since, before = self._edges.pop()
+                until = max(until, before)
+            if until > since:
+                self._edges.append((since, until))
+
+    def at(self, seconds: float) -> float:
+        """The time of this clock, in seconds, at a time of day."""
+        at_us = _us(seconds)
+        return (at_us - self._absent_until(at_us)) / 1e6
+
+    def stretches(self, since: float, until: float) -> list[tuple[float, float]]:
+        """The times of day that this clock shows as the interval; one without length has none."""
+        found: list[tuple[float, float]] = []
+        cursor, end, passed = _us(since), _us(until), 0
+        for start, stop in self._edges:
+            here = start - passed
+            if cursor < here:
+                upto = min(end, here)
+                if upto > cursor:
+                    found.append(((cursor + passed) / 1e6, (upto + passed) / 1e6))
+                cursor = upto
+            if cursor >= end:
+                return found
+            passed += stop - start
+        if end > cursor:
+            found.append(((cursor + passed) / 1e6, (end + passed) / 1e6))
+        return found
+
+    def _absent_until(self, at_us: int) -> int:
+        return sum(min(at_us, stop) - start for start, stop in self._edges if start < at_us)
 
 
 def world_periods(

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, TERMINAL, State
@@ -91,7 +92,7 @@ class FleetReader:
             )
             held = (
                 func.sum(JobRecord.held_s),
-                func.sum(now - JobRecord.held_since),
+                func.sum(_known_until(now) - JobRecord.held_since),
                 func.sum(JobRecord.productive_s),
             )
             left_s, present_s, effective_s = (await session.execute(select(*held))).one()
@@ -128,6 +129,13 @@ class FleetReader:
                 self._phases.setdefault(phase, Distribution()).add(taken_s)
         old = self._until - LOOKBACK_S
         self._counted = {key: at for key, at in self._counted.items() if at > old}
+
+
+def _known_until(now: float) -> ColumnElement[float]:
+    """See `accounts.known_until`."""
+    told, since = JobRecord.told_at, JobRecord.held_since
+    known = case((told > since, told), else_=since)
+    return case((known < now, known), else_=now)
 
 
 class _ClosedIncident(NamedTuple):

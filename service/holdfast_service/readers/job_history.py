@@ -38,6 +38,8 @@ from holdfast_service.views.pages import (
 )
 from holdfast_workers.protocol.metrics import METRICS
 
+ALL_STEPS = -1
+"""Steps above this one are all: a program may begin with step 0."""
 _GOODPUT_CACHE_S = 60.0
 _MAX_DISCARDED_POINTS = 1000
 _MAX_DISCARDED_ATTEMPTS = 100
@@ -98,7 +100,7 @@ class JobHistory:
         self,
         job_id: str,
         names: Collection[str] | None = None,
-        after_step: int = 0,
+        after_step: int = ALL_STEPS,
         limit: int = 1000,
         points: int | None = None,
         until_step: int | None = None,
@@ -116,7 +118,7 @@ class JobHistory:
         async with read_job(self._store, job_id) as (session, job):
             selected = _select_metrics(job, names)
             if points is not None:
-                known = max(job.steps, job.step, job.cursor_step)
+                known = max(job.steps, job.step or 0, job.cursor_step)
                 until = known if until_step is None else until_step
                 found = await self._charted(session, job, selected, after_step, until, points)
             else:
@@ -129,7 +131,7 @@ class JobHistory:
                             break
                         found.append(row)
             if discarded:
-                history = History(await accounts.runs(session, job.id, set()))
+                history = History(await accounts.runs(session, job.id))
                 rolled_back = await series.read_discarded(session, job.id, after_step, history)
         last_step = found[-1][0] if found else after_step
         return MetricPage(
@@ -198,7 +200,7 @@ class JobHistory:
         points: int,
     ) -> list[Row]:
         """Rows for a chart, read from outlines where a bucket of the chart spans a whole chunk."""
-        last = min(until_step, max(job.step, job.cursor_step))
+        last = min(until_step, max(job.step or 0, job.cursor_step))
         buckets = max(1, points // (2 * len(charted(names))))
         if (last - after_step) // series.WINDOW > buckets:
             rows = await series.read_outlined(session, job.id, after_step, until_step)

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.program_levels import brings
 from holdfast_service.placement.replica_placement import coordinates
 from holdfast_service.policy.quarantine import node_name
 from holdfast_service.readers import rank_heatmap
@@ -148,14 +149,18 @@ async def ranks_view(session: AsyncSession, job: JobRecord) -> RanksView:
     members = await _MEMBERS.all(session, job=job.id, number=job.attempt)
     times = [state[3] for state in seen.values() if state[3]]
     median = float(np.median(times)) if times else None
-    front = max((state[0] for state in seen.values()), default=None)
+    steps = {rank: state[0] for rank, state in seen.items()}
+    if newest is not None and brings(job.spec).is_program:
+        # Its ranks need not report steps, and one that reports none stands where it was launched.
+        launched_at = newest.restore.get("step") or 0
+        steps = {rank: step for rank, step in steps.items() if step > launched_at}
     mesh = newest.mesh if newest is not None else {}
     return RanksView(
         at=states.at if states is not None and seen else None,
         attempt=job.attempt,
-        front_step=front,
+        front_step=max(steps.values(), default=None),
         ranks=tuple(
-            _rank(member, seen.get(str(member.rank)), front, median, mesh, live=live)
+            _rank(member, seen.get(str(member.rank)), steps, median, mesh, live=live)
             for member in members
         ),
     )
@@ -164,19 +169,21 @@ async def ranks_view(session: AsyncSession, job: JobRecord) -> RanksView:
 def _rank(
     member: AttemptMember,
     seen: Sequence[Any] | None,
-    front: int | None,
+    steps: Mapping[str, int],
     median: float | None,
     mesh: Mapping[str, int],
     *,
     live: bool,
 ) -> RankView:
-    step, phase, silent_s, took = seen or (None, None, None, None)
+    """`steps`: rank -> its step, if known."""
+    _, phase, silent_s, took = seen or (None, None, None, None)
+    step = steps.get(str(member.rank))
     return RankView.from_attributes(
         member,
         node=_node_of(member),
         step=step,
         phase=phase if live else None,
-        lag_steps=front - step if front is not None and step is not None else None,
+        lag_steps=None if step is None else max(steps.values()) - step,
         step_time_s=took,
         slow_factor=round(took / median, 3) if took and median else None,
         silent_s=silent_s if live else None,

@@ -18,6 +18,7 @@ _KINDS = {
     TimeKind.PRODUCTIVE: SpanKind.PRODUCTIVE,
     TimeKind.BETWEEN_STEPS: SpanKind.PRODUCTIVE,
     TimeKind.REPLAYED: SpanKind.REPLAYING,
+    TimeKind.NO_STEP: SpanKind.RUNNING,
     TimeKind.STARTING: SpanKind.STARTING,
     TimeKind.DETECTION: SpanKind.DETECTING,
     TimeKind.FINISHING: SpanKind.FINISHING,
@@ -35,19 +36,18 @@ def span_kind(kind: str) -> SpanKind:
 
 def timeline_spans(
     held: Sequence[TimeSpan],
-    idle: Sequence[tuple[float, float, State]],
+    idle: Sequence[tuple[float, float, State | None]],
     attempts: Sequence[tuple[float, int]],
     since: float,
     until: float,
 ) -> list[SpanView]:
     """The spans between `since` and `until`, in order. `held`: time on the cluster; `idle`: time
-    off it, with the state; `attempts`: (start of forming, number) of each attempt, in order."""
+    off it, with the state, or None where nothing shows the job; `attempts`: (start of forming,
+    number) of each attempt, in order."""
     starts = [at for at, _ in attempts]
     found = [(span.since, span.until, span_kind(span.kind), span.incident) for span in held]
-    found += [
-        (start, end, SpanKind.STOPPED if state is State.PAUSED else SpanKind.WAITING, None)
-        for start, end, state in idle
-    ]
+    off = {State.PAUSED: SpanKind.STOPPED, None: SpanKind.AWAY}
+    found += [(start, end, off.get(state, SpanKind.WAITING), None) for start, end, state in idle]
     joined: list[SpanView] = []
     for began, ended, kind, incident in sorted(found, key=lambda span: (span[0], span[1])):
         start, end = max(began, since), min(ended, until)

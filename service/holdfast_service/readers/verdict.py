@@ -25,7 +25,8 @@ class JobStanding:
     created_at: float
     started_at: float | None
     ended_at: float | None
-    step: int
+    step: int | None
+    """None: a program has reported none."""
     steps: int | None
     attempt: int
     waiting: WaitingView | None = None
@@ -78,7 +79,7 @@ def duration(seconds: float) -> str:
 
 def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR0911  (one for each state)
     """The headline, and a sentence about the present activity."""
-    place = f"step {job.step:,}" + (f" of {job.steps:,}" if job.steps else "")
+    place = f"step {job.step or 0:,}" + (f" of {job.steps:,}" if job.steps else "")
     at = f" at {place}" if _is_step_known(job) else ""
     reached = f" The job had reached {place}." if _is_step_known(job) else ""
     starts = _start(job)
@@ -124,8 +125,8 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
 
 
 def _is_step_known(job: JobStanding) -> bool:
-    """Whether any step of the job is known: step 0 of a program means that it has reported none."""
-    return job.step > 0 or not _is_program(job)
+    """Whether any step of the job is known: a program may have reported none."""
+    return job.step is not None or not _is_program(job)
 
 
 def _is_program(job: JobStanding) -> bool:
@@ -160,9 +161,11 @@ def _running(job: JobStanding, place: str) -> tuple[str, str]:
 
 
 def _completed(job: JobStanding) -> str:
+    if job.step is None:
+        return "The program has ended"
     if job.steps and job.step >= job.steps:
         return f"All {job.steps:,} steps are complete"
-    return f"The program has ended after step {job.step:,}" if job.step else "The program has ended"
+    return f"The program has ended after step {job.step:,}"
 
 
 def _with_wait(job: JobStanding, sentence: str) -> str:
@@ -228,7 +231,7 @@ def _next_step(job: JobStanding) -> str | None:  # noqa: PLR0911  (one for each 
                 )
             return "The ranks form a new attempt and continue from the newest state that all have."
         case _ if job.eta_s is not None and job.steps:
-            left = max(0, job.steps - job.step)
+            left = max(0, job.steps - (job.step or 0))
             return f"{left:,} steps left: about {duration(job.eta_s)} at this pace."
         case _:
             return None

@@ -8,10 +8,11 @@ next holder of the lease continues after a crash. No transaction is open during 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select, text
@@ -62,7 +63,7 @@ from holdfast_service.services.init_sources import (
     is_held_for,
 )
 from holdfast_service.settings import Settings
-from holdfast_service.store import nodes, projection, queries
+from holdfast_service.store import job_row_stats, nodes, projection, queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.event_rows import close_incidents_of_ended_job
 from holdfast_service.store.job_lookup import spec_of
@@ -155,6 +156,24 @@ class JobDriver:
             return await self._without_supervisor(job, intents, error)
         except LaunchRefused as error:
             return await self._fail_launch(error)
+
+    async def take_last_report(self) -> None:
+        """Store all that the job's supervisor and agents have now: there is no later poll."""
+        job, intents = await self._read()
+        start = intents.get(Effect.START)
+        if start is None or not start.done_at or not State(job.state).on_cluster:
+            return
+        with contextlib.suppress(ClusterUnavailable, SupervisorUnavailable):
+            while self._silent_since is None:
+                cursors = replace(projection.cursors_of(job), fresh=True)
+                report = await self._cluster.poll(job.id, cursors)
+                async with self._transaction() as tx:
+                    stored = await projection.store_report(
+                        tx, report, self._settings.quarantine_rules, hold_end=True
+                    )
+                job = tx.job
+                if not (stored.end_held or _is_truncated(report)):
+                    return
 
     async def close(self) -> None:
         """Release what the driver holds; no step may follow."""
@@ -305,6 +324,7 @@ class JobDriver:
     async def _start(self, job: JobRecord, intents: Mapping[str, Intent]) -> Intent:
         """STARTING: create the supervisor, or adopt it if an earlier process created it."""
         self._ended_since = None
+        await self._record_absence(job, intents)
         avoided_nodes = await self._avoided_at_start()
         package = (
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
@@ -351,6 +371,17 @@ class JobDriver:
         if attempt is None or attempt.state == "ended":
             return None
         return LostAttempt(attempt.number, attempt.world_size, job.step)
+
+    async def _record_absence(self, job: JobRecord, intents: Mapping[str, Intent]) -> None:
+        """If nothing is left of a job that was on the cluster, no device was held for it since its
+        last sign of life. Stored before anything of it starts again; repeated, it changes
+        nothing."""
+        started = intents.get(Effect.START)
+        if not (started and started.times) or job.id in await self._cluster.jobs_present():
+            return
+        async with self._transaction() as tx:
+            if not tx.state.terminal:
+                await job_row_stats.record_gone(tx)
 
     def _readable_spec(self, job: JobRecord) -> JobSpec:
         """Raises LaunchRefused for a new job whose spec this version cannot read; SpecUnreadable
@@ -471,7 +502,7 @@ class JobDriver:
         deadline = 0.0 if Effect.CANCEL_NOW in intents else intent.at + _stop_s(job)
         forced = max(deadline, intent.at) + self._settings.cancel_deadline_s
         if time.time() > forced or Effect.RELEASE in intents:  # the job was paused before
-            return await self._cancel_by_force(job)
+            return await self._cancel_by_force(job, intents)
         order = StopOrder(StopKind.CANCEL, "cancelled by the user", deadline)
         await self._send_stop(job, intents, Effect.CANCEL, order)
         return None
@@ -526,8 +557,10 @@ class JobDriver:
                 tx.end(State.CANCELLED, "cancelled", "cancelled during the pause")
         return NextStep(0.0)
 
-    async def _cancel_by_force(self, job: JobRecord) -> NextStep:
+    async def _cancel_by_force(self, job: JobRecord, intents: Mapping[str, Intent]) -> NextStep:
         """Release the resources of a job that did not end in time, then record its end."""
+        await self._record_absence(job, intents)
+        await self.take_last_report()
         if not await self._cluster.release(job.id):
             return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:
@@ -595,21 +628,24 @@ class JobDriver:
         if State(job.state) is State.CANCELLING and (
             waited or intents[Effect.START].done_at is None
         ):
-            return await self._cancel_by_force(job)
+            return await self._cancel_by_force(job, intents)
         if not waited:
             async with self._transaction() as tx:
                 tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
             return NextStep(min(self._settings.pace.reconcile_interval_s, _SILENT_LOOK_S))
         if intents[Effect.START].times >= SUPERVISOR_STARTS:
-            return await self._fail_supervisor_lost(job, error)
+            return await self._fail_supervisor_lost(job, intents, error)
         async with self._transaction() as tx:
             (await tx.record_intent(Effect.START)).done_at = None
         await self._crash_hook(CrashPoint.START_INTENDED)
         self._silent_since = None
         return NextStep(0.0)
 
-    async def _fail_supervisor_lost(self, job: JobRecord, error: SupervisorUnavailable) -> NextStep:
+    async def _fail_supervisor_lost(
+        self, job: JobRecord, intents: Mapping[str, Intent], error: SupervisorUnavailable
+    ) -> NextStep:
         """Fail a job whose supervisor was lost too often, instead of restarting it forever."""
+        await self._record_absence(job, intents)
         if not await self._cluster.release(job.id):
             return NextStep(self._settings.pace.release_retry_s)
         async with self._transaction() as tx:

@@ -284,7 +284,7 @@ class Reconciler:
             else:
                 self._urgent_jobs.discard(lease.id)
             if self._stop.is_set():
-                return 0.0
+                break
             due = time.monotonic() + next_step.delay_s
             woken = await wait_until_set(wake, next_step.delay_s)
             if not woken and next_step.delay_s > 0 and len(self._leases.tasks) > _MANY_DRIVES:
@@ -297,7 +297,9 @@ class Reconciler:
                 wake.clear()
                 driver.invalidate()
             if self._stop.is_set():
-                return 0.0
+                break
+        await driver.take_last_report()  # the cluster may end with this server
+        return 0.0
 
     async def _after_error(self, lease: RowLease, error: Exception, errors: int) -> NextStep:
         """Record the error as the job's wait reason; retry with exponential backoff."""

@@ -156,8 +156,13 @@ class RecoveryCore:
 
     @property
     def committed(self) -> int:
-        """The newest step known to be committed on the present line."""
+        """The newest step known to be committed on the present line; 0 if none is."""
         return self.state.progress.committed
+
+    @property
+    def known_step(self) -> int | None:
+        """The same; None if none is."""
+        return self.committed if self.state.progress.has_step else None
 
 
 def _may_end_wait(event: inputs.Input) -> bool:

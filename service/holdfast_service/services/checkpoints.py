@@ -354,7 +354,7 @@ async def _protected_step(session: AsyncSession, job: JobRecord) -> int | None:
     if State(job.state).terminal:
         return None
     newest = None
-    async with aclosing(series.read_rows(session, job.id, max(0, job.cursor_step - 1))) as rows:
+    async with aclosing(series.read_rows(session, job.id, job.cursor_step - 1)) as rows:
         async for _step, _attempt, values in rows:
             newest = values[_PROTECTED]
     return newest if newest is not None and newest >= 0 else None

@@ -308,7 +308,7 @@ async def _standing(
         outcome_code=job.outcome_code,
         outcome_message=job.outcome_message or "",
         eta_s=job_row_stats.eta_s(job),
-        goodput=account.goodput if has_goodput(job.spec, job.step) else None,
+        goodput=account.goodput if has_goodput(job.spec, job.cursor_attempt) else None,
         held_device_s=account.held_device_s,
         lost_device_s=sum(account.lost_device_s.values()),
         reported_at=job.told_at,
@@ -329,12 +329,18 @@ async def _timeline(
     since: float | None = None,
     until: float | None = None,
 ) -> TimelineView:
-    intervals = await accounts.state_intervals(session, job.id, now)
-    idle = [
+    intervals = await accounts.state_intervals(session, job, now)
+    idle: list[tuple[float, float, State | None]] = [
         (interval.since, interval.until, interval.state)
         for interval in intervals
         if not interval.held
     ]
+    idle += [(absence.since, absence.until, None) for absence in account.absences]
+    if job.ended_at is None and intervals and intervals[-1].held:
+        known = intervals[-1].until
+        if now - known <= accounts.REPORT_S:
+            now = known
+        idle.append((known, now, None))
     formed = await accounts.formed_worlds(session, job.id)
     periods = world_periods(formed, accounts.times_held(intervals))
     attempts = [(at, number_) for at, number_ in await _ATTEMPTS.all(session, job=job.id)]

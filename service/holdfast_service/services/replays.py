@@ -77,7 +77,7 @@ class ReplayService:
                     "in their last bits, so a replay proves nothing; submit it with strict"
                 )
             newest = await series.newest_digest(session, job_id)
-            last_step = min(newest or 0, job.step)
+            last_step = min(newest or 0, job.step or 0)
             if not last_step:
                 raise NothingToReplay(
                     f"job {job_id} has committed no step with a digest yet: wait for its first "
@@ -113,7 +113,7 @@ async def _progress(session: AsyncSession, replay: JobRecord, mark: ReplayMark) 
     newest = await series.newest_digest(session, replay.id) or 0
     has_ended = State(replay.state).terminal
     if has_ended:  # no further digest will come
-        newest = max(newest, replay.step)
+        newest = max(newest, replay.step or 0)
     return ReplayProgress(replay.id, min(newest, mark.until_step), has_ended)
 
 

@@ -38,6 +38,7 @@ from holdfast_service.job_model.events.incidents import (
 )
 from holdfast_service.job_model.events.progress import (
     EndedEvent,
+    JobAwayEvent,
     PhaseEvent,
     StopUndoneEvent,
     WaitingEvent,
@@ -128,6 +129,8 @@ async def _apply_to_job(tx: JobTransaction, content: AnyEvent, at: float) -> Non
                 await series.forget_digests(tx.session, tx.job.id, trip.back_to)
         case StragglerEvent():
             _save_straggler(tx, content, at)
+        case JobAwayEvent():
+            tx.record_absence(content, at)
         case StopUndoneEvent(reason=reason) if tx.state is State.PAUSING:
             if tx.job.desired == Desired.PAUSED:
                 tx.job.desired = Desired.RUNNING

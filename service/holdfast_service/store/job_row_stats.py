@@ -1,7 +1,7 @@
 """Statistics of a job for lists (pace, productive time), updated in its row as metric rows arrive.
 
-They match the goodput account (`job_model/goodput.py`) up to the skew between two clocks; the
-account itself is exact. Jobs older than these columns have no statistics.
+Each step that is stored adds its time. The goodput account (`job_model/goodput.py`) is exact, and
+replaces the sums when an attempt has replaced another, after an absence, and at the end.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
-
-from holdfast_service.job_model.goodput import CommittedStep, History
+from holdfast_service.job_model.events.progress import AwayWhy, JobAwayEvent
+from holdfast_service.job_model.goodput import TimeKind
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.store import accounts, series
+from holdfast_service.job_model.program_levels import has_goodput
+from holdfast_service.store import accounts
 from holdfast_service.store.json_safe import number
-from holdfast_service.store.models import JobRecord, MetricChunk
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.messages import StepRow
 
@@ -30,9 +30,34 @@ async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attemp
     if rows:
         _update_pace(job, rows, known_attempt)
         job.productive_s += sum(number(row.step_time_s) or 0.0 for row in rows)
-        for attempt in sorted({row.attempt for row in rows if row.attempt > known_attempt}):
-            job.productive_s = max(0.0, job.productive_s - await _rolled_back_s(tx, attempt))
-    tx.update_goodput()
+    if any(row.attempt > known_attempt for row in rows) or tx.state.terminal or tx.was_away:
+        await _take_account(tx)
+    else:
+        tx.update_goodput()
+
+
+async def record_gone(tx: JobTransaction) -> None:
+    """Nothing of the job is left on the cluster: it held no device since its last sign of life."""
+    seen = await accounts.last_sign_of_life(tx.session, tx.job)
+    if seen is None or seen >= tx.now:
+        return
+    event = JobAwayEvent(away_s=tx.now - seen, why=AwayWhy.GONE)
+    tx.emit(event)
+    tx.record_absence(event, tx.now)
+    await _take_account(tx)
+
+
+async def _take_account(tx: JobTransaction) -> None:
+    """Take the statistics from the goodput account: a rollback or an absence has changed what
+    counts, or the job has ended."""
+    job = tx.job
+    account = await accounts.goodput(tx.session, job, tx.now)
+    job.productive_s = account.by_kind_s[TimeKind.PRODUCTIVE]
+    job.held_s = account.held_s
+    if job.held_since is not None:
+        job.held_since = max(job.held_since, tx.now)
+    if has_goodput(job.spec, job.cursor_attempt):
+        job.goodput = account.goodput
 
 
 def eta_s(job: Any) -> float | None:
@@ -40,7 +65,7 @@ def eta_s(job: Any) -> float | None:
     number of its steps is not known."""
     if job.step_s is None or not job.steps or State(job.state) not in _STEPPING_STATES:
         return None
-    left: float = max(0, job.steps - job.step) * job.step_s
+    left: float = max(0, job.steps - (job.step or 0)) * job.step_s
     return left
 
 
@@ -57,27 +82,3 @@ def _update_pace(job: JobRecord, rows: Sequence[StepRow], known_attempt: int) ->
         return
     before = job.step_s if newest == known_attempt else None
     job.step_s = pace if before is None else before + _PACE_WEIGHT * (pace - before)
-
-
-async def _rolled_back_s(tx: JobTransaction, attempt: int) -> float:
-    """Productive seconds discarded because `attempt` restarted from an earlier step."""
-    job_id = tx.job.id
-    found = await accounts.runs(tx.session, job_id, {attempt})
-    this = next((run for run in found if run.attempt == attempt), None)
-    if this is None:
-        return 0.0
-    before = History([run for run in found if run.attempt < attempt])
-    chunks = await tx.session.scalars(
-        select(MetricChunk).where(
-            MetricChunk.job_id == job_id,
-            MetricChunk.window >= series.window(this.restored_step + 1),
-            MetricChunk.attempt < attempt,
-        )
-    )
-    lost: list[CommittedStep] = [
-        row
-        for chunk in chunks
-        for row in accounts.rows_of(chunk)
-        if row.step > this.restored_step and before.keeps(row.attempt, row.step)
-    ]
-    return sum(row.step_time_s for row in lost)

@@ -99,7 +99,7 @@ class JobRecord(Leased, Base):
         String(80), index=True
     )  # id of the user's code package
 
-    step: Mapped[int] = mapped_column(default=0)
+    step: Mapped[int | None]  # None: a program has reported none yet
     steps: Mapped[int]  # 0: not known, of a user's program
     attempt: Mapped[int] = mapped_column(default=0)
     incidents: Mapped[int] = mapped_column(default=0)
@@ -114,7 +114,7 @@ class JobRecord(Leased, Base):
     goodput: Mapped[float | None]
     productive_s: Mapped[float] = mapped_column(default=0.0)
     held_s: Mapped[float] = mapped_column(default=0.0)
-    held_since: Mapped[float | None]  # start of the current stay on the cluster; None: not on it
+    held_since: Mapped[float | None]  # up to here `held_s` counts; None: not on the cluster
     step_s: Mapped[float | None]  # seconds per step at the present pace
     told_at: Mapped[float | None]  # time of the supervisor's last report
     # Change number of the last write; only grows. See change_numbers.py.

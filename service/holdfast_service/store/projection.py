@@ -43,7 +43,7 @@ from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.messages import StepRow
 
-_BEATS_PERIOD_S = 5.0
+_REPORT_PERIOD_S = 5.0
 MAX_OWN_METRICS = 256
 """Maximum number of metric names kept per job; a function may report fewer in each attempt."""
 _WAITS_ENDED_BY_A_REPORT = ("supervisor", "cluster", "reconciler")  # waits that any report ends
@@ -74,19 +74,20 @@ def cursors_of(job: JobRecord) -> Cursors:
 
 def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
     """Whether storing the report would change anything; if not, the caller needs no transaction.
-    Unchanged rank states are stored again after `_BEATS_PERIOD_S`."""
+    After `_REPORT_PERIOD_S` the fact that the supervisor lives does."""
     return bool(
         report.events
         or report.rows
         or report.digests
         or report.logs
-        or (report.epoch, report.step, report.attempt) != (job.epoch, job.step, job.attempt)
+        or (report.epoch, report.attempt) != (job.epoch, job.attempt)
+        or report.step not in (None, job.step)
         or (report.build or None) != job.build
         or (job.waiting and job.waiting["resource"] in _WAITS_ENDED_BY_A_REPORT)
         or _start_wait(job, report) != job.waiting
         or state_after_report(State(job.state), report.phase)
         or report.phase is Phase.ENDED
-        or (report.beats and now - (job.told_at or 0.0) > _BEATS_PERIOD_S)
+        or now - (job.told_at or 0.0) > _REPORT_PERIOD_S
     )
 
 
@@ -118,7 +119,7 @@ async def store_report(
     if not end_held:
         await _store_events(tx, end, rules)
     if not tx.state.terminal:
-        job.step = report.step or job.step  # a supervisor that has just started reports step 0
+        job.step = job.step if report.step is None else report.step
         job.attempt = max(job.attempt, report.attempt)
         tx.enter(report.phase)
         job.waiting = _start_wait(job, report)

@@ -123,7 +123,7 @@ def _level_fields(job: JobRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {"brings": kind, "level": level}
     if not kind.is_program or level is None:
         return {**fields, "integration": None, "gives": None, "next_level": None}
-    following = program_levels.next_level(kind, level, shows_steps=job.step > 0)
+    following = program_levels.next_level(kind, level, shows_steps=job.step is not None)
     return {
         **fields,
         "integration": (job.program or {}).get("integration") or None,
@@ -190,7 +190,7 @@ def mesh_change_view(change: tuple[FormedWorld, FormedWorld] | None) -> MeshChan
 
 def goodput_view(job: JobRecord, goodput: Goodput) -> GoodputView:
     lost = goodput.lost_device_s
-    known = program_levels.has_goodput(job.spec, job.step)
+    known = program_levels.has_goodput(job.spec, job.cursor_attempt)
     ratio = goodput.effective_training_time_ratio
     return GoodputView.from_attributes(
         goodput,

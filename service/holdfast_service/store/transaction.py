@@ -20,7 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.job_model.admission import Reservation
 from holdfast_service.job_model.events.codec import AnyEvent, encode
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent
-from holdfast_service.job_model.events.progress import JobStateEvent, WaitEvent, WaitingEvent
+from holdfast_service.job_model.events.progress import (
+    JobAwayEvent,
+    JobStateEvent,
+    WaitEvent,
+    WaitingEvent,
+)
 from holdfast_service.job_model.lifecycle import (
     TERMINAL,
     Desired,
@@ -66,6 +71,8 @@ class JobTransaction:
         self.session = session
         self.job = job
         self.now = now
+        self.was_away = False
+        """Whether this transaction records an absence of the job."""
         self.effects: list[Callable[[Store], None]] = []
         """What else this process does once the transaction is committed. To discard a savepoint,
         discard also what was added since."""
@@ -132,13 +139,20 @@ class JobTransaction:
     def update_goodput(self) -> None:
         """Update the goodput shown in lists: productive time over time on the cluster."""
         job = self.job
-        if not has_goodput(job.spec, job.step):
+        if not has_goodput(job.spec, job.cursor_attempt):
             return
         held_s = job.held_s
         if job.held_since is not None:
             held_s += max(0.0, self.now - job.held_since)
         if held_s > 0:
             job.goodput = min(1.0, job.productive_s / held_s)
+
+    def record_absence(self, event: JobAwayEvent, at: float) -> None:
+        """Count no time on the cluster for an absence up to `at`."""
+        self.was_away, since = True, self.job.held_since
+        if since is not None:
+            self.job.held_s += max(0.0, at - event.away_s - since)
+            self.job.held_since = max(at, since)
 
     def _update_held_time(self, new: State, when: float) -> None:
         job = self.job

@@ -10,6 +10,7 @@ run on other threads and return as inputs. No recovery decision is made here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -24,7 +25,7 @@ import structlog
 
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent
 from holdfast_service.job_model.events.codec import read_event
-from holdfast_service.job_model.events.progress import EndedEvent
+from holdfast_service.job_model.events.progress import AwayWhy, EndedEvent, JobAwayEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     Phase,
@@ -33,6 +34,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     StopOrder,
     SupervisorReport,
 )
+from holdfast_service.job_model.world_history import LEAST_ABSENCE_S
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects, inputs
@@ -134,6 +136,8 @@ class Supervisor:
         self._ended = False
         self._halted = False
         self._stopping: StopOrder | None = None
+        self._looked_at = 0.0
+        """When the loop last ran; 0: never."""
         self._next_refresh = 0.0
         self._next_look_at_starting = 0.0
         self._next_poll = 0.0
@@ -192,6 +196,8 @@ class Supervisor:
     def report(self, cursors: Cursors) -> SupervisorReport:
         """Everything since `cursors`."""
         core = self._core
+        if cursors.fresh and not self._ended:
+            self._collect_from(self._watch.reports, self._times.fresh_collect_s)
         events = None
         while events != (events := self._events.after(cursors.event)):
             # The digests must be as the events leave them.
@@ -199,7 +205,7 @@ class Supervisor:
         return SupervisorReport(
             epoch=self._commands.epoch,
             phase=Phase.ENDED if self._ended else _phase_before_end(core),
-            step=core.committed if core else 0,
+            step=core.known_step if core else None,
             attempt=core.attempt if core else 0,
             events=events,
             rows=rows,
@@ -345,6 +351,7 @@ class Supervisor:
 
     def _run_periodic_checks(self) -> None:
         now = time.time()
+        self._report_absence(now)
         if now >= self._next_refresh:
             self._next_refresh = now + self._times.refresh_s
             self._next_look_at_starting = now + self._times.starting_s  # this looks at all
@@ -373,6 +380,12 @@ class Supervisor:
             self._more_to_collect = False
             for agent in self._watch.reports:
                 self._collect(agent)
+
+    def _report_absence(self, now: float) -> None:
+        """Report that this process stood still: no pass of the loop takes as long."""
+        since, self._looked_at = self._looked_at, now
+        if since and now - since >= LEAST_ABSENCE_S:
+            self._events.append(JobAwayEvent(away_s=now - since, why=AwayWhy.STOPPED))
 
     def _end_as_superseded(self) -> None:
         """End this process, because a later supervisor has been found. If that one is gone and the
@@ -416,12 +429,13 @@ class Supervisor:
                 _log.exception("cannot fetch an agent's copy of the events", agent=report.agent)
         return [events[seq] for seq in sorted(events)]
 
-    def _collect(self, agent: AgentReport) -> None:
-        """Fetch rows, digests and log lines from an agent, and back up events on it."""
+    def _collect(self, agent: AgentReport) -> bool:
+        """Fetch rows, digests and log lines from an agent, and back up events on it. False if an
+        earlier call is under way, whose answer may be older."""
         seat, incarnation = agent.agent, agent.incarnation
         running = self._polled.get(seat)
         if running is not None and not running.done():
-            return
+            return False
         row, line = self._run_buffer.cursor(seat, incarnation)
         events = self._events.not_backed_up_by(seat, incarnation)
         poll = Request(Poll(row, line, self._events.acked), self._commands.epoch, events)
@@ -440,6 +454,7 @@ class Supervisor:
                 self._inputs.put(inputs.Tick())
 
         call.add_done_callback(collect)
+        return True
 
     def _collected(
         self,
@@ -522,13 +537,17 @@ class Supervisor:
 
     def _collect_final_output(self, agents: list[AgentReport]) -> None:
         """Collect the last rows, digests and lines before the end is reported."""
-        until = time.monotonic() + 2 * self._times.final_collect_s
-        wait(self._polled.values(), timeout=self._times.final_collect_s)
+        self._collect_from(agents, 2 * self._times.final_collect_s)
+
+    def _collect_from(self, agents: list[AgentReport], within_s: float) -> None:
+        """Collect all rows, digests and lines that the agents have now."""
+        until = time.monotonic() + within_s
         self._more_to_collect = True
         while self._more_to_collect and (left_s := until - time.monotonic()) > 0:
             self._more_to_collect = False
             for agent in agents:
-                self._collect(agent)
+                if not self._collect(agent):
+                    self._more_to_collect = True
             wait(self._polled.values(), timeout=left_s)
 
     def _end_after_internal_error(self, error: Exception) -> None:
@@ -537,13 +556,15 @@ class Supervisor:
         threading.excepthook(
             threading.ExceptHookArgs([type(error), error, error.__traceback__, None])
         )
+        with contextlib.suppress(Exception):  # the error may be of this very part
+            self._collect_final_output(self._watch.reports)
         self._events.append(
             EndedEvent(
                 outcome="FAILED",
                 code="supervisor_error",
                 message=f"the supervisor failed: {type(error).__name__}: {error}",
                 traceback=text,
-                step=self._core.committed if self._core else 0,
+                step=self._core.known_step if self._core else None,
             )
         )
         self._commands.stop_all_workers()

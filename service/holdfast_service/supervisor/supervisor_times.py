@@ -41,3 +41,6 @@ class SupervisorTimes:
     probe_s: float = 1.0
     """How long the node of a lost agent is probed."""
     final_collect_s: float = 3.0
+    """Twice as long is waited for the last rows and lines before the end is reported."""
+    fresh_collect_s: float = 2.0
+    """The same for a server that is about to end, whose call waits for it."""

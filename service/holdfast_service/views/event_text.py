@@ -28,12 +28,13 @@ SENTENCES: Mapping[str, str] = {
     EventKind.JOB_RELEASED: "all resources of the job were released",
     EventKind.INITIALISED_FROM: "attempt {attempt} was initialised from {what} of {uri}"
     "[ at step {step}]",
-    EventKind.JOB_STOPPING: "the job saves its state after step {step} and stops"
+    EventKind.JOB_STOPPING: "the job saves its state[ after step {step}] and stops"
     "[, to {wanted}][: {reason}]",
     EventKind.STOP_UNDONE: "training continues after step {step}: the request to {wanted} was "
     "given up[, because {reason}]",
     EventKind.PACKAGES_INSTALLED: "{host} installed the job's packages[ in {took_s} s]",
     EventKind.SUPERVISOR_STARTED: "the supervisor was started[ (start {times})]",
+    EventKind.JOB_AWAY: "nothing of the job ran for {away_s}[: it was {why}]",
     EventKind.PHASE: "the supervisor entered the phase {phase}",
     EventKind.ATTEMPT_FORMING: "attempt {attempt} is forming[ with {world_size}]"
     "[ on the mesh {mesh}]",
@@ -159,6 +160,7 @@ def _words(name: str) -> str:
 
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "away_s": lambda seconds: duration(float(seconds)),
     "cause": lambda cause: cause_words(str(cause)).clause,
     "decision": _words,
     "every_steps": lambda steps: plural(int(steps), "step"),

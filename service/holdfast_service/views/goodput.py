@@ -11,11 +11,15 @@ class GoodputView(View):
     """How a job's time on the cluster was spent, to the microsecond. A device-second is a second of
     one rank: each moment counts at the world size of that moment."""
 
-    held_s: float = Field(description="time on the cluster, neither queued nor paused")
+    held_s: float = Field(
+        description="time on the cluster, neither queued nor paused; without the times in which "
+        "nothing of the job ran, as shown by `job.away`; of a live job up to the last report"
+    )
     by_kind_s: dict[str, float] = Field(
         description="sums to held_s: productive (in steps that are part of history), "
-        "between_steps, replayed (in steps that were computed again), starting, detection (from "
-        "the last finished step to the first signal), recovery.<phase>, finishing"
+        "between_steps, no_step (the ranks run, and no step of this time is known, or not yet), "
+        "replayed (in steps that were computed again), starting, detection (from the last "
+        "finished step to the first signal), recovery.<phase>, finishing (after the last step)"
     )
     device_seconds_held: float = Field(description="device-seconds on the cluster")
     device_seconds_by_kind: dict[str, float] = Field(

@@ -17,7 +17,9 @@ from holdfast_workers.protocol.messages import InitPart
 class ProgressView(View):
     """How far a job has come."""
 
-    step: int = Field(description="optimizer steps applied, as last reported")
+    step: int | None = Field(
+        description="optimizer steps applied, as last reported; null: a program has reported none"
+    )
     steps: int | None = Field(
         description="optimizer steps the spec asks for; null: not known, of a user's program"
     )

@@ -27,7 +27,7 @@ class JobRow(View):
     owner: str | None = Field(description="`labels.owner` of its spec; null: not set")
     state: State
     desired: Desired
-    step: int
+    step: int | None = Field(description="null: a program has reported none")
     steps: int | None = Field(description="null: not known, of a user's program")
     attempt: int
     incidents: int

@@ -30,7 +30,9 @@ class RankView(View):
     role: str
     step: int | None = Field(description="its current step, from its beacon; null: not known")
     phase: str | None = Field(description="phase of the step; null: not known")
-    lag_steps: int | None = Field(description="steps behind the most advanced rank")
+    lag_steps: int | None = Field(
+        description="steps behind the most advanced rank; null: its step is not known"
+    )
     step_time_s: float | None = Field(
         description="compute time of its last steps, without waiting for other ranks"
     )
@@ -44,7 +46,9 @@ class RankView(View):
 class RanksView(View):
     at: Time | None = Field(description="time of the report; null: none yet")
     attempt: int
-    front_step: int | None = Field(description="step of the most advanced rank")
+    front_step: int | None = Field(
+        description="step of the most advanced rank; null: no rank's step is known"
+    )
     ranks: tuple[RankView, ...] = Field(description="ranks of the newest attempt, ascending")
 
 

@@ -38,8 +38,10 @@ class SpanKind(StrEnum):
     DETECTING = "detecting"  # from the last finished step to the first signal of a fault
     RECOVERING = "recovering"
     RESTORING = "restoring"  # the part of a recovery that restores the state
+    RUNNING = "running"  # the ranks run, and no step of this time is known, or not yet
+    AWAY = "away"  # nothing of the job ran, or its supervisor has not reported since
     REPLAYING = "replaying"  # in steps that a rollback discarded
-    FINISHING = "finishing"  # after the last step: the last checkpoint
+    FINISHING = "finishing"  # after the last step, until the end: the last checkpoint
     STOPPED = "stopped"  # paused
 
 

@@ -135,6 +135,33 @@ async def test_slow_and_silent_ranks_are_visible(
         assert [worker.worker for worker in detail.workers] == ["n1.a.3"]
 
 
+async def test_ranks_of_a_program_that_report_no_step_are_not_behind(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    """Only its first rank reports; the job resumed from step 3."""
+    overview = Overview(store, NodeService(store), settings)
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(
+            jobs, cluster, command="python train.py", parallel={"dp_shard": 4}
+        )
+        supervisor.form(1, restore_step=3)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.beats = [
+            Beat(rank, f"w{rank}", 1, 1, 3 if rank else 7, "program", 0, 0.5, 9.0)
+            for rank in range(4)
+        ]
+        job_id = supervisor.launch.job_id
+
+        async def has_states() -> bool:
+            return (await overview.ranks(job_id)).at is not None
+
+        await until(has_states)
+        found = await overview.ranks(job_id)
+    assert found.front_step == 7
+    shown = [(rank.step, rank.lag_steps) for rank in found.ranks]
+    assert shown == [(7, 0), (None, None), (None, None), (None, None)]
+
+
 async def test_a_thousand_ranks_are_read_with_as_few_statements_as_a_few(
     store: Store, jobs: JobService, settings: Settings
 ) -> None:

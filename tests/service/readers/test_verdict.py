@@ -58,19 +58,26 @@ def test_a_training_job() -> None:
     ("state", "step", "steps", "doing"),
     [
         (State.RUNNING, 400, None, "Training at step 400."),
+        (State.RUNNING, 0, None, "Training at step 0."),
         (
             State.SUCCEEDED,
             400,
             None,
             "The program has ended after step 400; the job took 2 h 30 min.",
         ),
-        (State.SUCCEEDED, 0, None, "The program has ended; the job took 2 h 30 min."),
+        (State.SUCCEEDED, None, None, "The program has ended; the job took 2 h 30 min."),
+        (
+            State.SUCCEEDED,
+            0,
+            None,
+            "The program has ended after step 0; the job took 2 h 30 min.",
+        ),
         (State.SUCCEEDED, 9, 10, "The program has ended after step 9; the job took 2 h 30 min."),
         (State.SUCCEEDED, 10, 10, "All 10 steps are complete; the job took 2 h 30 min."),
     ],
 )
 def test_a_program_may_take_a_number_of_steps_that_is_not_known(
-    state: State, step: int, steps: int | None, doing: str
+    state: State, step: int | None, steps: int | None, doing: str
 ) -> None:
     result = verdict(replace(RUNNING, state=state, step=step, steps=steps, eta_s=None))
     assert result.doing == doing and (result.next is None or "left" not in result.next)

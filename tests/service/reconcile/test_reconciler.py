@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 from tests.support.service.databases import paced
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, line, three_nodes
 from tests.support.service.job_drives import (
@@ -40,7 +43,7 @@ from holdfast_service.services.fault_injection import InjectionService
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import JobRecord
+from holdfast_service.store.models import Event, JobRecord
 
 
 async def test_a_job_goes_from_the_queue_to_its_end(
@@ -164,6 +167,61 @@ async def test_a_supervisor_that_finds_nothing_of_its_job_knows_which_attempt_wa
         assert (launch.last_incident, launch.lost) == (1, LostAttempt(1, world_size=4, step=10))
         cluster.supervisors[job_id].end()
         await until_released(jobs, job_id)
+
+
+async def test_a_server_that_ends_stores_the_last_rows_of_its_jobs(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    """Its cluster may end with it; more than one report has them."""
+    polls: list[Cursors] = []
+    poll = FakeCluster.poll
+
+    async def noted(job_id: str, cursors: Cursors) -> SupervisorReport:
+        polls.append(cursors)
+        return await poll(cluster, job_id, cursors)
+
+    cluster.poll = noted  # type: ignore[method-assign]
+    rarely = paced(settings, reconcile_interval_s=3600.0)
+    async with reconciling(store, cluster, rarely) as reconciler:
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.train(155)
+        reconciler.wake(job_id)
+        await until_state(jobs, job_id, State.RUNNING)
+        supervisor.run(1, 156, 400)
+    assert len((await jobs.history.metrics(job_id, names=["loss"])).items) == 400
+    assert polls[-1].fresh
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_a_job_held_no_device_while_nothing_of_it_was_on_the_cluster(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, is_gone: bool
+) -> None:
+    """A server comes back after 15 minutes. The ranks of a job that is there have trained."""
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.train(3)
+        await until_state(jobs, job_id, State.RUNNING)
+    away_s = 900.0
+    async with store.write() as session:
+        for column in (Event.at, JobRecord.told_at, JobRecord.held_since):
+            moved = {column.key: column - away_s}
+            await session.execute(update(column.class_).values(moved))
+    if is_gone:
+        del cluster.supervisors[job_id]
+    else:
+        cluster.silent.add(job_id)
+    async with reconciling(store, cluster, paced(settings, supervisor_deadline_s=0.03)):
+        await until(lambda: cluster.asked[job_id] == 2, what="a second request")
+        events = cluster.supervisors[job_id].events
+        cluster.supervisors[job_id].end()
+        events[-1] = replace(events[-1], at=time.time())
+        cluster.silent.clear()
+        await until_released(jobs, job_id)
+    goodput = await jobs.history.goodput(job_id)
+    assert ("job.away" in await kinds(jobs, job_id)) == is_gone
+    assert (goodput.held_s < away_s / 2) == is_gone
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ async def seen(jobs: JobService, job_id: str, step: int) -> None:
         page = await jobs.history.digests(job_id, after_step=step - 1)
         return (
             step in {item.step for item in page.items}
-            and (await jobs.get(job_id)).progress.step >= step
+            and ((await jobs.get(job_id)).progress.step or 0) >= step
         )
 
     await until(there, what=f"step {step}")

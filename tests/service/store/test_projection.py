@@ -38,6 +38,41 @@ async def test_all_rows_are_stored_before_a_job_is_seen_as_ended(
         assert len(await all_digests(jobs, supervisor.launch.job_id)) == 100
 
 
+async def test_step_0_of_a_program_is_a_step(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    """The job starts again from the beginning; its goodput is known from the first step on."""
+    program = {"command": "python train.py", "parallel": {"dp_shard": 4}}
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster, **program)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        job = await until_state(jobs, job_id, State.RUNNING)
+        assert job.progress.step is None
+        assert (await jobs.history.goodput(job_id)).goodput is None
+        supervisor.run(1, 0, 0)
+
+        async def has_row() -> bool:
+            return bool((await jobs.history.metrics(job_id)).items)
+
+        await until(has_row)
+        assert (await jobs.get(job_id)).progress.step == 0
+        assert (await jobs.history.goodput(job_id)).goodput is not None
+        supervisor.form(2)
+        supervisor.run(2, 0, 3)
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    for points in (None, 16):
+        page = await jobs.history.metrics(job_id, points=points, discarded=True)
+        assert [(point.step, point.attempt) for point in page.items] == [
+            (step, 2) for step in range(4)
+        ]
+        assert [len(each.points) for each in page.discarded] == [1]
+    goodput = await jobs.history.goodput(job_id)
+    assert (goodput.steps, goodput.steps_replayed) == (4, 1)
+
+
 async def test_a_fault_becomes_an_incident_and_the_later_attempt_is_the_history(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
@@ -351,6 +386,6 @@ async def test_the_level_of_a_program_follows_its_newest_event(
 
 async def until_step(jobs: JobService, job_id: str, step: int) -> None:
     async def reached() -> bool:
-        return (await jobs.get(job_id)).progress.step >= step
+        return ((await jobs.get(job_id)).progress.step or 0) >= step
 
     await until(reached)

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -18,7 +19,9 @@ from tests.support.waiting import eventually
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.codec import FORMAT_VERSION, read_event
+from holdfast_service.job_model.events.progress import AwayWhy, JobAwayEvent
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
+from holdfast_service.job_model.world_history import LEAST_ABSENCE_S
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
@@ -30,7 +33,7 @@ from holdfast_workers.agent.run_journal import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore
-from holdfast_workers.protocol.answers import AgentFailure, AgentReport
+from holdfast_workers.protocol.answers import AgentFailure, AgentReport, PollAnswer
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.commands import CommandKind, Request
 from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
@@ -436,6 +439,68 @@ def test_the_fence_is_read_while_agents_are_looked_for() -> None:
     supervisor.halt()  # after its start
     supervisor.run()
     assert agents.began_in_time
+
+
+def test_a_supervisor_that_stood_still_reports_the_absence() -> None:
+    supervisor = Supervisor(
+        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
+        FakeAgents(lambda: True),
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+    )
+    for now in (1e9, 1e9 + 1, 1e9 + LEAST_ABSENCE_S, 1e9 + 2 * LEAST_ABSENCE_S + 900):
+        supervisor._report_absence(now)
+    reported = [read_event(event) for event in supervisor.report(Cursors()).events]
+    assert reported == [JobAwayEvent(away_s=LEAST_ABSENCE_S + 900, why=AwayWhy.STOPPED)]
+
+
+class PolledAgents(FakeAgents):
+    """Its first poll is answered late, with the row of that time."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: True)
+        self.polls: list[Future[Any]] = []
+
+    def call(
+        self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
+    ) -> Future[Expected]:
+        future: Future[Any] = Future()
+        self.polls.append(future)
+        if len(self.polls) > 1:
+            future.set_result(polled(2))
+        return future
+
+
+def polled(step: int) -> PollAnswer:
+    return PollAnswer((row(1, step),), {}, (), (), ())
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_the_last_rows_are_collected_although_an_earlier_poll_is_under_way(
+    at_the_end: bool,
+) -> None:
+    """At the end of the job, and for a server that is about to end."""
+    agents = PolledAgents()
+    supervisor = Supervisor(
+        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
+        agents,
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+        times=SupervisorTimes(final_collect_s=WAIT_S, fresh_collect_s=WAIT_S),
+    )
+    supervisor._watch = SimpleNamespace(reports=[report("a", 1)])  # type: ignore[assignment]
+    supervisor._collect(report("a", 1))
+    timer = threading.Timer(0.15, lambda: agents.polls[0].set_result(polled(1)))
+    timer.start()
+    if at_the_end:
+        supervisor._collect_final_output([report("a", 1)])
+    found = supervisor.report(Cursors(fresh=not at_the_end))
+    assert [row.step for row in found.rows] == [1, 2]
+    timer.join()
 
 
 @pytest.mark.parametrize("last_attempt", [0, 3])

@@ -176,7 +176,7 @@ class FakeSupervisor:
         return SupervisorReport(
             epoch=self.epoch,
             phase=self.phase,
-            step=self.step,
+            step=self.step if self.step or self.rows else None,
             attempt=self.attempt,
             avoided=self.avoids,
             size=self.size,

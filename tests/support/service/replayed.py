@@ -25,7 +25,9 @@ def end_of(server: LiveServer, client: Client, job_id: str) -> None:
 
 def stored(client: Client, job_id: str, step: int) -> None:
     """Wait until the step and its digest are stored."""
-    eventually(lambda: client.get(job_id).progress.step >= step and step in client.digests(job_id))
+    eventually(
+        lambda: (client.get(job_id).progress.step or 0) >= step and step in client.digests(job_id)
+    )
 
 
 def form_again(server: LiveServer, job_id: str, restored: int, size: int, last: int) -> None:

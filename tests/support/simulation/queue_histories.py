@@ -141,6 +141,7 @@ class QueueHistory:
             step=0,
             held_s=0.0,
             productive_s=0.0,
+            cursor_attempt=0,
             event_seq=0,
         )
         record.queued_at = float(self.now)

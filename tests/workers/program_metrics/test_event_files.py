@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboardX import SummaryWriter
 
+from holdfast_workers.program_metrics import event_files
 from holdfast_workers.program_metrics.event_files import EventFiles
 from holdfast_workers.program_metrics.event_records import HEADER, BadRecord, record_bytes, scalars
 from holdfast_workers.protocol.programs import ProgramStep
@@ -41,6 +42,23 @@ def test_the_scalars_of_a_step_become_its_metrics(tmp_path: Path) -> None:
     assert found[1].loss == 5.0 and found[1].lr == pytest.approx(1e-3)
     assert found[1].own == {"eval_accuracy": 0.5}
     assert [step.step_time_s for step in found] == [0.0, 1.0, 1.0]
+
+
+def test_steps_may_begin_with_0(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(3):
+            writer.add_scalar("loss", 1.0, step)
+    found = EventFiles(tmp_path, since=0.0).poll(final=True)
+    assert [step.step for step in found] == [0, 1, 2]
+
+
+def test_the_last_look_reads_all_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_files, "MOST_BYTES", 200)
+    written(tmp_path, range(1, 50))
+    found = EventFiles(tmp_path, since=0.0).poll(final=True)
+    assert [step.step for step in found] == [*range(1, 50)]
 
 
 def test_a_step_is_returned_once_it_is_complete(tmp_path: Path) -> None:

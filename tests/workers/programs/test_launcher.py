@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -301,6 +302,25 @@ def test_lines_show_the_steps_of_an_attached_program_until_it_reports_one(tmp_pa
         go.close()
         while not isinstance(message := agent.receive(), WorkerSignal):
             assert not isinstance(message, StepReport), "the program reports its steps itself"
+
+
+def test_all_steps_of_a_program_that_is_killed_arrive_however_late_they_are_read(
+    tmp_path: Path,
+) -> None:
+    command = f"bash -c 'seq -f \"loss %g\" {STEPS}; kill -9 $$'"
+    with launched(tmp_path, command, metrics="loss (?P<loss>.)") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        agent.printed(f"loss {STEPS}\n")
+        time.sleep(0.3)
+        steps = []
+        with contextlib.suppress(control_channel.ControlClosed):
+            while message := agent.receive():
+                steps += [message.row.step] if isinstance(message, StepReport) else []
+    assert steps == [*range(1, STEPS + 1)]
+
+
+STEPS = 3000
+"""More than the socket to the agent takes."""
 
 
 SAVES = """

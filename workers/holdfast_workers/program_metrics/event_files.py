@@ -2,7 +2,7 @@
 
 `poll` never waits and never fails: a file that cannot be read, or a damaged one, is left out, and
 `problem` says why. It reads a limited number of bytes, so that it may be called in a loop that does
-other work.
+other work, until the last call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.protocol.programs import ProgramStep
 
 MOST_BYTES = 1 << 20
-"""Read by a poll, over all files."""
+"""Read by a poll, over all files; the last one reads all."""
 MOST_FILES = 64
 PATTERN = "**/events.out.tfevents.*"
 TAGS: dict[str, str] = {
@@ -69,14 +69,14 @@ class EventFiles:
         self._steps: dict[int, dict[str, Scalar]] = {}
         """The scalars of steps that were not returned yet: tag -> the newest."""
         self._own = OwnMetrics()
-        self._last_step = 0
+        self._last_step = -1
         self._last_at: float | None = None
 
     def poll(self, *, final: bool = False) -> list[ProgramStep]:
         """The steps that became complete since the last call, in order. A step is complete when
         there is a later one, when nothing follows it until the next call, or if `final`. Its time
         is the whole time since the step before that was logged."""
-        found = self._read()
+        found = self._read(math.inf if final else MOST_BYTES)
         complete = final or not found
         for scalar in found:
             if scalar.at >= self._since and scalar.step > self._last_step:
@@ -109,9 +109,9 @@ class EventFiles:
             own=self._own.storable(own),
         )
 
-    def _read(self) -> list[Scalar]:
+    def _read(self, left: float) -> list[Scalar]:
+        """Read at most about `left` bytes."""
         found: list[Scalar] = []
-        left = MOST_BYTES
         for file in self._present():
             before = file.offset
             try:
@@ -137,7 +137,7 @@ class EventFiles:
         return [file for file in self._files.values() if not file.problem]
 
 
-def _new_scalars(file: _EventFile, at_most: int) -> list[Scalar]:
+def _new_scalars(file: _EventFile, at_most: float) -> list[Scalar]:
     """Read the whole records after the file's offset, about `at_most` bytes. Raises OSError,
     BadRecord."""
     found: list[Scalar] = []

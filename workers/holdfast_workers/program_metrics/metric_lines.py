@@ -132,17 +132,21 @@ class StepNumbers:
         self.last = 0
         self._base = 0
         """Steps before a counter that starts again with every epoch did so last."""
-        self._shown = 0
+        self._shown: int | None = None
+        self._least = 0
+        """The number with which the counter begins: 0 if that was shown first, otherwise 1."""
 
     def number(self, shown: float | None) -> int | None:
         """The steps applied, growing from call to call; None: no new step. `shown`: the number
         that the program reports; None: it reports none, and one more step is applied."""
-        given = self._shown + 1.0 if shown is None else shown
-        if not 1 <= given < _LARGEST or not given.is_integer() or given == self._shown:
+        given = (self._shown or 0) + 1.0 if shown is None else shown
+        if not self._least <= given < _LARGEST or not given.is_integer() or given == self._shown:
             return None
         step = int(given)
-        if step < self._shown:
-            self._base = self.last
+        if self._shown is None:
+            self._least = min(step, 1)
+        elif step < self._shown:
+            self._base = self.last + 1 - self._least
         self._shown, self.last = step, self._base + step
         return self.last
 

@@ -378,6 +378,7 @@ class Launcher:
 
     def _end_like(self, end: ProcessEnd) -> None:
         """End as the program did: the agent knows the causes of a process's end."""
+        self._link.finish(LAST_WAIT_S)
         sys.stdout.flush()
         if end.signal is not None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own

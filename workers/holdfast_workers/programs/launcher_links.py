@@ -7,7 +7,9 @@ for minutes. Nothing is sent over it.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import time
 from collections import deque
 
 from holdfast_workers.errors import WorkersError
@@ -46,6 +48,13 @@ class AgentLink:
             except BlockingIOError:
                 return
             self._waiting.popleft()
+
+    def finish(self, within_s: float) -> None:
+        """Wait for the agent to read all messages: there is no later call."""
+        deadline = time.monotonic() + within_s
+        while self._waiting and (left_s := deadline - time.monotonic()) > 0:
+            select.select([], [self._end], [], left_s)
+            self.flush()
 
     def _drop_step(self) -> None:
         for index, message in enumerate(self._waiting):

@@ -101,8 +101,8 @@ function Resume({ job, onClose, onChanged }: ActionDialogProps) {
   return (
     <Confirm title={`Resume ${job.name}?`} action="Resume" busy={busy} onConfirm={resume} onClose={onClose}>
       <p className="second">
-        The job is queued like a new job and continues from its newest checkpoint; it had reached step{" "}
-        {count(job.progress.step)}.
+        The job is queued like a new job and continues from its newest checkpoint
+        {job.progress.step === null ? "" : `; it had reached step ${count(job.progress.step)}`}.
       </p>
     </Confirm>
   );
@@ -112,7 +112,7 @@ function Cancel({ job, onClose, onChanged }: ActionDialogProps) {
   const { busy, run } = useAction();
   const [now, setNow] = useState(job.state === "CANCELLING");
   const { steps, step } = job.progress;
-  const left = steps === null ? 0 : steps - step;
+  const left = steps === null ? 0 : steps - (step ?? 0);
   const cancel = () =>
     void run(async () => onChanged(await send<JobView>("POST", jobPath(job.id, "/cancel"), { query: { now } })), `${job.name} is being cancelled`).then(onClose);
   return (

@@ -18,7 +18,7 @@ interface VerdictCardProps {
 
 export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
   const { progress } = job;
-  const share = progress.steps ? progress.step / progress.steps : 0;
+  const share = progress.steps ? (progress.step ?? 0) / progress.steps : 0;
   const over = ended(job.state);
   const places = useQueuePlaces(job.state === "QUEUED");
   const range = resizeRange(job.spec);
@@ -66,7 +66,7 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
               aria-label="Steps"
               aria-valuemin={0}
               aria-valuemax={progress.steps}
-              aria-valuenow={progress.step}
+              aria-valuenow={progress.step ?? 0}
             >
               <i style={{ width: `${Math.min(100, share * 100)}%` }} />
             </span>

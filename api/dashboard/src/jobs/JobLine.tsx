@@ -83,18 +83,18 @@ function Age({ at }: { at: number }) {
 
 /** The progress with a note: the remaining time, the awaited resource, or the outcome. */
 function Progress({ row }: { row: JobRow }) {
-  const share = row.steps ? row.step / row.steps : 0;
+  const share = row.steps ? (row.step ?? 0) / row.steps : 0;
   return (
     <span className={`progress ${tone(row.state)}`}>
       <span className="progress-text small">
         <span>
-          {row.steps !== null ? count(row.step) : row.step ? `step ${count(row.step)}` : "no step"}
-          {row.steps !== null && <span className="dim"> / {count(row.steps)}</span>}
+          {row.step === null ? "no step reported" : row.steps === null ? `step ${count(row.step)}` : count(row.step)}
+          {row.step !== null && row.steps !== null && <span className="dim"> / {count(row.steps)}</span>}
         </span>
         <span className="dim cut" title={row.waiting?.reason}>{progressNote(row)}</span>
       </span>
       {row.steps !== null && (
-        <span className="bar" role="progressbar" aria-label={`Progress of ${row.name}`} aria-valuemin={0} aria-valuemax={row.steps} aria-valuenow={row.step}>
+        <span className="bar" role="progressbar" aria-label={`Progress of ${row.name}`} aria-valuemin={0} aria-valuemax={row.steps} aria-valuenow={row.step ?? 0}>
           <i style={{ width: `${Math.min(100, share * 100)}%` }} />
         </span>
       )}

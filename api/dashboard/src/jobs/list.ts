@@ -24,7 +24,7 @@ export function withPage(list: JobList, page: JobPage): JobList {
 
 /** Whether `row` is as new as `other`. A stream and a page may cross; the newer row stays. */
 export const isNewer = (row: JobRow, other: JobRow): boolean =>
-  row.event_seq > other.event_seq || (row.event_seq === other.event_seq && row.step >= other.step);
+  row.event_seq > other.event_seq || (row.event_seq === other.event_seq && (row.step ?? 0) >= (other.step ?? 0));
 
 /** Applies a changed row. A new job comes first in a list sorted by creation; in other orders its
  * place is unknown, and it appears when the list is loaded again. */

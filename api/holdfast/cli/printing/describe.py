@@ -237,7 +237,7 @@ def _print_summary(console: Console, job: JobView) -> None:
 
 
 def _progress(progress: ProgressView) -> str:
-    if progress.steps is None and not progress.step:
+    if progress.step is None:
         return f"no step reported, attempt {progress.attempt}"
     of = f" of {progress.steps}" if progress.steps is not None else ""
     return f"step {progress.step}{of}, attempt {progress.attempt}"
@@ -258,7 +258,10 @@ def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
 
 def _print_attempt(console: Console, attempt: AttemptView, shorten: output.Shortener) -> None:
     mesh = mesh_text(attempt.mesh)
-    steps = f"steps {attempt.first_step or '-'} to {attempt.last_step or '-'}"
+    first, last = (
+        "-" if step is None else step for step in (attempt.first_step, attempt.last_step)
+    )
+    steps = f"steps {first} to {last}"
     ended = f"; ended: {attempt.reason}" if attempt.reason else ""
     console.print()
     console.print(

@@ -94,12 +94,11 @@ def fold(line: Text, indent: int) -> Text:
     return Text("\n" + " " * indent).join(lines)
 
 
-def steps(step: int, steps: int | None) -> str:
-    """`41/300`, `41` if the number of steps is not known, or `-` if no step is: a program that
-    reports none has step 0 for ever."""
+def steps(step: int | None, steps: int | None) -> str:
+    """`41/300`, `41` if the number of steps is not known, or `-` if no step is."""
     if steps is None:
-        return str(step) if step else "-"
-    return f"{step}/{steps}"
+        return "-" if step is None else str(step)
+    return f"{step or 0}/{steps}"
 
 
 def row_steps(row: JobRow) -> str:
@@ -111,12 +110,12 @@ def row_steps(row: JobRow) -> str:
 
 def has_steps(job: JobView) -> bool:
     """Whether the job's step is known."""
-    return job.progress.steps is not None or job.progress.step > 0
+    return job.progress.step is not None
 
 
-def progress_bar(step: int, steps: int | None, cells: int) -> str:
+def progress_bar(step: int | None, steps: int | None, cells: int) -> str:
     """The part that is done; empty if the number of steps is not known."""
-    return bar(step / max(1, steps), cells) if steps is not None else " " * cells
+    return bar((step or 0) / max(1, steps), cells) if steps is not None else " " * cells
 
 
 def result(options: Options, value: Any) -> bool:

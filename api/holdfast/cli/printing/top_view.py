@@ -120,9 +120,13 @@ def _summary(
     )
 
 
-def _share_done(step: int, steps: int | None, cells: int) -> tuple[str | tuple[str, str], ...]:
+def _share_done(
+    step: int | None, steps: int | None, cells: int
+) -> tuple[str | tuple[str, str], ...]:
+    if step is None:
+        return ("no step reported",)
     if steps is None:
-        return (f"step {step}" if step else "no step reported",)
+        return (f"step {step}",)
     done = f" {step / max(1, steps):.0%}  step {step} of {steps}"
     return (output.progress_bar(step, steps, cells), "green"), done
 

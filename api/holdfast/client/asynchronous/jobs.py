@@ -169,7 +169,7 @@ class AsyncJob(JobSnapshot):
         return to_data_frame([point async for point in self.points(names)])
 
     def points(
-        self, names: Collection[str] | None = None, after_step: int = 0
+        self, names: Collection[str] | None = None, after_step: int | None = None
     ) -> AsyncIterator[MetricPoint]:
         """The points of `metrics` as plain values; pages are fetched as they are needed."""
         return self._client.metrics(self.id, names, after_step)

@@ -170,7 +170,7 @@ class Job(JobSnapshot):
         return to_data_frame(list(self.points(names)))
 
     def points(
-        self, names: Collection[str] | None = None, after_step: int = 0
+        self, names: Collection[str] | None = None, after_step: int | None = None
     ) -> Iterator[MetricPoint]:
         """The points of `metrics` as plain values; pages are fetched as they are needed."""
         return self._client.metrics(self.id, names, after_step)

@@ -493,7 +493,7 @@ class RequestMethods:
         return self._transport.follow(calls.log_feed(job_id, wanted, after, tail))
 
     def metrics(
-        self, job_id: str, names: Collection[str] | None = None, after_step: int = 0
+        self, job_id: str, names: Collection[str] | None = None, after_step: int | None = None
     ) -> Iterator[MetricPoint]:
         """One point per committed step; pages are fetched as they are needed."""
         return self._transport.pages(calls.metrics(job_id, names, after_step))

@@ -8,6 +8,7 @@ from fastapi import Depends, Query
 
 from holdfast.rest.http.problems import ProblemError
 from holdfast_service.errors import InvalidCursor
+from holdfast_service.readers.job_history import ALL_STEPS
 
 MAX_NUMBER = 2**53
 
@@ -60,7 +61,23 @@ def _after_step(
     return start_of(after_step, cursor, "after_step")
 
 
+def _after_row(
+    after_step: Annotated[
+        int | None,
+        Query(
+            ge=ALL_STEPS,
+            le=MAX_NUMBER,
+            description="only steps above this; a program may begin with step 0, so -1 is all",
+        ),
+    ] = None,
+    cursor: Cursor = None,
+) -> int:
+    given = after_step is not None or cursor is not None
+    return start_of(after_step, cursor, "after_step") if given else ALL_STEPS
+
+
 After = Annotated[int, Depends(_after)]
 AfterStep = Annotated[int, Depends(_after_step)]
+AfterRow = Annotated[int, Depends(_after_row)]
 AfterNumber = Annotated[int, Depends(number_of)]
 """The number after which a list begins that only a cursor continues."""

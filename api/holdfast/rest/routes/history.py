@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from holdfast.rest.http.paging import AfterNumber, AfterStep, PageSize
+from holdfast.rest.http.paging import AfterNumber, AfterRow, AfterStep, PageSize
 from holdfast.rest.http.problems import documented
 from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
@@ -75,7 +75,7 @@ async def list_metrics(
     job_id: JobId,
     *,
     name: Annotated[list[str] | None, Query(description="one or more names; default: all")] = None,
-    after_step: AfterStep,
+    after_step: AfterRow,
     until_step: Annotated[int | None, Query(ge=0, le=2**53)] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     points: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -118,6 +119,25 @@ class SupervisorStartedEvent(JobEvent):
     """How often it was started, this time included."""
 
 
+class AwayWhy(StrEnum):
+    """Why nothing of a job ran."""
+
+    GONE = "gone"
+    """Everything of it had ended, unseen by any server; it starts again."""
+    STOPPED = "stopped"
+    """The supervisor's machine, or all of its processes, stood still, and went on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAwayEvent(JobEvent):
+    """Nothing of the job ran until now, so it held no device in this time."""
+
+    kind = EventKind.JOB_AWAY
+    away_s: float
+    """How long, up to the event's own time."""
+    why: AwayWhy
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhaseEvent(JobEvent):
     """The supervisor entered another phase."""
@@ -134,10 +154,11 @@ class JobStoppingEvent(JobEvent):
     wanted: StopKind
     reason: str
     deadline: float
-    step: int = 0
+    step: int | None = None
+    """The newest step; None: a program has reported none."""
 
     @classmethod
-    def of(cls, order: StopOrder, step: int) -> JobStoppingEvent:
+    def of(cls, order: StopOrder, step: int | None) -> JobStoppingEvent:
         return cls(wanted=order.kind, reason=order.reason, deadline=order.deadline, step=step)
 
     @property

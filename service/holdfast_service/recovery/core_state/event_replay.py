@@ -64,6 +64,8 @@ class Facts:
     over: int = 0
     """The last attempt that ended; it must not be adopted."""
     committed: int = 0
+    has_step: bool = False
+    """Whether any step is known to be committed."""
     failures: tuple[float, ...] = ()
     """When attempts failed, for the budget; preemptions are counted separately."""
     preemptions: tuple[float, ...] = ()
@@ -108,14 +110,14 @@ class Facts:
                 self.line = self.line.with_run(event.attempt)
                 self.members = event.members
                 self.reports_steps |= event.first_step is not None
-                self._apply_committed(event.first_step or 0)
+                self._apply_committed(event.first_step)
             case AttemptEndedEvent():
                 self.over = event.attempt
                 self.gone = frozenset(event.gone)
                 if event.tokens_per_s is not None:
                     self.speeds[event.attempt] = event.tokens_per_s
                 self.reports_steps |= event.last_step is not None
-                self._apply_committed(max(self.committed, event.last_step or 0))
+                self._apply_committed(event.last_step, at_least=self.committed)
             case IncidentEvent():
                 self._apply_incident(event.record)
             case CheckpointBadEvent():
@@ -184,8 +186,11 @@ class Facts:
         self.members = event.members
         self.waiting_until = None
 
-    def _apply_committed(self, step: int) -> None:
-        self.committed = step
+    def _apply_committed(self, step: int | None, at_least: int = 0) -> None:
+        if step is None:
+            return
+        step = max(step, at_least)
+        self.committed, self.has_step = step, True
         if step > self.floor:
             self.floor, self.without_progress = step, 0
         if self.mark is not None and step > self.mark.newest:

@@ -29,6 +29,9 @@ class Progress:
     """Data windows that later attempts skip."""
     line: HistoryLine = field(default_factory=HistoryLine)
     committed: int = 0
+    has_step: bool = False
+    """Whether any step is known to be committed. A program may report none; another begins with
+    step 0."""
     protected: int = -1
     """The newest step known to be in the memory of two nodes for every rank."""
     floor: int = 0
@@ -64,7 +67,7 @@ class Progress:
             return
         if step > newest.restored_step and not newest.ran:
             self.record_run(attempt)
-        self.committed = max(self.committed, step)
+        self.committed, self.has_step = max(self.committed, step), True
         if step > self.floor:
             self.floor, self.without_progress = step, 0
         if self.mark is not None and attempt == self.marked_attempt:  # known late
@@ -89,7 +92,7 @@ class Progress:
 
     def record_late_step(self, step: int) -> None:
         """Record a step of the attempt before, which became known after its end."""
-        self.committed = max(self.committed, step)
+        self.committed, self.has_step = max(self.committed, step), True
 
     def record_held(self, held: Iterable[Held]) -> None:
         """Record that these states are in the memory of an agent: their steps were committed."""
@@ -151,13 +154,9 @@ class Progress:
         """Later attempts skip this half-open data window."""
         self.ledger |= Ledger.of([window])
 
-    def record_lost_steps(self, step: int) -> None:
-        """Record the newest step of an attempt that was lost with its journal."""
-        self.committed = max(self.committed, step)
-
     def restore(self, facts: Facts) -> None:
         """Restore the progress from the journal."""
-        self.line, self.committed = facts.line, facts.committed
+        self.line, self.committed, self.has_step = facts.line, facts.committed, facts.has_step
         self.floor, self.without_progress = facts.floor, facts.without_progress
         self.mark = facts.mark
         self.program_level, self.reports_steps = facts.program_level, facts.reports_steps

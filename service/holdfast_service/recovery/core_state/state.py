@@ -102,6 +102,11 @@ class CoreState:
             state._restore(facts, now)
         return state
 
+    @property
+    def knows_step(self) -> bool:
+        """Whether the newest step is known: of a recipe it always is."""
+        return self.progress.has_step or not self.config.runs_program
+
     def emit(self, event: JobEvent) -> None:
         self.effects.append(Emit(event))
 

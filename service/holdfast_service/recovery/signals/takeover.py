@@ -153,10 +153,11 @@ def _record_lost_attempt(state: CoreState, now: float) -> None:
         at=now,
         what=what,
         ranks=tuple(range(lost.world_size)),
-        step=lost.step,
+        step=lost.step or 0,
         certain=False,
     )
-    state.progress.record_lost_steps(lost.step)
+    if lost.step is not None:
+        state.progress.record_late_step(lost.step)
     state.incidents.open(fault, now, state.level)
     state.emit_incident(IncidentOpenedEvent)
     situation.record_condemned_attempt(state, (fault,), now)
@@ -262,7 +263,7 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
     state.worlds.begin(world, state.roster)
     running = facts.running == branch.attempt
     if running:
-        world.resume(_first_step(state, facts.committed, branch.restored_step), now)
+        world.resume(_first_step(state, branch.restored_step), now)
         state.set_phase(Phase.RUNNING)
         state.enter(Stage.RUNNING, now, None)
         hang_suspicion.inspect_soon(state, now)
@@ -279,15 +280,17 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
     _apply_agent_reports(state, world, newest, now)
 
 
-def _first_step(state: CoreState, committed: int, restored: int) -> int | None:
+def _first_step(state: CoreState, restored: int) -> int | None:
     """The step that counts as the first of an adopted world; None: a program reported none."""
-    if state.config.runs_program and committed <= restored:
+    facts = state.facts
+    assert facts is not None
+    if state.config.runs_program and not (facts.has_step and facts.committed > restored):
         return None
-    return max(committed, restored)
+    return max(facts.committed, restored)
 
 
 def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: float) -> None:
-    attempt_progress.record_committed_step(state, world.attempt, step, now)
+    attempt_progress.record_reached_step(state, world.attempt, step, now)
     attempt_progress.advance(state, now)
     for record in state.roster.live():
         if record.agent not in world.hosts():

@@ -55,7 +55,7 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
     before = state.progress.committed
     state.progress.record_step(attempt, step)
     world = state.worlds.present
-    if world is None or attempt != world.attempt or step < 1:
+    if world is None or attempt != world.attempt:
         _record_late_step(state, attempt, step)
         return
     if state.config.runs_program and world.first_step is None:
@@ -85,26 +85,35 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
     """The first step that a program reports tells from which step it has gone on, if it reports
     each step. `before`: the newest step that was known of the attempts before it."""
     is_compared = state.progress.reports_steps and not state.progress.skips_steps
+    restored = max(0, step - 1)  # nothing comes before step 0
     lost = max(0, before - step + 1) if is_compared else None
     state.progress.record_first_report(world.attempt, step)
     if world.is_adopted and world.is_running:
         return  # this one is only the first since the supervisor has been restarted
     if not state.progress.skips_steps and not world.is_adopted:
-        state.incidents.amend(restored_step=step - 1, steps_lost=lost)
+        state.incidents.amend(restored_step=restored, steps_lost=lost)
         state.emit_incident()
-    if is_compared or step - 1 != world.restored_step:
+    if is_compared or restored != world.restored_step:
         state.emit(
             ProgramResumedEvent(
-                attempt=world.attempt, restored_step=step - 1, first_step=step, steps_lost=lost
+                attempt=world.attempt, restored_step=restored, first_step=step, steps_lost=lost
             )
         )
+
+
+def record_reached_step(state: CoreState, attempt: int, step: int, now: float) -> None:
+    """Record the step at which an agent or a rank sees itself. 0 of a program is not known to be a
+    step: its rows show that."""
+    if step or not state.config.runs_program:
+        record_committed_step(state, attempt, step, now)
 
 
 def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:
     """Record that a rank of the present world is done: `step` was its last one."""
     member.record_done(step)
     state.ending.record_final_step(step)
-    state.progress.record_step(attempt, step)
+    if step or not state.config.runs_program:
+        state.progress.record_step(attempt, step)
     advance(state, now)
 
 
@@ -115,7 +124,7 @@ def record_left(
     all have, returns the reason to form the next world: it proves no rank's end."""
     world = state.worlds.present
     member.record_left()
-    record_committed_step(state, attempt, step, now)
+    record_reached_step(state, attempt, step, now)
     if world is None or not all(other.left for other in world.members.values()):
         return ()
     if state.departure.fault is not None and state.departure.is_of(attempt):

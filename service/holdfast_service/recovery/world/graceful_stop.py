@@ -24,7 +24,8 @@ def handle_stop_request(state: CoreState, event: StopRequested, now: float) -> N
     wanted = state.ending.stop
     assert wanted is not None
     if changed is not None:
-        state.emit(JobStoppingEvent.of(wanted, state.progress.committed))
+        step = state.progress.committed if state.knows_step else None
+        state.emit(JobStoppingEvent.of(wanted, step))
     if now >= wanted.deadline or not _may_have_progress(state):
         end_by_deadline(state, now)
     elif state.timer.stage is Stage.RUNNING:

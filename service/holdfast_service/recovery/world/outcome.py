@@ -40,7 +40,7 @@ def end_job(
             code=code,
             message=message,
             traceback=traceback,
-            step=at_step if at_step or not state.config.runs_program else None,  # 0: none seen
+            step=at_step if at_step or state.knows_step else None,
             durable_step=durable_step,
         )
     )
@@ -132,7 +132,7 @@ def end_attempt(state: CoreState, reason: str) -> None:
             AttemptEndedEvent(
                 attempt=world.attempt,
                 reason=reason,
-                last_step=state.progress.committed if has_stepped else None,
+                last_step=state.progress.committed if has_stepped and state.knows_step else None,
                 gone=tuple(sorted(world.incarnations() & state.fencing.lapsed)),
                 tokens_per_s=state.speeds.of_attempt(world.attempt),
             )

@@ -28,12 +28,26 @@ export const KINDS: Record<SpanKind, KindLook> = {
     weight: 1,
     means: "off the cluster, or ended",
   },
+  running: {
+    label: "running",
+    colour: "--span-productive",
+    hatch: "dots",
+    weight: 1,
+    means: "the ranks run, and no step of this time is known",
+  },
+  away: {
+    label: "away",
+    colour: "--span-stopped",
+    hatch: "cross",
+    weight: 2,
+    means: "nothing of the job ran, or its supervisor has not reported since",
+  },
   finishing: {
     label: "finishing",
     colour: "--span-starting",
     hatch: "falling",
     weight: 2,
-    means: "saving the checkpoint after the last step",
+    means: "after the last step: saving the last checkpoint",
   },
   waiting: {
     label: "waiting",
@@ -82,6 +96,7 @@ export const KINDS: Record<SpanKind, KindLook> = {
 /** Productive time first, then the kinds of loss in the order in which a fault causes them. */
 export const KIND_ORDER: readonly SpanKind[] = [
   "productive",
+  "running",
   "detecting",
   "recovering",
   "restoring",
@@ -89,6 +104,7 @@ export const KIND_ORDER: readonly SpanKind[] = [
   "starting",
   "finishing",
   "waiting",
+  "away",
   "stopped",
 ];
 

@@ -44,7 +44,7 @@ def _jobs() -> None:
         sa.Column("request_digest", sa.String(length=64), nullable=False),
         sa.Column("origin", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("code", sa.String(length=80), nullable=True),
-        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=True),
         sa.Column("steps", sa.BigInteger(), nullable=False),
         sa.Column("attempt", sa.BigInteger(), nullable=False),
         sa.Column("incidents", sa.BigInteger(), nullable=False),

@@ -1,0 +1,52 @@
+"""The steps of a program: it may begin with step 0, and may report none."""
+
+from __future__ import annotations
+
+from tests.support.simulation.core_states import NOW, running_state
+
+from holdfast_service.job_model.events.attempts import ProgramResumedEvent
+from holdfast_service.job_model.events.progress import EndedEvent
+from holdfast_service.recovery.core_state.effects import Emit
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.world import attempt_progress, outcome
+from holdfast_workers.spec import TrainingSpec
+
+
+def program() -> CoreState:
+    """A program runs on all ranks, and has reported no step."""
+    state = running_state(training=TrainingSpec(command=("python", "train.py")))
+    state.progress.committed, state.progress.has_step = 0, False
+    return state
+
+
+def ended_at(state: CoreState) -> int | None:
+    world = state.worlds.present
+    assert world is not None
+    for member in world.members.values():
+        attempt_progress.record_done(state, member, world.attempt, 0, NOW)
+    if state.worlds.present is not None:
+        outcome.conclude(state, NOW)
+    (end,) = (
+        effect.event
+        for effect in state.take_effects()
+        if isinstance(effect, Emit) and isinstance(effect.event, EndedEvent)
+    )
+    return end.step
+
+
+def test_step_0_is_the_first_step_of_a_program_that_counts_from_0() -> None:
+    state = program()
+    attempt_progress.record_committed_step(state, 1, 0, NOW)
+    world = state.worlds.present
+    assert world is not None and world.first_step == 0
+    emitted = [effect.event for effect in state.take_effects() if isinstance(effect, Emit)]
+    assert not any(isinstance(event, ProgramResumedEvent) for event in emitted)
+    assert ended_at(state) == 0
+
+
+def test_a_program_that_has_reported_no_step_has_none_at_its_end() -> None:
+    state = program()
+    attempt_progress.record_reached_step(state, 1, 0, NOW)  # as its agent sees it
+    world = state.worlds.present
+    assert world is not None and world.first_step is None and not state.knows_step
+    assert ended_at(state) is None
