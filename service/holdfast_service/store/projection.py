@@ -60,6 +60,7 @@ class StoredReport:
     """The result of storing a report."""
 
     rows: int  # number of new rows and digests
+    lines: int  # number of new log lines
     end_held: bool  # the report's ENDED event was left for the next report
 
 
@@ -125,7 +126,7 @@ async def store_report(
             await rank_series.store_states(
                 tx.session, job.id, tx.now, report.attempt, report.beats, fresh
             )
-    return StoredReport(rows=rows, end_held=end_held)
+    return StoredReport(rows=rows, lines=lines, end_held=end_held)
 
 
 async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:

@@ -41,3 +41,6 @@ class SupervisorTimes:
     probe_s: float = 1.0
     """How long the node of a lost agent is probed."""
     final_collect_s: float = 3.0
+    """How long the end of a job waits for the last output if nothing of it arrives."""
+    final_s: float = 60.0
+    """The same if something does."""
