@@ -56,7 +56,7 @@ class Pace:
     supervisor_deadline_s: Positive = 15.0
     """A supervisor that has not answered for so long is requested again."""
     drain_deadline_s: Positive = 10.0
-    """How long the last rows and log lines of an ended job are waited for."""
+    """How long the next of the last rows and log lines of an ended job are waited for."""
     release_deadline_s: Positive = 60.0
     """A clean-up that takes longer is reported as overdue and retried less often."""
     stop_deadline_s: Positive = 10.0

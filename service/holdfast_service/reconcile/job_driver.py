@@ -444,7 +444,8 @@ class JobDriver:
                 self._hold.release_in_background(tx.job)
         await self._crash_hook(CrashPoint.ENDED if tx.state.terminal else CrashPoint.STORED)
         pause = self._until_poll(tx.job)
-        if report.phase is Phase.ENDED and (self._ended_since is None or absorbed.rows):
+        more = self._ended_since is None or absorbed.rows or absorbed.lines
+        if report.phase is Phase.ENDED and more:
             self._ended_since = time.monotonic()
         if absorbed.end_held or _is_truncated(report) or tx.state.terminal:
             return NextStep(0.0)
@@ -484,7 +485,7 @@ class JobDriver:
             await self._cluster.resize(job.id, size)
 
     def _drained(self) -> bool:
-        """Whether the wait for late rows of an ended job is over."""
+        """Whether the wait for late rows and lines of an ended job is over."""
         since = self._ended_since
         return since is not None and time.monotonic() - since > self._settings.pace.drain_deadline_s
 

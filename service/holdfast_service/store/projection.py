@@ -61,6 +61,7 @@ class StoredReport:
     """The result of storing a report."""
 
     rows: int  # number of new rows and digests
+    lines: int  # number of new log lines
     end_held: bool  # the report's ENDED event was left for the next report
 
 
@@ -129,7 +130,7 @@ async def store_report(
             await rank_series.store_states(
                 tx.session, job.id, tx.now, report.attempt, report.beats, fresh
             )
-    return StoredReport(rows=rows, end_held=end_held)
+    return StoredReport(rows=rows, lines=lines, end_held=end_held)
 
 
 def _start_wait(job: JobRecord, report: SupervisorReport) -> dict[str, Any] | None:

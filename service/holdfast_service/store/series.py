@@ -193,7 +193,7 @@ async def store_logs(session: AsyncSession, job: JobRecord, lines: Iterable[LogL
         if line.seq <= cursors.get(source, 0):
             continue
         cursors[source] = line.seq
-        content = text(line.text[:MAX_LINE_LENGTH])
+        content = text(_bounded(line.text))
         fresh.append(
             [line.at, line.rank, line.attempt, line.agent, line.worker, line.stream, content]
         )
@@ -418,6 +418,11 @@ def ends_before(newest: float, since: float) -> bool:
     """Whether a chunk and all earlier chunks were written before `since`, as far as its newest line
     shows; lines may arrive late, hence the margin."""
     return newest < since - _CLOCK_SKEW_S
+
+
+def _bounded(line: str) -> str:
+    beyond = len(line) - MAX_LINE_LENGTH
+    return line if beyond <= 0 else f"{line[:MAX_LINE_LENGTH]}... ({beyond:,} characters left out)"
 
 
 def _free_lines(lines: Sequence[Sequence[Any]]) -> int:

@@ -1,15 +1,18 @@
 """Buffers metric rows, digests and log lines between the agents and the store.
 
 Soft state: agents hold the originals, and the reconciler's cursors say what is stored. Stored
-entries are dropped; if nothing is stored for long, the oldest entries are dropped.
+entries are dropped. If nothing is stored for long, the oldest rows are dropped, and no more log
+lines are fetched from the agents.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast_service.job_model.events.attempts import AttemptFormingEvent
@@ -18,13 +21,17 @@ from holdfast_service.job_model.events.codec import AnyEvent
 from holdfast_service.job_model.events.health import GuardTrippedEvent
 from holdfast_service.job_model.supervisor_protocol import Cursors
 from holdfast_service.supervisor.digest_history import DigestHistory
+from holdfast_workers.protocol.commands import Poll
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import LogLine, StepRow
 
 PAGE_ROWS = 1_000
 PAGE_LINES = 1_000
 MAX_LINES = 20_000
+"""The number of lines of one agent that may wait here to be stored."""
 MAX_ROWS = 200_000
+JOB_ENDED = "the job ended before they were stored"
+AGENT_LOST = "the node's agent was lost, with what it had not handed over"
 DIGEST_OVERLAP = 64
 """Digests of this many stored steps are reported again: a digest arrives a step after its row."""
 
@@ -38,11 +45,46 @@ class RunBuffer:
         self._digests = DigestHistory()
         self._lines: dict[str, list[LogLine]] = defaultdict(list)
         self._cursors: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
+        self._left: dict[tuple[str, str], tuple[int, LogLine | None]] = {}
+        """Of each agent that is polled: the lines that it still has, and its last that is here."""
+        self._stored: dict[str, int] = {}
 
-    def cursor(self, agent: str, incarnation: str) -> tuple[tuple[int, int], int]:
-        """How far this agent's rows and lines have been fetched."""
+    def request(self, agent: str, incarnation: str, acked: int) -> Poll:
+        """What to fetch from this agent next. `acked`: see `Poll`."""
         with self._lock:
-            return self._cursors.get((agent, incarnation), ((0, 0), 0))
+            row, line = self._cursors.get((agent, incarnation), ((0, 0), 0))
+            source = f"{agent}.{incarnation}"
+            room = max(0, MAX_LINES - len(self._lines.get(source, ())))
+            return Poll(row, line, self._stored.get(source, 0), room, acked)
+
+    @property
+    def lines_left(self) -> int:
+        """The number of lines that the agents still have, as they said last."""
+        with self._lock:
+            return sum(left for left, _ in self._left.values())
+
+    def mark_unfetched(self) -> None:
+        """Say in the log how many lines of each agent are missing: the job has ended."""
+        with self._lock:
+            for source, (left, last) in self._left.items():
+                if left:
+                    self._add_mark(source, last, f"{left:,} lines left out: {JOB_ENDED}")
+            self._left = {}
+
+    def mark_lost(self, agent: str, incarnation: str) -> None:
+        """Say in the log that lines may be missing: the agent was lost with what it had."""
+        with self._lock:
+            _, last = self._left.pop((agent, incarnation), (0, None))
+            if last is not None and last.rank is not None:
+                text = f"lines may be missing here: {AGENT_LOST}"
+                self._add_mark((agent, incarnation), last, text)
+
+    def _add_mark(self, source: tuple[str, str], last: LogLine | None, text: str) -> None:
+        row, line = self._cursors[source]
+        mark = LogLine(*source, line + 1, time.time(), "", 0, None, "output", "")
+        mark = replace(last or mark, seq=line + 1, at=mark.at, text=f"WARNING ... {text}")
+        self._lines[".".join(source)].append(mark)
+        self._cursors[source] = row, line + 1
 
     def has_attempt_after(self, attempt: int) -> bool:
         """Whether there is a row of a later attempt."""
@@ -68,6 +110,7 @@ class RunBuffer:
         digests: Mapping[int, str],
         lines: Sequence[LogLine],
         digest_attempts: Mapping[int, int],
+        lines_left: int = 0,
     ) -> StepRow | None:
         """Add a page of an agent; returns the newest row of the page. A digest whose attempt is not
         known is that of the agent's newest row."""
@@ -84,7 +127,8 @@ class RunBuffer:
             kept = self._lines[f"{agent}.{incarnation}"]
             fresh = [log_line for log_line in lines if log_line.seq > line]
             kept.extend(fresh)
-            del kept[:-MAX_LINES]
+            _, last = self._left.get((agent, incarnation), (0, None))
+            self._left[agent, incarnation] = lines_left, fresh[-1] if fresh else last
             if fresh:
                 line = fresh[-1].seq
             self._cursors[(agent, incarnation)] = (row, line)
@@ -96,6 +140,7 @@ class RunBuffer:
         """A page of entries after the cursors; entries before them are stored and dropped."""
         after = tuple(cursors.row)
         with self._lock:
+            self._stored = dict(cursors.logs)
             for key in [key for key in self._rows if key <= after]:
                 del self._rows[key]
             self._forget_lines(cursors.logs)

@@ -53,13 +53,13 @@ from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_service.supervisor.successor_watch import SuccessorWatch
 from holdfast_service.supervisor.supervisor_times import SupervisorTimes
-from holdfast_workers.agent.run_journal import PAGE_LINES, PAGE_ROWS
+from holdfast_workers.agent.run_journal import PAGE_ROWS
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.kinds import Injection, Victim
 from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
-from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Request
+from holdfast_workers.protocol.commands import Describe, ListEvents, Request
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
 from holdfast_workers.protocol.messages import Beat, SupervisorEvent
 from holdfast_workers.protocol.process_identity import ProcessIdentity
@@ -67,6 +67,8 @@ from holdfast_workers.protocol.signals import Signal, WorkerFailed
 
 _log = structlog.get_logger()
 
+FINAL_POLL_S = 0.05
+"""Between two polls of agents whose last lines wait for room."""
 UNSEEN_NUMBERS = 1_000
 """A supervisor that could not read the fence leaves out this many epochs and attempts: more than
 former supervisors can have used while the storage was away."""
@@ -144,7 +146,7 @@ class Supervisor:
         self._next_inventory = 0.0
         self._next_drains = 0.0
         self._more_to_collect = False
-        """Whether an agent has answered with a full page."""
+        """Whether an agent has more than fitted into its answer."""
         self._commands = AgentCommands(
             agents,
             self._events,
@@ -436,9 +438,9 @@ class Supervisor:
         running = self._polled.get(seat)
         if running is not None and not running.done():
             return False
-        row, line = self._run_buffer.cursor(seat, incarnation)
         events = self._events.not_backed_up_by(seat, incarnation)
-        poll = Request(Poll(row, line, self._events.acked), self._commands.epoch, events)
+        wanted = self._run_buffer.request(seat, incarnation, self._events.acked)
+        poll = Request(wanted, self._commands.epoch, events)
         call = self._agents.call(seat, poll, PollAnswer, timeout_s=self._times.call_s)
         self._polled[seat] = collected = Future[None]()
 
@@ -463,7 +465,7 @@ class Supervisor:
         events: tuple[SupervisorEvent, ...],
         call: Future[PollAnswer],
     ) -> bool:
-        """Take in an answer; returns whether the agent has more, because a page was full."""
+        """Take in an answer; returns whether the agent has more, and there is room for it."""
         if call.cancelled():
             return False
         if (error := call.exception()) is not None:
@@ -485,7 +487,13 @@ class Supervisor:
             )
         )
         newest = self._run_buffer.add(
-            seat, incarnation, answer.rows, answer.digests, answer.lines, answer.digest_attempts
+            seat,
+            incarnation,
+            answer.rows,
+            answer.digests,
+            answer.lines,
+            answer.digest_attempts,
+            answer.lines_left,
         )
         if answer.rows:
             self._news.tell()
@@ -494,7 +502,7 @@ class Supervisor:
             self._inputs.put(
                 inputs.StepCommitted(newest.attempt, newest.step, newest.protected_step)
             )
-        return len(answer.rows) >= PAGE_ROWS or len(answer.lines) >= PAGE_LINES
+        return len(answer.rows) >= PAGE_ROWS or bool(answer.lines and answer.lines_left)
 
     def _compare_ranks(self, beats: tuple[Beat, ...]) -> None:
         """Compare the computing times of a program's ranks, which do not tell each other theirs."""
@@ -521,6 +529,7 @@ class Supervisor:
                 self._commands.send(effect)
 
     def _remove_agent(self, effect: effects.RemoveAgent) -> None:
+        self._run_buffer.mark_lost(effect.agent, effect.incarnation)
         process = self._watch.forget(effect.agent, effect.incarnation)
         if process is not None:
             self._agents.restart(effect.agent, process)
@@ -536,19 +545,35 @@ class Supervisor:
         self._events.append(effect.event)
 
     def _collect_final_output(self, agents: list[AgentReport]) -> None:
-        """Collect the last rows, digests and lines before the end is reported."""
-        self._collect_from(agents, 2 * self._times.final_collect_s)
+        """Collect the last rows, digests and lines before the end is reported; lines for as long as
+        the service stores them meanwhile. What is left then is marked in the log."""
+        wait(self._polled.values(), timeout=self._times.final_collect_s)
+        began = moved = time.monotonic()
+        self._more_to_collect, left = True, 0
+        while self._more_to_collect or left:
+            self._start_collecting(agents)
+            wait(self._polled.values(), timeout=self._times.final_collect_s)
+            now, before, left = time.monotonic(), left, self._run_buffer.lines_left
+            moved = moved if left == before else now
+            if now - moved > self._times.final_collect_s or now - began > self._times.final_s:
+                break
+            if not self._more_to_collect:
+                time.sleep(FINAL_POLL_S)
+        self._run_buffer.mark_unfetched()
 
     def _collect_from(self, agents: list[AgentReport], within_s: float) -> None:
         """Collect all rows, digests and lines that the agents have now."""
         until = time.monotonic() + within_s
         self._more_to_collect = True
         while self._more_to_collect and (left_s := until - time.monotonic()) > 0:
-            self._more_to_collect = False
-            for agent in agents:
-                if not self._collect(agent):
-                    self._more_to_collect = True
+            self._start_collecting(agents)
             wait(self._polled.values(), timeout=left_s)
+
+    def _start_collecting(self, agents: list[AgentReport]) -> None:
+        self._more_to_collect = False
+        for agent in agents:
+            if not self._collect(agent):
+                self._more_to_collect = True
 
     def _end_after_internal_error(self, error: Exception) -> None:
         """End the job with this supervisor's own error, so that the job does not hang."""

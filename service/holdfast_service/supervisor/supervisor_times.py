@@ -41,6 +41,8 @@ class SupervisorTimes:
     probe_s: float = 1.0
     """How long the node of a lost agent is probed."""
     final_collect_s: float = 3.0
-    """Twice as long is waited for the last rows and lines before the end is reported."""
+    """How long the end of a job waits for the last output if nothing of it arrives."""
+    final_s: float = 60.0
+    """The same if something does."""
     fresh_collect_s: float = 2.0
-    """The same for a server that is about to end, whose call waits for it."""
+    """How long the last rows are awaited for a server that is about to end, whose call waits."""

@@ -55,6 +55,6 @@ def test_a_journal_drops_digests_of_steps_that_the_next_attempt_repeats() -> Non
         journal.add_row(row(1, step))
         journal.add_digest(step, f"old{step}", 1)
     journal.add_row(row(2, 4))
-    assert journal.after((0, 0), 0)[1] == {1: (1, "old1"), 2: (1, "old2"), 3: (1, "old3")}
+    assert journal.after((0, 0))[1] == {1: (1, "old1"), 2: (1, "old2"), 3: (1, "old3")}
     journal.add_digest(4, "new4", 2)
-    assert journal.after((1, 5), 0)[1] == {3: (1, "old3"), 4: (2, "new4")}
+    assert journal.after((1, 5))[1] == {3: (1, "old3"), 4: (2, "new4")}

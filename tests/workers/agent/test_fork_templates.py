@@ -18,6 +18,7 @@ from holdfast_workers.agent.fork_templates import ForkTemplates
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.line_budget import LeftOut
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.progress import beacon
 from holdfast_workers.protocol.processes import RankPlace, TemplateJob, WorkerJob
@@ -65,7 +66,7 @@ class Node:
 
     def on_worker_message(self, name: str, message: object) -> None: ...
     def on_child_message(self, child: Child, message: object) -> None: ...
-    def on_child_log(self, child: Child, text: str) -> None: ...
+    def on_child_log(self, child: Child, text: str | LeftOut) -> None: ...
     def on_zygote_exit(self) -> None: ...
 
     def on_child_exit(self, child: Child, end: ProcessEnd) -> None:

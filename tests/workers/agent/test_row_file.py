@@ -71,10 +71,10 @@ def test_an_agent_takes_up_the_rows_of_its_former_incarnation(tmp_path: Path) ->
         first.add_digest(step, f"d{step}", 1)
     second = RunJournal("n0", "i2")
     second.keep_in(tmp_path)
-    rows, digests, _ = second.after((0, 0), 0)
+    rows, digests = second.after((0, 0))
     assert [one.step for one in rows] == [1, 2, 3]
     assert digests == {1: (1, "d1"), 2: (1, "d2"), 3: (1, "d3")}
     assert not second.add_row(row(4))
     third = RunJournal("n0", "i3")
     third.keep_in(tmp_path)
-    assert len(third.after((0, 0), 0)[0]) == 4
+    assert len(third.after((0, 0))[0]) == 4

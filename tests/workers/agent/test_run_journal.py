@@ -9,7 +9,7 @@ from holdfast_workers.agent.run_journal import RunJournal
 
 
 def marks(kept: RunJournal, after: tuple[int, int]) -> list[tuple[int, int]]:
-    return [(row.attempt, row.step) for row in kept.after(after, 0)[0]]
+    return [(row.attempt, row.step) for row in kept.after(after)[0]]
 
 
 def test_rows_are_fetched_once_in_order_of_attempt_and_step() -> None:
@@ -44,8 +44,9 @@ def test_log_lines_are_fetched_once_in_order() -> None:
     kept = RunJournal("n0", "life")
     for text in ("a", "b", "c"):
         kept.log("n0.life.1", 1, 0, text)
-    assert [line.text for line in kept.after((0, 0), 1)[2]] == ["b", "c"]
-    assert kept.after((0, 0), 3)[2] == ()
+    lines, left = kept.lines_after(1, 0)
+    assert ([line.text for line in lines], left) == (["b", "c"], 0)
+    assert kept.lines_after(3, 3) == ((), 0)
 
 
 def test_digests_of_steps_that_a_new_attempt_computes_again_are_dropped() -> None:
@@ -54,6 +55,6 @@ def test_digests_of_steps_that_a_new_attempt_computes_again_are_dropped() -> Non
         kept.add_row(row(1, step))
         kept.add_digest(step, f"first {step}", 1)
     kept.add_row(row(2, 4))
-    assert kept.after((0, 0), 0)[1] == {3: (1, "first 3")}
+    assert kept.after((0, 0))[1] == {3: (1, "first 3")}
     kept.add_digest(4, "second 4", 2)
-    assert kept.after((0, 0), 0)[1] == {3: (1, "first 3"), 4: (2, "second 4")}
+    assert kept.after((0, 0))[1] == {3: (1, "first 3"), 4: (2, "second 4")}

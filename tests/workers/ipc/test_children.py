@@ -28,7 +28,7 @@ from holdfast_workers.protocol.processes import (
 WAIT_S = 60.0
 
 
-def test_the_processes_that_a_child_started_end_when_it_is_reaped() -> None:
+def test_the_processes_that_a_child_started_end_with_its_session() -> None:
     with subprocess.Popen(
         ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -40,6 +40,7 @@ def test_the_processes_that_a_child_started_end_when_it_is_reaped() -> None:
         child.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert linux_processes.is_alive(started)
+        child.end_session()
         assert child.reap() == ProcessEnd(signal=signal.SIGKILL, name="SIGKILL")
         eventually(lambda: not linux_processes.is_alive(started), WAIT_S)
         child.close()

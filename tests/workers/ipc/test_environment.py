@@ -38,6 +38,12 @@ def test_users_code_gets_what_programs_need_and_no_secret() -> None:
     assert environment.for_users_code(NEEDED | SECRETS | limit) == NEEDED | limit
 
 
+def test_users_breakpoints_are_not_those_of_rays_debugger() -> None:
+    set_by_ray = {"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
+    assert environment.for_users_code(NEEDED | set_by_ray) == NEEDED
+    assert environment.for_nodes(NEEDED | set_by_ray) == NEEDED
+
+
 def test_users_code_gets_what_the_operator_names() -> None:
     named = {environment.PASSED_ON_VARIABLE: " HF_TOKEN,MY_*,,", "MY_CACHE": "/cache"}
     found = environment.for_users_code(NEEDED | SECRETS | named)

@@ -20,6 +20,7 @@ from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.line_budget import LeftOut
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import SourceLost
@@ -64,8 +65,8 @@ class RecordingObserver:
 
     def on_child_message(self, child: Child, message: object) -> None: ...
 
-    def on_child_log(self, child: Child, text: str) -> None:
-        self.logged.put(text)
+    def on_child_log(self, child: Child, text: str | LeftOut) -> None:
+        self.logged.put(str(text))
 
     def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
         self.exited.put(child.name)

@@ -7,7 +7,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.ipc.output_lines import LINE_BYTES, LineSplitter, LogLines, OutputLine
+from holdfast_workers.ipc.output_lines import (
+    GOES_ON,
+    LINE_BYTES,
+    STATE_S,
+    LineSplitter,
+    LogLines,
+    OutputLine,
+)
 
 
 @given(
@@ -44,7 +51,8 @@ def test_a_return_ends_a_line_as_a_newline_does() -> None:
 
 def logged(*pieces: tuple[float, bytes]) -> list[str]:
     log = LogLines()
-    return [text for now, piece in pieces for text in log.feed(piece, now)] + log.end()
+    found = [text for now, piece in pieces for text in log.feed(piece, now)]
+    return [str(text) for text in (*found, *log.end(pieces[-1][0]))]
 
 
 def test_of_a_bar_the_log_keeps_one_state_a_second_and_the_last() -> None:
@@ -60,6 +68,23 @@ def test_every_line_that_ends_by_return_and_newline_is_logged() -> None:
     for output in (b"one\r\ntwo\r\n\r\nthree\r\n", b"one\ntwo\n\nthree\n"):
         cut = [(0.0, bytes([byte])) for byte in output]
         assert logged((0.0, output)) == logged(*cut) == ["one", "two", "", "three"]
+
+
+def test_the_state_at_which_a_bar_stands_is_logged_after_a_while() -> None:
+    log = LogLines()
+    assert log.feed(b"1%\r2%\r3", 10.0) == ["1%"]
+    assert log.waits
+    assert log.look(10.0 + STATE_S / 2) == []
+    found = [log.look(10.0 + STATE_S), log.look(10.0 + 2 * STATE_S), log.end(20.0)]
+    assert found == [["2%"], [], ["3"]]
+
+
+@given(st.lists(st.integers(0, 3 * LINE_BYTES), max_size=4), st.integers(1, 3 * LINE_BYTES))
+def test_the_parts_of_a_long_line_say_that_it_goes_on(lengths: list[int], cut: int) -> None:
+    lines = [f"{number}{'é' * (length // 2)}" for number, length in enumerate(lengths)]
+    output = "\n".join(lines).encode()
+    found = logged(*((0.0, output[at : at + cut]) for at in range(0, len(output) + 1, cut)))
+    assert "\n".join(found).replace(f"{GOES_ON}\n", "") == "\n".join(lines)
 
 
 def test_a_bar_that_is_erased_for_a_line_leaves_no_state() -> None:

@@ -88,9 +88,11 @@ class Agent:
         self.end.settimeout(WAIT_S)
         return found
 
-    def join(self, *faults: ArmFault) -> JoinAttempt:
+    def join(self, *faults: ArmFault, attempt: int = 1) -> JoinAttempt:
         mesh, segment = {"dp_shard": 1, "tp": 1}, self._folder / "own-0.seg"
-        order = join_order(segment, mesh=mesh, store_port=self.store_port, leased=True)
+        order = join_order(
+            segment, mesh=mesh, store_port=self.store_port, leased=True, attempt=attempt
+        )
         return JoinAttempt(order, faults)
 
     def started(self) -> int:
@@ -429,3 +431,22 @@ def test_a_thread_that_outlives_its_program_makes_no_hang(
         else:
             assert isinstance(ended, WorkerFailed)
             assert (ended.error.type, ended.error.message) == ("ValueError", "bad end")
+
+
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_the_last_line_of_an_attempt_ends_with_it_and_nothing_is_lost(
+    tmp_path: Path, size: int
+) -> None:
+    """Also if the agent reads nothing meanwhile and the pipe is full: the launcher goes on."""
+    with launched(tmp_path, f"bash -c 'head -c {size} /dev/zero; printf last'") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        while not isinstance(getattr(agent.receive(), "detail", None), WorkerDone):
+            pass
+        agent.send(agent.join(attempt=2), LeaseUpdate(2, clock_s() + 3600.0, 1))
+        agent.started()
+        lines = agent.printed("attempt 2: rank 0 of 1 starts bash -c ").splitlines()
+        assert [line[:18] for line in (lines[0], lines[-1])] == [
+            "INFO    attempt 1:",
+            "INFO    attempt 2:",
+        ]
+        assert lines[1:-1] == ["\0" * size + "last"]

@@ -117,12 +117,3 @@ def test_an_exception_is_printed_without_frames_of_the_launcher_and_noted(tmp_pa
     code, output, error = run(tmp_path, "-c", RUN, "script.py")
     assert (code, output) == (1, "noted KeyError\n")
     assert error == run(tmp_path, "script.py")[2]
-
-
-def test_forks_have_different_random_numbers(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        "import random\nimport numpy\nprint(random.random(), numpy.random.rand())\n"
-    )
-    both = "import numpy\n" + RUN
-    first, second = (run(tmp_path, "-c", both, "script.py")[1].split() for _ in range(2))
-    assert not set(first) & set(second)

@@ -19,6 +19,7 @@ from holdfast_workers.agent.worker_pool import WorkerPool
 from holdfast_workers.fault_injection.orders import FaultOrders
 from holdfast_workers.ipc.children import Child, ChildProcesses, ZygoteFailed
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.line_budget import TOO_FAST, LeftOut
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.protocol.processes import (
     FaultFired,
@@ -83,10 +84,12 @@ class ChildEvents:
             case FrozenCopy() as copy, ShardRecord() | StorageRefusal() as outcome:
                 self._saves.on_message(copy, outcome)
 
-    def on_child_log(self, child: Child, text: str) -> None:
+    def on_child_log(self, child: Child, text: str | LeftOut) -> None:
         attempt, rank = self._worker_pool.attempt_and_rank(child.name)
-        self._journal.log(worker=child.name, attempt=attempt, rank=rank, text=text)
-        self._log.info("output", attempt=attempt, rank=rank, worker=child.name, message=text)
+        gap = text if isinstance(text, LeftOut) else None
+        line = gap.mark(rank, TOO_FAST) if gap is not None else str(text)
+        self._journal.log(child.name, attempt, rank, line, gap)
+        self._log.info("output", attempt=attempt, rank=rank, worker=child.name, message=line)
 
     def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
         """Handle the end of a forked process."""

@@ -417,7 +417,10 @@ class NodeAgent:
 
     def _poll(self, command: commands.Poll) -> PollAnswer:
         self._events.forget(command.acked)
-        rows, digests, lines = self._journal.after(command.after_row, command.after_line)
+        rows, digests = self._journal.after(command.after_row)
+        lines, left = self._journal.lines_after(
+            command.after_line, command.stored_line, command.most_lines
+        )
         beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
         return PollAnswer(
             rows,
@@ -429,6 +432,7 @@ class NodeAgent:
             self._saves.failed_shards,
             {step: attempt for step, (attempt, _) in digests.items()},
             self._health.report(),
+            left,
         )
 
     def _exchange(self, command: commands.ExchangeBytes) -> ExchangeResult:

@@ -1,9 +1,9 @@
 """Keeps metric rows, digests and log lines of a run until the supervisor fetches them, and copies
 of its numbered events for the next supervisor process.
 
-Bounded: the oldest entries are dropped first. Every node keeps the same rows and digests, so losing
-a node loses none of them; the newest also lie in shared memory (`agent/row_file.py`), so losing all
-agents loses none either.
+Bounded: the oldest entries are dropped first; in place of log lines there is a mark then. Every
+node keeps the same rows and digests, so losing a node loses none of them; the newest also lie in
+shared memory (`agent/row_file.py`), so losing all agents loses none either.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 
+from holdfast_workers.agent.kept_lines import KeptLines
 from holdfast_workers.agent.row_file import RowFile
+from holdfast_workers.ipc.line_budget import LeftOut
 from holdfast_workers.protocol.messages import LogLine, StepRow, SupervisorEvent
 
 KEEP_ROWS = 20_000
-KEEP_LINES = 5_000
 PAGE_ROWS = 1_000
-PAGE_LINES = 500
+PAGE_LINES = 2_000
 KEPT_EVENTS = 2_000
 """The number of events kept after they were stored elsewhere: a restarted supervisor reads its
 history from them."""
@@ -36,7 +37,7 @@ class RunJournal:
         self._lock = threading.Lock()
         self._rows: deque[StepRow] = deque(maxlen=KEEP_ROWS)
         self._digests: dict[int, tuple[int, str]] = {}  # step -> attempt, digest
-        self._lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
+        self._lines = KeptLines()
         self._logged = 0
         self._attempt = 0
         self._file: RowFile | None = None
@@ -80,10 +81,18 @@ class RunJournal:
         with self._lock:
             return self._rows[-1] if self._rows else None
 
-    def log(self, worker: str, attempt: int, rank: int | None, text: str) -> None:
+    def log(
+        self,
+        worker: str,
+        attempt: int,
+        rank: int | None,
+        text: str,
+        stands_for: LeftOut | None = None,
+    ) -> None:
+        """Keep a line of a process, or the mark that `stands_for` lines of it."""
         with self._lock:
             self._logged += 1
-            self._lines.append(
+            self._lines.add(
                 LogLine(
                     agent=self._agent,
                     incarnation=self._incarnation,
@@ -94,30 +103,37 @@ class RunJournal:
                     rank=rank,
                     stream="output",
                     text=text,
-                )
+                ),
+                stands_for,
             )
 
-    def after(
-        self, row: tuple[int, int], line: int
-    ) -> tuple[tuple[StepRow, ...], dict[int, tuple[int, str]], tuple[LogLine, ...]]:
-        """A page of rows after `row` (attempt, step), their digests, each after the attempt that
-        computed it, and a page of log lines after number `line`.
+    def lines_after(
+        self, line: int, stored: int, most: int = PAGE_LINES
+    ) -> tuple[tuple[LogLine, ...], int]:
+        """A page of log lines after number `line`, and how many are left then. Those up to number
+        `stored` are stored elsewhere."""
+        with self._lock:
+            self._lines.forget(stored)
+            page = self._lines.after(line, min(most, PAGE_LINES))
+            return page, self._lines.count_after(page[-1].seq if page else line)
+
+    def after(self, row: tuple[int, int]) -> tuple[tuple[StepRow, ...], dict[int, tuple[int, str]]]:
+        """A page of rows after `row` (attempt, step), and their digests, each after the attempt
+        that computed it.
 
         Digests are returned for the steps of these rows and for the step before each: a digest is
         known one step later than its row.
         """
         with self._lock:
-            # Both are ascending, and most entries have been fetched.
+            # They are ascending, and most have been fetched.
             new_rows = takewhile(lambda new: (new.attempt, new.step) > row, reversed(self._rows))
             rows = [*new_rows][::-1][:PAGE_ROWS]
-            new_lines = takewhile(lambda new: new.seq > line, reversed(self._lines))
-            lines = [*new_lines][::-1][:PAGE_LINES]
             if rows:
                 first, last = min(r.step for r in rows) - 1, max(r.step for r in rows)
             else:
                 first, last = row[1] - 1, row[1]
             wanted = {s: d for s in range(first, last + 1) if (d := self._digests.get(s))}
-            return tuple(rows), wanted, tuple(lines)
+            return tuple(rows), wanted
 
 
 class EventBackup:

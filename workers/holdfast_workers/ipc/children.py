@@ -109,15 +109,16 @@ class Child:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.pidfd, number)
 
-    def reap(self) -> ProcessEnd:
-        """Collect the exit status. Call it only after the pidfd has become readable.
-
-        Kills the processes that the child started itself: it leads a session of its own.
-        """
+    def end_session(self) -> None:
+        """Kill the processes that the child has started itself: it leads a session of its own.
+        Call it only after the pidfd has become readable, and before `reap`."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the pid still belongs to it
         if isinstance(self.job, WorkerJob) and self.job.launches:
             self._kill_program()
+
+    def reap(self) -> ProcessEnd:
+        """Collect the exit status, after `end_session`."""
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:

@@ -70,6 +70,10 @@ RESERVED = (
 """Variables that Holdfast sets for its processes; a job's own `env` may not."""
 
 
+_OF_RAY = ("PYTHONBREAKPOINT",)
+"""What Ray sets in its own processes: with its debugger, users' `breakpoint()` does nothing."""
+
+
 def for_users_code(node: Mapping[str, str]) -> dict[str, str]:
     """The part of a node's environment that processes with users' code get."""
     return _selected(node, (*_PROGRAM, *_TRAINING, *_MARKS, *_CACHES, *passed_on(node)))
@@ -118,5 +122,5 @@ def _selected(given: Mapping[str, str], patterns: Iterable[str]) -> dict[str, st
     return {
         name: value
         for name, value in given.items()
-        if any(fnmatchcase(name, pattern) for pattern in allowed)
+        if any(fnmatchcase(name, pattern) for pattern in allowed) and name not in _OF_RAY
     }

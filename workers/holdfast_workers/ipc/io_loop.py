@@ -20,12 +20,15 @@ import structlog
 
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child
+from holdfast_workers.ipc.line_budget import LeftOut
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.ipc.output_lines import LogLines
 from holdfast_workers.protocol.processes import TemplateJob, WorkerJob, WorkerMessage
 
 READ_BYTES = 64 * 1024
 STOP_S = 5.0
+LOOK_S = 1.0
+"""Time between two looks at lines that wait for their place in the log."""
 _log = structlog.get_logger()
 
 
@@ -34,7 +37,7 @@ class ChildObserver(Protocol):
 
     def on_worker_message(self, name: str, message: WorkerMessage) -> None: ...
     def on_child_message(self, child: Child, message: object) -> None: ...
-    def on_child_log(self, child: Child, text: str) -> None: ...
+    def on_child_log(self, child: Child, text: str | LeftOut) -> None: ...
     def on_child_exit(self, child: Child, end: ProcessEnd) -> None: ...
     def on_zygote_exit(self) -> None: ...
 
@@ -50,7 +53,7 @@ class NodeIO:
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
-        self._logs: dict[int, LogLines] = {}
+        self._logs: dict[int, tuple[Child, LogLines]] = {}  # by process id
         self._watched: set[int] = set()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="node-io", daemon=True)
@@ -89,7 +92,11 @@ class NodeIO:
         try:
             return control_channel.receive(child.end, *child.job.answers)
         except control_channel.ControlClosed as error:
-            log = os.read(child.log_fd, READ_BYTES).decode(errors="replace")
+            raw = b""
+            with contextlib.suppress(BlockingIOError):
+                raw = os.read(child.log_fd, READ_BYTES)
+            self._schedule(lambda: self._take_output(child, raw))
+            log = raw.decode(errors="replace")
             raise ChildProcessError(f"{child.name} failed: {log[-2000:]}") from error
         except TimeoutError:
             child.kill()
@@ -99,11 +106,17 @@ class NodeIO:
             self.watch(child)  # to reap it
 
     def _run(self) -> None:
+        look_at = 0.0
         while not self._stopped:
-            for key, _events in self._selector.select():
+            waits = any(log.waits for _, log in self._logs.values())
+            for key, _events in self._selector.select(LOOK_S if waits else None):
                 current = self._selector.get_map().get(key.fd)
                 if current is not None and current.data is key.data:  # still open
                     key.data()
+            if waits and time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK_S
+                for child, _ in tuple(self._logs.values()):
+                    self._guarded(child, self._look_at_log)
 
     def _schedule(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -180,16 +193,28 @@ class NodeIO:
         if not raw:
             self._selector.unregister(child.log_fd)
             return False
-        log = self._logs.setdefault(child.log_fd, LogLines())
-        for text in log.feed(raw, time.monotonic()):
-            self._observer.on_child_log(child, text)
+        self._take_output(child, raw)
         return True
+
+    def _take_output(self, child: Child, raw: bytes) -> None:
+        _, log = self._logs.setdefault(child.pid, (child, LogLines()))
+        self._pass_on(child, log.feed(raw, time.monotonic()))
+
+    def _look_at_log(self, child: Child) -> None:
+        if child.pid in self._logs:
+            self._pass_on(child, self._logs[child.pid][1].look(time.monotonic()))
+
+    def _pass_on(self, child: Child, kept: list[str | LeftOut]) -> None:
+        for text in kept:
+            self._observer.on_child_log(child, text)
 
     def _exited(self, child: Child) -> None:
         """The process has ended: read its remaining messages and output, then report the exit."""
         self._selector.unregister(child.pidfd)
         child.end.setblocking(False)
-        self._guarded(child, self._read_rest)
+        last = (self._read_last_messages, self._read_last_output, self._end_log)
+        for part in (Child.end_session, *last):  # what it has started prints nothing after them
+            self._guarded(child, part)
         for descriptor in (child.end, child.log_fd):
             if descriptor in self._registered():
                 self._selector.unregister(descriptor)
@@ -198,13 +223,17 @@ class NodeIO:
         child.close()
         self._observer.on_child_exit(child, end)
 
-    def _read_rest(self, child: Child) -> None:
+    def _read_last_messages(self, child: Child) -> None:
         while self._read_next_message(child):
             pass
+
+    def _read_last_output(self, child: Child) -> None:
         while child.log_fd in self._registered() and self._read_log(child):
             pass
-        for text in self._logs.pop(child.log_fd, LogLines()).end():
-            self._observer.on_child_log(child, text)
+
+    def _end_log(self, child: Child) -> None:
+        _, log = self._logs.pop(child.pid, (child, LogLines()))
+        self._pass_on(child, log.end(time.monotonic()))
 
     def _read_next_message(self, child: Child) -> bool:
         try:

@@ -10,8 +10,12 @@ import math
 import re
 from dataclasses import dataclass
 
+from holdfast_workers.ipc.line_budget import LeftOut, LineBudget
+
 LINE_BYTES = 8 * 1024
 """A longer line is divided."""
+GOES_ON = "…"
+"""In a log, the end of each part of a divided line but the last."""
 STATE_S = 1.0
 """Time in which the log keeps one of the states of a progress bar; it keeps the last one too."""
 _END = re.compile(rb"\r?\n|\r(?=[^\n])", re.DOTALL)
@@ -25,6 +29,8 @@ class OutputLine:
     text: str
     is_state: bool
     """Whether it ended by `\\r`."""
+    goes_on: bool = False
+    """Whether the next one is a further part of the same, long line."""
 
 
 class LineSplitter:
@@ -53,41 +59,57 @@ class LineSplitter:
 
 
 class LogLines:
-    """The lines of one process that its log keeps: all but the states of a progress bar that
-    another follows soon."""
+    """What the log keeps of the lines of one process: all but the states of a progress bar that
+    another follows soon, and those beyond its `LineBudget`. `now`: of a monotonic clock."""
 
     def __init__(self) -> None:
         self._splitter = LineSplitter()
+        self._budget = LineBudget()
         self._waiting: str | None = None  # a state that is kept unless another takes its place
         self._next_state_at = -math.inf
 
-    def feed(self, piece: bytes, now: float) -> list[str]:
-        """Take a piece of output; return what the log keeps now. `now`: of a monotonic clock."""
-        kept: list[str] = []
+    @property
+    def waits(self) -> bool:
+        """Whether `look` will return something later."""
+        return self._waiting is not None or self._budget.holds
+
+    def feed(self, piece: bytes, now: float) -> list[str | LeftOut]:
+        """Take a piece of output; return what the log keeps now."""
+        kept: list[str | LeftOut] = []
         for line in self._splitter.feed(piece):
             if line.is_state:
-                self._take_state(line.text, now, kept)
+                kept += self._take_state(line.text, now)
             else:
-                self._take_line(line.text, kept)
+                kept += self._end_state(now)
+                kept += self._budget.take(line.text + GOES_ON * line.goes_on, now)
         return kept
 
-    def end(self) -> list[str]:
-        """The last state of a bar, and the line without end: the process has ended."""
-        last = (self._waiting, self._splitter.open)
-        return [text for text in last if text]
+    def look(self, now: float) -> list[str | LeftOut]:
+        """What the log keeps now of what has waited."""
+        kept: list[str | LeftOut] = []
+        if self._waiting is not None and now >= self._next_state_at:
+            kept, self._next_state_at = self._end_state(now), now + STATE_S
+        return kept + self._budget.look(now)
 
-    def _take_state(self, text: str, now: float, kept: list[str]) -> None:
+    def end(self, now: float) -> list[str | LeftOut]:
+        """The last state of a bar, and the line without end: the process has ended."""
+        kept = self._end_state(now)
+        if self._splitter.open:
+            kept += self._budget.take(self._splitter.open, now)
+        return kept + self._budget.end()
+
+    def _take_state(self, text: str, now: float) -> list[str | LeftOut]:
         if now < self._next_state_at or not text.strip():  # spaces erase the bar
             self._waiting = text if text.strip() else None
-            return
-        kept.append(text)
+            return []
         self._waiting, self._next_state_at = None, now + STATE_S
+        return self._budget.take(text, now)
 
-    def _take_line(self, text: str, kept: list[str]) -> None:
-        if self._waiting is not None:
-            kept.append(self._waiting)
-            self._waiting = None
-        kept.append(text)
+    def _end_state(self, now: float) -> list[str | LeftOut]:
+        if self._waiting is None:
+            return []
+        text, self._waiting = self._waiting, None
+        return self._budget.take(text, now)
 
 
 def _divide(line: bytes, lines: list[OutputLine]) -> bytes:
@@ -96,7 +118,7 @@ def _divide(line: bytes, lines: list[OutputLine]) -> bytes:
         cut = LINE_BYTES
         while cut > LINE_BYTES - 4 and line[cut] & 0xC0 == 0x80:  # within a character
             cut -= 1
-        lines.append(OutputLine(_text(line[:cut]), is_state=False))
+        lines.append(OutputLine(_text(line[:cut]), is_state=False, goes_on=True))
         line = line[cut:]
     return line
 

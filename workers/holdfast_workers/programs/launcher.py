@@ -32,7 +32,7 @@ from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import launcher_links
 from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.launcher_links import AgentLink, StoreEnded
-from holdfast_workers.programs.output_relay import OutputRelay, is_readable
+from holdfast_workers.programs.output_relay import OutputRelay, RelayedText, is_readable
 from holdfast_workers.programs.program_attempt import ProgramAttempt
 from holdfast_workers.programs.program_process import (
     ProgramLine,
@@ -71,6 +71,9 @@ REST_POLL_S = 0.05
 """Time between two looks at the processes of a program that was asked to end."""
 LAST_WAIT_S = 5.0
 """How long the end of a launcher waits for the end of what its program has started."""
+AGENT_READS_S = 60.0
+"""How long the end of a launcher waits for its agent to read the last output. An agent that reads
+nothing for so long is lost itself."""
 _CREDENTIALS = struct.Struct("3i")
 _log = structlog.get_logger()
 
@@ -112,6 +115,7 @@ class Launcher:
 
     def run(self) -> int:
         start_guard(f"{SOCKET_VARIABLE}={self._name}")
+        sys.stdout = RelayedText(self._relay)
         linux_processes.become_subreaper()
         self._beacon.end()
         self._watch(self._end, self._read_order)
@@ -379,7 +383,7 @@ class Launcher:
     def _end_like(self, end: ProcessEnd) -> None:
         """End as the program did: the agent knows the causes of a process's end."""
         self._link.finish(LAST_WAIT_S)
-        sys.stdout.flush()
+        self._relay.drain(AGENT_READS_S)
         if end.signal is not None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
             if end.signal not in _FINAL:

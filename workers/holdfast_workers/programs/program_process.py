@@ -9,7 +9,6 @@ launcher is its reaper.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import signal
@@ -21,7 +20,7 @@ from typing import NoReturn
 
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.ipc.linux_processes import ProcessEnd
-from holdfast_workers.programs import python_main
+from holdfast_workers.programs import fresh_interpreter, python_main
 
 MOST_ROUNDS = 20
 CLEAR_S = 2.5
@@ -182,12 +181,13 @@ def _become(
         empty = os.open(os.devnull, os.O_RDONLY)
         for descriptor, target in ((empty, 0), (output, 1), (output, 2)):
             os.dup2(descriptor, target)
+        os.close(empty)
         os.close(output)
         if not line.fork:
             _execute(line.command, variables)
         os.environ.clear()
         os.environ.update(variables)
-        gc.enable()
+        fresh_interpreter.restore(line.arguments)
         in_fork()
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))

@@ -11,12 +11,12 @@ import builtins
 import contextlib
 import importlib.util
 import os
-import random
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
@@ -27,7 +27,6 @@ def run(arguments: Sequence[str], on_error: Callable[[Exception], None]) -> NoRe
     called with an exception that leaves the script; it must not raise."""
     code = 1
     try:
-        _seed_generators()
         code = _exit_code(lambda: execute(arguments), on_error)
         code = _exit_code(lambda: _end_threads(code), on_error) or code
     except BaseException:
@@ -37,16 +36,6 @@ def run(arguments: Sequence[str], on_error: Callable[[Exception], None]) -> NoRe
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
-
-
-def _seed_generators() -> None:
-    """Seed the generators anew: every interpreter starts with other random numbers, and forks of
-    one process would share them. torch's own generator starts with a constant seed in every
-    interpreter."""
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
 
 
 def execute(arguments: Sequence[str]) -> None:
@@ -64,7 +53,8 @@ def _of_file(arguments: Sequence[str], main: ModuleType) -> CodeType:
     folder = str(Path(path).resolve().parent)
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
-    main.__dict__.update(__file__=path, __cached__=None, __package__=None, __loader__=None)
+    loader = SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __cached__=None, __package__=None, __loader__=loader)
     return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
 
 

@@ -127,6 +127,8 @@ class PollAnswer:
     """The attempt that computed each digest."""
     health: HealthReport = field(default_factory=HealthReport)
     """The health of the node, as last reported."""
+    lines_left: int = 0
+    """The number of log lines after these."""
 
 
 @dataclass(frozen=True)

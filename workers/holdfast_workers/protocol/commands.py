@@ -275,6 +275,10 @@ class Poll:
     after_row: tuple[int, int] = (0, 0)
     """(attempt, step)."""
     after_line: int = 0
+    stored_line: int = 0
+    """The lines up to this number are stored elsewhere."""
+    most_lines: int = 0
+    """The number of lines that there is room for."""
     acked: int = 0
     """The supervisor's events up to this number are stored elsewhere."""
     kind: Literal[CommandKind.POLL] = CommandKind.POLL
