@@ -47,7 +47,7 @@ def running_state(
                     partners=(),
                     joined=True,
                 )
-    world = AttemptWorld(state.worlds.announce_attempt(0), shape, 0, members)
+    world = AttemptWorld(state.worlds.announce_attempt(0), shape, 0, members, is_running=True)
     state.worlds.begin(world, state.roster)
     state.progress.start_attempt(world.attempt, 0)
     state.progress.record_step(world.attempt, 10)

@@ -312,9 +312,16 @@ def _report_hang(
     judgement.report_fault(state, fault, now)
     if state.timer.stage is Stage.ENDED:
         return
+    before = state.incidents.current  # it may have those of a hang of an earlier attempt
     state.incidents.amend(
-        suspects=tuple(_located(world, suspect) for suspect in verdict.suspects),
-        stacks=tuple(SharedStack(stack.ranks, stack.frames) for stack in verdict.stacks),
+        suspects=(
+            *(before.suspects if before is not None else ()),
+            *(_located(world, suspect) for suspect in verdict.suspects),
+        ),
+        stacks=(
+            *(before.stacks if before is not None else ()),
+            *(SharedStack(stack.ranks, stack.frames) for stack in verdict.stacks),
+        ),
     )
     state.emit_incident()
     for agent in sorted(suspicion.unanswered.intersection(agents)):

@@ -46,8 +46,6 @@ def resize_if_due(state: CoreState, now: float) -> tuple[Fault, ...]:
     world, change, step = state.worlds.present, state.mesh_change, state.progress.committed
     if world is None or not _is_running(state):
         return ()
-    if world.first_step is None and not state.config.runs_program:
-        return ()
     if state.config.schedule:
         _watch_schedule(state, world, now)
     if change.is_under_way(world.attempt) and change.leaving:
@@ -74,8 +72,9 @@ def resize_fault(world: AttemptWorld, what: str, step: int, now: float) -> Fault
 
 def _is_running(state: CoreState) -> bool:
     """Whether the world trains, and may have another mesh."""
-    is_running = state.timer.stage is Stage.RUNNING and state.ending.stop is None
-    return is_running and len(state.config.shapes) > 1
+    world = state.worlds.present
+    is_running = world is not None and world.is_running and state.timer.stage is Stage.RUNNING
+    return is_running and state.ending.stop is None and len(state.config.shapes) > 1
 
 
 def _watch_schedule(state: CoreState, world: AttemptWorld, now: float) -> None:

@@ -234,5 +234,7 @@ def _resolution(state: CoreState, world: AttemptWorld) -> str:
     if not state.config.runs_program:
         return f"attempt {world.attempt} runs from step {world.restored_step}"
     if world.first_step is None:
-        return f"the program of attempt {world.attempt} runs on all ranks"
+        is_over = all(member.done for member in world.members.values())
+        does = "has ended" if is_over else "runs"
+        return f"the program of attempt {world.attempt} {does} on all ranks"
     return f"the first step of attempt {world.attempt} is step {world.first_step}"

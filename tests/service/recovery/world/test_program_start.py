@@ -41,6 +41,7 @@ def starting(**changes: Any) -> CoreState:
     state = running_state(**PROGRAM, **changes)
     world = state.worlds.present
     assert world is not None
+    world.is_running = False
     for member in world.members.values():
         member.joined = False
     state.progress.record_first_report(world.attempt, 20)
