@@ -161,16 +161,16 @@ def test_an_attempt_without_a_step_starts_and_does_not_train_at_the_step_before(
         (ProgramLevel.PLUGIN, "The program of attempt 3 runs and has reported no step yet."),
     ],
 )
-@pytest.mark.parametrize("step", [0, 61])
+@pytest.mark.parametrize("step", [None, 0, 61])
 def test_a_running_program_without_a_step_in_this_attempt_says_so(
-    level: ProgramLevel, doing: str, step: int
+    level: ProgramLevel, doing: str, step: int | None
 ) -> None:
     result = verdict(replace(PROGRAM, level=level, step=step))
     assert (result.headline, result.doing) == ("Running", doing)
 
 
 def test_no_step_is_named_of_a_program_that_reports_none() -> None:
-    silent = replace(PROGRAM, level=ProgramLevel.SCRIPT, step=0, ended_at=9_000.0)
+    silent = replace(PROGRAM, level=ProgramLevel.SCRIPT, step=None, ended_at=9_000.0)
     for state in State:
         result = verdict(replace(silent, state=state))
         said = " ".join(filter(None, (result.doing, result.last, result.next)))

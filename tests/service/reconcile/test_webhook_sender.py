@@ -37,7 +37,9 @@ from holdfast_service.store.models import Outbox
 from holdfast_service.store.transaction import job_transaction
 from holdfast_service.views import webhook_messages
 
-INCIDENT = IncidentRecord(incident=1, cause="hang", decision="ignore", phases_s={"total": 0.25})
+INCIDENT = IncidentRecord(
+    incident=1, cause="hang", decision="ignore", steps_lost=0, phases_s={"total": 0.25}
+)
 
 
 class Receiver:

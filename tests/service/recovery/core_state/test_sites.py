@@ -66,4 +66,4 @@ def test_a_label_counts_before_the_machine() -> None:
 def test_states_that_only_one_machine_has_are_named_with_an_agent_of_it() -> None:
     found = placed(records(["a", "a", "a", "b"]))
     texts = [gap.text for gap in gaps(found)]
-    assert any("losing the failure domain machine of n0 loses the state of" in t for t in texts)
+    assert any("losing the failure domain machine of n0 would lose the memory" in t for t in texts)
