@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast_service.policy.causes import (
     Cause,
@@ -86,6 +88,23 @@ def test_an_exception_of_a_rank_without_steps_is_a_repeat_where_its_world_has_co
     assert not is_repeat_of(before, unseen(30)), "it had passed this place"
     assert not is_repeat_of(before, unseen(60, "yes"))
     assert not is_repeat_of(before, unseen(60, line=41))
+
+
+@given(
+    step=st.integers(UNKNOWN_STEP, 100),
+    reached=st.none() | st.integers(0, 100),
+    other=st.none() | st.integers(0, 100),
+)
+def test_the_same_error_at_the_same_place_is_a_repeat_and_one_further_on_is_not(
+    step: int, reached: int | None, other: int | None
+) -> None:
+    once = replace(raised(step=step), reached=reached)
+    assert is_repeat_of(error_mark_of(once), once)
+    later = replace(once, reached=other)
+    if step != UNKNOWN_STEP:
+        assert is_repeat_of(error_mark_of(once), later), "its rank is at the same step"
+    elif other is not None and other != reached:
+        assert not is_repeat_of(error_mark_of(once), later)
 
 
 @pytest.mark.parametrize(

@@ -425,7 +425,7 @@ class ProgramAttempt:
         collective_counts.install(beacon)
 
     def _record_error(self, error: Exception) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # one that cannot be described: its output is read
             error_file.write(self._error_path, error)
 
     def _signal(self, detail: SignalOfWorker) -> None:
