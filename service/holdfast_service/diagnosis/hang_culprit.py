@@ -182,12 +182,17 @@ class _Case:
         """The ranks beyond their limit that others wait for and that wait for no other rank.
 
         A waiting rank must be beyond its limit too: after a long phase of all ranks, some ranks
-        finish a little sooner than the rest.
+        finish a little sooner than the rest. Of ranks that wait in a circle and do not differ, none
+        is accused because it entered a little sooner.
         """
         found: list[int] = []
         for cycle in self._cycles:
-            if any(self._is_late(rank) for rank in self._waiting_for(cycle)):
-                found.extend(rank for rank in self._suspects_in(cycle) if self._is_late(rank))
+            if not any(self._is_late(rank) for rank in self._waiting_for(cycle)):
+                continue
+            suspects = self._suspects_in(cycle)
+            late = [rank for rank in suspects if self._is_late(rank)]
+            if len(late) == len(suspects) or self._diverged.keys() >= set(suspects):
+                found.extend(late)
         return sorted(set(found))
 
     def _waiting_for(self, cycle: frozenset[int]) -> list[int]:
