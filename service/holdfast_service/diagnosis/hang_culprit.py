@@ -19,6 +19,14 @@ from math import prod
 from typing import Any
 
 from holdfast_service.diagnosis.collective_waits import diverged_ranks, find_waits
+from holdfast_service.diagnosis.standstill import (
+    MAX_CHARACTERS,
+    all_wait_for_others,
+    describe_ended,
+    described_end,
+    place_of,
+    where_ranks_stand,
+)
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.placement.replica_placement import coordinates
 from holdfast_workers.protocol.messages import JOINING_PHASE, Beat, Inspection
@@ -33,11 +41,7 @@ because the limits of first steps are wider."""
 MAX_SUSPECTS = 16
 MAX_STACKS = 8
 MAX_FRAMES = 24
-MAX_CHARACTERS = 200
-MAX_PLACES = 4
 MIN_SCORE = 0.3
-COLLECTIVES = "torch/distributed/"
-"""Part of the path of a frame that waits for other ranks."""
 
 STATES = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "X": "has ended", "": "is gone"}
 """Process states in which a process cannot run at all."""
@@ -111,20 +115,6 @@ def judge(
     return _Case(mesh, observation, before, overdue, without_limits).verdict()
 
 
-def describe_ended(ended: Mapping[int, int]) -> str:
-    """The ranks whose programs have ended with exit code 0, and at which steps (0: not known)."""
-    by_step: dict[int, list[int]] = {}
-    for rank, step in sorted(ended.items()):
-        by_step.setdefault(step, []).append(rank)
-    return ", ".join(
-        f"{format_ranks(ranks)} {_described_end(step)}" for step, ranks in by_step.items()
-    )
-
-
-def _described_end(step: int) -> str:
-    return "ended with exit code 0" + (f" at step {step}" if step else "")
-
-
 def smallest_group(mesh: Mapping[str, int], ranks: Collection[int]) -> tuple[int, ...]:
     """The smallest group of the mesh that contains all `ranks`: a single rank, ranks that differ on
     one axis, on two axes, ..., or the whole mesh."""
@@ -179,7 +169,7 @@ class _Case:
         if accused:
             return self._hang(accused, sure=self._stood_still(accused))
         if self._overdue and all(self._is_late(rank) for rank in self._beats):
-            if self._observation.ended and self._all_wait_for_others():
+            if self._observation.ended and all_wait_for_others(self._observation.seen):
                 return self._hang(self._observation.ended, sure=True)
             odd = self._ranks_with_other_stacks()
             group = smallest_group(self._mesh, odd)
@@ -192,18 +182,18 @@ class _Case:
         """The ranks beyond their limit that others wait for and that wait for no other rank.
 
         A waiting rank must be beyond its limit too: after a long phase of all ranks, some ranks
-        finish a little sooner than the rest.
+        finish a little sooner than the rest. Of ranks that wait in a circle and do not differ, none
+        is accused because it entered a little sooner.
         """
         found: list[int] = []
         for cycle in self._cycles:
-            if any(self._is_late(rank) for rank in self._waiting_for(cycle)):
-                found.extend(rank for rank in self._suspects_in(cycle) if self._is_late(rank))
+            if not any(self._is_late(rank) for rank in self._waiting_for(cycle)):
+                continue
+            suspects = self._suspects_in(cycle)
+            late = [rank for rank in suspects if self._is_late(rank)]
+            if len(late) == len(suspects) or self._diverged.keys() >= set(suspects):
+                found.extend(late)
         return sorted(set(found))
-
-    def _all_wait_for_others(self) -> bool:
-        """Whether every rank is in a call of `torch.distributed`, as its stack shows."""
-        stacks = [inspection.stack for inspection in self._observation.seen.values()]
-        return all(any(COLLECTIVES in frame for frame in stack) for stack in stacks)
 
     def _waiting_for(self, cycle: frozenset[int]) -> list[int]:
         return [rank for rank, awaited in self._waits.on.items() if not cycle.isdisjoint(awaited)]
@@ -318,38 +308,15 @@ class _Case:
             return f"{format_ranks(accused)}: {self._standing(accused[0])}"
         if all(rank in ended for rank in accused):
             gone = {rank: step for rank, step in ended.items() if rank in accused}
-            return f"{describe_ended(gone)} while {self._where_ranks_stand()}"
+            return f"{describe_ended(gone)} while {where_ranks_stand(self._observation.seen)}"
         return "; ".join(f"rank {rank} {self._standing(rank)}" for rank in accused)
 
     def _why_nobody(self) -> str:
         """The reason of a hang in which no rank is accused."""
-        places = {self._place(rank) for rank in self._observation.seen}
+        places = {place_of(inspection) for inspection in self._observation.seen.values()}
         if len(places) == 1 and not self._observation.ended:
             return "no rank makes progress, and no rank stands out"
-        return f"no rank makes progress: {self._where_ranks_stand()}"
-
-    def _where_ranks_stand(self) -> str:
-        """The ranks by the collectives, or functions, that they are in."""
-        by_place: dict[tuple[bool, str], list[int]] = {}
-        for rank in sorted(self._observation.seen):
-            by_place.setdefault(self._place(rank), []).append(rank)
-        shown = []
-        for (waits, place), ranks in by_place.items():
-            one, several = ("waits", "wait") if waits else ("is", "are")
-            shown.append(f"{format_ranks(ranks)} {one if len(ranks) == 1 else several} {place}")
-        more = [f"{len(shown) - MAX_PLACES} more places"] if len(shown) > MAX_PLACES else []
-        return ", ".join([*shown[:MAX_PLACES], *more])
-
-    def _place(self, rank: int) -> tuple[bool, str]:
-        """(whether it waits in a collective, the collective or the innermost function)"""
-        inspection = self._observation.seen[rank]
-        inside = [group for group in inspection.beat.groups if group.entered > group.left]
-        if inside:
-            return True, f"in {inside[-1].kind} {inside[-1].entered} of {inside[-1].group}"
-        frames = [frame for frame in inspection.stack if not frame.endswith("(kernel)")]
-        if not frames:
-            return False, f"in {inspection.beat.phase}"
-        return COLLECTIVES in frames[0], f"at {frames[0][:MAX_CHARACTERS]}"
+        return f"no rank makes progress: {where_ranks_stand(self._observation.seen)}"
 
     def _why_waiting(self) -> str:
         awaited = sorted({rank for cycle in self._cycles for rank in cycle})
@@ -364,7 +331,7 @@ class _Case:
     def _standing(self, rank: int) -> str:
         """The observations of a rank, in one line."""
         if rank in self._observation.ended:
-            return _described_end(self._observation.ended[rank])
+            return described_end(self._observation.ended[rank])
         if rank not in self._observation.seen:
             return f"could not be inspected: {self._observation.silent.get(rank, 'unknown')}"
         inspection = self._observation.seen[rank]

@@ -279,6 +279,8 @@ def test_ranks_in_different_collectives_are_told_apart() -> None:
     )
     reason = judge(PAIR, look, look, overdue=True).reason
     assert "rank 0 waits in all_reduce 13 of world, rank 1 waits in barrier 13 of world" in reason
+    sooner = {0: look.seen[0], 1: replace(look.seen[1], beat=replace(look.beats[1], age_s=299.0))}
+    assert judge(PAIR, WorldObservation(sooner)).finding is HangFinding.WAITING
     three = {"dp_shard": 3, "tp": 1}
     look = world(
         *(of_program(rank, GroupBeat("world", 13, 12, "all_reduce")) for rank in (0, 1)),

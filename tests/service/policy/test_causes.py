@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast_service.policy.causes import (
     Cause,
@@ -97,6 +99,23 @@ def test_a_missing_module_is_told_from_one_that_is_away_later() -> None:
     assert not is_missing_module(replace(first, reached=3))
     assert not is_missing_module(replace(first, error=replace(error, type="ImportError")))
     assert not is_missing_module(replace(first, error=None))
+
+
+@given(
+    step=st.integers(UNKNOWN_STEP, 100),
+    reached=st.none() | st.integers(0, 100),
+    other=st.none() | st.integers(0, 100),
+)
+def test_the_same_error_at_the_same_place_is_a_repeat_and_one_further_on_is_not(
+    step: int, reached: int | None, other: int | None
+) -> None:
+    once = replace(raised(step=step), reached=reached)
+    assert is_repeat_of(error_mark_of(once), once)
+    later = replace(once, reached=other)
+    if step != UNKNOWN_STEP:
+        assert is_repeat_of(error_mark_of(once), later), "its rank is at the same step"
+    elif other is not None and other != reached:
+        assert not is_repeat_of(error_mark_of(once), later)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ class Agent:
         return found
 
     def join(self, *faults: ArmFault, attempt: int = 1) -> JoinAttempt:
-        mesh, segment = {"dp_shard": 1, "tp": 1}, self._folder / "own-0.seg"
+        # A program without memory checkpoints has no folder of segments.
+        mesh, segment = {"dp_shard": 1, "tp": 1}, self._folder / "none" / "own-0.seg"
         order = join_order(
             segment, mesh=mesh, store_port=self.store_port, leased=True, attempt=attempt
         )
@@ -408,6 +409,22 @@ def test_what_a_program_has_started_ends_when_its_launcher_is_killed(tmp_path: P
         os.kill(agent.pid, signal.SIGKILL)
         for each in (pid, *helpers):
             wait_state(each, ("", "Z"))
+
+
+def test_the_exception_of_a_forked_script_is_recorded_not_read_from_its_output(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "class Odd(Exception):\n    def __str__(self):\n        raise ValueError\nraise Odd()"
+    )
+    with launching(tmp_path, ProgramSpec(), script=str(script)) as agent:
+        agent.send(agent.join(), lease(600.0))
+        error = agent.failed()
+        assert (error.type, error.kind) == ("Odd", ErrorKind.USER)
+        assert "cannot be shown: ValueError" in error.message
+        assert "raise Odd()" in error.traceback
+        assert not list(tmp_path.glob("**/error-*"))
 
 
 @pytest.mark.seconds

@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast_workers.errors import WorkersError
@@ -109,9 +108,8 @@ class ProgramAttempt:
         self._beacon = beacon
         self._node_devices = node_devices
         self._send = send
-        self._error_path = Path(order.segment_path).with_name(
-            f"error-{order.rank}-{order.attempt}.json"
-        )
+        # In the folder of the beacons, which is there: that of the segments may be made later.
+        self._error_path = beacon.path.with_name(f"error-{order.rank}-{order.attempt}.json")
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
@@ -197,6 +195,7 @@ class ProgramAttempt:
         if self.stop_wanted and end.exit_code != 0:
             rank_log.log_program_stop(self.number, str(end))
         recorded, has_finished = error_file.read(self._error_path), end.exit_code == 0
+        self._error_path.unlink(missing_ok=True)
         if self._ends_threads and end.exit_code is None:  # its output tells what its code would be
             recorded = recorded or error_file.at_end_of(self._output.text())
             has_finished = recorded is None
@@ -423,7 +422,7 @@ class ProgramAttempt:
         collective_counts.install(beacon)
 
     def _record_error(self, error: Exception) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # one that cannot be described: its output is read
             error_file.write(self._error_path, error)
 
     def _signal(self, detail: SignalOfWorker) -> None:

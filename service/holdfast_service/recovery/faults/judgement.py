@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from holdfast_service.diagnosis.hang_culprit import describe_ended
+from holdfast_service.diagnosis.standstill import describe_ended
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.job_model.lifecycle import Phase
@@ -236,7 +236,7 @@ def _explained_batch(state: CoreState, now: float) -> tuple[Fault, ...]:
     batch, ended = state.incidents.batch, state.ended_ranks()
     error = next((fault.error for fault in batch if fault.error is not None), None)
     if ended and error is not None and all(f.cause is Cause.COMMUNICATION for f in batch):
-        what = f"{describe_ended(ended)}, and the others, which waited for it, then failed with "
+        what = f"{describe_ended(ended)}, and the others, which waited, then failed with "
         what += f"{error.type}: {short_error(error.message)}"
         fault = early_end_fault(state, ended, what, batch[0].at, error.traceback)
         _record_fault(state, fault, now)
