@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from tests.support.programs.worlds import (
 )
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
+from holdfast_workers.ipc.line_budget import BURST_LINES
 from holdfast_workers.spec import DetectionSpec, ProgramSpec
 
 pytestmark = pytest.mark.chaos
@@ -182,3 +184,29 @@ def test_ranks_that_have_not_met_start_again_when_their_store_ends(tmp_path: Pat
         (incident,) = run.of(EventKind.INCIDENT_CLOSED)
         assert incident["cause"] == "communication"
         assert "ended before the first step" in incident["evidence"][0]
+
+
+def test_every_line_of_a_program_is_logged_or_counted_in_a_mark(tmp_path: Path) -> None:
+    """Of a program that prints more at once than a log takes, and ends in the middle of a line."""
+    number = BURST_LINES + 20_000
+    script = f"""
+        import os
+        for number in range({number}):
+            print(f"line {{number}}")
+        print("last words", end="")
+        os._exit(0)
+    """
+    with running_program(
+        tmp_path, {"train.py": script}, program_training(script="train.py", ranks=1)
+    ) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        run.wait(lambda: "last words" in run.logs)
+        at = 0
+        for text in run.logs:
+            if missing := re.match(r"WARNING +\.\.\. ([0-9,]+) lines .* of rank 0 left out", text):
+                at += int(missing[1].replace(",", ""))
+            elif text.startswith("line "):
+                assert text == f"line {at}"
+                at += 1
+        assert at == number
+        assert run.logs[: BURST_LINES + 1][-1] == f"line {BURST_LINES - 1}"

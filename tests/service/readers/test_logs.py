@@ -60,6 +60,17 @@ async def test_lines_are_found_by_rank_level_time_and_expression(
     assert await found(LogFilter(), tail=2) == [1199, 1200]
 
 
+async def test_a_line_that_is_too_long_says_how_much_is_missing(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    async with job_transaction(store, job.id) as tx:
+        whole, longer = "x" * series.MAX_LINE_LENGTH, "x" * (series.MAX_LINE_LENGTH + 1234)
+        await series.store_logs(tx.session, tx.job, [line(1, whole), line(2, longer)])
+    items = (await jobs.log_reader.page(job.id, LogFilter())).items
+    assert [item.text for item in items] == [whole, f"{whole}... (1,234 characters left out)"]
+
+
 async def test_backward_pages_have_no_gaps(store: Store, jobs: JobService) -> None:
     job = await job_with_lines(store, jobs, 1100)
     log_filter = LogFilter(grep=compile_pattern("line .*[05]$"))

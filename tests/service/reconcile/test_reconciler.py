@@ -559,6 +559,38 @@ async def test_an_earlier_end_does_not_shorten_the_wait_for_the_outcome(
         assert (await until_state(jobs, job_id, *TERMINAL)).state is State.SUCCEEDED
 
 
+@pytest.mark.seconds
+async def test_the_last_lines_of_an_ended_job_are_stored_as_long_as_they_come(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = cluster.poll
+
+    async def poll(job_id: str, cursors: Cursors) -> SupervisorReport:
+        report = await usual(job_id, cursors)
+        if report.phase is Phase.ENDED:
+            await asyncio.sleep(0.15)
+        return replace(report, logs=report.logs[:1])
+
+    monkeypatch.setattr(cluster, "poll", poll)
+    settings = paced(settings, drain_deadline_s=1.0)
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.train(5)
+        await until_state(jobs, job_id, State.RUNNING)
+        first = len(supervisor.logs)
+        texts = [f"last line {number}" for number in range(1, 13)]  # they take 1.8 s
+        supervisor.logs += [line(first + n, text) for n, text in enumerate(texts, 1)]
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+        found = [item.text for item in (await jobs.log_reader.page(job_id, LogFilter())).items]
+        assert found[first:] == texts
+
+
 @pytest.mark.slow
 async def test_a_watched_job_is_polled_at_the_urgent_rate(
     many_running: tuple[Reconciler, FakeSupervisor, Polls], jobs: JobService, store: Store

@@ -26,7 +26,7 @@ from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
+from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, MAX_LINES, RunBuffer
 from holdfast_service.supervisor.supervisor import Supervisor
 from holdfast_service.supervisor.supervisor_times import SupervisorTimes
 from holdfast_workers.agent.run_journal import KEPT_EVENTS
@@ -35,7 +35,7 @@ from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.protocol.answers import AgentFailure, AgentReport, PollAnswer
 from holdfast_workers.protocol.codec import UnreadableDocument
-from holdfast_workers.protocol.commands import CommandKind, Request
+from holdfast_workers.protocol.commands import CommandKind, Poll, Request
 from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
 from holdfast_workers.protocol.messages import LogLine, StepRow, SupervisorEvent
 from holdfast_workers.protocol.process_identity import ProcessIdentity
@@ -100,6 +100,42 @@ def test_stored_rows_digests_and_lines_are_dropped() -> None:
     assert min(digests) == 1000 - DIGEST_OVERLAP
     assert record.after(Cursors(row=(1, 1000), logs={"n0.a": 2}))[2] == ()
     assert not record._lines and len(record._digests) <= DIGEST_OVERLAP + 1
+
+
+def test_lines_are_fetched_only_as_far_as_there_is_room_for_them() -> None:
+    record = RunBuffer()
+    lines = [line(seq) for seq in range(1, MAX_LINES + 1)]
+    record.add("n0", "a", [], {}, lines[:-5], {}, 5)
+    assert record.request("n0", "a", 7) == Poll((0, 0), MAX_LINES - 5, 0, 5, 7)
+    record.add("n0", "a", [], {}, lines[-5:], {}, 1)
+    assert record.request("n0", "a", 7).most_lines == 0
+    assert record.request("n1", "b", 7).most_lines == MAX_LINES
+    stored = record.after(Cursors())[2][-1].seq
+    record.after(Cursors(logs={"n0.a": stored}))
+    assert record.request("n0", "a", 8) == Poll((0, 0), MAX_LINES, stored, stored, 8)
+
+
+def test_lines_that_are_never_fetched_are_marked_in_their_place() -> None:
+    record = RunBuffer()
+    record.add("n0", "a", [], {}, [line(1), line(2)], {}, 1_234)
+    record.add("n1", "b", [], {}, [], {}, 0)
+    record.mark_unfetched()
+    record.mark_unfetched()
+    _, _, lines = record.after(Cursors())
+    assert [entry.seq for entry in lines] == [1, 2, 3]
+    assert lines[-1].text.startswith("WARNING ... 1,234 lines left out: the job ended")
+    assert lines[-1].rank == 0
+
+
+def test_the_place_where_an_agent_was_lost_is_marked() -> None:
+    record = RunBuffer()
+    record.add("n0", "a", [], {}, [line(1)], {}, 0)
+    for _ in range(2):
+        record.mark_lost("n0", "a")
+        record.mark_lost("n9", "z")
+    texts = [entry.text for entry in record.after(Cursors())[2]]
+    assert len(texts) == 2
+    assert "lines may be missing here" in texts[-1]
 
 
 def test_digests_of_repeated_steps_are_reported_again() -> None:

@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_injection.fault_points import FaultPoints
-from holdfast_workers.ipc import control_channel
+from holdfast_workers.ipc import control_channel, line_budget
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.ipc.line_budget import LeftOut
@@ -39,7 +39,9 @@ from holdfast_workers.protocol.processes import (
     StopAfterStep,
     WorkerJob,
     WorkerMessage,
+    WorkerSignal,
 )
+from holdfast_workers.protocol.signals import WorkerDone
 from holdfast_workers.state.layout import StateLayout, TensorEntry
 from holdfast_workers.worker.main import WorkerLink
 
@@ -133,6 +135,38 @@ def test_messages_and_output_are_passed_on_before_the_exit(sleepers: list[Sleepe
     assert observer.exited.get(timeout=WAIT_S) == "first"
     assert [observer.received.get_nowait() for _ in range(3)] == ["first"] * 3
     assert [observer.logged.get_nowait() for _ in range(2)] == ["a line", "last words"]
+    io.stop()
+
+
+def test_a_message_that_cannot_be_processed_loses_no_output(sleepers: list[Sleeper]) -> None:
+    sleeper, _ = sleepers
+    control_channel.send(sleeper.theirs, BAD)
+    os.write(sleeper.log, b"a line\nlast words")
+    sleeper.process.kill()
+    os.waitid(os.P_PID, sleeper.process.pid, os.WEXITED | os.WNOWAIT)
+    observer = RecordingObserver()
+    io = NodeIO(observer)
+    io.start()
+    io.watch(sleeper.child)
+    assert observer.exited.get(timeout=WAIT_S) == "first"
+    logged = [observer.logged.get_nowait() for _ in range(3)]
+    assert [text for text in logged if "no such operation" not in text] == ["a line", "last words"]
+    io.stop()
+
+
+def test_lines_beyond_the_budget_are_logged_before_the_end_of_the_program_is_reported(
+    sleepers: list[Sleeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_budget, "BURST_LINES", 0)
+    sleeper, _ = sleepers
+    observer = RecordingObserver()
+    io = NodeIO(observer)
+    io.start()
+    os.write(sleeper.log, b"an error\n")
+    control_channel.send(sleeper.theirs, WorkerSignal(1, 0, WorkerDone(1)))
+    io.watch(sleeper.child)
+    assert observer.received.get(timeout=WAIT_S) == "first"
+    assert observer.logged.get_nowait() == "an error"
     io.stop()
 
 

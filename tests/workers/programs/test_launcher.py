@@ -452,9 +452,10 @@ def test_a_thread_that_outlives_its_program_makes_no_hang(
 
 @pytest.mark.parametrize("size", [0, 100_000])
 def test_the_last_line_of_an_attempt_ends_with_it_and_nothing_is_lost(
-    tmp_path: Path, size: int
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the agent reads nothing meanwhile and the pipe is full: the launcher goes on."""
+    monkeypatch.setattr("holdfast_workers.programs.launcher.LAST_OUTPUT_S", 0.1)
     with launched(tmp_path, f"bash -c 'head -c {size} /dev/zero; printf last'") as agent:
         agent.send(agent.join(), lease(3600.0))
         while not isinstance(getattr(agent.receive(), "detail", None), WorkerDone):

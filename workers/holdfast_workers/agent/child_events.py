@@ -36,6 +36,7 @@ from holdfast_workers.protocol.signals import ShardRecord
 ZYGOTE_EARLY_S = 30.0
 ZYGOTE_LIVES = 3
 """The number of zygotes in a row that may end so early; after it none is started any more."""
+CUT_OFF = "WARNING ... lines may be missing here: the launcher of the rank was killed"
 
 
 class ChildEvents:
@@ -95,6 +96,8 @@ class ChildEvents:
         """Handle the end of a forked process."""
         match child.job:
             case WorkerJob() | TemplateJob():
+                if isinstance(child.job, WorkerJob) and child.job.launches and child.killed_because:
+                    self.on_child_log(child, f"{CUT_OFF}: {child.killed_because}")
                 self._worker_pool.on_exit(child, end)
             case StoreJob():
                 self._rendezvous.record_end()

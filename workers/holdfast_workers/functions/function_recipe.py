@@ -6,7 +6,6 @@ each attempt, so its objects need not outlive the process groups that they were 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import math
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from holdfast_workers.functions import former_call
 from holdfast_workers.functions.context import Context
 from holdfast_workers.functions.equal_copies import FIRST_STEPS, EqualCopies, is_due
 from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
@@ -83,7 +83,7 @@ class FunctionRecipe(Recipe):
         """Store the world; the function itself builds the model once it is called."""
         if self._world is not None:  # the objects of the last call are garbage only now
             self.abandon_step()
-            gc.collect()
+            former_call.delete_objects()
         self._world = world
 
     def run(self, begin: Callable[[], AttemptSteps]) -> int:

@@ -23,9 +23,11 @@ from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.line_budget import LeftOut
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.ipc.output_lines import LogLines
-from holdfast_workers.protocol.processes import TemplateJob, WorkerJob, WorkerMessage
+from holdfast_workers.protocol.processes import TemplateJob, WorkerJob, WorkerMessage, WorkerSignal
 
 READ_BYTES = 64 * 1024
+PIPE_READS = 2
+"""The number of reads that find all that a pipe holds."""
 STOP_S = 5.0
 LOOK_S = 1.0
 """Time between two looks at lines that wait for their place in the log."""
@@ -178,6 +180,8 @@ class NodeIO:
         except control_channel.ControlClosed:
             self._selector.unregister(child.end)
             return False
+        if isinstance(message, WorkerSignal):  # such as its end: what it has printed comes first
+            self._read_printed(child)
         if isinstance(child.job, WorkerJob):
             self._observer.on_worker_message(child.name, message)
         else:
@@ -195,6 +199,14 @@ class NodeIO:
             return False
         self._take_output(child, raw)
         return True
+
+    def _read_printed(self, child: Child) -> None:
+        """Pass on all lines that the child has printed until now."""
+        for _ in range(PIPE_READS):
+            if child.log_fd not in self._registered() or not self._read_log(child):
+                break
+        if child.pid in self._logs:
+            self._pass_on(child, self._logs[child.pid][1].release(time.monotonic()))
 
     def _take_output(self, child: Child, raw: bytes) -> None:
         _, log = self._logs.setdefault(child.pid, (child, LogLines()))

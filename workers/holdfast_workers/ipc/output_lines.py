@@ -91,6 +91,10 @@ class LogLines:
             kept, self._next_state_at = self._end_state(now), now + STATE_S
         return kept + self._budget.look(now)
 
+    def release(self, now: float) -> list[str | LeftOut]:
+        """All lines that have waited."""
+        return self._end_state(now) + self._budget.end()
+
     def end(self, now: float) -> list[str | LeftOut]:
         """The last state of a bar, and the line without end: the process has ended."""
         kept = self._end_state(now)

@@ -71,6 +71,8 @@ REST_POLL_S = 0.05
 """Time between two looks at the processes of a program that was asked to end."""
 LAST_WAIT_S = 5.0
 """How long the end of a launcher waits for the end of what its program has started."""
+LAST_OUTPUT_S = 5.0
+"""How long the report of a program's end waits for the agent to read its last output."""
 AGENT_READS_S = 60.0
 """How long the end of a launcher waits for its agent to read the last output. An agent that reads
 nothing for so long is lost itself."""
@@ -377,7 +379,9 @@ class Launcher:
             self._attempt = None
             self._beacon.end()
             self._send(AttemptsLeft(self._fence))
-        elif not attempt.report_end(end):
+            return
+        self._relay.drain(LAST_OUTPUT_S)
+        if not attempt.report_end(end):
             self._end_like(end)
 
     def _end_like(self, end: ProcessEnd) -> None:
