@@ -14,7 +14,7 @@ from holdfast_workers.spec import TrainingSpec
 
 def program() -> CoreState:
     """A program runs on all ranks, and has reported no step."""
-    state = running_state(training=TrainingSpec(command="python train.py"))
+    state = running_state(training=TrainingSpec(command=("python", "train.py")))
     state.progress.committed, state.progress.has_step = 0, False
     return state
 
