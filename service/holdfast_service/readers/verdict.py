@@ -115,7 +115,7 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
 
 
 def _running(job: JobStanding, place: str) -> tuple[str, str]:
-    if not job.steps and job.step is None:
+    if job.step is None:
         return "Running", _with_wait(job, "The program runs; it has reported no step.")
     return "Training", _with_wait(job, f"Training at {place}.")
 
