@@ -3,9 +3,8 @@
 Promises: the kinds sum to the time held, to the microsecond; a step counts as productive once, in
 the attempt whose computation is part of history; all lost time is attributed to one incident, or
 to none; time off the cluster (queued, paused, absent) is not a loss and is not counted. Each moment
-also counts as device-seconds, at the world size of that moment. Everything follows from stored
-data: rows of steps, attempts, incidents, absences. Time that no stored step covers is never
-productive.
+also counts as device-seconds, at the world size of that moment. All follows from stored data: rows
+of steps, attempts, incidents, absences. Time that no stored step covers is never productive.
 """
 
 from __future__ import annotations
@@ -260,9 +259,8 @@ class _TimeLedger:
             idle = max(0, (_us(row.at) - _us(row.since)) - _us(row.busy_s))
             idle = min(idle, end - start) if row.steps > 1 else 0
             if before == row.attempt:
-                # Steps between them are not known: they were made in this time.
-                known = row.first <= last + 1
-                between = TimeKind.BETWEEN_STEPS if known else TimeKind.NO_STEP
+                none_is_missing = row.first <= last + 1
+                between = TimeKind.BETWEEN_STEPS if none_is_missing else TimeKind.NO_STEP
                 self._assign(between, start - cursor)
             else:
                 first = TimeKind.STARTING if before is None else TimeKind.DETECTION

@@ -98,6 +98,10 @@ class FakeSupervisor:
     rows_per_poll: int = 100
     build: str = ""
 
+    @property
+    def known_step(self) -> int | None:
+        return self.step if self.step or self.rows else None
+
     def emit(self, kind: EventKind, at: float | None = None, **data: Any) -> None:
         seq = self.launch.last_event + len(self.events) + 1
         self.events.append(SupervisorEvent(seq, 2000.0 + seq if at is None else at, kind, data))
@@ -160,7 +164,7 @@ class FakeSupervisor:
 
     def end(self, outcome: str = "SUCCEEDED", code: str = "succeeded", **data: Any) -> None:
         self.phase = Phase.ENDED
-        outcome_data = {"message": "", "traceback": None, "step": self.step, **data}
+        outcome_data = {"message": "", "traceback": None, "step": self.known_step, **data}
         self.emit(EventKind.ENDED, outcome=outcome, code=code, **outcome_data)
 
     def stop(self, order: StopOrder) -> None:
@@ -176,7 +180,7 @@ class FakeSupervisor:
         return SupervisorReport(
             epoch=self.epoch,
             phase=self.phase,
-            step=self.step if self.step or self.rows else None,
+            step=self.known_step,
             attempt=self.attempt,
             avoided=self.avoids,
             size=self.size,

@@ -199,7 +199,7 @@ export function stepsWithin(
   const from = points[Math.max(0, first - 1)]!.step;
   const to = points[Math.min(points.length - 1, Math.max(last, first) + 1)]!.step;
   const known = Math.max(last, first) - first + 1;
-  return to - from > known * 1.5 ? { after: Math.max(0, from - 1), until: to } : null;
+  return to - from > known * 1.5 ? { after: Math.max(-1, from - 1), until: to } : null;
 }
 
 /** The index of the x nearest to `at`; -1 if `x` is empty. */

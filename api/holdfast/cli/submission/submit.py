@@ -92,7 +92,8 @@ def print_resolved(resolved: ValidSpecView, options: Options) -> ExitCode:
     ranks = math.prod(spec["parallel"][axis] for axis in MESH_AXES)
     per_node = spec["resources"]["workers_per_node"]
     places = f"{plural(ranks, 'rank')} on {plural(-(-ranks // per_node), 'node')}"
-    output.progress(places, *_mesh_lines(resolved.meshes), resolved.node_needs.what)
+    meshes = _mesh_lines(resolved.meshes) or [Text(places)]
+    output.progress(*meshes, resolved.node_needs.what)
     output.progress(Text.assemble(("ok", "green"), ": the spec is valid; no job was created"))
     return ExitCode.OK
 
