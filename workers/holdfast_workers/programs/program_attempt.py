@@ -125,6 +125,9 @@ class ProgramAttempt:
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.seat.restore.step
         self._has_stepped = False
+        self._held_at: float | None = None
+        self._held_s = 0.0
+        """How long the program stood still, without a lease, since its last step."""
         self._began = time.monotonic()
         beacon.begin(order.attempt)
         beacon.enter("launch", 0)
@@ -159,12 +162,15 @@ class ProgramAttempt:
         self.is_held = True
         if self.process is not None:
             self.process.signal_all(signal.SIGSTOP)
+            self._held_at = self._held_at or time.monotonic()
         if not self._program_shows_phases:
             self._beacon.enter(HOLD_PHASE, self._step, bound_s=math.inf)
 
     def resume(self) -> None:
         self.is_held = False
-        self._silence.shown_at = time.monotonic()
+        self._silence.shown_at = now = time.monotonic()
+        if self._held_at is not None:
+            self._held_s, self._held_at = self._held_s + now - self._held_at, None
         if not self._program_shows_phases:
             self._enter_program()
         if self.process is not None:
@@ -334,6 +340,7 @@ class ProgramAttempt:
         self._step = max(self._step, step.step)
         self._has_stepped = True
         self._silence.shown_at = time.monotonic()
+        trained_s, self._held_s = max(0.0, step.step_time_s - self._held_s), 0.0
         if self.order.rank != 0:
             return
         row = StepRow(
@@ -344,7 +351,7 @@ class ProgramAttempt:
             grad_norm=_number(step.grad_norm),
             lr=_number(step.lr),
             tokens=step.tokens,
-            step_time_s=step.step_time_s,
+            step_time_s=trained_s,
             samples="",
             protected_step=self._protected,
             own=self._own.storable(step.own),
