@@ -21,7 +21,7 @@ from holdfast_workers.programs.launcher import Launcher
 from holdfast_workers.progress import beacon
 from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.lease import clock_s
-from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, StepRow
 from holdfast_workers.protocol.processes import (
     ArmFault,
     AttemptsLeft,
@@ -101,6 +101,12 @@ class Agent:
         while not isinstance(message := self.receive(), ProgramStarted):
             pass
         return message.pid
+
+    def row(self) -> StepRow:
+        """The next step that the launcher reports."""
+        while not isinstance(message := self.receive(), StepReport):
+            pass
+        return message.row
 
     def printed(self, text: str) -> str:
         """Read the output until it contains this text; returns what was read."""
@@ -305,6 +311,25 @@ def test_lines_show_the_steps_of_an_attached_program_until_it_reports_one(tmp_pa
         go.close()
         while not isinstance(message := agent.receive(), WorkerSignal):
             assert not isinstance(message, StepReport), "the program reports its steps itself"
+
+
+def test_time_without_a_lease_is_not_time_of_a_step(tmp_path: Path) -> None:
+    loop = "for n in 1 2; do until test -e go-$n; do sleep 0.01; done; echo loss $n; done"
+    command = f"bash -c '{loop}'"
+    with launched(tmp_path, f"env -C {tmp_path} {command}", metrics="loss (?P<loss>.)") as agent:
+        agent.send(agent.join(), lease(3600.0, 1))
+        pid = agent.started()
+        (tmp_path / "go-1").touch()
+        first = agent.row()
+        agent.send(lease(0.0, 2))
+        wait_state(pid, "T")
+        held_at = time.monotonic()
+        time.sleep(0.5)
+        held_s = time.monotonic() - held_at
+        agent.send(lease(3600.0, 3))
+        (tmp_path / "go-2").touch()
+        second = agent.row()
+    assert second.step_time_s <= second.at - first.at - held_s
 
 
 def test_all_steps_of_a_program_that_is_killed_arrive_however_late_they_are_read(

@@ -130,6 +130,9 @@ class ProgramAttempt:
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
         self._step = order.seat.restore.step
         self._has_stepped = False
+        self._held_at: float | None = None
+        self._held_s = 0.0
+        """How long the program stood still, without a lease, since its last step."""
         self._began = time.monotonic()
         beacon.begin(order.attempt)
         beacon.enter("launch", 0)
@@ -165,12 +168,16 @@ class ProgramAttempt:
         self.is_held = True
         if self.process is not None:
             self.process.signal_all(signal.SIGSTOP)
+            self._held_at = self._held_at or time.monotonic()
         if not self._program_shows_phases:
             self._beacon.enter(HOLD_PHASE, self._step, bound_s=math.inf)
 
     def resume(self) -> None:
         self.is_held = False
-        self._silence.show(time.monotonic())
+        now = time.monotonic()
+        self._silence.show(now)
+        if self._held_at is not None:
+            self._held_s, self._held_at = self._held_s + now - self._held_at, None
         if not self._program_shows_phases:
             self._enter_program()
         if self.process is not None:
@@ -364,6 +371,7 @@ class ProgramAttempt:
         self._shown.add(step.step)
         self._has_stepped = True
         self._silence.show(time.monotonic())
+        trained_s, self._held_s = max(0.0, step.step_time_s - self._held_s), 0.0
         if self.order.rank != 0:
             return
         row = StepRow(
@@ -374,7 +382,7 @@ class ProgramAttempt:
             grad_norm=_number(step.grad_norm),
             lr=_number(step.lr),
             tokens=step.tokens,
-            step_time_s=step.step_time_s,
+            step_time_s=trained_s,
             samples="",
             protected_step=self._protected,
             own=self._own.storable(step.own),
