@@ -29,6 +29,7 @@ from holdfast_service.views.wording import plural
 if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView
     from holdfast_service.views.lists import JobRow
+    from holdfast_service.views.timeline import VerdictView
 
 REMOVAL_S = 600.0
 """Time that a storage may take to remove all checkpoints of a job."""
@@ -138,8 +139,9 @@ def wait(
     limit_s = None if timeout is None else seconds(timeout)
     with options.connect(LONG_RETRY_S) as client:
         job = client.wait(client.find(job_word), limit_s)
+        verdict = client.verdict(job.id)
     if not output.result(options, job):
-        print_outcome(job)
+        print_outcome(job, verdict)
     return of_state(job.state)
 
 
@@ -270,14 +272,22 @@ def resize(
         return _print_state(client.resize(client.find(job_word), nodes), options)
 
 
-def print_outcome(job: JobView, console: Console | None = None) -> None:
-    """Print how a job ended; to stderr the reason, if it did not succeed."""
+def print_outcome(
+    job: JobView,
+    verdict: VerdictView,
+    console: Console | None = None,
+    *,
+    is_traceback_shown: bool = False,
+) -> None:
+    """Print how a job ended; to stderr the reason, if it did not succeed, and what it survived and
+    where its result lies. `is_traceback_shown`: with the output of its ranks."""
     at = (f"at step {job.progress.step}",) if output.has_steps(job) else ()
     (console or output.console()).print(output.state_text(job.state), *at)
     if job.outcome is not None and job.state is not State.SUCCEEDED:
         output.progress(f"{job.outcome.code}: {job.outcome.message}")
-        if job.outcome.traceback:
+        if job.outcome.traceback and not is_traceback_shown:
             output.progress(job.outcome.traceback.rstrip())
+    output.progress(*filter(None, (verdict.last, verdict.next)))
 
 
 def _label_change(change: str) -> tuple[str, str | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
 from holdfast_service.job_model.program_levels import ProgramLevel, has_goodput
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.job_model.world_history import FormedWorld, mesh_changes, world_periods
+from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.readers import ranks as rank_reading
 from holdfast_service.readers import timeline, verdict
@@ -44,6 +45,7 @@ from holdfast_service.store.models import (
     JobRecord,
 )
 from holdfast_service.store.statement import JOB, Statement
+from holdfast_service.views.incident_facts import Fact, facts_of
 from holdfast_service.views.jobs import WaitingView
 from holdfast_service.views.lists import (
     ClusterCapacityView,
@@ -78,10 +80,12 @@ _NEWEST_INCIDENT = Statement(
     .order_by(IncidentRow.number.desc())
     .limit(1)
 )
+_INCIDENTS = Statement(select(IncidentRow).where(IncidentRow.job_id == JOB))
 _NEWEST_CHECKPOINT = Statement(
-    select(func.max(Checkpoint.step)).where(
-        Checkpoint.job_id == JOB, Checkpoint.deleted_at.is_(None), Checkpoint.bad.is_(None)
-    )
+    select(Checkpoint)
+    .where(Checkpoint.job_id == JOB, Checkpoint.deleted_at.is_(None), Checkpoint.bad.is_(None))
+    .order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
+    .limit(1)
 )
 _ATTEMPTS = Statement(
     select(AttemptRow.forming_at, AttemptRow.number)
@@ -278,8 +282,9 @@ async def _standing(
     session: AsyncSession, job: JobRecord, account: Goodput, now: float
 ) -> verdict.JobStanding:
     newest = await _NEWEST_INCIDENT.first(session, job=job.id)
-    saved = await _NEWEST_CHECKPOINT.value(session, job=job.id)
+    saved = await _NEWEST_CHECKPOINT.first(session, job=job.id)
     state = State(job.state)
+    ended = await _INCIDENTS.all(session, job=job.id) if state.terminal else []
     waiting = job.waiting if not state.terminal else None
     kind = program_levels.brings(job.spec)
     attempt = await queries.newest_attempt(session, job.id) if kind.is_program else None
@@ -304,7 +309,9 @@ async def _standing(
             closed_at=newest.closed_at,
         ),
         slow_ranks=tuple(sorted(int(rank) for rank in job.slow)) if state.on_cluster else (),
-        saved_step=saved,
+        faults=tuple(_faults(ended)),
+        saved_step=saved.step if saved else None,
+        saved_uri=saved.uri if saved else None,
         outcome_code=job.outcome_code,
         outcome_message=job.outcome_message or "",
         eta_s=job_row_stats.eta_s(job),
@@ -313,6 +320,16 @@ async def _standing(
         lost_device_s=sum(account.lost_device_s.values()),
         reported_at=job.told_at,
     )
+
+
+def _faults(incidents: Sequence[IncidentRow]) -> Iterator[verdict.FaultCost]:
+    """What the faults cost that did not end the job; a resize is none."""
+    for row in incidents:
+        record = read_incident(row.number, row.data)
+        if not record.end_code and record.cause != Cause.RESIZE:
+            total_s, outage_s = map(number, map(record.phases_s.get, ("total", "outage")))
+            lost = record.steps_lost if Fact.NEXT_RUNS in facts_of(record) else 0
+            yield verdict.FaultCost(lost, (total_s or 0.0) - (outage_s or 0.0))
 
 
 def _has_first_step(job: JobRecord, newest: AttemptRow | None) -> bool:

@@ -20,8 +20,13 @@ class VerdictView(View):
         description="short, for example `Training` or `Recovering from a lost node`"
     )
     doing: str = Field(description="the present activity, in a sentence")
-    last: str | None = Field(description="the last event; null: none yet")
-    next: str | None = Field(description="the next step; null: none")
+    last: str | None = Field(
+        description="the last event; of an ended job, the faults that it survived, with what was "
+        "lost to them; null: none yet"
+    )
+    next: str | None = Field(
+        description="the next step; of an ended job, where its result lies; null: none"
+    )
     eta_s: float | None
     goodput: float | None
     device_hours_used: float

@@ -10,6 +10,7 @@ from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.readers.verdict import (
+    FaultCost,
     JobStanding,
     duration,
     verdict,
@@ -117,10 +118,13 @@ def test_a_failed_job_names_the_error_and_the_saved_state() -> None:
             outcome_code="user_error",
             outcome_message="ValueError: no such column\ntraceback",
             saved_step=300,
+            saved_uri="s3://bucket/j/300",
         )
     )
     assert (result.headline, result.doing) == ("Failed: user error", "ValueError: no such column.")
-    assert result.next == "The state at step 300 is saved; another job can start from it."
+    assert result.next == (
+        "The state at step 300 lies in s3://bucket/j/300; another job can start from it."
+    )
     assert result.fresh_at == 9_000.0
 
 
@@ -180,9 +184,48 @@ def test_no_step_is_named_of_a_program_that_reports_none() -> None:
 def test_the_incident_that_ended_the_job_was_not_resolved() -> None:
     ended = replace(INCIDENT, decision="stop", steps_lost=None, end_code="user_error")
     result = verdict(replace(RUNNING, state=State.FAILED, ended_at=9_400.0, last=ended))
-    assert result.last == "The only incident, a lost node, ended the job 10 min ago."
+    assert result.last == "The only incident, a lost node, ended the job."
     paused = verdict(replace(RUNNING, state=State.PAUSED, last=ended))
     assert paused.last is not None and "resolved" not in paused.last
+
+
+ENDED = replace(RUNNING, state=State.SUCCEEDED, step=1000, ended_at=9_000.0)
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ([], "No fault interrupted it."),
+        (
+            [0],
+            "It survived 1 fault: no step, 1.5 s and 0.80 of 17.78 device-hours were lost to",
+        ),
+        ([3, 9], "It survived 2 faults: 12 steps, 3.0 s and 0.80 of 17.78 device-hours were lost "),
+        ([3, None], "It survived 2 faults: 3 steps or more, 3.0 s and 0.80 of 17.78 device-hours "),
+    ],
+)
+def test_the_end_of_a_job_is_summed_up(lost: list[int | None], told: str) -> None:
+    faults = tuple(FaultCost(steps, 1.5) for steps in lost)
+    result = verdict(replace(ENDED, faults=faults, saved_step=1000, saved_uri="/ckpt/1000"))
+    assert result.last is not None and result.last.startswith(told)
+    assert result.next == "The state at step 1,000 lies in /ckpt/1000."
+
+
+def test_the_result_of_a_program_is_its_own() -> None:
+    result = verdict(replace(ENDED, level=ProgramLevel.SCRIPT))
+    assert result.next is not None and result.next.startswith("The program's files lie where it")
+    assert verdict(replace(ENDED, saved_step=None)).next == "No state of it is saved."
+
+
+def test_a_fault_beside_the_one_that_ended_the_job_is_counted() -> None:
+    ending = replace(INCIDENT, decision="stop", steps_lost=None, end_code="no_progress")
+    job = replace(ENDED, incidents=3, last=ending, faults=(FaultCost(2, 1.0),))
+    assert verdict(replace(job, state=State.FAILED)).last == (
+        "Incident 3 of 3, a lost node, ended the job. It survived 1 fault: 2 steps, 1.0 s and 0.80 "
+        "of 17.78 device-hours were lost to it."
+    )
+    left = verdict(replace(job, state=State.CANCELLED)).last
+    assert left is not None and left.startswith("Incident 3 of 3, a lost node, was open when")
 
 
 def test_steps_that_may_be_lost_are_not_zero() -> None:

@@ -33,8 +33,8 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
           <>
             <p className="verdict-doing">{verdict.doing}</p>
             <dl>
-              {verdict.last && <VerdictLine name="Last event">{verdict.last}</VerdictLine>}
-              {verdict.next && <VerdictLine name="Next">{verdict.next}</VerdictLine>}
+              {verdict.last && <VerdictLine name={over ? "Faults" : "Last event"}>{verdict.last}</VerdictLine>}
+              {verdict.next && <VerdictLine name={over ? "Result" : "Next"}>{verdict.next}</VerdictLine>}
             </dl>
           </>
         )}

@@ -23,7 +23,8 @@ Watcher = Callable[[JobView], None]
 
 
 class JobFollower:
-    """Draws one job. Each incident is printed once, when it is closed."""
+    """Draws one job. Each incident is printed once, when it is closed; one that ends the job is its
+    outcome, which the caller prints."""
 
     def __init__(self, client: Client, console: Console) -> None:
         self._client = client
@@ -70,7 +71,9 @@ class JobFollower:
     def _print_incidents(self, incidents: Sequence[IncidentView], *, final: bool) -> None:
         for incident in incidents:
             closed = incident.closed_at is not None or final
-            if closed and incident.number not in self._shown_incidents:
+            if incident.end_code:
+                self._shown_incidents.add(incident.number)
+            elif closed and incident.number not in self._shown_incidents:
                 self._shown_incidents.add(incident.number)
                 for line in describe.incident_lines(incident):
                     self._console.print(output.fold(line, describe.INCIDENT_INDENT))

@@ -144,7 +144,12 @@ def follow_job(
             job = client.get(job.id)
         else:
             job = follow_output(client, job, ranks)
-            print_outcome(job, None if ranks is None else output.stderr())
+            print_outcome(
+                job,
+                client.verdict(job.id),
+                None if ranks is None else output.stderr(),
+                is_traceback_shown=ranks is not None and job.brings.is_program,
+            )
     except KeyboardInterrupt:
         interrupted = interrupted or _tell_detached
         interrupted(job)
