@@ -24,7 +24,8 @@ def is_id(word: str) -> bool:
 
 
 def resolve(word: str, candidates: Iterable[JobRow]) -> JobRow:
-    """The only job with that name, or else the only job whose id starts or ends with `word`.
+    """The only job with that name, or else the only job whose id starts with `word`, or ends with it
+    if it has at least `SHORT` characters: a single digit ends the id of many a job.
 
     Raises AmbiguousName with all matches, JobNotFound.
     """
@@ -35,7 +36,7 @@ def resolve(word: str, candidates: Iterable[JobRow]) -> JobRow:
             return candidate
         if candidate.name == word:
             by_name.append(candidate)
-        elif word and (candidate.id.startswith(word) or candidate.id.endswith(word)):
+        elif word and (candidate.id.startswith(word) or _is_end(word, candidate.id)):
             by_part.append(candidate)
     matches = by_name or by_part
     if not matches:
@@ -46,6 +47,10 @@ def resolve(word: str, candidates: Iterable[JobRow]) -> JobRow:
             word, "are named" if by_name else "have an id that starts or ends with", matches
         )
     return matches[0]
+
+
+def _is_end(word: str, job_id: str) -> bool:
+    return len(word) >= SHORT and job_id.endswith(word)
 
 
 def short(ids: Sequence[str]) -> list[str]:

@@ -89,7 +89,8 @@ _STATUS: Mapping[State, str] = {
 
 
 def _find_or_create_run(job: JobView, client: Any, entities: Any) -> tuple[str, int]:
-    """The id of the run of this job, created if necessary, and the last step written to it."""
+    """The id of the run of this job, created if necessary, and the last step written to it;
+    -1: none."""
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         experiment_id = client.create_experiment(EXPERIMENT)
@@ -97,14 +98,14 @@ def _find_or_create_run(job: JobView, client: Any, entities: Any) -> tuple[str, 
         experiment_id = experiment.experiment_id
     of_job = f"tags.`{TAG_JOB}` = '{job.id}'"
     for found in client.search_runs([experiment_id], filter_string=of_job):
-        return found.info.run_id, int(found.data.tags.get(TAG_STEP, "0"))
+        return found.info.run_id, int(found.data.tags.get(TAG_STEP, "-1"))
     started = round((job.started_at or job.created_at) * 1000)
-    tags = {TAG_JOB: job.id, TAG_STEP: "0"}
+    tags = {TAG_JOB: job.id, TAG_STEP: "-1"}
     created = client.create_run(experiment_id, start_time=started, tags=tags, run_name=job.name)
     parameters = [entities.Param(name, value) for name, value in _flat(job.spec)]
     for batch in _batches(parameters, _PARAMETERS_PER_REQUEST):
         client.log_batch(created.info.run_id, params=batch)
-    return created.info.run_id, 0
+    return created.info.run_id, -1
 
 
 def _metrics(points: Iterable[MetricPoint], after: int, entities: Any) -> Iterator[Any]:

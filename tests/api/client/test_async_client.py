@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.support.service.fake_cluster import line
@@ -12,10 +14,11 @@ from tests.support.waiting import DEADLINE_S
 
 import holdfast
 from holdfast import AsyncClient, Client, JobSpec, errors
-from holdfast.client.job_names import short
+from holdfast.client.job_names import resolve, short
 from holdfast.client.retry import FIRST_PAUSE_S, MAX_PAUSE_S, RetrySchedule
 from holdfast_service.errors import statuses
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.views.lists import JobRow
 
 
 @pytest.fixture
@@ -111,6 +114,15 @@ def test_every_error_code_of_the_server_has_an_exception_type(client: Client) ->
         client.get("none")
     with pytest.raises(errors.UnknownMetric):
         list(client.metrics(client.submit(SPEC).id, ["nope"]))
+
+
+def test_a_few_characters_that_end_an_id_name_no_job() -> None:
+    ids = ("01a2030b-dc99-7512-b477-7477b5ce4248", "01a2030b-dc99-7512-b477-7478b5ce4243")
+    rows = [cast(JobRow, SimpleNamespace(id=job_id, name="x", state="RUNNING")) for job_id in ids]
+    assert resolve("b5ce4243", rows).id == ids[1]
+    for few in ("3", "43", "5ce4243"):
+        with pytest.raises(errors.JobNotFound):
+            resolve(few, rows)
 
 
 def test_short_ids_are_distinct() -> None:

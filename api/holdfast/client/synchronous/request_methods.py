@@ -139,7 +139,7 @@ class RequestMethods:
         return code_archive.with_package(spec, package.code)
 
     def find(self, word: str) -> str:
-        """The id of a job, given its name, its id, or the start of its id.
+        """The id of a job, given its name, its id, or the start or end of its id.
 
         Raises AmbiguousName, JobNotFound; a complete id is not looked up.
         """
