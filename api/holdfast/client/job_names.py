@@ -24,8 +24,8 @@ def is_id(word: str) -> bool:
 
 
 def resolve(word: str, candidates: Iterable[JobRow]) -> JobRow:
-    """The only job with that name, or else the only job whose id starts with `word`, or ends with it
-    if it has at least `SHORT` characters: a single digit ends the id of many a job.
+    """The only job with that name, or else the only job whose id starts with `word`, or ends with
+    it if it has at least `SHORT` characters: a single digit ends the id of many a job.
 
     Raises AmbiguousName with all matches, JobNotFound.
     """

@@ -12,6 +12,7 @@ from holdfast.cli.printing import describe, output
 from holdfast.client.synchronous.jobs import Client
 from holdfast_service.views.incidents import IncidentView
 from holdfast_service.views.jobs import JobView, ProgressView
+from holdfast_service.views.start_text import is_start, start_text
 
 POLL_S = 0.25
 PLAIN_EVERY_S = 2.0
@@ -85,7 +86,9 @@ def progress_line(job: JobView, width: int | None = None) -> Text:
     progress = job.progress
     parts = _step_parts(progress) if output.has_steps(job) else {}
     parts |= {"attempt": f"attempt {progress.attempt}", "inc": f"incidents {progress.incidents}"}
-    if job.waiting is not None:
+    if job.waiting is not None and is_start(job.waiting):
+        parts["wait"] = start_text(progress.attempt, job.waiting, time.time())
+    elif job.waiting is not None:
         parts["wait"] = f"waiting for {job.waiting.resource}: {job.waiting.reason}"
     head = Text.assemble(f"{job.name}  ", output.state_text(job.state), "  ")
     line = head + Text("  ".join(parts.values()))
