@@ -143,7 +143,13 @@ class OperationRunner:
             return {token for token in await session.scalars(exports) if token is not None}
 
     async def _perform(self, lease: RowLease) -> float:
-        operation = await self._begin(lease)
+        begins = asyncio.create_task(self._begin(lease))
+        try:
+            operation = await asyncio.shield(begins)
+        except asyncio.CancelledError:  # it may have begun all the same
+            with contextlib.suppress(LeaseLost, SQLAlchemyError, OSError):
+                await self._hand_on(await begins)
+            raise
         reading = _Reading()
         try:
             await self._crash(CrashPoint.OPERATION_CLAIMED)

@@ -148,7 +148,7 @@ def test_threads_domains_deadlines_and_needs_of_the_job_reach_the_agent(
 def test_the_ranks_of_a_program_may_use_their_grace_before_they_leave(grace_s: float) -> None:
     spec = parse({"name": "x", "command": "train", "program": {"grace_s": grace_s}}, None)
     assert RecoveryConfig(JobPlan("job", spec)).leave_timeout_s > 2 * grace_s
-    own = parse({"name": "x", "program": {"grace_s": grace_s}}, None)
+    own = parse({"name": "x"}, None)
     assert RecoveryConfig(JobPlan("job", own)).leave_timeout_s == RecoveryConfig.leave_s
 
 

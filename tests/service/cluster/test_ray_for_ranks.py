@@ -24,8 +24,8 @@ def test_only_ray_train_functions_with_datasets_use_ray() -> None:
     jobs: dict[str, tuple[dict[str, Any], bool]] = {
         "with": ({"ray_train": "a:b", "ray_run": RUN}, True),
         "without": ({"ray_train": "a:b"}, False),
-        "script": ({"script": "-m a", "ray_run": RUN}, False),
-        "recipe": ({"ray_run": RUN}, False),
+        "script": ({"script": "-m a"}, False),
+        "recipe": ({}, False),
     }
     for name, (document, uses) in jobs.items():
         spec = parse({"name": name, **document}, None)
