@@ -167,11 +167,7 @@ def _running(job: JobStanding, place: str) -> tuple[str, str]:
         return "Starting", _start(job)
     if job.has_step or not _is_program(job):
         return "Training", _with_wait(job, f"Training at {place}.")
-    if job.level > ProgramLevel.SCRIPT:
-        doing = f"The program of attempt {job.attempt} runs and has reported no step yet."
-    else:
-        doing = "The program runs; it reports no steps."
-    return "Running", _with_wait(job, doing)
+    return "Running", _with_wait(job, "The program runs; it has reported no step yet.")
 
 
 def _completed(job: JobStanding) -> str:

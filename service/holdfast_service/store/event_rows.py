@@ -85,9 +85,11 @@ async def apply_event(  # noqa: PLR0912  (one per kind)
                 attempt.last_step = max(content.last_step or 0, tx.job.cursor_step)
         case ProgramResumedEvent(restored_step=restored, first_step=first):
             attempt = await _get_or_add_attempt(tx, content.attempt, at)
-            attempt.restore = {**attempt.restore, "step": restored}
+            if restored != attempt.restore.get("step"):  # it has not loaded what it was offered
+                unlike = {"attempt": 0, "tiers": {}, "sources": {}}
+                attempt.restore = {**attempt.restore, **unlike, "step": restored}
             attempt.first_step = first
-            if content.steps_lost is not None:
+            if restored is not None and content.steps_lost is not None:
                 await _raise_step_before(tx, content.attempt, restored)
         case MemoryPlacedEvent():
             attempt = await _get_or_add_attempt(tx, content.attempt, at)

@@ -5,7 +5,7 @@ would make it known. This table is the only place that decides it, for all level
 
 | Fact | Level 0 | Levels 1 and 2 | Level 3 |
 |---|---|---|---|
-| step that the next attempt went on from | if its output names each | by its first step | always |
+| step that the next attempt went on from | if its output names each | if it reports each | always |
 | steps lost | the same | if one was reported before | always |
 | tier of the restored state | never | level 2: what was offered to it | always |
 """
@@ -174,5 +174,5 @@ def lost_clause(incident: IncidentFacts) -> str:
 def known_by(incident: IncidentFacts) -> str:
     """What would make the steps known."""
     if incident.level > ProgramLevel.SCRIPT:
-        return "the program has not reported each of its steps"
+        return "it had not been seen to report each of its steps"
     return STEPS_BECOME_KNOWN_BY

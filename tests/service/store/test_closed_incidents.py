@@ -164,6 +164,27 @@ async def test_the_end_of_an_attempt_agrees_with_the_start_of_the_next(stored: S
     assert (first.last_step, second.restore.step, second.first_step) == (44, 44, 45)
 
 
+@pytest.mark.parametrize("restored", [None, 90, 100])
+async def test_an_attempt_started_from_the_state_that_its_program_tells(
+    stored: StoredJob, restored: int | None
+) -> None:
+    offer = {"step": 100, "attempt": 1, "tiers": {"0": "own_ram"}, "sources": {"0": "n0"}}
+    stored.supervisor.emit(
+        EventKind.ATTEMPT_FORMING, attempt=2, mesh={}, world_size=1, members=[], restore=offer
+    )
+    await stored.report()
+    [offered] = await stored.attempts()
+    assert offered.restore.step == 100 and offered.restore.tiers
+    first = 150 if restored is None else restored + 1
+    stored.supervisor.emit(
+        EventKind.PROGRAM_RESUMED, attempt=2, restored_step=restored, first_step=first
+    )
+    await stored.report()
+    [told] = await stored.attempts()
+    assert (told.restore.step, told.first_step) == (restored, first)
+    assert told.restore.tiers == (offered.restore.tiers if restored == 100 else {})
+
+
 async def test_what_a_start_waits_for_is_in_the_jobs_row_until_it_has_started(
     stored: StoredJob,
 ) -> None:

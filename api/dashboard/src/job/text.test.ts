@@ -66,6 +66,10 @@ test("the sentences of an incident are found by their subject, and its costs hav
   const silent = { ...incident, level: 0, steps_lost: null, restored_step: null };
   expect(costs(silent).map((cost) => cost.label)).toEqual(["until the program ran again", "device time lost"]);
   expect(costs({ ...silent, end_code: "user_error" })[0]!.label).toBe("until the job ended");
+  for (const without of [{ closed_at: null }, { end_code: "user_error" }]) {
+    const labels = costs({ ...incident, ...without }).map((cost) => cost.label);
+    expect(labels.filter((label) => label.includes("step") && !label.startsWith("until"))).toEqual([]);
+  }
 });
 
 test("a spec is read as lines, searched with its sections, and written as YAML", () => {

@@ -51,7 +51,7 @@ def show(
     for line in (*goodput_lines(goodput), *node_problem_lines(job, shorten)):
         console.print(output.fold(line, 2))
     for attempt in attempts:
-        _print_attempt(console, attempt, shorten)
+        _print_attempt(console, attempt, shorten, job.brings.is_program)
     for incident in incidents:
         console.print()
         for line in incident_lines(incident, shorten, alternatives=alternatives):
@@ -256,7 +256,9 @@ def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
     return facts
 
 
-def _print_attempt(console: Console, attempt: AttemptView, shorten: output.Shortener) -> None:
+def _print_attempt(
+    console: Console, attempt: AttemptView, shorten: output.Shortener, is_program: bool
+) -> None:
     mesh = mesh_text(attempt.mesh)
     first, last = (
         "-" if step is None else step for step in (attempt.first_step, attempt.last_step)
@@ -274,8 +276,9 @@ def _print_attempt(console: Console, attempt: AttemptView, shorten: output.Short
         console.print(f"  went on from step {restore.step}, as the program's first step tells")
     elif restore.step:
         newest_steps = ", ".join(f"{tier} {step}" for tier, step in restore.newest.items())
+        does = "was offered" if is_program else "restored"
         console.print(
-            f"  restored step {restore.step} from {tiers_text(restore.tiers)}"
+            f"  {does} step {restore.step} from {tiers_text(restore.tiers)}"
             f" (newest in {newest_steps})"
         )
     members = [_member_row(member, shorten) for member in attempt.members]

@@ -105,11 +105,12 @@ class InitialisedFromEvent(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramResumedEvent(JobEvent):
-    """The first step that a program reports in an attempt is another than Holdfast restored."""
+    """The first step that a program reports in an attempt."""
 
     kind = EventKind.PROGRAM_RESUMED
     attempt: int
-    restored_step: int
+    restored_step: int | None
+    """The step that it went on from; None: not known, as it may not report each step."""
     first_step: int
     steps_lost: int | None = None
     """Steps that it computes again; None: not known."""

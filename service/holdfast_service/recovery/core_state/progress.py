@@ -49,11 +49,11 @@ class Progress:
     """The highest level at which a user's program has attached, in any attempt."""
     reports_steps: bool = False
     """Whether the user's program has reported a step, in any attempt: then it will in each."""
-    skips_steps: bool = False
-    """Whether it reports only some of its steps, as one that prints every tenth: then the first
-    that it reports does not tell where it has gone on."""
+    reports_each: bool | None = None
+    """Whether it reports each of its steps: only then the first one of an attempt tells where the
+    program has gone on. One that prints every tenth does not; None: not seen yet."""
     last_report: tuple[int, int] = (0, 0)
-    """(attempt, step) of the step that it has reported last."""
+    """(attempt, step) of the newest step that it has reported."""
     guard_trips: frozenset[GuardTrip] = frozenset()
     """Guard trips already recorded."""
 
@@ -86,9 +86,10 @@ class Progress:
     def record_reported_steps(self, steps: Sequence[tuple[int, int]]) -> None:
         """Record (attempt, step) of steps that the user's program has reported, in their order."""
         for attempt, step in steps:
-            before, self.last_report = self.last_report, (attempt, step)
+            before, self.last_report = self.last_report, max(self.last_report, (attempt, step))
             if attempt == before[0] and step > before[1]:
-                self.skips_steps = step > before[1] + 1
+                is_next = step == before[1] + 1
+                self.reports_each = is_next and self.reports_each is not False
 
     def record_late_step(self, step: int) -> None:
         """Record a step of the attempt before, which became known after its end."""

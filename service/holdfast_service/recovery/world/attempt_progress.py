@@ -82,18 +82,19 @@ def _record_late_step(state: CoreState, attempt: int, step: int) -> None:
 
 
 def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before: int) -> None:
-    """The first step that a program reports tells from which step it has gone on, if it reports
-    each step. `before`: the newest step that was known of the attempts before it."""
-    is_compared = state.progress.reports_steps and not state.progress.skips_steps
-    restored = max(0, step - 1)  # nothing comes before step 0
+    """The first step that a program reports tells from which step it has gone on, if it is known to
+    report each step. `before`: the newest step that was known of the attempts before it."""
+    follows = max(0, step - 1)  # nothing comes before step 0
+    restored = follows if state.progress.reports_each else None
+    is_compared = restored is not None and state.progress.reports_steps
     lost = max(0, before - step + 1) if is_compared else None
     state.progress.record_first_report(world.attempt, step)
-    if world.is_adopted and world.is_running:
+    if world.is_adopted:
         return  # this one is only the first since the supervisor has been restarted
-    if not state.progress.skips_steps and not world.is_adopted:
+    if restored is not None:
         state.incidents.amend(restored_step=restored, steps_lost=lost)
         state.emit_incident()
-    if is_compared or restored != world.restored_step:
+    if is_compared or follows != world.restored_step:
         state.emit(
             ProgramResumedEvent(
                 attempt=world.attempt, restored_step=restored, first_step=step, steps_lost=lost
@@ -237,4 +238,4 @@ def _resolution(state: CoreState, world: AttemptWorld) -> str:
         is_over = all(member.done for member in world.members.values())
         does = "has ended" if is_over else "runs"
         return f"the program of attempt {world.attempt} {does} on all ranks"
-    return f"the first step of attempt {world.attempt} is step {world.first_step}"
+    return f"the first step seen of attempt {world.attempt} is step {world.first_step}"

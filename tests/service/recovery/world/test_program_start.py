@@ -6,6 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.service.fake_cluster import row
 from tests.support.simulation.core_config import core_config
 from tests.support.simulation.core_states import NOW, running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
@@ -30,13 +33,14 @@ PROGRAM: dict[str, Any] = {"command": ("train",)}
 def crashed_program() -> SimulatedCluster:
     """A program that reports its steps, after a crash: all ranks of attempt 2 have just joined."""
     job = running(cluster(**PROGRAM, steps=300), 20)
+    job.feed(inputs.StepsMeasured((row(1, 19), row(1, 20))))
     job.kill_rank(1)
     job.run_until(lambda: job.core.attempt == 2)
     job.run_until(lambda: getattr(job.core.state.worlds.present, "joined_at", None) is not None)
     return job
 
 
-def starting(**changes: Any) -> CoreState:
+def starting(reported: int = 20, **changes: Any) -> CoreState:
     """A world of a program of which no rank has joined yet, after a crash of the one before."""
     state = running_state(**PROGRAM, **changes)
     world = state.worlds.present
@@ -44,7 +48,7 @@ def starting(**changes: Any) -> CoreState:
     world.is_running = False
     for member in world.members.values():
         member.joined = False
-    state.progress.record_first_report(world.attempt, 20)
+    state.progress.record_first_report(world.attempt, reported)
     state.incidents.open(Fault(Cause.WORKER_CRASH, 0, NOW, "rank 1 ended", rank=1), NOW, 0)
     state.set_phase(Phase.RECOVERING)
     state.enter(Stage.FORMING, NOW, 120.0)
@@ -111,6 +115,7 @@ def test_a_program_that_has_never_reported_a_step_runs_once_all_ranks_have_joine
 @pytest.mark.parametrize("first_step", [21, 15, 1])
 def test_the_first_step_tells_the_steps_lost(first_step: int) -> None:
     state = starting()
+    attempt_progress.record_rows(state, [row(1, 19), row(1, 20)])
     join(state)
     attempt_progress.record_committed_step(state, 1, first_step, NOW + 2)
     [record] = [event.record for kind, event in events(state) if kind == EventKind.INCIDENT_CLOSED]
@@ -118,17 +123,49 @@ def test_the_first_step_tells_the_steps_lost(first_step: int) -> None:
     assert record.tiers == {}, "the program has loaded it by itself"
 
 
-def test_a_program_that_reports_every_tenth_step_does_not_tell_where_it_went_on() -> None:
-    state = starting()
-    state.progress.record_reported_steps([(1, 10), (1, 20)])
+@given(every=st.sampled_from([1, 2, 10, 500]), reports=st.integers(1, 4), began_again=st.booleans())
+def test_what_a_first_step_tells_is_true_or_not_known(
+    every: int, reports: int, began_again: bool
+) -> None:
+    """A program that reports every N-th step has a fault after some reports."""
+    state = starting(reported=reports * every)
+    for step in range(every, reports * every + 1, every):
+        attempt_progress.record_rows(state, [row(1, step)])
     join(state)
-    attempt_progress.record_committed_step(state, 1, 30, NOW + 2)
-    [record] = [event.record for kind, event in events(state) if kind == EventKind.INCIDENT_CLOSED]
-    assert (record.restored_step, record.steps_lost) == (None, None)
+    went_on = 0 if began_again else reports * every
+    attempt_progress.record_committed_step(state, 1, went_on + every, NOW + 2)
+    emitted = events(state)
+    [record] = [event.record for kind, event in emitted if kind == EventKind.INCIDENT_CLOSED]
+    known = (went_on, reports * every - went_on) if every == 1 and reports > 1 else (None, None)
+    assert (record.restored_step, record.steps_lost) == known
+    for told in (event for kind, event in emitted if kind == EventKind.PROGRAM_RESUMED):
+        assert (told.restored_step, told.steps_lost) == known
+
+
+@pytest.mark.parametrize("steps", [[1, 2, 12], [10, 20, 21], [1, 500, 501, 502]])
+def test_a_program_that_has_left_out_a_step_does_not_tell_where_it_went_on(
+    steps: list[int],
+) -> None:
+    state = starting()
+    attempt_progress.record_rows(state, [row(1, step) for step in steps])
+    assert state.progress.reports_each is False
+    attempt_progress.record_rows(state, [row(2, 1), row(1, 2)])
+    assert state.progress.reports_each is False
+
+
+def test_the_first_report_of_a_job_does_not_tell_where_its_program_went_on() -> None:
+    state = running_state(**PROGRAM)
+    world = state.worlds.present
+    assert world is not None
+    world.first_step, world.restored_step = None, 0
+    attempt_progress.record_committed_step(state, 1, 10, NOW)
+    [told] = [event for kind, event in events(state) if kind == EventKind.PROGRAM_RESUMED]
+    assert (told.first_step, told.restored_step, told.steps_lost) == (10, None, None)
 
 
 def test_steps_that_become_known_after_the_end_of_an_attempt_count_as_lost() -> None:
     job = running(cluster(**PROGRAM, steps=300), 20)
+    job.feed(inputs.StepsMeasured((row(1, 19), row(1, 20))))
     job.kill_rank(1)
     job.run_until(lambda: job.core.stage is Stage.FORMING and job.core.attempt == 2)
     late = job.core.committed + 5
@@ -172,7 +209,7 @@ def test_a_restarted_supervisor_takes_no_later_step_for_the_first_one() -> None:
 def test_a_restarted_supervisor_waits_for_the_first_step_too() -> None:
     job = crashed_program()
     core = RecoveryCore(job.config, job.now, Facts.from_events(job.events))
-    assert core.state.progress.reports_steps
+    assert core.state.progress.reports_steps and core.state.progress.reports_each is None
 
 
 def lost_job(lost: LostAttempt | None) -> SimulatedCluster:

@@ -69,7 +69,8 @@ export function costs(incident: IncidentView): { label: string; value: string }[
   const found: { label: string; value: string }[] = [];
   const took = total(incident);
   if (took !== null) found.push({ label: `until ${endOf(incident)}`, value: fineDuration(took) });
-  if (incident.steps_lost != null) {
+  const goesOn = incident.closed_at !== null && !incident.end_code;
+  if (goesOn && incident.steps_lost != null) {
     const steps = incident.steps_lost;
     found.push({ label: steps === 1 ? "step to repeat" : "steps to repeat", value: whole(steps) });
   }
@@ -81,7 +82,7 @@ export function costs(incident: IncidentView): { label: string; value: string }[
         : { label: "device-hours lost", value: compact(seconds / 3600) },
     );
   }
-  if (incident.restored_step !== null) {
+  if (goesOn && incident.restored_step !== null) {
     found.push({ label: "step it went on from", value: whole(Math.max(0, incident.restored_step)) });
   }
   return found;
