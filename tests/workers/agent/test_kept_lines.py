@@ -106,3 +106,11 @@ def test_the_characters_that_wait_are_bounded() -> None:
     found = kept.after(0, 1_000)
     assert len(found) == 11
     assert "... 90 lines (9,090 bytes) of rank 0 left out" in found[0].text
+    assert found[0].text.endswith("a node keeps 1,000 characters")
+
+
+def test_the_mark_names_the_number_of_lines_if_that_was_the_limit() -> None:
+    kept = KeptLines(lines=2)
+    for seq in range(1, 4):
+        kept.add(line(seq))
+    assert kept.after(0, 10)[0].text.endswith("a node keeps 2 lines")

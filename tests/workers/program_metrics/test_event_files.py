@@ -61,6 +61,16 @@ def test_the_last_look_reads_all_that_is_left(
     assert [step.step for step in found] == [*range(1, 50)]
 
 
+def test_the_last_look_has_a_limit_and_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, range(1, 4))
+    files = EventFiles(tmp_path, since=0.0)
+    monkeypatch.setattr(event_files, "LAST_S", 0.0, raising=False)
+    assert files.poll(final=True) == []
+    assert f"from byte 0 of {file_in(tmp_path).name} on" in files.problem
+
+
 def test_a_step_is_returned_once_it_is_complete(tmp_path: Path) -> None:
     whole = written(tmp_path, range(1, 3))
     path, end = file_in(tmp_path), 0

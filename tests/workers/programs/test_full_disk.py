@@ -8,9 +8,9 @@ from pathlib import Path
 from holdfast_workers.programs import full_disk
 
 
-def with_free(blocks: int) -> os.statvfs_result:
+def with_free(blocks: int, flags: int = 0) -> os.statvfs_result:
     """A file system of 1 GB with so many free blocks of 4 KiB."""
-    return os.statvfs_result((4096, 4096, 244140, blocks, blocks, 100, 100, 100, 0, 255))
+    return os.statvfs_result((4096, 4096, 244140, blocks, blocks, 100, 100, 100, flags, 255))
 
 
 def test_a_full_disk_of_a_folder_in_the_arguments_is_named(tmp_path: Path) -> None:
@@ -36,3 +36,8 @@ def test_a_disk_with_room_and_one_that_cannot_be_read_are_not_mentioned(tmp_path
 
     assert full_disk.describe([str(tmp_path)], lambda _: with_free(244140)) == ""
     assert full_disk.describe([str(tmp_path)], unreadable) == ""
+
+
+def test_an_image_that_nobody_writes_to_is_not_full(tmp_path: Path) -> None:
+    read_only = with_free(0, os.ST_RDONLY | os.ST_NODEV)
+    assert full_disk.describe([str(tmp_path)], lambda _: read_only) == ""

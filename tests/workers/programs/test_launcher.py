@@ -452,27 +452,45 @@ def test_the_exception_of_a_forked_script_is_recorded_not_read_from_its_output(
         assert not list(tmp_path.glob("**/error-*"))
 
 
+IGNORES = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
+RAISES = "raise ValueError('bad end')"
+PRINTS_LATER = "threading._register_atexit(print, 'bye', flush=True)\n"
+
+
 @pytest.mark.seconds
-@pytest.mark.parametrize("fork", [True, False])
-@pytest.mark.parametrize("end", ["pass", "raise ValueError('bad end')"])
-def test_a_thread_that_outlives_its_program_makes_no_hang(
-    tmp_path: Path, end: str, fork: bool
+@pytest.mark.parametrize(
+    ("fork", "end", "type_", "message"),
+    [
+        (True, "pass", "", ""),
+        (True, RAISES, "ValueError", "bad end"),
+        (True, f"{IGNORES}sys.exit(2)", "exit_code_2", "exit code 2: last words"),
+        (True, f"{IGNORES}os.fork() or (time.sleep(0.3), sys.exit(3))", "", ""),
+        (False, "pass", "ThreadsRemain", "its exit code is not known: make them daemon threads"),
+        (False, "sys.exit(2)", "ThreadsRemain", "last line of its output: last words"),
+        (False, PRINTS_LATER + RAISES, "ThreadsRemain", "last line of its output: bye"),
+    ],
+)
+def test_a_thread_that_outlives_its_program_makes_no_hang_and_hides_no_failure(
+    tmp_path: Path, fork: bool, end: str, type_: str, message: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import queue, threading\n"
-        "threading.Thread(target=lambda: queue.Queue().get(), name='uploads').start()\n" + end
+        "import os, queue, sys, threading, time\n"
+        "threading.Thread(target=lambda: queue.Queue().get(), name='uploads').start()\n"
+        "print('last words')\n" + end
     )
-    program = ProgramSpec(fork=fork, silence_s=1.0)
+    program = ProgramSpec(fork=fork, silence_s=1.0, grace_s=0.5)
     with launching(tmp_path, program, script=str(script)) as agent:
         agent.send(agent.join(), lease(600.0))
         ended = agent.ended()
-        assert "thread uploads at " in agent.printed("its process is ended now")
-        if end == "pass":
+        assert "thread uploads at " in agent.printed("process is ended now")
+        if not type_:
             assert isinstance(ended, WorkerDone)
         else:
             assert isinstance(ended, WorkerFailed)
-            assert (ended.error.type, ended.error.message) == ("ValueError", "bad end")
+            assert (ended.error.type, ended.error.kind) == (type_, ErrorKind.USER)
+            assert message in ended.error.message
+        assert not list(tmp_path.glob("**/error-*"))
 
 
 @pytest.mark.parametrize("size", [0, 100_000])

@@ -12,9 +12,12 @@ import pytest
 RUN = """
 import os, sys
 from holdfast_workers.programs import python_main
+def show(end):
+    if isinstance(end, Exception):
+        print("noted", type(end).__name__)
 pid = os.fork()
 if pid == 0:
-    python_main.run(sys.argv[1:], lambda error: print("noted", type(error).__name__))
+    python_main.run(sys.argv[1:], show)
 _, status = os.waitpid(pid, 0)
 sys.exit(os.waitstatus_to_exitcode(status))
 """

@@ -18,7 +18,7 @@ from holdfast_workers.protocol.messages import LogLine
 KEEP_LINES = 100_000
 KEEP_CHARACTERS = 64 * 1024 * 1024
 PAGE_CHARACTERS = 4 * 1024 * 1024
-NOT_STORED = f"the service has not stored them, and a node keeps {KEEP_LINES:,} lines"
+NOT_STORED = "the service has not stored them, and a node keeps "
 
 _Source = tuple[str, int, int | None]
 """Process, attempt and rank of a line."""
@@ -31,8 +31,9 @@ class KeptLines:
         """The most that may wait."""
         self._most = lines, characters
         self._sent: deque[LogLine] = deque()
-        self._gaps: dict[_Source, tuple[LogLine, LeftOut]] = {}
-        """What was dropped since the newest sent line, with the last line of each source."""
+        self._gaps: dict[_Source, tuple[LogLine, LeftOut, str]] = {}
+        """What was dropped since the newest sent line, with the last line of each source, and the
+        limit that applied to it."""
         self._waiting: deque[tuple[LogLine, LeftOut]] = deque()
         self._characters = 0
         self._unsent = 0
@@ -44,10 +45,12 @@ class KeptLines:
         self._waiting.append((line, given))
         self._characters += len(line.text)
         self._unsent += given.lines
-        while len(self._waiting) > self._most[0] or self._characters > self._most[1]:
+        while limit := self._limit():
             line, lost = self._take_waiting()
             source = (line.worker, line.attempt, line.rank)
-            self._gaps[source] = line, self._gaps.get(source, (line, LeftOut()))[1] + lost
+            if source in self._gaps:
+                lost += self._gaps[source][1]
+            self._gaps[source] = line, lost, limit
 
     def after(self, number: int, most: int) -> tuple[LogLine, ...]:
         """The oldest lines above this number, about `most`; they count as sent from now on."""
@@ -71,12 +74,20 @@ class KeptLines:
         later = itertools.takewhile(lambda line: line.seq > number, reversed(self._sent))
         return self._unsent + sum(1 for _ in later)
 
+    def _limit(self) -> str:
+        """The limit beyond which lines wait; "" if there is none."""
+        lines, characters = self._most
+        if self._characters > characters:
+            return f"{characters:,} characters"
+        return f"{lines:,} lines" if len(self._waiting) > lines else ""
+
     def _marks(self) -> list[LogLine]:
         """The lines in the place of the dropped ones."""
         gaps, self._gaps = self._gaps, {}
-        self._unsent -= sum(lost.lines for _, lost in gaps.values())
+        self._unsent -= sum(lost.lines for _, lost, _ in gaps.values())
         lines = (
-            replace(last, text=lost.mark(last.rank, NOT_STORED)) for last, lost in gaps.values()
+            replace(last, text=lost.mark(last.rank, NOT_STORED + limit))
+            for last, lost, limit in gaps.values()
         )
         return sorted(lines, key=lambda line: line.seq)
 

@@ -2,13 +2,14 @@
 
 `poll` never waits and never fails: a file that cannot be read, or a damaged one, is left out, and
 `problem` says why. It reads a limited number of bytes, so that it may be called in a loop that does
-other work, until the last call.
+other work; the last call reads what it can in a limited time.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ from holdfast_workers.program_metrics.metric_names import OwnMetrics
 from holdfast_workers.protocol.programs import ProgramStep
 
 MOST_BYTES = 1 << 20
-"""Read by a poll, over all files; the last one reads all."""
+"""Read by a poll, over all files, but not by the last one."""
+LAST_S = 2.0
+"""How long the last poll may read: the end of the program is reported after it."""
 MOST_FILES = 64
 PATTERN = "**/events.out.tfevents.*"
 TAGS: dict[str, str] = {
@@ -62,7 +65,7 @@ class EventFiles:
     def __init__(self, folder: Path, since: float) -> None:
         """`since`: Unix seconds at which the attempt began; older events are of another."""
         self.problem = ""
-        """Why the newest damaged file is left out; "" if none is."""
+        """Why the newest damaged file, or the rest of all, is left out; "" if nothing is."""
         self._folder = folder
         self._since = since
         self._files: dict[Path, _EventFile] = {}
@@ -76,7 +79,8 @@ class EventFiles:
         """The steps that became complete since the last call, in order. A step is complete when
         there is a later one, when nothing follows it until the next call, or if `final`. Its time
         is the whole time since the step before that was logged."""
-        found = self._read(math.inf if final else MOST_BYTES)
+        at_most, for_s = (math.inf, LAST_S) if final else (MOST_BYTES, math.inf)
+        found = self._read(at_most, time.monotonic() + for_s)
         complete = final or not found
         for scalar in found:
             if scalar.at >= self._since and scalar.step > self._last_step:
@@ -109,18 +113,25 @@ class EventFiles:
             own=self._own.storable(own),
         )
 
-    def _read(self, left: float) -> list[Scalar]:
-        """Read at most about `left` bytes."""
+    def _read(self, left: float, until: float) -> list[Scalar]:
+        """Read at most about `left` bytes, and not after `until`."""
         found: list[Scalar] = []
         for file in self._present():
             before = file.offset
             try:
-                found += _new_scalars(file, left)
+                found += _new_scalars(file, left, until)
             except (OSError, BadRecord) as error:
                 file.problem = f"{file.path} is not read any further: {error}"
                 self.problem = file.problem
             left -= file.offset - before
             if left <= 0:
+                break
+            if time.monotonic() >= until:
+                self.problem = (
+                    f"steps of the event files in {self._folder} may be missing, from byte "
+                    f"{file.offset} of {file.path.name} on: the program has ended, and they could "
+                    f"not be read within {LAST_S:g} s"
+                )
                 break
         return found
 
@@ -137,14 +148,14 @@ class EventFiles:
         return [file for file in self._files.values() if not file.problem]
 
 
-def _new_scalars(file: _EventFile, at_most: float) -> list[Scalar]:
-    """Read the whole records after the file's offset, about `at_most` bytes. Raises OSError,
-    BadRecord."""
+def _new_scalars(file: _EventFile, at_most: float, until: float) -> list[Scalar]:
+    """Read the whole records after the file's offset, about `at_most` bytes, until then. Raises
+    OSError, BadRecord."""
     found: list[Scalar] = []
     end = file.offset + at_most
     with file.path.open("rb") as source:
         size = source.seek(0, 2)
-        while file.offset + HEADER <= size and file.offset < end:
+        while file.offset + HEADER <= size and file.offset < end and time.monotonic() < until:
             source.seek(file.offset)
             header = source.read(HEADER)
             if len(header) < HEADER:

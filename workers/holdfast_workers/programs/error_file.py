@@ -126,23 +126,37 @@ def short_line(line: str) -> str:
 def of_output(ending: str, output: str) -> RecordedError:
     """The error that a program's last lines show for its end by `ending`: the exception of the last
     Python traceback in them, or the last line."""
-    lines = [_RANK_MARK.sub("", line) for line in output.splitlines()]
+    lines = _lines_of(output)
     begins = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     for index, line in enumerate(lines[begins[-1] + 1 :] if begins else (), 1):
         if not line.startswith(" ") and (named := _EXCEPTION.fullmatch(line)) is not None:
             text = "\n".join(lines[begins[-1] : begins[-1] + index + 1])
             return RecordedError(named[1].rpartition(".")[2], named[2] or "", text)
-    last = next((line for line in reversed(lines) if line.strip()), "")
+    last = _last_of(lines)
     message = f"the program ended with {ending}"
     kept = "\n".join(lines)
     return RecordedError("", f"{message}: {last}" if last else message, kept)
 
 
-def at_end_of(output: str) -> RecordedError | None:
-    """The exception whose traceback is the end of a program's output; None if it ends otherwise."""
-    found = of_output("", output)
-    shown = "\n".join(_RANK_MARK.sub("", line) for line in output.splitlines())
-    return found if found.type and shown.rstrip().endswith(found.traceback.rstrip()) else None
+def _lines_of(output: str) -> list[str]:
+    return [_RANK_MARK.sub("", line) for line in output.splitlines()]
+
+
+def _last_of(lines: list[str]) -> str:
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def of_threads(output: str) -> RecordedError:
+    """The error of a program that was ended because threads kept its process, where its exit code
+    is not known: it may have failed. `output`: its last lines."""
+    text = (
+        "its main program has ended, and threads kept its process; its exit code is not known: "
+        "make them daemon threads, or join them"
+    )
+    lines = _lines_of(output)
+    last = _last_of(lines)
+    message = f"{text}; the last line of its output: {last}" if last else text
+    return RecordedError("ThreadsRemain", message, "\n".join(lines))
 
 
 def read(path: Path) -> RecordedError | None:

@@ -41,7 +41,8 @@ def describe(
                 folder = _existing(Path(place).absolute())
                 state = statvfs(folder)
                 free = (state.f_bfree if os.geteuid() == 0 else state.f_bavail) * state.f_frsize
-                if state.f_blocks and free < FULL_BYTES:
+                is_written = not state.f_flag & os.ST_RDONLY  # images have no free blocks
+                if state.f_blocks and is_written and free < FULL_BYTES:
                     size = size_of(state.f_blocks * state.f_frsize)
                     text = f"the disk of {folder} is full: {size_of(free)} of {size} are free"
                     found.setdefault(folder.stat().st_dev, text)

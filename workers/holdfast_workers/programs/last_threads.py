@@ -30,7 +30,8 @@ class LastThreads:
 
     def __init__(self) -> None:
         self.found = ""
-        """The threads that remain after the end of the main program, for people."""
+        """The threads that remain after the end of the main program, for people. Which of
+        them are daemon threads cannot be seen from outside."""
         self._has_looked = False
         self._looking: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
 
@@ -58,8 +59,8 @@ class LastThreads:
         command = inspection.dump_command(pid)
         if command is None:
             return
-        output = tempfile.TemporaryFile()  # noqa: SIM115  (until it is read)
         with contextlib.suppress(OSError):
+            output = tempfile.TemporaryFile()  # noqa: SIM115  (until it is read)
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
             self._looking = process, output, time.monotonic()
 

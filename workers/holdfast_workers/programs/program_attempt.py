@@ -110,11 +110,14 @@ class ProgramAttempt:
         self._send = send
         # In the folder of the beacons, which is there: that of the segments may be made later.
         self._error_path = beacon.path.with_name(f"error-{order.rank}-{order.attempt}.json")
+        self._code_path = self._error_path.with_suffix(".code")
         self._links = ProgramLinks(socket_name, str(self._error_path))
         self._output = OutputTail()
         self._silence = Silence()
         self._threads = LastThreads()
         self._ends_threads = False
+        """Whether its process is ended, as only threads keep it."""
+        self._main_pid = 0  # in a forked script
         self._sources = StepSources(spec.program, time.time(), only_lines=order.rank != 0)
         self._shown = ShownSteps()
         self._own = OwnMetrics()
@@ -145,10 +148,10 @@ class ProgramAttempt:
 
     def start(self, private: Sequence[int]) -> ProgramProcess:
         """Start the program, and report that the rank has joined. Raises OSError."""
-        self._error_path.unlink(missing_ok=True)
+        self._clear_files()
         self.is_held = False
         process = ProgramProcess(
-            self._line, self._variables(), private, self._in_fork, self._record_error
+            self._line, self._variables(), private, self._in_fork, self._record_end
         )
         self.process = process
         self._silence.looked_at = time.monotonic()
@@ -201,18 +204,30 @@ class ProgramAttempt:
         self._beacon.enter("ended", self._step, bound_s=math.inf)
         if self.stop_wanted and end.exit_code != 0:
             rank_log.log_program_stop(self.number, str(end))
-        recorded, has_finished = error_file.read(self._error_path), end.exit_code == 0
-        self._error_path.unlink(missing_ok=True)
-        if self._ends_threads and end.exit_code is None:  # its output tells what its code would be
-            recorded = recorded or error_file.at_end_of(self._output.text())
-            has_finished = recorded is None
-        if has_finished or self.stop_wanted:
+        recorded = error_file.read(self._error_path)
+        if self._ends_threads:
+            end = self._end_of_script() or end
+            if end.exit_code is None:
+                recorded = recorded or error_file.of_threads(self._output.text())
+        self._clear_files()
+        if end.exit_code == 0 or self.stop_wanted:
             self._signal(WorkerLeft(self._step) if self.leaves else WorkerDone(self._step))
             return True
         if recorded is None and not end.exit_code:
             return False  # by a signal
         self._report(recorded or error_file.of_output(str(end), self._output.text()), end)
         return True
+
+    def _end_of_script(self) -> ProcessEnd | None:
+        """The end that a forked script has told before its threads were waited for."""
+        try:
+            return ProcessEnd(exit_code=int(self._code_path.read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def _clear_files(self) -> None:
+        for path in (self._error_path, self._code_path):
+            path.unlink(missing_ok=True)
 
     def report_failure(self, error: WorkersError, kind: ErrorKind = ErrorKind.INTERNAL) -> None:
         """Report that the program could not be started, or must be started again."""
@@ -423,15 +438,19 @@ class ProgramAttempt:
         from holdfast_workers.progress.beacon import Beacon
 
         linux_processes.name_process(f"rank-{self.order.rank}")
+        self._main_pid = os.getpid()
         torch.set_num_threads(self._config.plan.resources.threads_per_worker)
         beacon = Beacon(self._beacon.path)
         beacon.begin(self.number)
         beacon.make_current()
         collective_counts.install(beacon)
 
-    def _record_error(self, error: Exception) -> None:
+    def _record_end(self, end: Exception | int) -> None:
         with contextlib.suppress(Exception):  # one that cannot be described: its output is read
-            error_file.write(self._error_path, error)
+            if isinstance(end, Exception):
+                error_file.write(self._error_path, end)
+            elif os.getpid() == self._main_pid:  # no fork of the script
+                self._code_path.write_text(str(end))
 
     def _signal(self, detail: SignalOfWorker) -> None:
         self._send(WorkerSignal(self.number, self.order.rank, detail))

@@ -54,10 +54,10 @@ class ProgramProcess:
         variables: Mapping[str, str],
         private: Sequence[int],
         in_fork: Callable[[], None],
-        on_error: Callable[[Exception], None],
+        on_end: Callable[[Exception | int], None],
     ) -> None:
         """`private`: the launcher's descriptors, which the program must not hold. `in_fork()` is
-        called in the new process before a forked script starts; `on_error` as in
+        called in the new process before a forked script starts; `on_end` as in
         `python_main.run`. Raises OSError if no process can be started."""
         reader, writer = os.pipe()
         launcher = os.getpid()
@@ -71,7 +71,7 @@ class ProgramProcess:
             os.close(reader)
             for descriptor in private:
                 os.close(descriptor)
-            _become(line, variables, writer, launcher, in_fork, on_error)
+            _become(line, variables, writer, launcher, in_fork, on_end)
         os.close(writer)
         with contextlib.suppress(OSError):  # it has done so itself, or has ended
             os.setpgid(pid, pid)
@@ -171,7 +171,7 @@ def _become(
     output: int,
     launcher: int,
     in_fork: Callable[[], None],
-    on_error: Callable[[Exception], None],
+    on_end: Callable[[Exception | int], None],
 ) -> NoReturn:
     try:
         os.setpgid(0, 0)
@@ -192,7 +192,7 @@ def _become(
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
         os._exit(127)
-    python_main.run(line.arguments, on_error)
+    python_main.run(line.arguments, on_end)
 
 
 def _execute(command: list[str], variables: Mapping[str, str]) -> NoReturn:

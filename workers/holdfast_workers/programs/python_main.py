@@ -22,13 +22,15 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 
-def run(arguments: Sequence[str], on_error: Callable[[Exception], None]) -> NoReturn:
-    """Run `[script, ...]` or `["-m", module, ...]` and end this process. `on_error(error)` is
-    called with an exception that leaves the script; it must not raise."""
+def run(arguments: Sequence[str], on_end: Callable[[Exception | int], None]) -> NoReturn:
+    """Run `[script, ...]` or `["-m", module, ...]` and end this process. `on_end` is called with an
+    exception that leaves the script, then with the script's exit code, before its threads are
+    waited for; it must not raise."""
     code = 1
     try:
-        code = _exit_code(lambda: execute(arguments), on_error)
-        code = _exit_code(lambda: _end_threads(code), on_error) or code
+        code = _exit_code(lambda: execute(arguments), on_end)
+        on_end(code)
+        code = _exit_code(lambda: _end_threads(code), on_end) or code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -79,7 +81,7 @@ def _of_module(arguments: Sequence[str], main: ModuleType) -> CodeType:
     return code  # type: ignore[no-any-return]
 
 
-def _exit_code(part: Callable[[], None], on_error: Callable[[Exception], None]) -> int:
+def _exit_code(part: Callable[[], None], on_end: Callable[[Exception], None]) -> int:
     """The exit code that an interpreter would have after this part."""
     try:
         part()
@@ -93,7 +95,7 @@ def _exit_code(part: Callable[[], None], on_error: Callable[[Exception], None]) 
         return 130
     except Exception as error:
         error.__traceback__ = _from_users_code(error)
-        on_error(error)
+        on_end(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0

@@ -123,9 +123,9 @@ def log_remaining_threads(attempt: int, threads: str, silent_s: float) -> None:
     """The main program has ended, and threads keep its process."""
     _print(
         "WARNING",
-        f"attempt {attempt}: the program has ended, but {threads} remains and neither printed nor "
-        f"computed for {silent_s:g} s: its process is ended now. End such threads before the end "
-        "of the program, or make them daemon threads",
+        f"attempt {attempt}: the main program has ended, but threads remain, some of which may be "
+        f"daemon threads: {threads}. They neither printed nor computed for {silent_s:g} s: the "
+        "process is ended now. Join such threads, or make them daemon threads",
     )
 
 
