@@ -275,8 +275,10 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         worker.step for _, worker in active.values() if worker.state is not WorkerState.JOINING
     ]
     newest = max(steps, default=0)
-    if newest:
+    if any(step != branch.restored_step for step in steps):
         world.record_adopted()
+    if state.config.runs_program:
+        newest = 0  # of a state that it keeps or was offered: only its rows tell its steps
     _apply_agent_reports(state, world, newest, now)
 
 

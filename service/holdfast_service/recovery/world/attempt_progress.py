@@ -102,10 +102,12 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
 
 
 def record_reached_step(state: CoreState, attempt: int, step: int, now: float) -> None:
-    """Record the step at which an agent or a rank sees itself. 0 of a program is not known to be a
-    step: its rows show that."""
-    if step or not state.config.runs_program:
+    """Record the step at which an agent or a rank sees itself. That of a program may be one that it
+    has only loaded or kept: its rows show the steps that it reports."""
+    if not state.config.runs_program:
         record_committed_step(state, attempt, step, now)
+    elif step:
+        state.progress.record_step(attempt, step)
 
 
 def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:

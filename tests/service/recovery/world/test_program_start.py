@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.service.fake_cluster import row
 from tests.support.simulation.core_config import core_config
 from tests.support.simulation.core_states import NOW, running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, running
 
+from holdfast_service.job_model.events.codec import numbered
 from holdfast_service.job_model.supervisor_protocol import EventKind, LostAttempt, Phase
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.causes import Cause, Fault
@@ -173,6 +175,57 @@ def test_a_restarted_supervisor_waits_for_the_first_step_too() -> None:
     job = crashed_program()
     core = RecoveryCore(job.config, job.now, Facts.from_events(job.events))
     assert core.state.progress.reports_steps
+
+
+def taken_over(job: SimulatedCluster) -> tuple[RecoveryCore, list[Any]]:
+    """The core of a restarted supervisor, to which all agents have reported, and its events."""
+    core = RecoveryCore(job.config, job.now, Facts.from_events(job.events))
+    emitted: list[Any] = []
+    for agent in job.agents.values():
+        emitted += told(core, inputs.AgentUp(agent.report()), job.now)
+    return core, emitted
+
+
+def told(core: RecoveryCore, event: inputs.Input, now: float) -> list[Any]:
+    return [effect.event for effect in core.handle(event, now) if isinstance(effect, Emit)]
+
+
+def kinds(emitted: list[Any]) -> set[str]:
+    return {event.kind.value for event in emitted}
+
+
+def test_a_restarted_supervisor_takes_no_state_that_was_offered_for_the_first_step() -> None:
+    job = crashed_program()
+    offered = {w.step for agent in job.agents.values() for w in agent.workers.values() if w.step}
+    assert offered, "the agents know the step of the state in memory"
+    core, emitted = taken_over(job)
+    world = core.state.worlds.present
+    assert world is not None and world.joined_at is not None and world.first_step is None
+    assert core.phase is Phase.RECOVERING
+    assert not kinds(emitted) & {"program.resumed", "attempt.running", "incident.closed"}
+    told(core, inputs.StepsMeasured((row(1, 19), row(1, 20))), job.now)
+    emitted = told(core, inputs.StepCommitted(2, 19), job.now)
+    [incident] = [event.record for event in emitted if event.kind == EventKind.INCIDENT_CLOSED]
+    assert (incident.restored_step, incident.steps_lost) == (18, 2)
+
+
+def test_a_program_that_only_keeps_states_reports_no_steps_after_a_restart_of_its_supervisor() -> (
+    None
+):
+    job = cluster(**PROGRAM, steps=300)
+    job.run_until(lambda: job.core.stage is Stage.RUNNING)
+    for agent in job.agents.values():
+        for worker in agent.workers.values():
+            worker.step = 10 if worker.rank is not None else 0
+    core, emitted = taken_over(job)
+    assert core.phase is Phase.RUNNING and not core.state.progress.reports_steps
+    lost = inputs.AgentLost("n0", "its process died", job.agents["n0"].incarnation)
+    emitted += told(core, lost, job.now)
+    emitted += told(core, inputs.Tick(), job.now + 5)
+    [end] = [event for event in emitted if event.kind == EventKind.ATTEMPT_ENDED]
+    events = [numbered(1000 + at, job.now, event) for at, event in enumerate(emitted)]
+    assert end.last_step is None
+    assert not Facts.from_events([*job.events, *events]).reports_steps
 
 
 def lost_job(lost: LostAttempt | None) -> SimulatedCluster:
