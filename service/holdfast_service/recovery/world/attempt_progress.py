@@ -145,7 +145,8 @@ def advance(state: CoreState, now: float) -> None:
     durable.
 
     A program's first step has no limit of its own: its agents watch for silence from the stage
-    RUNNING on. If it is known to report steps, its attempt still starts until then."""
+    RUNNING on. If it is known to report steps, its attempt still starts until then, or until
+    `program_progress_s` are over: it may have none left to make."""
     world = state.worlds.present
     if world is None:
         return
@@ -154,11 +155,14 @@ def advance(state: CoreState, now: float) -> None:
         if world.joined_at is None:
             _record_all_joined(state, world, now)
         if state.config.runs_program:
-            state.enter(Stage.RUNNING, now, None)
+            limit_s = state.config.program_progress_s if state.progress.reports_steps else None
+            state.enter(Stage.RUNNING, now, limit_s)
     if state.timer.stage in (Stage.FORMING, Stage.RUNNING) and not world.is_running:
         awaits_step = not state.config.runs_program or state.progress.reports_steps
         is_over = all(member.done for member in members)
-        has_begun = world.first_step is not None or not awaits_step or is_over
+        has_begun = (
+            world.first_step is not None or not awaits_step or is_over or _is_late(state, now)
+        )
         if world.joined_at is not None and has_begun:
             _start_running(state, world, now)
     ends = all if state.config.runs_program else any  # a program's last rank may save for long
@@ -172,6 +176,12 @@ def advance(state: CoreState, now: float) -> None:
         and not remote_tier.delays_end(state, now)
     ):
         outcome.conclude(state, now)
+
+
+def _is_late(state: CoreState, now: float) -> bool:
+    """Whether a program whose ranks have joined was waited for long enough."""
+    timer = state.timer
+    return timer.stage is Stage.RUNNING and timer.deadline is not None and now >= timer.deadline
 
 
 def handle_finish_deadline(state: CoreState, now: float) -> None:
@@ -238,5 +248,7 @@ def _resolution(state: CoreState, world: AttemptWorld) -> str:
     if world.first_step is None:
         is_over = all(member.done for member in world.members.values())
         does = "has ended" if is_over else "runs"
-        return f"the program of attempt {world.attempt} {does} on all ranks"
+        late = f", and has reported no step in {state.config.program_progress_s:g} s"
+        late = late if state.progress.reports_steps and not is_over else ""
+        return f"the program of attempt {world.attempt} {does} on all ranks{late}"
     return f"the first step of attempt {world.attempt} is step {world.first_step}"

@@ -29,9 +29,9 @@ from holdfast_service.recovery.world.start_wait import start_wait
 PROGRAM: dict[str, Any] = {"command": ("train",)}
 
 
-def crashed_program() -> SimulatedCluster:
+def crashed_program(**changes: Any) -> SimulatedCluster:
     """A program that reports its steps, after a crash: all ranks of attempt 2 have just joined."""
-    job = running(cluster(**PROGRAM, steps=300), 20)
+    job = running(cluster(**PROGRAM, **changes, steps=300), 20)
     job.kill_rank(1)
     job.run_until(lambda: job.core.attempt == 2)
     job.run_until(lambda: getattr(job.core.state.worlds.present, "joined_at", None) is not None)
@@ -71,7 +71,8 @@ def test_a_program_that_reports_steps_starts_until_its_first_one() -> None:
     assert [event["attempt"] for event in job.emitted(EventKind.ATTEMPT_RUNNING)] == [1]
     wait = start_wait(job.core.state)
     assert wait is not None and wait.what.startswith("the first step of its program")
-    assert "300 s is inspected" in wait.what and wait.until is None
+    assert "300 s is inspected" in wait.what and "started after 600 s" in wait.what
+    assert wait.until is not None
     job.run_until(lambda: job.core.phase is Phase.RUNNING)
     assert start_wait(job.core.state) is None
     running = job.emitted(EventKind.ATTEMPT_RUNNING)[-1]
@@ -226,6 +227,34 @@ def test_a_program_that_only_keeps_states_reports_no_steps_after_a_restart_of_it
     events = [numbered(1000 + at, job.now, event) for at, event in enumerate(emitted)]
     assert end.last_step is None
     assert not Facts.from_events([*job.events, *events]).reports_steps
+
+
+def test_a_program_that_reports_no_step_for_long_has_started_all_the_same() -> None:
+    job = crashed_program()
+    core, _ = taken_over(job)
+    joined_at, limit_s = job.now, job.config.program_progress_s
+    due = core.next_deadline()
+    assert due is not None and due <= joined_at + limit_s
+    emitted = told(core, inputs.Tick(), joined_at + limit_s - 1)
+    assert not emitted and core.phase is Phase.RECOVERING
+    emitted = told(core, inputs.Tick(), joined_at + limit_s)
+    assert core.phase is Phase.RUNNING and start_wait(core.state) is None
+    [begun] = [event for event in emitted if event.kind == EventKind.ATTEMPT_RUNNING]
+    [incident] = [event.record for event in emitted if event.kind == EventKind.INCIDENT_CLOSED]
+    facts = (begun.first_step, incident.restored_step, incident.steps_lost)
+    assert facts == (None, None, None)
+    assert incident.resolution.endswith("has reported no step in 600 s")
+    assert core.state.timer.deadline is None
+    told(core, inputs.StepCommitted(2, 25), joined_at + limit_s + 9)
+    assert core.known_step == 25
+
+
+def test_a_program_without_a_step_yet_follows_an_order_to_shrink() -> None:
+    shapes = tuple(WorldShape.of({"dp_shard": size, "tp": 2}, 2) for size in (2, 1))
+    job = crashed_program(shapes=shapes)
+    core, _ = taken_over(job)
+    told(core, inputs.SizeOrdered(1), job.now)
+    assert core.state.mesh_change.is_under_way(2), "it waits for no step"
 
 
 def lost_job(lost: LostAttempt | None) -> SimulatedCluster:
