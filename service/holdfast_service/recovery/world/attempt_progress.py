@@ -90,10 +90,10 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
     state.progress.record_first_report(world.attempt, step)
     if world.is_adopted and world.is_running:
         return  # this one is only the first since the supervisor has been restarted
-    if not state.progress.skips_steps and not world.is_adopted:
+    if not state.progress.skips_steps and not world.is_adopted and not world.is_running:
         state.incidents.amend(restored_step=restored, steps_lost=lost)
         state.emit_incident()
-    if is_compared or restored != world.restored_step:
+    if is_compared or restored != world.restored_step or world.is_running:
         state.emit(
             ProgramResumedEvent(
                 attempt=world.attempt, restored_step=restored, first_step=step, steps_lost=lost

@@ -168,7 +168,7 @@ def test_a_restarted_supervisor_takes_no_later_step_for_the_first_one() -> None:
     job = running(cluster(**PROGRAM, steps=300), 20)
     job.restart_supervisor()
     job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= 25)
-    assert job.emitted(EventKind.PROGRAM_RESUMED) == []
+    assert [event["first_step"] for event in job.emitted(EventKind.PROGRAM_RESUMED)] == [1]
     assert [event["attempt"] for event in job.emitted(EventKind.ATTEMPT_RUNNING)] == [1]
 
 
@@ -255,6 +255,28 @@ def test_a_program_without_a_step_yet_follows_an_order_to_shrink() -> None:
     core, _ = taken_over(job)
     told(core, inputs.SizeOrdered(1), job.now)
     assert core.state.mesh_change.is_under_way(2), "it waits for no step"
+
+
+def test_a_rank_that_dies_without_a_supervisor_leaves_it_known_that_its_program_reports_steps() -> (
+    None
+):
+    job = running(cluster(**PROGRAM, steps=300), 20)
+    job.restart_supervisor()
+    job.kill_rank(1)
+    job.run_until(lambda: job.core.stage is Stage.GATHERING)
+    job.feed(inputs.StepCommitted(1, 12))  # the first page of rows since the restart
+    assert [event["first_step"] for event in job.emitted(EventKind.PROGRAM_RESUMED)] == [1]
+    job.run_until(lambda: job.core.attempt == 2)
+    job.run_until(lambda: getattr(job.core.state.worlds.present, "joined_at", None) is not None)
+    [end] = job.emitted(EventKind.ATTEMPT_ENDED)
+    assert end["last_step"] == 12
+    assert job.core.state.progress.reports_steps and not closed(job)
+
+
+def test_the_first_report_of_a_program_is_in_the_journal() -> None:
+    job = running(cluster(**PROGRAM, steps=300), 20)
+    core, _ = taken_over(job)
+    assert core.state.progress.reports_steps
 
 
 def lost_job(lost: LostAttempt | None) -> SimulatedCluster:

@@ -40,7 +40,8 @@ def test_step_0_is_the_first_step_of_a_program_that_counts_from_0() -> None:
     world = state.worlds.present
     assert world is not None and world.first_step == 0
     emitted = [effect.event for effect in state.take_effects() if isinstance(effect, Emit)]
-    assert not any(isinstance(event, ProgramResumedEvent) for event in emitted)
+    [told] = [event for event in emitted if isinstance(event, ProgramResumedEvent)]
+    assert (told.attempt, told.first_step, told.steps_lost) == (1, 0, None)
     assert ended_at(state) == 0
 
 
