@@ -118,7 +118,7 @@ class StartWait:
     """`rank 1 to join`"""
     since: float
     until: float | None
-    """When the wait fails; None: it has no limit of its own."""
+    """When the wait ends in any case; None: it has no limit of its own."""
 
 
 @dataclass(frozen=True)

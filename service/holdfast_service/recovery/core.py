@@ -275,8 +275,8 @@ def _handle_tick(state: CoreState, now: float) -> tuple[Fault, ...]:
             return rank_failures.handle_forming_deadline(state, now)
         case Stage.FINISHING:
             attempt_progress.handle_finish_deadline(state, now)
-        case Stage.RUNNING | Stage.ENDED:
-            pass
+        case Stage.RUNNING:
+            attempt_progress.advance(state, now)
     return ()
 
 

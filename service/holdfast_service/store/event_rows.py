@@ -363,6 +363,13 @@ async def close_incidents_of_ended_job(tx: JobTransaction) -> None:
         _close_row(row, tx.job.ended_at or tx.now, f"the job ended: {code}", end_code=code)
 
 
+async def close_incidents_of_lost_job(tx: JobTransaction, at: float) -> None:
+    """Nothing of the job is left since `at`: its next supervisor knows none of them."""
+    why = "everything of the job on the cluster was lost, and the job was started again"
+    for row in await _open_incidents(tx):
+        _close_row(row, max(at, row.opened_at), why)
+
+
 async def _open_incidents(tx: JobTransaction) -> list[IncidentRow]:
     found = select(IncidentRow).where(
         IncidentRow.job_id == tx.job.id, IncidentRow.closed_at.is_(None)

@@ -14,6 +14,7 @@ from holdfast_service.job_model.goodput import TimeKind
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.program_levels import has_goodput
 from holdfast_service.store import accounts
+from holdfast_service.store.event_rows import close_incidents_of_lost_job
 from holdfast_service.store.json_safe import number
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
@@ -37,9 +38,13 @@ async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attemp
 
 
 async def record_gone(tx: JobTransaction) -> None:
-    """Nothing of the job is left on the cluster: it held no device since its last sign of life."""
+    """Nothing of the job is left on the cluster: it held no device since its last sign of life, and
+    nobody knows its open incidents any more."""
     seen = await accounts.last_sign_of_life(tx.session, tx.job)
-    if seen is None or seen >= tx.now:
+    if seen is None:
+        return
+    await close_incidents_of_lost_job(tx, min(seen, tx.now))
+    if seen >= tx.now:
         return
     event = JobAwayEvent(away_s=tx.now - seen, why=AwayWhy.GONE)
     tx.emit(event)

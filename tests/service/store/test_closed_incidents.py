@@ -24,7 +24,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.incidents import Incident
 from holdfast_service.policy.quarantine import QuarantineRules
-from holdfast_service.store import queries
+from holdfast_service.store import job_row_stats, queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.projection import has_changes, store_report
@@ -117,6 +117,18 @@ async def test_an_incident_that_was_open_when_its_supervisor_was_lost_is_closed_
     first, second = await stored.incidents()
     assert first.closed_at is not None and "is not known" in (first.resolution or "")
     assert second.closed_at is None
+
+
+async def test_an_incident_that_is_open_when_everything_of_the_job_is_lost_ends_there(
+    stored: StoredJob,
+) -> None:
+    stored.supervisor.emit(EventKind.ATTEMPT_ENDED, attempt=1, reason="agent n1 is lost")
+    stored.supervisor.emit(EventKind.INCIDENT_OPENED, **data(Incident.opened(1, CRASH, 100.0)))
+    await stored.report()  # at 5,000: the last sign of life
+    async with job_transaction(stored.store, stored.job, now=9000.0) as tx:
+        await job_row_stats.record_gone(tx)
+    [incident] = await stored.incidents()
+    assert incident.closed_at == 5000.0 and "everything of the job" in (incident.resolution or "")
 
 
 CHANGES = st.fixed_dictionaries(

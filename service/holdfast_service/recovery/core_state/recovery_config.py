@@ -36,7 +36,8 @@ class RecoveryConfig:
     """How long ranks may take to leave for it; then the step under way is given up. A program has
     its own time."""
     program_progress_s: float = 600.0
-    """An attempt of a program that reports no steps counts as progress if it ran this long."""
+    """An attempt of a program that reports no steps counts as progress if it ran this long, and as
+    started, although the program reported steps in another attempt."""
     requeue_save_s: float = 60.0
     """How long the save before a job goes back to the queue may take."""
     gather_s: float = 0.005

@@ -94,7 +94,8 @@ class AttemptWorld:
     first_step: int | None = None
     is_running: bool = False
     """Whether the attempt has started: until then its incident is open. A program that reports its
-    steps starts with the first of them; one that does not, with the last rank that joins."""
+    steps starts with the first of them, or if it is late; another, with the last rank that joins.
+    """
     is_adopted: bool = False
     """Whether it ran already under a former supervisor: its first step may be unknown."""
     store: str = ""

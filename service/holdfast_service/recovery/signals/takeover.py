@@ -132,6 +132,10 @@ def form_new_attempt(state: CoreState, now: float) -> tuple[Fault, ...]:
         attempt_formation.open_attempt(state, now)
         return ()
     world = _world_from_facts(state, now)
+    if facts.running == branch.attempt:
+        world.resume(None, now)  # its rows tell how far it has come
+    else:
+        world.record_adopted()
     state.worlds.begin(world, state.roster)
     state.enter(Stage.FORMING, now, world.forming_s(state.config))
     return _missing_member_faults(state.roster, world, state.progress.committed, now)
@@ -275,8 +279,10 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         worker.step for _, worker in active.values() if worker.state is not WorkerState.JOINING
     ]
     newest = max(steps, default=0)
-    if newest:
+    if any(step != branch.restored_step for step in steps):
         world.record_adopted()
+    if state.config.runs_program and world.first_step is None:
+        newest = 0  # of a state that it keeps or was offered: its rows tell whether it reports any
     _apply_agent_reports(state, world, newest, now)
 
 

@@ -37,7 +37,7 @@ def next_due(state: CoreState) -> float | None:
         return None
     if state.mesh_change.is_under_way(world.attempt):
         return state.mesh_change.deadline
-    return state.growth.due_at
+    return state.growth.due_at if world.is_running else None
 
 
 def resize_if_due(state: CoreState, now: float) -> tuple[Fault, ...]:
@@ -71,10 +71,10 @@ def resize_fault(world: AttemptWorld, what: str, step: int, now: float) -> Fault
 
 
 def _is_running(state: CoreState) -> bool:
-    """Whether the world trains, and may have another mesh."""
-    world = state.worlds.present
-    is_running = world is not None and world.is_running and state.timer.stage is Stage.RUNNING
-    return is_running and state.ending.stop is None and len(state.config.shapes) > 1
+    """Whether all ranks have joined, and may have another mesh. A program may still have to report
+    the first step of the attempt."""
+    may_change = state.ending.stop is None and len(state.config.shapes) > 1
+    return may_change and state.timer.stage is Stage.RUNNING
 
 
 def _watch_schedule(state: CoreState, world: AttemptWorld, now: float) -> None:
@@ -92,7 +92,7 @@ def _watch_schedule(state: CoreState, world: AttemptWorld, now: float) -> None:
 def _why_due(state: CoreState, world: AttemptWorld, now: float) -> str | None:
     if shape_selection.is_larger_than_ordered(state):
         return f"at most {state.growth.limit} nodes are to train, in place of {world.shape.nodes}"
-    return _why_grow(state, now)
+    return _why_grow(state, now) if world.is_running else None
 
 
 def _prepare(

@@ -91,10 +91,10 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
     state.progress.record_first_report(world.attempt, step)
     if world.is_adopted:
         return  # this one is only the first since the supervisor has been restarted
-    if restored is not None:
+    if restored is not None and not world.is_running:
         state.incidents.amend(restored_step=restored, steps_lost=lost)
         state.emit_incident()
-    if is_compared or follows != world.restored_step:
+    if is_compared or follows != world.restored_step or world.is_running:
         state.emit(
             ProgramResumedEvent(
                 attempt=world.attempt, restored_step=restored, first_step=step, steps_lost=lost
@@ -103,10 +103,12 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
 
 
 def record_reached_step(state: CoreState, attempt: int, step: int, now: float) -> None:
-    """Record the step at which an agent or a rank sees itself. 0 of a program is not known to be a
-    step: its rows show that."""
-    if step or not state.config.runs_program:
+    """Record the step at which an agent or a rank sees itself. That of a program may be one that it
+    has only loaded or kept: its rows show the steps that it reports."""
+    if not state.config.runs_program:
         record_committed_step(state, attempt, step, now)
+    elif step:
+        state.progress.record_step(attempt, step)
 
 
 def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:
@@ -144,7 +146,8 @@ def advance(state: CoreState, now: float) -> None:
     durable.
 
     A program's first step has no limit of its own: its agents watch for silence from the stage
-    RUNNING on. If it is known to report steps, its attempt still starts until then."""
+    RUNNING on. If it is known to report steps, its attempt still starts until then, or until
+    `program_progress_s` are over: it may have none left to make."""
     world = state.worlds.present
     if world is None:
         return
@@ -153,11 +156,14 @@ def advance(state: CoreState, now: float) -> None:
         if world.joined_at is None:
             _record_all_joined(state, world, now)
         if state.config.runs_program:
-            state.enter(Stage.RUNNING, now, None)
+            limit_s = state.config.program_progress_s if state.progress.reports_steps else None
+            state.enter(Stage.RUNNING, now, limit_s)
     if state.timer.stage in (Stage.FORMING, Stage.RUNNING) and not world.is_running:
         awaits_step = not state.config.runs_program or state.progress.reports_steps
         is_over = all(member.done for member in members)
-        has_begun = world.first_step is not None or not awaits_step or is_over
+        has_begun = (
+            world.first_step is not None or not awaits_step or is_over or _is_late(state, now)
+        )
         if world.joined_at is not None and has_begun:
             _start_running(state, world, now)
     ends = all if state.config.runs_program else any  # a program's last rank may save for long
@@ -171,6 +177,12 @@ def advance(state: CoreState, now: float) -> None:
         and not remote_tier.delays_end(state, now)
     ):
         outcome.conclude(state, now)
+
+
+def _is_late(state: CoreState, now: float) -> bool:
+    """Whether a program whose ranks have joined was waited for long enough."""
+    timer = state.timer
+    return timer.stage is Stage.RUNNING and timer.deadline is not None and now >= timer.deadline
 
 
 def handle_finish_deadline(state: CoreState, now: float) -> None:
@@ -237,5 +249,7 @@ def _resolution(state: CoreState, world: AttemptWorld) -> str:
     if world.first_step is None:
         is_over = all(member.done for member in world.members.values())
         does = "has ended" if is_over else "runs"
-        return f"the program of attempt {world.attempt} {does} on all ranks"
+        late = f", and has reported no step in {state.config.program_progress_s:g} s"
+        late = late if state.progress.reports_steps and not is_over else ""
+        return f"the program of attempt {world.attempt} {does} on all ranks{late}"
     return f"the first step seen of attempt {world.attempt} is step {world.first_step}"

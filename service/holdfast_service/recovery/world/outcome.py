@@ -127,7 +127,7 @@ def end_attempt(state: CoreState, reason: str) -> None:
     """End the present world; its attempt number is never used again."""
     world = state.worlds.present
     if world is not None:
-        has_stepped = world.first_step is not None or world.is_adopted
+        has_stepped = world.first_step is not None
         state.emit(
             AttemptEndedEvent(
                 attempt=world.attempt,

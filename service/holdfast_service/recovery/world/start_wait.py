@@ -26,7 +26,7 @@ def start_wait(state: CoreState) -> StartWait | None:
         case Stage.FORMING if world is not None:
             return StartWait(_ranks(world), world.joined_at or timer.since, timer.deadline)
         case Stage.RUNNING if world is not None and not world.is_running:
-            return StartWait(_first_step(state), world.joined_at or timer.since, None)
+            return StartWait(_first_step(state), world.joined_at or timer.since, timer.deadline)
     return None
 
 
@@ -46,9 +46,9 @@ def _ranks(world: AttemptWorld) -> str:
 
 
 def _first_step(state: CoreState) -> str:
-    """A program's agents watch it for silence; nothing else limits the time to its first step."""
-    silence_s = state.config.spec.program.silence_s
+    """A program's agents watch it for silence; no other limit ends its attempt before a step."""
+    silence_s, limit_s = state.config.spec.program.silence_s, state.config.program_progress_s
     return (
-        "the first step of its program; a rank that prints and computes nothing for "
-        f"{silence_s:g} s is inspected"
+        f"the first step of its program (it counts as started after {limit_s:g} s without one); "
+        f"a rank that prints and computes nothing for {silence_s:g} s is inspected"
     )

@@ -14,6 +14,7 @@ from tests.support.simulation.core_states import NOW, running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, running
 
+from holdfast_service.job_model.events.codec import numbered
 from holdfast_service.job_model.supervisor_protocol import EventKind, LostAttempt, Phase
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.causes import Cause, Fault
@@ -30,9 +31,9 @@ from holdfast_service.recovery.world.start_wait import start_wait
 PROGRAM: dict[str, Any] = {"command": ("train",)}
 
 
-def crashed_program() -> SimulatedCluster:
+def crashed_program(**changes: Any) -> SimulatedCluster:
     """A program that reports its steps, after a crash: all ranks of attempt 2 have just joined."""
-    job = running(cluster(**PROGRAM, steps=300), 20)
+    job = running(cluster(**PROGRAM, **changes, steps=300), 20)
     job.feed(inputs.StepsMeasured((row(1, 19), row(1, 20))))
     job.kill_rank(1)
     job.run_until(lambda: job.core.attempt == 2)
@@ -73,7 +74,8 @@ def test_a_program_that_reports_steps_starts_until_its_first_one() -> None:
     assert [event["attempt"] for event in job.emitted(EventKind.ATTEMPT_RUNNING)] == [1]
     wait = start_wait(job.core.state)
     assert wait is not None and wait.what.startswith("the first step of its program")
-    assert "300 s is inspected" in wait.what and wait.until is None
+    assert "300 s is inspected" in wait.what and "started after 600 s" in wait.what
+    assert wait.until is not None
     job.run_until(lambda: job.core.phase is Phase.RUNNING)
     assert start_wait(job.core.state) is None
     running = job.emitted(EventKind.ATTEMPT_RUNNING)[-1]
@@ -202,7 +204,7 @@ def test_a_restarted_supervisor_takes_no_later_step_for_the_first_one() -> None:
     job = running(cluster(**PROGRAM, steps=300), 20)
     job.restart_supervisor()
     job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= 25)
-    assert job.emitted(EventKind.PROGRAM_RESUMED) == []
+    assert [event["first_step"] for event in job.emitted(EventKind.PROGRAM_RESUMED)] == [1]
     assert [event["attempt"] for event in job.emitted(EventKind.ATTEMPT_RUNNING)] == [1]
 
 
@@ -210,6 +212,107 @@ def test_a_restarted_supervisor_waits_for_the_first_step_too() -> None:
     job = crashed_program()
     core = RecoveryCore(job.config, job.now, Facts.from_events(job.events))
     assert core.state.progress.reports_steps and core.state.progress.reports_each is None
+
+
+def taken_over(job: SimulatedCluster) -> tuple[RecoveryCore, list[Any]]:
+    """The core of a restarted supervisor, to which all agents have reported, and its events."""
+    core = RecoveryCore(job.config, job.now, Facts.from_events(job.events))
+    emitted: list[Any] = []
+    for agent in job.agents.values():
+        emitted += told(core, inputs.AgentUp(agent.report()), job.now)
+    return core, emitted
+
+
+def told(core: RecoveryCore, event: inputs.Input, now: float) -> list[Any]:
+    return [effect.event for effect in core.handle(event, now) if isinstance(effect, Emit)]
+
+
+def kinds(emitted: list[Any]) -> set[str]:
+    return {event.kind.value for event in emitted}
+
+
+def test_a_restarted_supervisor_takes_no_state_that_was_offered_for_the_first_step() -> None:
+    job = crashed_program()
+    offered = {w.step for agent in job.agents.values() for w in agent.workers.values() if w.step}
+    assert offered, "the agents know the step of the state in memory"
+    core, emitted = taken_over(job)
+    world = core.state.worlds.present
+    assert world is not None and world.joined_at is not None and world.first_step is None
+    assert core.phase is Phase.RECOVERING
+    assert not kinds(emitted) & {"program.resumed", "attempt.running", "incident.closed"}
+    told(core, inputs.StepsMeasured((row(1, 19), row(1, 20))), job.now)
+    emitted = told(core, inputs.StepCommitted(2, 19), job.now)
+    [incident] = [event.record for event in emitted if event.kind == EventKind.INCIDENT_CLOSED]
+    assert (incident.restored_step, incident.steps_lost) == (18, 2)
+
+
+def test_a_program_that_only_keeps_states_reports_no_steps_after_a_restart_of_its_supervisor() -> (
+    None
+):
+    job = cluster(**PROGRAM, steps=300)
+    job.run_until(lambda: job.core.stage is Stage.RUNNING)
+    for agent in job.agents.values():
+        for worker in agent.workers.values():
+            worker.step = 10 if worker.rank is not None else 0
+    core, emitted = taken_over(job)
+    assert core.phase is Phase.RUNNING and not core.state.progress.reports_steps
+    lost = inputs.AgentLost("n0", "its process died", job.agents["n0"].incarnation)
+    emitted += told(core, lost, job.now)
+    emitted += told(core, inputs.Tick(), job.now + 5)
+    [end] = [event for event in emitted if event.kind == EventKind.ATTEMPT_ENDED]
+    events = [numbered(1000 + at, job.now, event) for at, event in enumerate(emitted)]
+    assert end.last_step is None
+    assert not Facts.from_events([*job.events, *events]).reports_steps
+
+
+def test_a_program_that_reports_no_step_for_long_has_started_all_the_same() -> None:
+    job = crashed_program()
+    core, _ = taken_over(job)
+    joined_at, limit_s = job.now, job.config.program_progress_s
+    due = core.next_deadline()
+    assert due is not None and due <= joined_at + limit_s
+    emitted = told(core, inputs.Tick(), joined_at + limit_s - 1)
+    assert not emitted
+    emitted = told(core, inputs.Tick(), joined_at + limit_s)
+    assert core.phase is Phase.RUNNING and start_wait(core.state) is None
+    [begun] = [event for event in emitted if event.kind == EventKind.ATTEMPT_RUNNING]
+    [incident] = [event.record for event in emitted if event.kind == EventKind.INCIDENT_CLOSED]
+    facts = (begun.first_step, incident.restored_step, incident.steps_lost)
+    assert facts == (None, None, None)
+    assert incident.resolution.endswith("has reported no step in 600 s")
+    assert core.state.timer.deadline is None
+    told(core, inputs.StepCommitted(2, 25), joined_at + limit_s + 9)
+    assert core.known_step == 25
+
+
+def test_a_program_without_a_step_yet_follows_an_order_to_shrink() -> None:
+    shapes = tuple(WorldShape.of({"dp_shard": size, "tp": 2}, 2) for size in (2, 1))
+    job = crashed_program(shapes=shapes)
+    core, _ = taken_over(job)
+    told(core, inputs.SizeOrdered(1), job.now)
+    assert core.state.mesh_change.is_under_way(2), "it waits for no step"
+
+
+def test_a_rank_that_dies_without_a_supervisor_leaves_it_known_that_its_program_reports_steps() -> (
+    None
+):
+    job = running(cluster(**PROGRAM, steps=300), 20)
+    job.restart_supervisor()
+    job.kill_rank(1)
+    job.run_until(lambda: job.core.stage is Stage.GATHERING)
+    job.feed(inputs.StepCommitted(1, 12))  # the first page of rows since the restart
+    assert [event["first_step"] for event in job.emitted(EventKind.PROGRAM_RESUMED)] == [1]
+    job.run_until(lambda: job.core.attempt == 2)
+    job.run_until(lambda: getattr(job.core.state.worlds.present, "joined_at", None) is not None)
+    [end] = job.emitted(EventKind.ATTEMPT_ENDED)
+    assert end["last_step"] == 12
+    assert job.core.state.progress.reports_steps and not closed(job)
+
+
+def test_the_first_report_of_a_program_is_in_the_journal() -> None:
+    job = running(cluster(**PROGRAM, steps=300), 20)
+    core, _ = taken_over(job)
+    assert core.state.progress.reports_steps
 
 
 def lost_job(lost: LostAttempt | None) -> SimulatedCluster:

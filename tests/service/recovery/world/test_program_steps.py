@@ -40,7 +40,8 @@ def test_step_0_is_the_first_step_of_a_program_that_counts_from_0() -> None:
     world = state.worlds.present
     assert world is not None and world.first_step == 0
     emitted = [effect.event for effect in state.take_effects() if isinstance(effect, Emit)]
-    assert not any(isinstance(event, ProgramResumedEvent) for event in emitted)
+    [told] = [event for event in emitted if isinstance(event, ProgramResumedEvent)]
+    assert (told.attempt, told.first_step, told.steps_lost) == (1, 0, None)
     assert ended_at(state) == 0
 
 
@@ -50,3 +51,12 @@ def test_a_program_that_has_reported_no_step_has_none_at_its_end() -> None:
     world = state.worlds.present
     assert world is not None and world.first_step is None and not state.knows_step
     assert ended_at(state) is None
+
+
+def test_the_state_that_a_rank_was_offered_is_no_step_that_its_program_reports() -> None:
+    state = program()
+    world = state.worlds.present
+    assert world is not None
+    attempt_progress.record_left(state, world.members[0], 1, 18, NOW)
+    assert world.first_step is None and not state.progress.reports_steps
+    assert state.progress.committed == 18
