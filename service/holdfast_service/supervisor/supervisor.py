@@ -141,6 +141,9 @@ class Supervisor:
         self._ended = False
         self._halted = False
         self._stopping: StopOrder | None = None
+        self._stored_incident = plan.last_incident
+        """The number of the newest stored incident: the plan of a process that the cluster has
+        started again is that of the job's first start."""
         self._looked_at = 0.0
         """When the loop last ran; 0: never."""
         self._next_refresh = 0.0
@@ -201,6 +204,7 @@ class Supervisor:
     def report(self, cursors: Cursors) -> SupervisorReport:
         """Everything since `cursors`."""
         core = self._core
+        self._stored_incident = max(self._stored_incident, cursors.incident)
         if cursors.fresh and not self._ended:
             self._collect_from(self._watch.reports, self._times.fresh_collect_s)
         events = None
@@ -332,6 +336,7 @@ class Supervisor:
         attempt = self._core.attempt
         if isinstance(input_, inputs.Fenced):
             self._watch.update(input_.report)
+        self._core.leave_out_incidents(self._stored_incident)
         requested = self._core.handle(input_, time.time())
         self._start_wait = start_wait(self._core.state)
         if self._core.attempt != attempt:

@@ -24,6 +24,8 @@ from holdfast_service.job_model.events.progress import AwayWhy, JobAwayEvent
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
 from holdfast_service.job_model.world_history import LEAST_ABSENCE_S
 from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.policy.causes import Cause, Fault
+from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
@@ -513,6 +515,24 @@ def test_the_wait_for_the_last_output_is_no_absence() -> None:
     supervisor._inputs.put(inputs.NoPlace())
     supervisor._run_once()
     assert supervisor._events.after(0) == ()
+
+
+def test_a_supervisor_that_was_started_again_uses_no_number_of_a_stored_incident() -> None:
+    """Its plan is that of the job's first start, and no agent may be left that kept its events."""
+    config = core_config((WorldShape.of({"dp_shard": 2}, 1),))
+    supervisor = Supervisor(
+        config,
+        FakeAgents(lambda: True),
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+    )
+    supervisor._core = core = RecoveryCore(config, time.time())
+    supervisor.report(Cursors(incident=3))
+    supervisor._feed(inputs.Tick())
+    fault = Fault(Cause.NODE_LOST, 1, time.time(), "n0 is lost")
+    assert core.state.incidents.new_incident(fault, time.time(), 0).number == 4
 
 
 @pytest.mark.parametrize("state", [WorkerState.TRAINING, WorkerState.PARKED])
