@@ -274,16 +274,17 @@ class _Case:
 
     # --- text -----------------------------------------------------------------------------------
 
-    def _hang(self, accused: Collection[int], *, sure: bool) -> HangVerdict:
-        moved = [rank for rank in accused if self._has_moved(rank)]
+    def _hang(self, blamed: Collection[int], *, sure: bool) -> HangVerdict:
+        looked_at = {*self._observation.seen, *self._observation.silent, *self._observation.ended}
+        accused = looked_at.intersection(blamed)  # a whole group may hold ranks that are done
+        moved = [rank for rank in sorted(accused) if self._has_moved(rank)]
         if moved:
             reason = (
                 f"{format_ranks(moved)} made progress between two inspections: slow, but not a hang"
             )
             return self._verdict_on(HangFinding.WAITING, (), reason, sure=True)
         named = tuple(sorted(accused))
-        looked_at = (self._observation.seen, self._observation.silent, self._observation.ended)
-        if len(named) == sum(map(len, looked_at)) and len(named) > 1:
+        if accused == looked_at and len(named) > 1:
             named = ()
         return self._verdict_on(HangFinding.HANG, named, self._why_hanging(named), sure=sure)
 
@@ -381,7 +382,7 @@ class _Case:
         if rank in self._observation.ended:
             return [*found, (0.6, "its program has ended with exit code 0")]
         if inspection is None:
-            return [*found, (0.6, self._observation.silent[rank])]
+            return [*found, (0.6, self._observation.silent.get(rank, "its state is not known"))]
         if inspection.process in STATES:
             found.append((0.95, f"its process {STATES[inspection.process]}"))
         if inspection.process == "D":

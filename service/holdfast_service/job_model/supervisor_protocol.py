@@ -108,6 +108,7 @@ class Cursors:
     row: tuple[int, int] = (0, 0)  # (attempt, step) of the last metric row
     logs: dict[str, int] = field(default_factory=dict)  # "<agent>.<incarnation>" -> seq
     fresh: bool = False  # ask the agents first: there is no later poll
+    incident: int = 0  # the number of the newest incident, by whichever supervisor
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,12 @@ class Fault:
     """Whether it proves that a member has left the attempt, so that the attempt can commit no
     further step. A member that only does not answer proves nothing."""
 
+    @property
+    def knows_step(self) -> bool:
+        """Whether its rank or its world had shown a step."""
+        own = self.error is not None and self.error.step != UNKNOWN_STEP
+        return own or self.reached is not None
+
 
 @dataclass(frozen=True)
 class ErrorMark:
@@ -115,7 +121,6 @@ class GiveUp:
     code: str
     message: str
     traceback: str | None = None
-    step: int = 0
 
 
 MOVE_AT_ONCE = frozenset({Cause.CORRUPTION, Cause.STRAGGLER})
@@ -211,20 +216,21 @@ def error_mark_of(fault: Fault) -> ErrorMark | None:
     return ErrorMark(error.type, error.step, message, location, fault.reached)
 
 
-def is_repeat_of(before: ErrorMark | None, fault: Fault) -> bool:
+def is_repeat_of(before: ErrorMark | None, fault: Fault, *, is_program: bool = False) -> bool:
     """Whether the fault repeats the error `before`, with no new step since. (A mark is dropped when
     an attempt has gone beyond its step.) An exception is at the same place if its rank is at the
-    same step; if a rank shows no steps, if its world has shown none since, or has come exactly as
-    far. For a process that has ended, it is enough that it had not come further than the previous
-    one."""
+    same step; if a rank shows no steps, if its world has come exactly as far, or if neither world
+    has shown any. For a process that has ended, it is enough that it had not come further than the
+    previous one; a world of a program (`is_program`) must have shown a step if that one had."""
     now = error_mark_of(fault)
     if before is None or now is None or not now.is_like(before):
         return False
     if fault.cause is not Cause.USER_ERROR:
-        return now.newest <= before.newest
+        is_elsewhere = is_program and now.reached is None and before.reached is not None
+        return now.newest <= before.newest and not is_elsewhere
     if UNKNOWN_STEP not in (now.step, before.step):
         return now.step == before.step
-    return now.reached is None or now.reached == before.reached
+    return now.reached == before.reached
 
 
 def is_missing_module(fault: Fault) -> bool:

@@ -63,7 +63,8 @@ class Situation:
     cause: Cause
     what: str = ""
     """The evidence, as text."""
-    step: int = 0
+    step: int | None = 0
+    """None: not known."""
     error: ErrorReport | None = None
     named: bool = True
     """Whether a process is known that must be replaced: it hung, did not start, or has ended."""
@@ -373,10 +374,10 @@ def _reason_to_stop(now: Situation) -> GiveUp | None:
     if now.repeated:
         return _end_for_repetition(now)
     if now.cause is Cause.GUARD and not now.may_roll_back:
-        return GiveUp("guard", now.error.message if now.error else now.what, None, now.step)
+        return GiveUp("guard", now.error.message if now.error else now.what)
     if now.cause is Cause.CORRUPTION and now.times >= DISTRUST_AFTER and not now.room:
         why = f"{now.what}; this is the second time, and no other node is ready"
-        return GiveUp("corruption", why, None, now.step)
+        return GiveUp("corruption", why)
     if _can_continue(now) and not now.ended:
         return None  # no attempt has to end for it
     return _exhausted_budget(now)
@@ -399,7 +400,7 @@ def _exhausted_budget(now: Situation) -> GiveUp | None:
     else:
         return None
     message = f"{what} allowed; the last: {now.what}"
-    return GiveUp(code, message, now.error.traceback if now.error else None, now.step)
+    return GiveUp(code, message, now.error.traceback if now.error else None)
 
 
 MISSING_MODULE = (
@@ -409,18 +410,18 @@ MISSING_MODULE = (
 
 
 def _end_for_repetition(now: Situation) -> GiveUp:
+    at = "" if now.step is None else f" at step {now.step}"
+    between = "with no step between"
     if now.error is not None:
         error = now.error
         if error.type == ModuleNotFoundError.__name__:
             message = f"{error.message}: {MISSING_MODULE}"
-            return GiveUp("user_error", message, error.traceback, now.step)
-        message = f"{error.type} at step {now.step}, twice in a row: {error.message}"
-        return GiveUp("user_error", message, error.traceback, now.step)
+            return GiveUp("user_error", message, error.traceback)
+        times = f"{at}, twice in a row" if at else f" twice in a row, {between}"
+        return GiveUp("user_error", f"{error.type}{times}: {error.message}", error.traceback)
     if now.cause is Cause.OUT_OF_MEMORY:
-        message = f"out of memory twice at step {now.step}, with no step between: {now.what}"
-        return GiveUp("out_of_memory", message, None, now.step)
-    message = f"the program ended itself twice at step {now.step}, with no step between: {now.what}"
-    return GiveUp("user_error", message, None, now.step)
+        return GiveUp("out_of_memory", f"out of memory twice{at}, {between}: {now.what}")
+    return GiveUp("user_error", f"the program ended itself twice{at}, {between}: {now.what}")
 
 
 def _applied_action(seating: SeatingResult) -> tuple[Action, str]:

@@ -158,21 +158,24 @@ class JobDriver:
             return await self._fail_launch(error)
 
     async def take_last_report(self) -> None:
-        """Store all that the job's supervisor and agents have now: there is no later poll."""
+        """Store all that the job's supervisor and agents have now: there is no later poll. It ends
+        after a while, because ranks may print without end."""
         job, intents = await self._read()
         start = intents.get(Effect.START)
         if start is None or not start.done_at or not State(job.state).on_cluster:
             return
+        until = time.monotonic() + self._settings.pace.drain_deadline_s
         with contextlib.suppress(ClusterUnavailable, SupervisorUnavailable):
             while self._silent_since is None:
+                is_last = time.monotonic() > until
                 cursors = replace(projection.cursors_of(job), fresh=True)
                 report = await self._cluster.poll(job.id, cursors)
                 async with self._transaction() as tx:
                     stored = await projection.store_report(
-                        tx, report, self._settings.quarantine_rules, hold_end=True
+                        tx, report, self._settings.quarantine_rules, hold_end=not is_last
                     )
                 job = tx.job
-                if not (stored.end_held or _is_truncated(report)):
+                if is_last or not (stored.end_held or _is_truncated(report)):
                     return
 
     async def close(self) -> None:

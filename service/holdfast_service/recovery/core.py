@@ -159,6 +159,10 @@ class RecoveryCore:
         """The newest step known to be committed on the present line; 0 if none is."""
         return self.state.progress.committed
 
+    def leave_out_incidents(self, newest: int) -> None:
+        """The next incident gets a number above `newest`: the journal may lack the newest ones."""
+        self.state.incidents.leave_out(newest)
+
     @property
     def known_step(self) -> int | None:
         """The same; None if none is."""

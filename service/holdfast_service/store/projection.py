@@ -70,6 +70,7 @@ def cursors_of(job: JobRecord) -> Cursors:
         event=job.cursor_event,
         row=(job.cursor_attempt, job.cursor_step),
         logs=dict(job.cursor_logs),
+        incident=job.incidents,
     )
 
 

@@ -61,7 +61,7 @@ from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
 from holdfast_workers.protocol.commands import Describe, ListEvents, Request
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant, clock_s
-from holdfast_workers.protocol.messages import Beat, SupervisorEvent
+from holdfast_workers.protocol.messages import Beat, SupervisorEvent, WorkerState
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import Signal, WorkerFailed
 
@@ -69,6 +69,7 @@ _log = structlog.get_logger()
 
 FINAL_POLL_S = 0.05
 """Between two polls of agents whose last lines wait for room."""
+AT_WORK = (WorkerState.JOINING, WorkerState.TRAINING)
 UNSEEN_NUMBERS = 1_000
 """A supervisor that could not read the fence leaves out this many epochs and attempts: more than
 former supervisors can have used while the storage was away."""
@@ -134,10 +135,15 @@ class Supervisor:
         self._size = SizeOrder(plan.nodes, bool(plan.reserved), plan.reserved or None)
         self._polled: dict[str, Future[None]] = {}
         """Seat → its newest poll; done once the answer has been taken in."""
+        self._seats_at_work: set[str] = set()
+        """Those whose agents said last that a rank runs there."""
         self._start_wait: StartWait | None = None
         self._ended = False
         self._halted = False
         self._stopping: StopOrder | None = None
+        self._stored_incident = plan.last_incident
+        """The number of the newest stored incident: the plan of a process that the cluster has
+        started again is that of the job's first start."""
         self._looked_at = 0.0
         """When the loop last ran; 0: never."""
         self._next_refresh = 0.0
@@ -198,6 +204,7 @@ class Supervisor:
     def report(self, cursors: Cursors) -> SupervisorReport:
         """Everything since `cursors`."""
         core = self._core
+        self._stored_incident = max(self._stored_incident, cursors.incident)
         if cursors.fresh and not self._ended:
             self._collect_from(self._watch.reports, self._times.fresh_collect_s)
         events = None
@@ -321,13 +328,15 @@ class Supervisor:
             deadline is not None and time.time() >= deadline
         ):
             self._feed(input_)
-        self._run_periodic_checks()
+        if not self._ended:  # the wait for the last output was no absence
+            self._run_periodic_checks()
 
     def _feed(self, input_: inputs.Input) -> None:
         assert self._core is not None
         attempt = self._core.attempt
         if isinstance(input_, inputs.Fenced):
             self._watch.update(input_.report)
+        self._core.leave_out_incidents(self._stored_incident)
         requested = self._core.handle(input_, time.time())
         self._start_wait = start_wait(self._core.state)
         if self._core.attempt != attempt:
@@ -474,6 +483,8 @@ class Supervisor:
             return False  # the lifeline reports whether the agent is gone
         self._events.mark_backed_up(seat, incarnation, events)
         answer = call.result()
+        at_work = any(worker.state in AT_WORK for worker in answer.workers)
+        (self._seats_at_work.add if at_work else self._seats_at_work.discard)(seat)
         self._progress.add(seat, answer.beats)
         self._compare_ranks(answer.beats)
         self._inputs.put(
@@ -546,7 +557,8 @@ class Supervisor:
 
     def _collect_final_output(self, agents: list[AgentReport]) -> None:
         """Collect the last rows, digests and lines before the end is reported; lines for as long as
-        the service stores them meanwhile. What is left then is marked in the log."""
+        the service stores them meanwhile, unless ranks still run: they are stopped only then, and
+        may print without end. What is left then is marked in the log."""
         wait(self._polled.values(), timeout=self._times.final_collect_s)
         began = moved = time.monotonic()
         self._more_to_collect, left = True, 0
@@ -555,7 +567,9 @@ class Supervisor:
             wait(self._polled.values(), timeout=self._times.final_collect_s)
             now, before, left = time.monotonic(), left, self._run_buffer.lines_left
             moved = moved if left == before else now
-            if now - moved > self._times.final_collect_s or now - began > self._times.final_s:
+            runs = any(agent.agent in self._seats_at_work for agent in agents)
+            limit_s = self._times.final_collect_s if runs else self._times.final_s
+            if now - moved > self._times.final_collect_s or now - began > limit_s:
                 break
             if not self._more_to_collect:
                 time.sleep(FINAL_POLL_S)

@@ -73,6 +73,64 @@ def test_the_culprit_is_always_among_the_suspects(seed: int) -> None:
     assert all(0 < suspect.score <= 1 and suspect.reasons for suspect in verdict.suspects)
 
 
+def _inspections() -> st.SearchStrategy[Inspection]:
+    group = st.builds(
+        GroupBeat,
+        st.sampled_from(["tp", "dp_shard", "world"]),
+        st.sampled_from([4, 5]),
+        st.sampled_from([3, 4]),
+        st.sampled_from(["all_reduce", "barrier"]),
+    )
+    return st.builds(
+        seen,
+        st.just(0),
+        st.sampled_from(["forward", "reduce", "save", JOINING_PHASE]),
+        st.sampled_from([60.0, 2.0, 0.3]),
+        groups=st.lists(group, max_size=3, unique_by=lambda group: group.group).map(tuple),
+        process=st.sampled_from(["S", "S", "R", "T"]),
+        stack=st.sampled_from([WAITS, ("matmul (model.py:3)",), ()]),
+    )
+
+
+@st.composite
+def _observed(draw_: st.DrawFn) -> WorldObservation:
+    """Ranks in one or two places; others do not answer, have ended, are done or have left."""
+    places = draw_(st.lists(_inspections(), min_size=1, max_size=2))
+    look = WorldObservation({}, {}, {})
+    for rank in range(4):
+        at = draw_(st.sampled_from([*places, "no answer", 4, None]))
+        if isinstance(at, Inspection):
+            beat = replace(at.beat, rank=rank, worker=f"w{rank}", pid=rank)
+            look = replace(look, seen={**look.seen, rank: replace(at, beat=beat)})
+        elif isinstance(at, str):
+            look = replace(look, silent={**look.silent, rank: at})
+        elif isinstance(at, int):
+            look = replace(look, ended={**look.ended, rank: at})
+    return look
+
+
+@given(look=_observed(), before=st.none() | _observed(), overdue=st.booleans())
+@settings(max_examples=400)
+def test_every_observation_gets_a_verdict_on_ranks_of_which_something_is_known(
+    look: WorldObservation, before: WorldObservation | None, overdue: bool
+) -> None:
+    verdict = judge(MESH, look, before, overdue=overdue, without_limits=overdue)
+    known = {*look.seen, *look.silent, *look.ended}
+    assert known >= {*verdict.accused, *(suspect.rank for suspect in verdict.suspects)}
+    assert verdict.reason
+
+
+@pytest.mark.parametrize("stuck", [(1, 2), (0, 3)])
+def test_ranks_that_are_done_are_not_accused_with_those_stuck_in_the_last_collective(
+    stuck: tuple[int, ...],
+) -> None:
+    """They are neither seen nor silent; the smallest group of the others contains them."""
+    look = world(*(seen(rank, "save", age_s=9.0, groups=inside("world")) for rank in stuck))
+    verdict = judge(MESH, look, look)
+    assert verdict.finding is HangFinding.HANG
+    assert {suspect.rank for suspect in verdict.suspects} <= set(stuck)
+
+
 @pytest.mark.seconds
 def test_the_exact_culprit_is_named_in_nearly_all_worlds() -> None:
     missed: Counter[str] = Counter()

@@ -75,6 +75,17 @@ def test_an_exception_is_a_repeat_only_at_the_same_step() -> None:
     assert not is_repeat_of(before, raised(step=9)) and not is_repeat_of(before, raised("yes"))
 
 
+@pytest.mark.parametrize("left", [crash(3), fault(Cause.OUT_OF_MEMORY)])
+def test_a_program_that_ends_before_its_first_step_repeats_no_end_at_a_later_one(
+    left: Fault,
+) -> None:
+    late, early = replace(left, reached=10), replace(left, reached=None)
+    assert not is_repeat_of(error_mark_of(late), early, is_program=True)
+    assert is_repeat_of(error_mark_of(late), early), "a recipe shows each step"
+    assert is_repeat_of(error_mark_of(early), early, is_program=True)
+    assert is_repeat_of(error_mark_of(late), late, is_program=True)
+
+
 def unseen(reached: int | None, message: str = "no", line: int = 40) -> Fault:
     """An error of a rank that shows no steps, in a world that had shown `reached`."""
     return replace(raised(message, UNKNOWN_STEP, line), reached=reached)
@@ -82,8 +93,8 @@ def unseen(reached: int | None, message: str = "no", line: int = 40) -> Fault:
 
 def test_an_exception_of_a_rank_without_steps_is_a_repeat_where_its_world_has_come_as_far() -> None:
     before = error_mark_of(unseen(60))
-    assert is_repeat_of(before, unseen(60))
-    assert is_repeat_of(before, unseen(None)), "no step was shown since"
+    assert is_repeat_of(before, unseen(60)), "it went on from its checkpoint to the same place"
+    assert not is_repeat_of(before, unseen(None)), "it has not come as far"
     assert is_repeat_of(error_mark_of(unseen(None)), unseen(None))
     assert not is_repeat_of(before, unseen(65))
     assert not is_repeat_of(before, unseen(30)), "it had passed this place"
@@ -114,7 +125,7 @@ def test_the_same_error_at_the_same_place_is_a_repeat_and_one_further_on_is_not(
     later = replace(once, reached=other)
     if step != UNKNOWN_STEP:
         assert is_repeat_of(error_mark_of(once), later), "its rank is at the same step"
-    elif other is not None and other != reached:
+    elif other != reached:
         assert not is_repeat_of(error_mark_of(once), later)
 
 

@@ -27,7 +27,7 @@ SITUATIONS = st.builds(
     Situation,
     cause=st.sampled_from(Cause),
     what=st.just("rank 1 is gone"),
-    step=st.integers(0, 9),
+    step=st.none() | st.integers(0, 9),
     error=st.sampled_from((None, ERROR)),
     named=st.booleans(),
     times=st.integers(0, 4),
@@ -98,6 +98,16 @@ def test_a_missing_module_ends_the_job_with_what_to_do() -> None:
     assert found.end is not None
     assert found.end.message.startswith("No module named 'x': give the job its package, with")
     assert "twice" not in found.end.message and "--pip" in found.end.message
+
+
+@pytest.mark.parametrize("cause", [Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.WORKER_CRASH])
+def test_the_end_for_a_repeated_error_names_a_step_only_if_one_is_known(cause: Cause) -> None:
+    error = ERROR if cause is Cause.USER_ERROR else None
+    known = decision(cause, error=error, repeated=True, step=0).end
+    unknown = decision(cause, error=error, repeated=True, step=None).end
+    assert known is not None and "at step 0" in known.message
+    assert unknown is not None and "twice" in unknown.message
+    assert "at step" not in unknown.message and "with no step between: " in unknown.message
 
 
 def test_out_of_memory_twice_at_a_step_ends_the_job_with_its_own_code() -> None:

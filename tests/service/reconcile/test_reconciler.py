@@ -193,6 +193,31 @@ async def test_a_server_that_ends_stores_the_last_rows_of_its_jobs(
     assert polls[-1].fresh
 
 
+async def test_a_server_ends_although_the_ranks_of_a_job_print_without_end(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    """So does a job that is cancelled by force."""
+    usual, patience = cluster.poll, 300
+    printed = 0
+
+    async def poll(job_id: str, cursors: Cursors) -> SupervisorReport:
+        nonlocal printed
+        if cursors.fresh and printed < patience:
+            printed += 1
+            logs = cluster.supervisors[job_id].logs
+            logs += [line(len(logs) + n, "again") for n in range(1, 101)]
+        return await usual(job_id, cursors)
+
+    cluster.poll = poll  # type: ignore[method-assign]
+    settings = paced(settings, reconcile_interval_s=3600.0, drain_deadline_s=0.05)
+    async with reconciling(store, cluster, settings) as reconciler:
+        supervisor = await submitted(jobs, cluster)
+        supervisor.train(5)
+        reconciler.wake(supervisor.launch.job_id)
+        await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
+    assert 0 < printed < patience
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 async def test_a_job_held_no_device_while_nothing_of_it_was_on_the_cluster(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, is_gone: bool

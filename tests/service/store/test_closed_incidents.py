@@ -27,7 +27,7 @@ from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store import job_row_stats, queries
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import JobRecord
-from holdfast_service.store.projection import has_changes, store_report
+from holdfast_service.store.projection import cursors_of, has_changes, store_report
 from holdfast_service.store.transaction import job_transaction
 from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.incidents import IncidentView
@@ -93,6 +93,7 @@ async def test_another_fault_with_the_number_of_a_closed_incident_does_not_repla
     await stored.report()
     assert await stored.incidents() == before and before[0].cause == "worker_crash"
     assert (await stored.kinds()).count(EventKind.EVENT_UNREADABLE) == 2, "nothing is silent"
+    assert cursors_of(await stored.record()).incident == 1, "so that the next one gets another"
 
 
 async def test_that_an_agent_was_lost_with_its_node_may_be_known_late(stored: StoredJob) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from holdfast_service.job_model.events.progress import AwayWhy, JobAwayEvent
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
 from holdfast_service.job_model.world_history import LEAST_ABSENCE_S
 from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.policy.causes import Cause, Fault
+from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
@@ -33,11 +36,11 @@ from holdfast_workers.agent.run_journal import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore
-from holdfast_workers.protocol.answers import AgentFailure, AgentReport, PollAnswer
+from holdfast_workers.protocol.answers import AgentFailure, AgentReport, PollAnswer, WorkerReport
 from holdfast_workers.protocol.codec import UnreadableDocument
 from holdfast_workers.protocol.commands import CommandKind, Poll, Request
 from holdfast_workers.protocol.findings import SOFTWARE, HealthFinding, HealthReport, Level
-from holdfast_workers.protocol.messages import LogLine, StepRow, SupervisorEvent
+from holdfast_workers.protocol.messages import LogLine, StepRow, SupervisorEvent, WorkerState
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 SECRET = b"s" * 32
@@ -490,6 +493,80 @@ def test_a_supervisor_that_stood_still_reports_the_absence() -> None:
         supervisor._report_absence(now)
     reported = [read_event(event) for event in supervisor.report(Cursors()).events]
     assert reported == [JobAwayEvent(away_s=LEAST_ABSENCE_S + 900, why=AwayWhy.STOPPED)]
+
+
+def test_the_wait_for_the_last_output_is_no_absence() -> None:
+    supervisor = Supervisor(
+        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
+        FakeAgents(lambda: True),
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+    )
+    core = SimpleNamespace(next_deadline=lambda: None, phase=Phase.ENDED, attempt=1)
+    supervisor._core = core  # type: ignore[assignment]
+
+    def end(_: inputs.Input) -> None:
+        supervisor._looked_at = time.time() - LEAST_ABSENCE_S - 1
+        supervisor._ended = True
+
+    supervisor._feed = end  # type: ignore[method-assign, assignment]
+    supervisor._inputs.put(inputs.NoPlace())
+    supervisor._run_once()
+    assert supervisor._events.after(0) == ()
+
+
+def test_a_supervisor_that_was_started_again_uses_no_number_of_a_stored_incident() -> None:
+    """Its plan is that of the job's first start, and no agent may be left that kept its events."""
+    config = core_config((WorldShape.of({"dp_shard": 2}, 1),))
+    supervisor = Supervisor(
+        config,
+        FakeAgents(lambda: True),
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+    )
+    supervisor._core = core = RecoveryCore(config, time.time())
+    supervisor.report(Cursors(incident=3))
+    supervisor._feed(inputs.Tick())
+    fault = Fault(Cause.NODE_LOST, 1, time.time(), "n0 is lost")
+    assert core.state.incidents.new_incident(fault, time.time(), 0).number == 4
+
+
+@pytest.mark.parametrize("state", [WorkerState.TRAINING, WorkerState.PARKED])
+def test_the_end_waits_shortly_for_the_lines_of_ranks_that_still_run(
+    state: WorkerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are stopped only then. The lines of ranks that have ended are finite."""
+    clock = count()
+    ticks = SimpleNamespace(time=time.time, monotonic=lambda: next(clock), sleep=lambda _: None)
+    monkeypatch.setattr("holdfast_service.supervisor.supervisor.time", ticks)
+    left = iter(range(1000, -1, -1))
+    agents = FakeAgents(lambda: True)
+    worker = WorkerReport("n0.a.1", 1, state, 1, 1)
+    answers = (PollAnswer((), {}, (), (worker,), (), lines_left=n) for n in left)
+
+    def call(*_: Any, **__: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(next(answers))
+        return answer
+
+    agents.call = call  # type: ignore[method-assign]
+    times = SupervisorTimes(final_collect_s=20.0, final_s=5000.0)
+    supervisor = Supervisor(
+        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
+        agents,
+        SECRET,
+        MemoryStorage(Bucket()),
+        MemoryStorage(Bucket()),
+        is_latest=lambda: True,
+        times=times,
+    )
+    supervisor._collect_final_output([report("a", 1)])
+    unfetched = next(left, 0)
+    assert (unfetched > 0) is (state is WorkerState.TRAINING)
 
 
 class PolledAgents(FakeAgents):

@@ -129,9 +129,13 @@ class IncidentLog:
         """Keep the decision that the next attempt carries out."""
         self.decision = decision
 
+    def leave_out(self, newest: int) -> None:
+        """The numbers up to `newest` are used."""
+        self.count = max(self.count, newest)
+
     def restore(self, facts: Facts) -> None:
         """Restore the incidents from the journal, which may lack the newest numbers."""
-        self.count = max(self.count, facts.incidents)
+        self.leave_out(facts.incidents)
         self.current, self.outage = facts.incident, facts.outage
 
 

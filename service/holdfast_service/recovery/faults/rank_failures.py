@@ -54,7 +54,9 @@ def handle_exit(
     step = exited.step or state.progress.committed
     if state.config.runs_program:  # not each of its ranks shows steps
         step = max(step, state.progress.committed)
-    description = f"rank {member.rank} on {signal.agent} ended by {ending} at step {step}"
+    shown = exited.step or state.reached is not None or not state.config.runs_program
+    where = f" at step {step}" if shown else ""
+    description = f"rank {member.rank} on {signal.agent} ended by {ending}{where}"
     cause = Cause.PREEMPTED if exited.name == "SIGTERM" else Cause.WORKER_CRASH
     if exited.out_of_memory:
         cause, description = Cause.OUT_OF_MEMORY, f"{description}: {exited.out_of_memory}"

@@ -42,7 +42,11 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
     """The input of the ladder for a batch of faults. Their offences must already be recorded."""
     first = primary_fault(batch)
     before = state.progress.mark
-    repeated = any(is_repeat_of(before, fault) or is_missing_module(fault) for fault in batch)
+    program = state.config.runs_program
+    repeated = any(
+        is_repeat_of(before, fault, is_program=program) or is_missing_module(fault)
+        for fault in batch
+    )
     blamed = [fault.agent for fault in batch if blames_node(fault)]
     nodes = {_node_of_agent(state, agent) for agent in blamed} - {""}
     times = Counter(
@@ -53,7 +57,7 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
     return Situation(
         cause=first.cause,
         what=first.what,
-        step=first.step,
+        step=first.step if first.knows_step or not program else None,
         error=first.error,
         named=first.worker is not None,
         node_gone=_has_lost_device(state, first.agent),
@@ -61,7 +65,7 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
         repeated=repeated,
         room=_has_room(state, first.agent, now),
         smaller=_has_room_for_smaller_mesh(state, first.agent, now),
-        is_program=state.config.runs_program,
+        is_program=program,
         too_large=state.worlds.shape not in state.growth.allowed(state.config.shapes),
         may_roll_back=first.error is not None and first.error.kind is ErrorKind.GUARD,
         ended=any(not is_tolerable(fault.cause) for fault in batch),

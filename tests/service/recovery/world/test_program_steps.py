@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from tests.support.simulation.core_states import NOW, running_state
 
 from holdfast_service.job_model.events.attempts import ProgramResumedEvent
 from holdfast_service.job_model.events.progress import EndedEvent
+from holdfast_service.policy.causes import Fault
 from holdfast_service.recovery.core_state.effects import Emit
 from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.faults import rank_failures
+from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.world import attempt_progress, outcome
+from holdfast_workers.protocol.messages import UNKNOWN_STEP, ErrorKind, ErrorReport
+from holdfast_workers.protocol.signals import Signal, WorkerExited, WorkerFailed
 from holdfast_workers.spec import TrainingSpec
 
 
@@ -60,3 +68,45 @@ def test_the_state_that_a_rank_was_offered_is_no_step_that_its_program_reports()
     attempt_progress.record_left(state, world.members[0], 1, 18, NOW)
     assert world.first_step is None and not state.progress.reports_steps
     assert state.progress.committed == 18
+
+
+def failed(state: CoreState, detail: WorkerExited | WorkerFailed) -> Fault:
+    """The fault of rank 1 as it is judged."""
+    world = state.worlds.present
+    assert world is not None
+    member = world.members[1]
+    told = Signal(
+        detail, "n0", member.incarnation, 1, NOW, world.attempt, member.rank, member.worker
+    )
+    if isinstance(detail, WorkerExited):
+        (fault,) = rank_failures.handle_exit(state, told, member, detail)
+    else:
+        (fault,) = rank_failures.handle_failure(state, told, member, detail)
+    return replace(fault, reached=state.reached)
+
+
+ENDS = [
+    WorkerExited(name="SIGKILL"),
+    WorkerFailed(ErrorReport(ErrorKind.USER, "OSError", "away", "", UNKNOWN_STEP)),
+]
+
+
+@pytest.mark.parametrize("detail", ENDS)
+def test_a_fault_of_a_program_without_steps_names_no_step(
+    detail: WorkerExited | WorkerFailed,
+) -> None:
+    state = program()
+    fault = failed(state, detail)
+    assert "at step" not in fault.what
+    assert situation.assess(state, (fault,), NOW).step is None
+
+
+@pytest.mark.parametrize("detail", ENDS)
+def test_a_fault_of_a_program_names_the_newest_step_of_its_world(
+    detail: WorkerExited | WorkerFailed,
+) -> None:
+    state = program()
+    attempt_progress.record_committed_step(state, 1, 12, NOW)
+    fault = failed(state, detail)
+    assert "step 12" in fault.what
+    assert situation.assess(state, (fault,), NOW).step == 12
