@@ -17,6 +17,7 @@ from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
+from holdfast_service.store.models import JobRecord
 
 ELASTIC: dict[str, Any] = {
     **SPEC,
@@ -85,6 +86,9 @@ async def elastic_job(store: Store, submitted_at: float) -> str:
         async with store.write() as session:
             await series.store_rows(session, job_id, rows)
     await store_events(store, job_id, _events(submitted_at))
+    async with store.write() as session:
+        job = await session.get_one(JobRecord, job_id)
+        job.told_at = submitted_at + END
     return job_id
 
 

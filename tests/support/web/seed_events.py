@@ -4,7 +4,6 @@ history."""
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 import uuid_utils
@@ -44,7 +43,6 @@ async def started_job(store: Store, spec: JobSpec, submitted_at: float, started_
         step=0,
         event_seq=0,
         due_at=NEVER,
-        told_at=time.time(),
     )
     async with store.write() as session:
         session.add(job)
