@@ -85,13 +85,14 @@ def _record_own_restore(state: CoreState, world: AttemptWorld, step: int, before
     """The first step that a program reports tells from which step it has gone on, if it is known to
     report each step. `before`: the newest step that was known of the attempts before it."""
     follows = max(0, step - 1)  # nothing comes before step 0
-    restored = follows if state.progress.reports_each else None
-    is_compared = restored is not None and state.progress.reports_steps
+    is_known = bool(state.progress.reports_each)
+    restored = follows if is_known or follows == world.restored_step else None
+    is_compared = is_known and state.progress.reports_steps
     lost = max(0, before - step + 1) if is_compared else None
     state.progress.record_first_report(world.attempt, step)
     if world.is_adopted:
         return  # this one is only the first since the supervisor has been restarted
-    if restored is not None and not world.is_running:
+    if is_known and not world.is_running:
         state.incidents.amend(restored_step=restored, steps_lost=lost)
         state.emit_incident()
     if is_compared or follows != world.restored_step or world.is_running:
