@@ -130,10 +130,7 @@ def _under_holdfast(side: str, server: RunningServer) -> Iterator[StepFiles]:
             "code": str(USERS_FOLDER),
             "parallel": {"dp_shard": RANKS},
             "resources": {"cpus_per_worker": 0.5, "workers_per_node": 1},
-            "checkpoint": {
-                "memory": {"every_steps": int(side.endswith("level2"))},
-                "remote": {"every_steps": 0},
-            },
+            "checkpoint": {"memory": {"every_steps": int(side.endswith("level2"))}},
             "recovery": {"max_failures": FAILURES},
             "program": {"grace_s": GRACE_S},
         }
