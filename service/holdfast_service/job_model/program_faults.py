@@ -144,27 +144,31 @@ def _unused_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     given = [name for name in BROUGHT if getattr(spec, name) is not None]
     if len(given) > 1:
         return
-    kind = brings(spec.model_dump(include={*BROUGHT, "program"}))
-    for fields in UNUSED:
-        for path in fields.paths if kind in fields.kinds else ():
-            is_of_script = path == "program" and (spec.script is not None or spec.program.context)
-            if not is_of_script and _at(spec, path) != default_of(type(spec), path):
-                yield _fault(path, fields.instead, *BROUGHT)
+    for path, instead in _unused_paths(spec):
+        if _at(spec, path) != default_of(type(spec), path):
+            yield _fault(path, instead, *BROUGHT)
 
 
 def used_fields(spec: TrainingSpec) -> dict[str, Any]:
     """The spec as plain values, without the fields that mean nothing for the code of the job."""
     document = spec.model_dump(mode="json")
-    kind = brings(document)
     absent = [name for name in BROUGHT if document[name] is None]
-    absent += ["recipe"] if kind is not Brings.RECIPE else []
-    unused = [path for fields in UNUSED if kind in fields.kinds for path in fields.paths]
-    if spec.script is not None and "program" in unused:  # the script of a context
-        unused.remove("program")
-    for path in (*absent, *unused):
+    absent += ["recipe"] if len(absent) < len(BROUGHT) else []
+    for path in (*absent, *(path for path, _ in _unused_paths(spec))):
         *sections, name = path.split(".")
         reduce(dict.__getitem__, sections, document).pop(name, None)
     return document
+
+
+def _unused_paths(spec: TrainingSpec) -> Iterator[tuple[str, str]]:
+    """The fields that mean nothing for the code of the job, each with what to do instead. `program`
+    means something for a script in the steps of a context, which is a function else."""
+    kind = brings(spec.model_dump(include={*BROUGHT, "program"}))
+    has_context = spec.script is not None or spec.program.context
+    for fields in UNUSED:
+        for path in fields.paths if kind in fields.kinds else ():
+            if path != "program" or not has_context:
+                yield path, fields.instead
 
 
 def default_of(model: type[TrainingSpec], path: str) -> Any:

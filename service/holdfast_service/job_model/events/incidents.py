@@ -98,26 +98,26 @@ class IncidentRecord(IncidentCourse):
         )
 
 
-def with_late_evidence(closed: IncidentRecord, told: IncidentRecord) -> IncidentRecord | None:
+def with_late_evidence(closed: IncidentRecord, later: IncidentRecord) -> IncidentRecord | None:
     """A closed incident with what a later report of it adds. None: the report is of another fault.
 
     What is known of an incident when it closes does not change. Two things may be known later:
     that an agent was lost with its node, and a sentence of evidence, as which rank a repeated step
     accuses.
     """
-    if _identity(told) != _identity(closed) or len(told.lost) != len(closed.lost):
+    if _identity(later) != _identity(closed) or len(later.lost) != len(closed.lost):
         return None
-    if not all(map(_may_become, closed.lost, told.lost)):
+    if not all(map(_is_same_loss, closed.lost, later.lost)):
         return None
-    is_refined = (closed.cause, told.cause) == (Cause.AGENT_LOST, Cause.NODE_LOST)
+    was_node_lost = (closed.cause, later.cause) == (Cause.AGENT_LOST, Cause.NODE_LOST)
     return replace(
         closed,
-        cause=told.cause if is_refined else closed.cause,
-        causes=told.causes,
-        lost=told.lost,
+        cause=later.cause if was_node_lost else closed.cause,
+        causes=later.causes,
+        lost=later.lost,
         evidence=(
             *closed.evidence,
-            *(item for item in told.evidence if item not in closed.evidence),
+            *(item for item in later.evidence if item not in closed.evidence),
         ),
     )
 
@@ -128,7 +128,8 @@ def _identity(record: IncidentRecord) -> tuple[object, ...]:
     return (record.incident, record.attempt, record.next_attempt, *times)
 
 
-def _may_become(before: LostItem, after: LostItem) -> bool:
+def _is_same_loss(before: LostItem, after: LostItem) -> bool:
+    """Whether both are one loss; that of an agent may turn out to be that of its node."""
     if before.cause == Cause.AGENT_LOST and after.cause == Cause.NODE_LOST:
         before = replace(before, cause=after.cause)
     return before == after
