@@ -27,6 +27,7 @@ from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, MAX_LINES, RunBuffer
@@ -480,15 +481,23 @@ def test_the_fence_is_read_while_agents_are_looked_for() -> None:
     assert agents.began_in_time
 
 
-def test_a_supervisor_that_stood_still_reports_the_absence() -> None:
-    supervisor = Supervisor(
-        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
-        FakeAgents(lambda: True),
+def supervisor_of(
+    agents: Any, config: RecoveryConfig | None = None, times: SupervisorTimes | None = None
+) -> Supervisor:
+    """A supervisor of two ranks on two nodes, with storages in memory."""
+    return Supervisor(
+        config or core_config((WorldShape.of({"dp_shard": 2}, 1),)),
+        agents,
         SECRET,
         MemoryStorage(Bucket()),
         MemoryStorage(Bucket()),
         is_latest=lambda: True,
+        times=times,
     )
+
+
+def test_a_supervisor_that_stood_still_reports_the_absence() -> None:
+    supervisor = supervisor_of(FakeAgents(lambda: True))
     for now in (1e9, 1e9 + 1, 1e9 + LEAST_ABSENCE_S, 1e9 + 2 * LEAST_ABSENCE_S + 900):
         supervisor._report_absence(now)
     reported = [read_event(event) for event in supervisor.report(Cursors()).events]
@@ -496,14 +505,7 @@ def test_a_supervisor_that_stood_still_reports_the_absence() -> None:
 
 
 def test_the_wait_for_the_last_output_is_no_absence() -> None:
-    supervisor = Supervisor(
-        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
-        FakeAgents(lambda: True),
-        SECRET,
-        MemoryStorage(Bucket()),
-        MemoryStorage(Bucket()),
-        is_latest=lambda: True,
-    )
+    supervisor = supervisor_of(FakeAgents(lambda: True))
     core = SimpleNamespace(next_deadline=lambda: None, phase=Phase.ENDED, attempt=1)
     supervisor._core = core  # type: ignore[assignment]
 
@@ -520,14 +522,7 @@ def test_the_wait_for_the_last_output_is_no_absence() -> None:
 def test_a_supervisor_that_was_started_again_uses_no_number_of_a_stored_incident() -> None:
     """Its plan is that of the job's first start, and no agent may be left that kept its events."""
     config = core_config((WorldShape.of({"dp_shard": 2}, 1),))
-    supervisor = Supervisor(
-        config,
-        FakeAgents(lambda: True),
-        SECRET,
-        MemoryStorage(Bucket()),
-        MemoryStorage(Bucket()),
-        is_latest=lambda: True,
-    )
+    supervisor = supervisor_of(FakeAgents(lambda: True), config)
     supervisor._core = core = RecoveryCore(config, time.time())
     supervisor.report(Cursors(incident=3))
     supervisor._feed(inputs.Tick())
@@ -555,15 +550,7 @@ def test_the_end_waits_shortly_for_the_lines_of_ranks_that_still_run(
 
     agents.call = call  # type: ignore[method-assign]
     times = SupervisorTimes(final_collect_s=20.0, final_s=5000.0)
-    supervisor = Supervisor(
-        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
-        agents,
-        SECRET,
-        MemoryStorage(Bucket()),
-        MemoryStorage(Bucket()),
-        is_latest=lambda: True,
-        times=times,
-    )
+    supervisor = supervisor_of(agents, times=times)
     supervisor._collect_final_output([report("a", 1)])
     unfetched = next(left, 0)
     assert (unfetched > 0) is (state is WorkerState.TRAINING)
@@ -596,14 +583,8 @@ def test_the_last_rows_are_collected_although_an_earlier_poll_is_under_way(
 ) -> None:
     """At the end of the job, and for a server that is about to end."""
     agents = PolledAgents()
-    supervisor = Supervisor(
-        core_config((WorldShape.of({"dp_shard": 2}, 1),)),
-        agents,
-        SECRET,
-        MemoryStorage(Bucket()),
-        MemoryStorage(Bucket()),
-        is_latest=lambda: True,
-        times=SupervisorTimes(final_collect_s=WAIT_S, fresh_collect_s=WAIT_S),
+    supervisor = supervisor_of(
+        agents, times=SupervisorTimes(final_collect_s=WAIT_S, fresh_collect_s=WAIT_S)
     )
     supervisor._watch = SimpleNamespace(reports=[report("a", 1)])  # type: ignore[assignment]
     supervisor._collect(report("a", 1))
@@ -624,13 +605,9 @@ def test_a_job_without_a_place_goes_back_to_the_queue_at_once(last_attempt: int)
         def ensure(self) -> bool:
             return False
 
-    supervisor = Supervisor(
-        core_config((WorldShape.of({"dp_shard": 2}, 1),), last_attempt=last_attempt),
+    supervisor = supervisor_of(
         Placeless(lambda: False),
-        SECRET,
-        MemoryStorage(Bucket()),
-        MemoryStorage(Bucket()),
-        is_latest=lambda: True,
+        core_config((WorldShape.of({"dp_shard": 2}, 1),), last_attempt=last_attempt),
     )
     supervisor.run()
     report = supervisor.report(Cursors())

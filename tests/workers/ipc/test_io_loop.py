@@ -121,10 +121,8 @@ def test_a_message_that_cannot_be_processed_ends_only_its_sender(
     io.stop()
 
 
-def test_messages_and_output_are_passed_on_before_the_exit(sleepers: list[Sleeper]) -> None:
-    sleeper, _ = sleepers
-    for _ in range(3):
-        control_channel.send(sleeper.theirs, GOOD)
+def seen_to_its_end(sleeper: Sleeper) -> tuple[NodeIO, RecordingObserver]:
+    """The loop that has seen a process print, be killed and end."""
     os.write(sleeper.log, b"a line\nlast words")
     sleeper.process.kill()
     os.waitid(os.P_PID, sleeper.process.pid, os.WEXITED | os.WNOWAIT)
@@ -133,6 +131,14 @@ def test_messages_and_output_are_passed_on_before_the_exit(sleepers: list[Sleepe
     io.start()
     io.watch(sleeper.child)
     assert observer.exited.get(timeout=WAIT_S) == "first"
+    return io, observer
+
+
+def test_messages_and_output_are_passed_on_before_the_exit(sleepers: list[Sleeper]) -> None:
+    sleeper, _ = sleepers
+    for _ in range(3):
+        control_channel.send(sleeper.theirs, GOOD)
+    io, observer = seen_to_its_end(sleeper)
     assert [observer.received.get_nowait() for _ in range(3)] == ["first"] * 3
     assert [observer.logged.get_nowait() for _ in range(2)] == ["a line", "last words"]
     io.stop()
@@ -141,14 +147,7 @@ def test_messages_and_output_are_passed_on_before_the_exit(sleepers: list[Sleepe
 def test_a_message_that_cannot_be_processed_loses_no_output(sleepers: list[Sleeper]) -> None:
     sleeper, _ = sleepers
     control_channel.send(sleeper.theirs, BAD)
-    os.write(sleeper.log, b"a line\nlast words")
-    sleeper.process.kill()
-    os.waitid(os.P_PID, sleeper.process.pid, os.WEXITED | os.WNOWAIT)
-    observer = RecordingObserver()
-    io = NodeIO(observer)
-    io.start()
-    io.watch(sleeper.child)
-    assert observer.exited.get(timeout=WAIT_S) == "first"
+    io, observer = seen_to_its_end(sleeper)
     logged = [observer.logged.get_nowait() for _ in range(3)]
     assert [text for text in logged if "no such operation" not in text] == ["a line", "last words"]
     io.stop()
