@@ -1,4 +1,5 @@
-# `make demo` runs the demonstration, `make test` every check; both set up a virtual environment first.
+# `make demo` runs the demonstration, `make test` every check, `make screenshots` renews the pictures of the
+# documentation; each sets up a virtual environment first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,18 +11,21 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Compiled modules are kept: the checks start thousands of processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: setup test test-quick test-affected test-all cluster-test frameworks lint demo demo-elastic soak bench gpu clean
+.PHONY: setup test test-quick test-affected test-all cluster-test frameworks lint screenshots demo demo-elastic soak bench gpu clean
 
 # build.py builds only if the sources of the dashboard, or of the API that it uses, have changed.
 setup: $(STAMP)
-	@echo "Building the dashboard, if its sources have changed"
+	@echo "Building the dashboard, if its sources have changed (up to a minute)"
 	@$(BIN)/python api/dashboard/build.py
+ifeq ($(or $(MAKECMDGOALS),setup),setup)
+	@echo "Done: type \`. $(VENV)/bin/activate\`, then \`holdfast demo\`, or \`holdfast run --local -- train.py\`"
+endif
 
 # One line per stage; pip itself is quiet and reports errors only.
 $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || { $(PYTHON) -c '$(CHECK_PYTHON)' && echo "Creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -c '$(CHECK_PYTHON)'
-	@echo "Installing $$(grep -c == requirements.lock) pinned packages (one to two minutes)"
+	@echo "Installing $$(grep -c == requirements.lock) pinned packages (two to three minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@echo "Installing Holdfast itself"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
@@ -65,6 +69,11 @@ test-all: setup
 # Several machines in a box: needs root, `ip` and `unshare`. A part of it is in `make test`.
 cluster-test: setup
 	HOLDFAST_NO_SKIPS=1 $(BIN)/pytest tests/machine_room --durations 10
+
+# Every page in light, dark and on a phone, checked as in `make test`: its pictures are left in build/gallery,
+# and those in docs/screenshots are renewed.
+screenshots: setup
+	HOLDFAST_SCREENSHOTS=1 HOLDFAST_NO_SKIPS=1 $(BIN)/pytest tests/web/test_every_page.py
 
 demo: setup
 	$(BIN)/holdfast demo

@@ -1,13 +1,11 @@
 """A real browser and a real control plane over an in-memory cluster.
 
 Each module has a server and a browser, each test a browser context. Any error in the console of the
-page (a refused script or style included) fails the test. With HOLDFAST_SCREENSHOTS=1 the tests save
-screenshots of the main views in docs/screenshots.
+page (a refused script or style included) fails the test.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +19,6 @@ from holdfast import Client
 from holdfast.rest.dashboard import FOLDER
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-TAKE_SCREENSHOTS = os.environ.get("HOLDFAST_SCREENSHOTS") == "1"
-SCREENSHOTS = Path(__file__).parents[2] / "docs/screenshots"
 WIDE = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
 TIMEOUT_MS = 1000 * DEADLINE_S
@@ -55,18 +51,14 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     """`open_page(address, **context options)`; fails the test if the page has logged an error."""
-    contexts, errors = [], []
+    contexts, errors = list[Any](), list[str]()
 
     def opened(address: str, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": WIDE, "color_scheme": "light", **options})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(TIMEOUT_MS)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on(
-            "console",
-            lambda message: errors.append(message.text) if _is_page_error(message) else None,
-        )
+        watch_errors(page, errors)
         page.goto(address)
         return page
 
@@ -105,22 +97,29 @@ def submitted(server: LiveServer, **changes: Any) -> str:
         return client.submit({**SPEC, **changes}).id
 
 
-def assert_no_violations(page: Any) -> None:
-    """Axe finds nothing."""
+def watch_errors(page: Any, errors: list[str]) -> None:
+    """Add to `errors` what the page will log as an error."""
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on(
+        "console",
+        lambda message: errors.append(message.text) if _is_page_error(message) else None,
+    )
+
+
+def violations(page: Any) -> list[tuple[str, list[str]]]:
+    """What axe finds: the rule, and the elements that break it."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]
-    assert [(item["id"], [node["html"][:160] for node in item["nodes"]]) for item in found] == []
+    return [(item["id"], [node["html"][:160] for node in item["nodes"]]) for item in found]
+
+
+def assert_no_violations(page: Any) -> None:
+    """Axe finds nothing."""
+    assert violations(page) == []
 
 
 def _is_page_error(message: Any) -> bool:
     """Whether a console message is an error of the page; the browser also logs responses such as
     422."""
     return message.type == "error" and "Failed to load resource" not in message.text
-
-
-def save_screenshot(page: Any, name: str) -> None:
-    """Save a screenshot of the page in docs/screenshots, if enabled."""
-    if TAKE_SCREENSHOTS:
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), animations="disabled")

@@ -15,7 +15,6 @@ from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.service.saved_checkpoints import report_saved, root_of, saved, spoil
 from tests.support.waiting import DEADLINE_S, eventually
-from tests.web.conftest import save_screenshot
 
 from holdfast import Client
 from holdfast_service.job_model.job_spec import JobSpec
@@ -70,7 +69,6 @@ def test_a_checkpoint_is_pinned_and_unpinned(
     line(page, 6).get_by_text("Pinned", exact=True).wait_for()
     assert client.checkpoints(saved_job).items[0].pinned
     assert line(page, 6).get_by_role("button", name="Remove step 6").is_disabled()
-    save_screenshot(page, "checkpoints")
     line(page, 6).get_by_role("button", name="Unpin").click()
     line(page, 6).get_by_role("button", name="Pin", exact=True).wait_for()
 
@@ -113,7 +111,6 @@ def test_a_running_verification_is_shown_on_a_new_page_and_can_be_cancelled(
         line(page, 4).get_by_text("Verifying: 0% read").wait_for()
         page.reload()
         line(page, 4).get_by_text("Verifying: 0% read").wait_for()
-        save_screenshot(page, "verifying")
         line(page, 4).get_by_role("button", name="Cancel the verification of step 4").click()
         line(page, 4).get_by_role("button", name="Verify").wait_for()
         [operation] = client.operations(saved_job)
@@ -194,7 +191,6 @@ def test_a_fault_is_injected(
     dialog.get_by_label("Fault", exact=True).select_option("slow")
     dialog.get_by_label("Rank").fill("99")
     dialog.get_by_label("Slowdown factor").fill("3")
-    save_screenshot(page, "inject")
     dialog.get_by_role("button", name="Inject", exact=True).click()
     dialog.get_by_role("alert").first.wait_for()  # there is no rank 99
     dialog.get_by_label("Rank").fill("1")

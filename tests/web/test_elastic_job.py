@@ -13,7 +13,7 @@ from tests.support.service.databases import run_in_thread
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import eventually
 from tests.support.web import elastic
-from tests.web.conftest import PHONE, assert_no_violations, save_screenshot, submitted
+from tests.web.conftest import PHONE, assert_no_violations, submitted
 
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity, Phase
 from holdfast_service.store.engine import Store
@@ -42,9 +42,9 @@ def prepare_server(server: LiveServer) -> None:
 def story_page(open_page: Callable[..., Any], dashboard_server: LiveServer) -> Callable[..., Any]:
     job = STORY[str(dashboard_server.settings.data_dir)]
 
-    def opened(query: str = "", **options: Any) -> Any:
+    def opened(tab: str = "", **options: Any) -> Any:
         page = open_page(
-            f"{dashboard_server.address}/jobs/{job}{query}", timezone_id="UTC", **options
+            f"{dashboard_server.address}/jobs/{job}{tab}", timezone_id="UTC", **options
         )
         page.locator(".world-slider").wait_for(state="attached")
         return page
@@ -79,7 +79,6 @@ def test_the_ribbon_is_as_high_as_the_world(story_page: Callable[..., Any]) -> N
     first, second = legend.get_by_role("listitem").all()
     assert "8 ranks on 4 nodes" in first.inner_text() and "dp_shard 4 × tp 2" in first.inner_text()
     assert "6 ranks on 3 nodes" in second.inner_text()
-    save_screenshot(page, "job-elastic")
 
 
 def test_sizes_are_reached_by_pointer_and_keyboard(story_page: Callable[..., Any]) -> None:
@@ -168,7 +167,7 @@ def test_resizes_are_told_apart_from_faults(story_page: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": PHONE}])
 def test_axe_finds_no_violations(story_page: Callable[..., Any], options: dict[str, Any]) -> None:
-    page = story_page("?incident=2", **options)
+    page = story_page("/incidents?incident=2", **options)
     page.locator("#incident-2 .incident-body").wait_for()
     assert_no_violations(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
@@ -193,7 +192,6 @@ def test_a_size_is_ordered_by_keyboard(
     expect(dialog.get_by_role("alert")).to_have_text("A whole number from 1 to 3 is needed.")
     assert dialog.get_by_role("button", name="Resize").is_disabled()
     nodes.fill("1")
-    save_screenshot(page, "resize")
     page.keyboard.press("Enter")
     dialog.wait_for(state="detached")
     figures.get_by_text("nodes, 1 ordered").wait_for()
@@ -267,13 +265,12 @@ def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     expect(small).to_contain_text("No. 3 in the queue")
     reserved = "3 are reserved for large, and 4 for others before it"
     expect(small.get_by_title(re.compile(reserved))).to_have_count(1)
-    save_screenshot(page, "jobs-queue")
     small.get_by_role("link", name="small").click()
     notice = page.locator(".wait")
-    expect(notice).to_contain_text("No. 3 in the queue: waiting for nodes, 1 nodes with")
-    notice.get_by_role("link", name="Open large").click()
+    expect(notice).to_contain_text("No. 3 in the queue")
+    notice.get_by_role("link", name="Nodes are reserved for large").click()
     page.get_by_role("heading", name="large").wait_for()
-    expect(page.locator(".wait")).to_contain_text("3 are reserved for it")
+    expect(page.locator(".verdict-doing")).to_contain_text("3 are reserved for it")
     page.goto(f"{address}/cluster")
     queue = page.get_by_role("region", name="Queue")
     expect(queue.get_by_role("listitem").first).to_contain_text("3 reserved")

@@ -1,4 +1,4 @@
-"""The page of a job of a thousand ranks: live updates, the brush, incidents, keyboard."""
+"""The page of a job of a thousand ranks: its tabs, live updates, the brush, incidents, keyboard."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ import pytest
 from playwright.sync_api import expect
 from tests.support.web import seed
 from tests.support.web.scene import DRAWN, Scene, open_drawn_page, open_scene
-from tests.web.conftest import PHONE, TAKE_SCREENSHOTS, assert_no_violations, save_screenshot
+from tests.web.conftest import PHONE, assert_no_violations
+
+TABS = ("", "charts", "ranks", "incidents", "logs", "checkpoints", "events", "spec")
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     size = seed.Size(steps=20_000, events=1_500, log_lines=6_000)
-    with open_scene(
-        tmp_path_factory.mktemp("big"), seed.Size() if TAKE_SCREENSHOTS else size
-    ) as found:
+    with open_scene(tmp_path_factory.mktemp("big"), size) as found:
         yield found
 
 
 @pytest.fixture
 def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda query="", **options: open_drawn_page(
-        open_page, f"{scene.address}{query}", **options
-    )
+    """`job_page(tab and query, **options)`."""
+    return lambda tab="", **options: open_drawn_page(open_page, f"{scene.address}{tab}", **options)
+
+
+def tab(page: Any, name: str) -> None:
+    """Open that tab of the page."""
+    page.get_by_role("navigation", name="Views of this job").get_by_role("link", name=name).click()
 
 
 @pytest.mark.slow
-def test_the_brush_filters_the_sections_below_and_is_in_the_url(
+def test_the_brush_filters_the_tabs_and_is_in_the_url(
     scene: Scene, job_page: Callable[..., Any]
 ) -> None:
-    page = job_page()
+    page = job_page("/incidents")
     api = scene.address.replace("/jobs/", "/api/v1/jobs/")
     line = page.request.get(f"{api}/timeline").json()
     since, until, hung_at = map(
@@ -55,7 +59,7 @@ def test_the_brush_filters_the_sections_below_and_is_in_the_url(
     page.reload()
     page.wait_for_function(DRAWN)
     expect(cards).to_have_count(1)
-    page.locator("#logs").scroll_into_view_if_needed()
+    tab(page, "Log")
     page.locator(".log-line").first.wait_for()
     since, until = page.locator(".brush-chip span").first.inner_text().split(" – ")
     first = page.locator(".log-line time").first.inner_text()
@@ -67,6 +71,7 @@ def test_the_brush_filters_the_sections_below_and_is_in_the_url(
     page.wait_for_function("before => location.href !== before", arg=before)
     page.keyboard.press("Escape")
     page.locator(".brush-chip").wait_for(state="detached")
+    tab(page, "Incidents")
     expect(cards).to_have_count(len(seed.STORY))
 
 
@@ -101,7 +106,7 @@ def test_a_loss_reads_as_a_sentence_and_a_node_id_is_short(job_page: Callable[..
 
 
 def test_a_rank_opens_by_keyboard_and_returns_the_focus(job_page: Callable[..., Any]) -> None:
-    page = job_page()
+    page = job_page("/ranks")
     heat = page.get_by_role("listbox")
     heat.focus()
     page.keyboard.press("ArrowDown")
@@ -125,8 +130,7 @@ def test_a_rank_opens_by_keyboard_and_returns_the_focus(job_page: Callable[..., 
 def test_the_log_is_searched_by_expression_and_level(
     job_page: Callable[..., Any], open_page: Any
 ) -> None:
-    page = job_page()
-    page.locator("#logs").scroll_into_view_if_needed()
+    page = job_page("/logs")
     search = page.get_by_role("searchbox", name="Search the log")
     search.fill(r"shard \d+ took 3\.\d+")
     page.wait_for_url("**grep=**")
@@ -154,8 +158,7 @@ def test_the_log_is_searched_by_expression_and_level(
 
 
 def test_two_specs_are_compared(scene: Scene, job_page: Callable[..., Any]) -> None:
-    page = job_page()
-    page.locator("#spec").scroll_into_view_if_needed()
+    page = job_page("/spec")
     page.get_by_role("searchbox", name="Compare with another job").fill("probe")
     page.get_by_role("button", name="atlas-probe").click()
     row = page.locator(".difference tr", has_text="parallel.dp_shard")
@@ -168,43 +171,37 @@ def test_two_specs_are_compared(scene: Scene, job_page: Callable[..., Any]) -> N
 @pytest.mark.parametrize(
     ("schemes", "options"),
     [
-        ({"light": "light", "dark": "dark"}, {}),
-        ({"phone": "dark"}, {"viewport": PHONE, "has_touch": True}),
+        (["light", "dark"], {}),
+        (["dark"], {"viewport": PHONE, "has_touch": True}),
     ],
     ids=["wide", "phone"],
 )
 def test_axe_finds_no_violations(
-    scene: Scene, job_page: Callable[..., Any], schemes: dict[str, Any], options: Any
+    scene: Scene, job_page: Callable[..., Any], schemes: list[Any], options: Any
 ) -> None:
-    page = job_page("?incident=2", **options)
-    for name, scheme in schemes.items():
+    page = job_page(**options)
+    for scheme in schemes:
         page.emulate_media(color_scheme=scheme)
-        _check_all_sections(scene, page, name)
-        page.keyboard.press("Escape")
-        page.get_by_role("dialog").wait_for(state="detached")
+        _check_all_tabs(scene, page)
 
 
-def _check_all_sections(scene: Scene, page: Any, name: str) -> None:
-    for part in ("logs", "checkpoints", "events", "spec"):
-        page.locator(f"#{part}").scroll_into_view_if_needed()
-    page.locator(".spec-lines").wait_for()
-    page.locator(".event-line").first.wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
-    assert_no_violations(page)
-    page.evaluate("scrollTo(0, 0)")
-    scene.write(lambda store: seed.more_steps(store, scene.big, 1))  # the data is fresh
-    page.locator(".verdict-fresh:not(.stale)").wait_for()
-    save_screenshot(page, f"job-{name}")
-    page.locator("#incidents").scroll_into_view_if_needed()
-    save_screenshot(page, f"job-{name}-incidents")
-    page.locator("#logs").scroll_into_view_if_needed()
-    save_screenshot(page, f"job-{name}-log")
+def _check_all_tabs(scene: Scene, page: Any) -> None:
+    for part in TABS:
+        page.goto(f"{scene.address}/{part}{'?incident=2' if part == 'incidents' else ''}")
+        page.wait_for_function(DRAWN)
+        if part == "logs":
+            page.locator(".log-line").first.wait_for()
+        if part == "events":
+            page.locator(".event-line").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), part
+        assert_no_violations(page)
+    page.goto(f"{scene.address}/ranks")
+    page.wait_for_function(DRAWN)
     page.get_by_role("listbox").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.get_by_role("region", name="Workers of this rank").wait_for()
     assert_no_violations(page)
-    save_screenshot(page, f"job-{name}-rank")
 
 
 @pytest.mark.story("job page")
@@ -213,22 +210,56 @@ def test_new_steps_lines_and_incidents_appear_without_a_reload(
 ) -> None:
     page = job_page()
     page.locator("[data-live=live]").wait_for()
-    page.locator("#logs").scroll_into_view_if_needed()
-    page.locator(".log-line").first.wait_for()
     scene.write(lambda store: seed.more_steps(store, scene.big, 5))
-    page.get_by_text(f"step {scene.big.leg.last} live line").wait_for()
     step = f"{scene.big.leg.last:,}"
     page.wait_for_function(
         "step => document.querySelector('.verdict-numbers').innerText.includes(step)", arg=step
     )
+    tab(page, "Log")
+    page.get_by_text(f"step {scene.big.leg.last} live line").wait_for()
     page.get_by_role("button", name="Pause", exact=True).last.click()
     scene.write(lambda store: seed.more_steps(store, scene.big, 7))
     page.get_by_role("button", name="Resume, 7 new").wait_for()
     assert page.get_by_text(f"step {scene.big.leg.last} live line").count() == 0
     page.get_by_role("button", name="Resume, 7 new").click()
     page.get_by_text(f"step {scene.big.leg.last} live line").wait_for()
+    tab(page, "Incidents")
     scene.write(lambda store: seed.open_incident(store, scene.big))
-    is_open = page.locator(f"#incident-{scene.big.incidents} .tag.warn", has_text="open")
+    is_open = page.locator("#incidents .tag.warn", has_text="open")
     is_open.wait_for()
     scene.write(lambda store: seed.close_incident(store, scene.big))
     is_open.wait_for(state="detached")
+
+
+def test_a_tab_is_a_page_that_a_link_and_the_back_button_reach(
+    job_page: Callable[..., Any],
+) -> None:
+    page = job_page()
+    tab(page, "Charts")
+    expect(page).to_have_url(re.compile("/charts$"))
+    expect(page).to_have_title("atlas-7b: Charts · Holdfast")
+    page.keyboard.press("3")
+    expect(page).to_have_url(re.compile("/ranks$"))
+    page.go_back()
+    expect(page.get_by_role("link", name="Charts", exact=True)).to_have_attribute(
+        "aria-current", "page"
+    )
+    page.get_by_role("button", name="Incident 2: hang").click()
+    expect(page).to_have_url(re.compile(r"/incidents\?incident=2$"))
+    expect(page.locator("#incident-2 .incident-body")).to_be_in_viewport()
+
+
+@pytest.mark.parametrize(
+    ("path", "heading"), [("/jobs/01unknown", "Unknown job"), ("/nonsense", "Page not found")]
+)
+def test_an_unknown_job_or_page_says_so_and_leads_back(
+    scene: Scene, open_page: Callable[..., Any], path: str, heading: str
+) -> None:
+    """A link without a job is of the server, one with a tab that does not exist of the job."""
+    page = open_page(
+        scene.server.address + path if path.startswith("/jobs") else scene.address + path
+    )
+    expect(page.get_by_role("heading", name=heading)).to_be_visible()
+    page.locator("[data-live=live]").wait_for()
+    page.get_by_role("link", name="All jobs", exact=True).click()
+    expect(page).to_have_url(re.compile("/jobs$"))

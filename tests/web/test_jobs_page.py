@@ -12,7 +12,7 @@ from tests.support.service.databases import run_in_thread
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import LiveServer
 from tests.support.web.crowd import add_crowd
-from tests.web.conftest import PHONE, save_screenshot, submitted
+from tests.web.conftest import PHONE, assert_no_violations, submitted
 
 from holdfast_service.job_model.supervisor_protocol import Phase
 
@@ -59,7 +59,6 @@ def test_the_root_leads_to_the_jobs(
     page.wait_for_url("**/jobs")
     page.wait_for_selector("[data-job]")
     assert page.title() == "Jobs · Holdfast"
-    save_screenshot(page, "jobs")
 
 
 @pytest.mark.slow
@@ -155,11 +154,39 @@ def test_a_job_is_updated_live(jobs: Callable[..., Any], dashboard_server: LiveS
 
 
 def test_the_list_fits_a_phone(jobs: Callable[..., Any]) -> None:
-    page = jobs(viewport=PHONE, has_touch=True, is_mobile=True)
+    page = jobs("?state=SUCCEEDED", viewport=PHONE, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    name = page.locator("[data-job] .cell-name").first.bounding_box()
-    assert 0 <= name["x"] < name["x"] + name["width"] <= PHONE["width"]
-    save_screenshot(page, "jobs-phone")
+    line = page.locator("[data-job]").first
+    right = 0.0
+    for cell in ("loss", "goodput", "faults"):  # side by side
+        box = line.locator(f".cell-{cell}").bounding_box()
+        text = line.locator(f".cell-{cell}").evaluate("cell => cell.scrollWidth")
+        assert right <= box["x"] and text <= box["width"] + 1
+        right = box["x"] + box["width"]
+    assert right <= PHONE["width"]
+    name = line.locator(".cell-name").bounding_box()
+    state = line.locator(".state").bounding_box()
+    assert name["width"] > 100 and name["x"] + name["width"] <= state["x"]
+    assert state["x"] + state["width"] <= right + 1
+    assert_no_violations(page)
+
+
+def test_the_card_ends_after_its_last_line_and_tells_how_jobs_ended(
+    jobs: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
+    for name in ("ended-one", "ended-two"):
+        dashboard_server.run_job(submitted(dashboard_server, name=name))
+    page = jobs("?q=ended-&state=SUCCEEDED")
+    page.wait_for_function("() => document.querySelectorAll('[data-job]').length === 2")
+    card, last = page.locator(".lines").bounding_box(), page.locator("[data-job]").last
+    box = last.bounding_box()
+    assert 0 <= card["y"] + card["height"] - (box["y"] + box["height"]) < 6
+    text = last.locator(".cell-progress").inner_text()
+    assert text.startswith("all 5 steps") and "took" in text and "ended" in text
+    assert "no incidents" in last.locator(".cell-progress [title]").last.get_attribute("title")
+    # Its start is most of its short time.
+    assert last.locator(".cell-goodput .low").count() == 0
+    assert_no_violations(page)
 
 
 @pytest.mark.slow
@@ -169,7 +196,6 @@ def test_the_dark_theme_can_be_switched_and_is_kept(
     page = jobs("?state=RUNNING&state=RECOVERING&sort=goodput", color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
-    save_screenshot(page, "jobs-dark")
     page.get_by_role("button", name="Light colours").click()
     assert page.evaluate(background) != dark
     page.reload()

@@ -1,4 +1,4 @@
-"""The frame of all views: help, size of the first load, accessibility, small screens."""
+"""The frame of all views: help, and the size of the first load."""
 
 from __future__ import annotations
 
@@ -6,45 +6,17 @@ import gzip
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from tests.support.service.databases import run_in_thread
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import LiveServer
 from tests.support.web.crowd import add_crowd
-from tests.web.conftest import PHONE, assert_no_violations
 
 FIRST_LOAD_BYTES = 200_000
-VIEWS = ("/jobs", "/cluster", "/submit", "/jobs/{job}/checkpoints")
 
 
 def prepare_server(server: LiveServer) -> None:
     server.cluster.nodes = three_nodes(roomy=True)  # every job has enough nodes
     run_in_thread(add_crowd(server.settings, 60))
-
-
-JOB_NAME = "shown"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_no_violations(
-    open_page: Callable[..., Any],
-    dashboard_server: LiveServer,
-    running_job: str,
-    view: str,
-    scheme: str,
-) -> None:
-    # The test injects axe into the page, which the content-security policy would refuse.
-    page = open_page(
-        dashboard_server.address + view.format(job=running_job),
-        color_scheme=scheme,
-        bypass_csp=True,
-        reduced_motion="reduce",
-    )
-    page.wait_for_selector("main h1")
-    page.wait_for_function("() => !document.querySelector('[aria-busy=true], .ghost')")
-    assert_no_violations(page)
 
 
 def test_the_first_load_is_small(
@@ -89,27 +61,3 @@ def test_help_lists_the_shortcuts_of_the_view(
     page.wait_for_url("**/jobs")
     page.keyboard.press("c")
     page.wait_for_url("**/submit")
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_no_view_is_wider_than_a_phone(
-    open_page: Callable[..., Any], dashboard_server: LiveServer, running_job: str, view: str
-) -> None:
-    page = open_page(
-        dashboard_server.address + view.format(job=running_job),
-        viewport=PHONE,
-        is_mobile=True,
-        has_touch=True,
-    )
-    page.wait_for_selector("main h1")
-    page.wait_for_function("() => !document.querySelector('[aria-busy=true], .ghost')")
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def test_an_unknown_path_links_back_to_the_jobs(
-    open_page: Callable[..., Any], dashboard_server: LiveServer
-) -> None:
-    page = open_page(f"{dashboard_server.address}/jobs/a/b/c")
-    page.get_by_role("heading", name="Page not found").wait_for()
-    page.get_by_role("link", name="All jobs", exact=True).click()
-    page.wait_for_url("**/jobs")

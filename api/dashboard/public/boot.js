@@ -10,7 +10,7 @@ try {
 // On the page of a job it opens the job's stream and, after the stream has begun, requests the data
 // that the page shows first. src/api/early.ts serves these responses to the program.
 const [, jobs, job, part] = location.pathname.split("/");
-if (jobs === "jobs" && job && part === undefined && !document.hidden && !location.hash.startsWith("#code=")) {
+if (jobs === "jobs" && job && (part === undefined || part === "ranks") && !document.hidden && !location.hash.startsWith("#code=")) {
   const choices = new URLSearchParams(location.search);
   const heat = new URLSearchParams({ of: choices.get("of") ?? "compute_s", buckets: "120" });
   // As src/job/choices.ts reads them: a link may hold anything.

@@ -1,18 +1,19 @@
 /** The root component: chooses the view of a path. Views are loaded on first use. */
 
-import { Component, lazy, Suspense, useSyncExternalStore, type ReactNode } from "react";
-import { Link, Redirect, Route, Switch, useLocation } from "wouter";
+import { lazy, Suspense, useSyncExternalStore, type ReactNode } from "react";
+import { Redirect, Route, Switch, useLocation } from "wouter";
 import { onRefused, refused } from "./api/session";
-import { DataProvider } from "./data/context";
+import { DataProvider, jobOf } from "./data/context";
 import type { Live } from "./data/live";
 import { KeysProvider } from "./keyboard/keys";
 import { RouterProvider } from "./routing/router";
 import { Shell } from "./shell";
+import { ErrorBoundary } from "./ui/boundary";
+import { PageNotFound } from "./ui/missing";
 import { ToastProvider } from "./ui/toasts";
 
 const JobsPage = lazy(() => import("./jobs/JobsPage"));
 const JobPage = lazy(() => import("./job/JobPage"));
-const CheckpointsPage = lazy(() => import("./checkpoints/CheckpointsPage"));
 const ClusterPage = lazy(() => import("./cluster/ClusterPage"));
 const SubmitPage = lazy(() => import("./submit/SubmitPage"));
 
@@ -55,54 +56,17 @@ function SignedIn({ children }: { children: ReactNode }) {
 function View() {
   const [path] = useLocation();
   return (
-    <ErrorBoundary key={path}>
+    <ErrorBoundary key={jobOf(path) ?? path}>
       <Suspense fallback={<div className="page" aria-busy="true" />}>
         <Switch>
           <Route path="/"><Redirect to="/jobs" replace /></Route>
           <Route path="/jobs" component={JobsPage} />
-          <Route path="/jobs/:id">{({ id }) => <JobPage id={id} />}</Route>
-          <Route path="/jobs/:id/checkpoints">{({ id }) => <CheckpointsPage id={id} />}</Route>
+          <Route path="/jobs/:id/:tab?">{({ id, tab }) => <JobPage id={id} tab={tab} />}</Route>
           <Route path="/cluster" component={ClusterPage} />
           <Route path="/submit" component={SubmitPage} />
-          <Route><NotFound /></Route>
+          <Route><PageNotFound /></Route>
         </Switch>
       </Suspense>
     </ErrorBoundary>
   );
-}
-
-function NotFound() {
-  return (
-    <div className="page">
-      <div className="empty">
-        <h1>Page not found</h1>
-        <Link to="/jobs">All jobs</Link>
-      </div>
-    </div>
-  );
-}
-
-/** Shows the error of a failed view inside the intact frame. */
-class ErrorBoundary extends Component<{ children: ReactNode }, { error: Error | null }> {
-  override state = { error: null as Error | null };
-
-  static getDerivedStateFromError(error: Error) {
-    return { error };
-  }
-
-  override render() {
-    const { error } = this.state;
-    if (!error) return this.props.children;
-    return (
-      <div className="page">
-        <div className="empty" role="alert">
-          <h1>This view failed</h1>
-          <p>{error.message}</p>
-          <button type="button" className="button" onClick={() => location.reload()}>
-            Reload
-          </button>
-        </div>
-      </div>
-    );
-  }
 }

@@ -19,17 +19,20 @@ export function duration(seconds: number | null | undefined): string {
   return parts.slice(first, first + 2).filter(([count]) => count > 0).map(([count, unit]) => `${count}${unit}`).join(" ");
 }
 
-/** Like `duration`, with the largest unit only: for ages. */
+/** Like `duration`, in whole seconds: for a time that goes on. */
+export const lasting = (seconds: number | null | undefined): string =>
+  seconds === null || seconds === undefined ? NONE : duration(Math.floor(seconds));
+
+/** Like `lasting`, with the largest unit only: for ages in dense lists. */
 export const roughly = (seconds: number | null | undefined): string => {
   if (seconds === null || seconds === undefined) return NONE;
   if (seconds < 1) return "now";
-  return duration(Math.floor(seconds)).split(" ")[0] ?? NONE;
+  return lasting(seconds).split(" ")[0] ?? NONE;
 };
 
 export function ago(at: number | null | undefined, now: number): string {
   if (at === null || at === undefined) return NONE;
-  const rough = roughly(now - at);
-  return rough === "now" ? "just now" : `${rough} ago`;
+  return now - at < 1 ? "just now" : `${lasting(now - at)} ago`;
 }
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });

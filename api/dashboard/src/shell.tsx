@@ -3,7 +3,7 @@
 import { useState, type ReactNode } from "react";
 import { Link, useLocation } from "wouter";
 import { useLiveStatus, useLiveStream, useNow } from "./data";
-import { roughly } from "./format";
+import { lasting } from "./format";
 import { KeyboardHelp } from "./keyboard/help";
 import { useShortcuts } from "./keyboard/keys";
 import { useTheme } from "./theme/theme";
@@ -78,8 +78,7 @@ function LiveIndicator() {
       </div>
     );
   }
-  const old = received_at === null ? null : roughly(now - received_at / 1000);
-  const text = old === null ? "Connecting…" : `Not live for ${old === "now" ? "1s" : old}`;
+  const text = received_at === null ? "Connecting…" : `Not live for ${lasting(Math.max(1, now - received_at / 1000))}`;
   return (
     <button type="button" className="live is-recovering" data-live={state} onClick={live.retry} title="Reconnect now">
       <i />

@@ -65,7 +65,9 @@ def _job(rng: random.Random, place: int, spec: dict[str, Any]) -> JobRecord:
         outcome_code=_outcome(rng, state),
         created_at=created,
         started_at=created + 9 if started else None,
-        ended_at=created + 600 * rng.uniform(1, 90) if state in OVER else None,
+        ended_at=created + (time.time() - created) * rng.uniform(0.2, 0.9)
+        if state in OVER
+        else None,
         request_digest="",
         step=step,
         steps=steps,
@@ -80,6 +82,7 @@ def _job(rng: random.Random, place: int, spec: dict[str, Any]) -> JobRecord:
         event_seq=3,
         owner=owner,
         goodput=rng.uniform(0.86, 0.999) if has_steps else None,
+        productive_s=900.0 * (place % 7 != 3),  # the others have just started
         step_s=rng.uniform(0.2, 0.9) if state == "RUNNING" else None,
     )
 

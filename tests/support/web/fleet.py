@@ -13,7 +13,7 @@ from tests.support.web.crowd import add_crowd
 
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import AttemptMember, JobRecord, NodeRow, NodeTrouble
+from holdfast_service.store.models import AttemptMember, AttemptRow, JobRecord, NodeRow, NodeTrouble
 from holdfast_workers.protocol.findings import HealthFinding, Level
 
 ON_GPUS: dict[str, Any] = {
@@ -25,6 +25,8 @@ ON_GPUS: dict[str, Any] = {
 """Sixteen ranks on two nodes."""
 
 MACHINES = 21
+HEAD = "3f2a9c41" + "a" * 48
+"""Ray's id of the head, which shares its address with another raylet, like in a demo."""
 GPUS = 8
 XID = HealthFinding(
     "accelerator", "xid", Level.SUSPECT, "XID 63: a row of memory is to be remapped", "gpu3", 63
@@ -45,7 +47,10 @@ async def add_fleet(server: LiveServer) -> None:
         NodeCapacity(f"ray{number}", host(number), cpus=96.0, gpus=float(GPUS))
         for number in range(MACHINES - 1)  # the last one is gone
     ]
-    server.cluster.nodes = Capacity((*server.cluster.nodes.nodes, *machines), can_grow=False)
+    head = NodeCapacity(HEAD, "127.0.0.1", cpus=0.0, gpus=0.0, head=True)
+    raylet = NodeCapacity("3f2a9c41" + "b" * 48, "127.0.0.1", cpus=1.0, gpus=0.0)
+    seen = (*server.cluster.nodes.nodes, head, raylet, *machines)
+    server.cluster.nodes = Capacity(seen, can_grow=False)
     await add_crowd(server.settings, 18, seed=8, spec=ON_GPUS)
     store = await Store.open(server.settings)
     rng = random.Random(3)
@@ -58,6 +63,7 @@ async def add_fleet(server: LiveServer) -> None:
             rng.shuffle(free)
             for job in jobs:
                 session.add_all(_members(job, [free.pop(), free.pop()]))
+            session.add(_attempt(jobs[0], standby=free.pop()))
             session.add_all(_troubles(jobs, rng))
     finally:
         await store.close()
@@ -111,6 +117,22 @@ def _members(job: JobRecord, machines: list[int]) -> list[AttemptMember]:
         )
         for rank in range(GPUS * len(machines))
     ]
+
+
+def _attempt(job: JobRecord, standby: int) -> AttemptRow:
+    return AttemptRow(
+        job_id=job.id,
+        number=job.attempt,
+        state="running",
+        mesh={"dp_shard": 8, "tp": 2},
+        world_size=16,
+        standbys=[
+            {"agent": "n2", "node_id": f"ray{standby}", "host": host(standby), "workers": []}
+        ],
+        restore={},
+        joined={},
+        forming_at=time.time(),
+    )
 
 
 def _troubles(jobs: list[JobRecord], rng: random.Random) -> list[NodeTrouble]:

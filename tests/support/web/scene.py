@@ -22,12 +22,16 @@ PAINTED = """const painted = (canvas) => canvas && canvas.width > 0 && canvas.ge
 """
 DRAWN = f"""() => {{
   {PAINTED}
-  return document.querySelector('.verdict-doing')
-    && document.querySelector('.ribbon-drawing rect')
-    && painted(document.querySelector('.heat-canvas'))
-    && painted(document.querySelector('[data-metric=loss] canvas'))
+  const has = (selector) => document.querySelector(selector);
+  const canvases = document.querySelectorAll('.heat-canvas, [data-metric=loss] canvas');
+  return has('.job-bar [aria-current]') && !has('main .ghost, main [aria-busy=true]')
+    && (!has('.verdict') || has('.verdict-doing'))
+    && (!has('#time') || has('.ribbon-drawing rect'))
+    && (!has('#charts') || has('[data-metric=loss] canvas'))
+    && [...canvases].every(painted)
     && performance.now() / 1000;
 }}"""
+"""Whether the shown tab of a job of the scene is completely drawn."""
 
 
 @dataclass

@@ -31,25 +31,34 @@ NEVER = 1e12
 
 async def started_job(store: Store, spec: JobSpec, submitted_at: float, started_at: float) -> str:
     """Store a job that is on the cluster since `started_at`; its id."""
+    job_id = await queued_job(store, spec, submitted_at, due_at=NEVER)
+    async with job_transaction(store, job_id, now=started_at) as tx:
+        tx.transition(State.STARTING)
+    return job_id
+
+
+async def queued_job(store: Store, spec: JobSpec, at: float, due_at: float = 0.0) -> str:
+    """Store a job that was submitted at that time; its id."""
     job = JobRecord(
         id=str(uuid_utils.uuid7()),
         name=spec.name,
         spec=spec.model_dump(mode="json"),
         desired=Desired.RUNNING,
         state=State.QUEUED,
-        created_at=submitted_at,
+        created_at=at,
+        queued_at=at,
         request_digest="",
-        steps=spec.train.steps,
-        step=0,
+        steps=(spec.program.steps or 0) if spec.brings_program else spec.train.steps,
+        step=None if spec.brings_program else 0,
+        owner=spec.labels.get("owner"),
+        priority=spec.priority,
         event_seq=0,
-        due_at=NEVER,
+        due_at=due_at,
     )
     async with store.write() as session:
         session.add(job)
         await session.flush()
-        tx = JobTransaction(session, job, submitted_at)
-        tx.emit(JobSubmittedEvent(name=job.name))
-        tx.transition(State.STARTING, at=started_at)
+        JobTransaction(session, job, at).emit(JobSubmittedEvent(name=job.name))
     return job.id
 
 

@@ -36,7 +36,7 @@ export function Checkpoints({ id }: { id: string }) {
     <div className="checkpoints">
       <div className="tiers">
         <div>
-          <span className="dim small">In memory, on two nodes</span>
+          <span className="dim small">In memory</span>
           <strong>{value.memory.protected_step === null ? "none" : `step ${count(value.memory.protected_step)}`}</strong>
         </div>
         <div>
@@ -56,7 +56,7 @@ export function Checkpoints({ id }: { id: string }) {
         </div>
       )}
       {shown.length === 0 ? (
-        <p className="second nothing-saved">No checkpoint is in the remote tier yet.</p>
+        <p className="second nothing-saved">No checkpoint is in the remote tier.</p>
       ) : (
         <div className="scroll-x" tabIndex={0} role="region" aria-label="Remote checkpoints">
           <table className="table">

@@ -1,19 +1,19 @@
 /** The cluster page: capacity, the nodes with their jobs and health, and the queue. */
 
-import { useEffect, useRef } from "react";
+import { useEffect, useMemo, useRef, type ReactNode } from "react";
 import { Link } from "wouter";
 import { get } from "../api/client";
 import type { ClusterView, JobPage, NodeView } from "../api/types";
 import { useNow, useResource } from "../data";
 import { ReservedTag } from "../ui/waiting";
-import { count, number, plural, roughly } from "../format";
+import { count, lasting, number, plural } from "../format";
 import { useShortcuts } from "../keyboard/keys";
 import { useFilters } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
 import { Nodes } from "./Nodes";
 import { NodeMap } from "./NodeMap";
-import { standingOf, STANDINGS, type NodeStanding } from "./standing";
+import { countNodes, isStandby, nodeNames, standingOf, STANDINGS, type NodeCounts, type NodeStanding } from "./standing";
 import "./cluster.css";
 
 export default function ClusterPage() {
@@ -27,18 +27,26 @@ export default function ClusterPage() {
     document.title = "Cluster · Holdfast";
   }, []);
   useShortcuts("Cluster", [{ keys: "/", label: "Search nodes", run: () => search.current?.focus() }]);
-  const nodes = (cluster?.nodes ?? []).filter((node) => nodeMatches(node, q, wanted, names));
+  const all = cluster?.nodes;
+  const called = useMemo(() => nodeNames(all ?? []), [all]);
+  const counts = useMemo(() => countNodes(all ?? []), [all]);
+  const nodes = (all ?? []).filter((node) => nodeMatches(node, q, wanted, names, called));
   return (
     <div className="page">
       <header>
         <h1>Cluster</h1>
-        {cluster && <span className="dim">{plural(cluster.nodes.filter((node) => node.there).length, "node")}</span>}
+        {cluster && (
+          <span className="dim">
+            {plural(counts.there, "node")}
+            {counts.gone > 0 && `, and ${count(counts.gone)} gone`}
+          </span>
+        )}
       </header>
       {error && <Failure error={error} retry={() => void reload()} />}
       {cluster && (
         <>
-          <Capacity cluster={cluster} />
-          {cluster.nodes.length > 0 && <NodeMap nodes={cluster.nodes} names={names} onPick={(id) => change({ q: id, standing: null })} />}
+          <Capacity cluster={cluster} counts={counts} />
+          {cluster.nodes.length > 0 && <NodeMap nodes={cluster.nodes} names={names} called={called} onPick={(name) => change({ q: name, standing: null })} />}
           <div className="filters">
             <div className="search">
               <Icon name="search" />
@@ -46,10 +54,10 @@ export default function ClusterPage() {
                 onKeyDown={(event) => event.key === "Escape" && event.currentTarget.blur()} />
               <kbd className="only-wide" aria-hidden="true">/</kbd>
             </div>
-            <Standings nodes={cluster.nodes} wanted={wanted} change={(standing) => change({ standing })} />
+            <Standings counts={counts} wanted={wanted} change={(standing) => change({ standing })} />
           </div>
           <div className="cluster-parts">
-            <Nodes nodes={nodes} names={names} onChanged={() => void reload()} />
+            <Nodes nodes={nodes} names={names} called={called} onChanged={() => void reload()} />
             <Queue cluster={cluster} />
           </div>
         </>
@@ -66,20 +74,24 @@ function useNames(): ReadonlyMap<string, string> {
   return new Map(value?.items.map((row) => [row.id, row.name]));
 }
 
-function nodeMatches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: ReadonlyMap<string, string>): boolean {
+type Names = ReadonlyMap<string, string>;
+
+function nodeMatches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: Names, called: Names): boolean {
   if (wanted.length > 0 && !wanted.includes(standingOf(node))) return false;
   const text = q.toLowerCase();
-  return [node.id, node.host, ...node.jobs, ...node.jobs.map((id) => names.get(id) ?? "")].some((field) => field.toLowerCase().includes(text));
+  const jobs = [...node.jobs, ...node.standby_of];
+  const roles = [node.head ? "head" : "", isStandby(node) ? "standby" : ""];
+  return [node.id, node.host, called.get(node.id) ?? "", ...roles, ...jobs, ...jobs.map((id) => names.get(id) ?? "")].some((field) => field.toLowerCase().includes(text));
 }
 
-function Standings({ nodes, wanted, change }: { nodes: readonly NodeView[]; wanted: readonly NodeStanding[]; change: (to: readonly NodeStanding[]) => void }) {
+function Standings({ counts, wanted, change }: { counts: NodeCounts; wanted: readonly NodeStanding[]; change: (to: readonly NodeStanding[]) => void }) {
   const shown = (Object.keys(STANDINGS) as NodeStanding[])
-    .map((standing) => ({ standing, n: nodes.filter((node) => standingOf(node) === standing).length }))
+    .map((standing) => ({ standing, n: counts.by[standing] }))
     .filter(({ standing, n }) => n > 0 || wanted.includes(standing));
   return (
     <div className="chips" role="group" aria-label="Standing">
       {shown.map(({ standing, n }) => (
-        <button key={standing} type="button" className={`filter-chip ${STANDINGS[standing].tone}`} aria-pressed={wanted.includes(standing)}
+        <button key={standing} type="button" className={`filter-chip ${STANDINGS[standing].tone}`} aria-pressed={wanted.includes(standing)} title={STANDINGS[standing].means}
           onClick={() => change(wanted.includes(standing) ? wanted.filter((other) => other !== standing) : [...wanted, standing])}>
           <i className="dot" />
           {STANDINGS[standing].label}
@@ -90,27 +102,40 @@ function Standings({ nodes, wanted, change }: { nodes: readonly NodeView[]; want
   );
 }
 
-function Capacity({ cluster }: { cluster: ClusterView }) {
-  const { capacity, nodes } = cluster;
-  const there = nodes.filter((node) => node.there);
-  const excluded = there.filter((node) => node.state !== "ready").length;
+function Capacity({ cluster, counts }: { cluster: ClusterView; counts: NodeCounts }) {
+  const { capacity } = cluster;
   const now = useNow();
   const oldest = cluster.queue[0];
   return (
     <div className="tiles">
-      <Tile title="Nodes in use" used={capacity.nodes - capacity.free_nodes} of={capacity.nodes} note={excluded > 0 ? `${excluded} excluded` : "none excluded"} warn={excluded > 0} />
+      <Tile title="Nodes in use" used={counts.used} of={counts.usable} note={<OtherNodes counts={counts} heads={cluster.nodes.filter((node) => node.there && node.head && standingOf(node) === "bare").length} />} />
       <Tile title="CPUs in use" used={capacity.cpus - capacity.free_cpus} of={capacity.cpus} note={`${number(capacity.free_cpus)} free`} />
       {capacity.gpus > 0 && <Tile title="GPUs in use" used={capacity.gpus - capacity.free_gpus} of={capacity.gpus} note={`${number(capacity.free_gpus)} free`} />}
       <div className="card tile">
         <span className="dim small">Waiting in the queue</span>
         <strong>{count(cluster.queued)}</strong>
-        <span className="small second">{oldest ? `the oldest for ${roughly(now - oldest.since)}` : "no job waits"}</span>
+        <span className="small second">{oldest ? `the oldest for ${lasting(now - oldest.since)}` : "no job waits"}</span>
       </div>
     </div>
   );
 }
 
-function Tile({ title, used, of, note, warn = false }: { title: string; used: number; of: number; note: string; warn?: boolean }) {
+/** The standbys among the nodes in use, and the nodes that are not among those that may be used. */
+function OtherNodes({ counts, heads }: { counts: NodeCounts; heads: number }) {
+  const { standby, excluded, leaving, bare } = counts;
+  const others = [
+    standby > 0 && <span key="standby">{count(standby)} as standby</span>,
+    excluded > 0 && (
+      <span key="excluded" className="is-recovering">
+        {count(excluded)} excluded{leaving > 0 && `, ${count(leaving)} with ranks`}
+      </span>
+    ),
+    bare > 0 && <span key="bare">{bare === 1 && heads === 1 ? "the head runs no ranks" : `${count(bare)} without CPUs`}</span>,
+  ].filter(Boolean);
+  return others.length > 0 ? <span className="tile-notes">{others}</span> : "none excluded";
+}
+
+function Tile({ title, used, of, note }: { title: string; used: number; of: number; note: ReactNode }) {
   return (
     <div className="card tile">
       <span className="dim small">{title}</span>
@@ -120,7 +145,7 @@ function Tile({ title, used, of, note, warn = false }: { title: string; used: nu
       <span className="bar" aria-hidden="true">
         <i style={{ width: `${of > 0 ? (100 * used) / of : 0}%` }} />
       </span>
-      <span className={`small ${warn ? "is-recovering" : "second"}`}>{note}</span>
+      <span className="small second">{note}</span>
     </div>
   );
 }
@@ -146,7 +171,7 @@ function Queue({ cluster }: { cluster: ClusterView }) {
                     {queued.name}
                   </Link>
                   <ReservedTag id={queued.job} waiting={queued.waiting} />
-                  <span className="dim small">{roughly(now - queued.since)}</span>
+                  <span className="dim small">{lasting(now - queued.since)}</span>
                 </div>
                 <p className="small second">{queued.waiting ? queued.waiting.reason : "not examined yet"}</p>
               </div>

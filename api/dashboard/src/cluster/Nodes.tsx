@@ -1,25 +1,26 @@
 /** The list of nodes: their health, jobs and incidents, with actions to cordon and uncordon. */
 
-import { useState } from "react";
+import { Fragment, useState } from "react";
 import { Link } from "wouter";
 import { json, send } from "../api/client";
 import { rfc3339 } from "../api/times";
 import type { NodeView } from "../api/types";
 import { useNow } from "../data";
-import { ago, duration, moment, number, plural } from "../format";
+import { ago, duration, moment, number, plural, shortId } from "../format";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { useAction } from "../ui/toasts";
 import { devicesOf } from "./NodeMap";
-import { standingOf, STANDINGS } from "./standing";
+import { isUsed, standingOf, STANDINGS } from "./standing";
 
 interface NodesProps {
   nodes: readonly NodeView[];
   names: ReadonlyMap<string, string>;
+  called: ReadonlyMap<string, string>;
   onChanged: () => void;
 }
 
-export function Nodes({ nodes, names, onChanged }: NodesProps) {
+export function Nodes({ nodes, names, called, onChanged }: NodesProps) {
   return (
     <section className="card nodes" aria-label="Nodes">
       {nodes.length === 0 ? (
@@ -29,7 +30,7 @@ export function Nodes({ nodes, names, onChanged }: NodesProps) {
       ) : (
         <ul>
           {nodes.map((node) => (
-            <NodeLine key={node.id} node={node} names={names} onChanged={onChanged} />
+            <NodeLine key={node.id} node={node} name={called.get(node.id) ?? node.id} names={names} onChanged={onChanged} />
           ))}
         </ul>
       )}
@@ -39,11 +40,12 @@ export function Nodes({ nodes, names, onChanged }: NodesProps) {
 
 interface NodeLineProps {
   node: NodeView;
+  name: string;
   names: ReadonlyMap<string, string>;
   onChanged: () => void;
 }
 
-function NodeLine({ node, names, onChanged }: NodeLineProps) {
+function NodeLine({ node, name, names, onChanged }: NodeLineProps) {
   const [open, setOpen] = useState(false);
   const [confirming, setConfirming] = useState(false);
   const { busy, run } = useAction();
@@ -51,7 +53,7 @@ function NodeLine({ node, names, onChanged }: NodeLineProps) {
   const shown = standingOf(node);
   const at = `/nodes/${encodeURIComponent(node.id)}`;
   const excluded = node.state !== "ready";
-  const uncordon = () => void run(() => send("POST", `${at}/uncordon`), `${node.host} accepts ranks again`).then(onChanged);
+  const uncordon = () => void run(() => send("POST", `${at}/uncordon`), `${name} accepts ranks again`).then(onChanged);
   return (
     <li data-node={node.id}>
       <div className="node-line">
@@ -61,19 +63,26 @@ function NodeLine({ node, names, onChanged }: NodeLineProps) {
         </span>
         <button type="button" className="node-name" aria-expanded={open} onClick={() => setOpen(!open)}>
           <Icon name="chevron" size={12} />
-          <span className="grow">
-            <span className="strong cut">{node.host || node.id}</span>
-            {node.host !== "" && node.host !== node.id && <span className="dim small cut mono">{node.id}</span>}
+          <span>
+            <span className="strong" title={node.id}>{name}</span> {node.head && <span className="tag" title="The head of the cluster runs on it">head</span>}
           </span>
         </button>
         <span className="second small node-devices">{devicesOf(node)}</span>
         <span className="node-jobs">
           {node.jobs.map((id) => (
             <Link key={id} to={`/jobs/${id}`} className="tag accent cut">
-              {names.get(id) ?? id.slice(0, 8)}
+              {names.get(id) ?? shortId(id)}
             </Link>
           ))}
-          {node.jobs.length === 0 && node.there && <span className="dim small">idle</span>}
+          {node.standby_of.map((id) => (
+            <Fragment key={`standby ${id}`}>
+              <span className="small second" title="Kept to replace another node of the job">standby of</span>
+              <Link to={`/jobs/${id}`} className="tag cut">
+                {names.get(id) ?? shortId(id)}
+              </Link>
+            </Fragment>
+          ))}
+          {!isUsed(node) && node.there && <span className="dim small">{shown === "bare" ? "no CPUs" : "idle"}</span>}
         </span>
         <span className="node-health small">
           {excluded && <span className="second cut" title={node.reason ?? ""}>{node.reason}</span>}
@@ -88,18 +97,18 @@ function NodeLine({ node, names, onChanged }: NodeLineProps) {
         <span className="node-act">
           {node.there &&
             (excluded ? (
-              <button type="button" className="button tiny" disabled={busy} onClick={uncordon} aria-label={`Uncordon ${node.host}`}>
+              <button type="button" className="button tiny" disabled={busy} onClick={uncordon} aria-label={`Uncordon ${name}`}>
                 Uncordon
               </button>
             ) : (
-              <button type="button" className="button tiny" onClick={() => setConfirming(true)} aria-label={`Cordon ${node.host}`}>
+              <button type="button" className="button tiny" onClick={() => setConfirming(true)} aria-label={`Cordon ${name}`}>
                 Cordon
               </button>
             ))}
         </span>
       </div>
       {open && <Details node={node} names={names} />}
-      {confirming && <Cordon node={node} onClose={() => setConfirming(false)} onChanged={onChanged} />}
+      {confirming && <Cordon node={node} name={name} onClose={() => setConfirming(false)} onChanged={onChanged} />}
     </li>
   );
 }
@@ -110,6 +119,8 @@ function Details({ node, names }: { node: NodeView; names: ReadonlyMap<string, s
   return (
     <div className="node-details">
       <dl>
+        <dt>Name in commands</dt>
+        <dd className="mono node-id">{node.id}</dd>
         <dt>Seen</dt>
         <dd>
           {ago(node.last_seen, now)}; first {moment(node.first_seen)}
@@ -144,7 +155,7 @@ function Details({ node, names }: { node: NodeView; names: ReadonlyMap<string, s
           {node.incidents.length === 0 && "No incidents."}
           {node.incidents.slice(0, 8).map((part) => (
             <div key={`${part.job} ${part.incident}`}>
-              <Link to={`/jobs/${part.job}`}>{names.get(part.job) ?? part.job.slice(0, 8)}</Link> incident {part.incident}: {part.cause.replaceAll("_", " ")}, {ago(part.at, now)}
+              <Link to={`/jobs/${part.job}`}>{names.get(part.job) ?? shortId(part.job)}</Link> incident {part.incident}: {part.cause.replaceAll("_", " ")}, {ago(part.at, now)}
             </div>
           ))}
         </dd>
@@ -155,18 +166,18 @@ function Details({ node, names }: { node: NodeView; names: ReadonlyMap<string, s
 
 const TIMES = { "": "Until it is uncordoned", "3600": "1 hour", "21600": "6 hours", "86400": "1 day" } as const;
 
-function Cordon({ node, onClose, onChanged }: { node: NodeView; onClose: () => void; onChanged: () => void }) {
+function Cordon({ node, name, onClose, onChanged }: { node: NodeView; name: string; onClose: () => void; onChanged: () => void }) {
   const [reason, setReason] = useState("");
   const [lasts_s, setLasts] = useState("");
   const { busy, run } = useAction();
   const until = lasts_s === "" ? null : Date.now() / 1000 + Number(lasts_s);
   const cordon = () =>
-    void run(() => send("POST", `/nodes/${encodeURIComponent(node.id)}/cordon`, { body: json({ reason, until: until === null ? null : rfc3339(until) }) }), `${node.host} accepts no new ranks`).then((done) => {
+    void run(() => send("POST", `/nodes/${encodeURIComponent(node.id)}/cordon`, { body: json({ reason, until: until === null ? null : rfc3339(until) }) }), `${name} accepts no new ranks`).then((done) => {
       onChanged();
       if (done) onClose();
     });
   return (
-    <Confirm title={`Cordon ${node.host || node.id}?`} action="Cordon" busy={busy} disabled={reason.trim() === ""} onConfirm={cordon} onClose={onClose}>
+    <Confirm title={`Cordon ${name}?`} action="Cordon" busy={busy} disabled={reason.trim() === ""} onConfirm={cordon} onClose={onClose}>
       <p className="second">
         No new ranks are placed on this node. {node.jobs.length > 0 && "Its present ranks move as soon as a standby is ready; no step is lost."}
       </p>

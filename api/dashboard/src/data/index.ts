@@ -3,4 +3,5 @@ export { useFurtherPage, useLast, useResource, type Resource } from "./resource"
 export { useNow } from "./clock";
 export { useThrottled } from "./throttle";
 export { useQueuePlaces } from "./queue";
+export { UNKNOWN_JOB } from "./live";
 export * from "./job";

@@ -30,7 +30,8 @@ export function useJob(id: string | null): Resource<JobView> {
   return removed !== null && removed === id ? { ...found, value: undefined, error: REMOVED } : found;
 }
 
-const REMOVED = new Error("This job was removed with its history.");
+/** Instead of the job, once it is removed. */
+export const REMOVED = new Error("This job was removed with its history.");
 
 export function useCheckpoints(id: string): Resource<CheckpointPage> {
   const found = useResource<CheckpointPage>(`checkpoints ${id}`, (signal) => get(jobPath(id, "/checkpoints"), {}, signal));

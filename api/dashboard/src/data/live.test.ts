@@ -95,3 +95,37 @@ test("a connection that never answers is given up", () => {
   vi.advanceTimersByTime(60_000);
   expect(signals.map((signal) => signal?.aborted)).toEqual([true, true]);
 });
+
+test("a proxy's 404 does not end the watch of a job", async () => {
+  vi.useFakeTimers();
+  openPage(false);
+  const requests: string[] = [];
+  vi.stubGlobal("fetch", (url: string) => {
+    requests.push(url);
+    return Promise.resolve(requests.length === 1 ? new Response("<html>", { status: 404 }) : new Response(new ReadableStream()));
+  });
+  const live = new Live("job-1");
+  live.start();
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(requests).toEqual(["/api/v1/live?job=job-1", "/api/v1/live?job=job-1"]);
+  live.stop();
+});
+
+test("a link to a job that the server does not know ends in a stream without a job", async () => {
+  vi.useFakeTimers();
+  openPage(false);
+  const requests: string[] = [];
+  vi.stubGlobal("fetch", (url: string) => {
+    requests.push(url);
+    const unknown = { type: "about:blank", title: "Not Found", status: 404, code: "job_not_found" };
+    return Promise.resolve(
+      url.includes("job=") ? new Response(JSON.stringify(unknown), { status: 404 }) : new Response(new ReadableStream()),
+    );
+  });
+  const live = new Live("unknown");
+  live.start();
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(requests).toEqual(["/api/v1/live?job=unknown", "/api/v1/live"]);
+  expect(live.status().state).toBe("live");
+  live.stop();
+});

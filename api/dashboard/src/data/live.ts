@@ -61,6 +61,9 @@ function deferred(): Deferred {
   return created;
 }
 
+/** The API's own code; a proxy may answer 404, too. */
+export const UNKNOWN_JOB = "job_not_found";
+
 export class Live {
   private job: string | null;
   private last: string | null = null;
@@ -166,6 +169,7 @@ export class Live {
       if (abort.signal.aborted && this.running !== abort) return;
       // The server cannot resume from that position: the next stream starts anew.
       if (error instanceof ApiError && error.status < 500) this.last = null;
+      if (error instanceof ApiError && error.code === UNKNOWN_JOB) this.job = null; // the page says so
     }
     if (this.running === abort) this.reconnectLater();
   }

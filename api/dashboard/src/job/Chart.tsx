@@ -119,7 +119,7 @@ function summary(label: string, { x, history, discarded }: Columns, axis: XAxis)
   if (!known.length) return `${label}: no measurements.`;
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const end = axis === "time" ? "" : `, steps ${x[0]} to ${x[x.length - 1]}`;
-  const rollbacks = discarded.length ? ` Rollbacks discarded ${discarded.length} runs of steps.` : "";
+  const rollbacks = discarded.length ? ` Rollbacks discarded ${discarded.length} ${discarded.length === 1 ? "run" : "runs"} of steps.` : "";
   return `${label}${end}: from ${compact(known[0]!)} to ${compact(known[known.length - 1]!)}, between ${compact(low)} and ${compact(high)}.${rollbacks}`;
 }
 
@@ -216,7 +216,8 @@ function options(
     axes: [
       { stroke: text, font, grid: { show: false }, ticks: { stroke: grid, size: 4 }, size: 26, space: 70,
         ...(axis === "time" ? { values: (_: uPlot, at: number[]) => at.map((time) => (time % 60 ? clock(time) : clock(time).slice(0, 5))) } : { values: (_: uPlot, steps: number[]) => steps.map((step) => compact(step)) }) },
-      { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false }, size: 46, gap: 6, space: 34,
+      { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false }, gap: 6, space: 34,
+        size: (_plot: uPlot, labels: string[] | null) => Math.max(46, 14 + 6.5 * Math.max(0, ...(labels ?? []).map(({ length }) => length))),
         values: (_, values) => values.map((value) => compact(value)) },
     ],
     series: [

@@ -13,12 +13,15 @@ interface ChartGridProps {
   axis: XAxis;
   window: Window | null;
   onBrush: (brush: Window | null) => void;
+  /** Only the first charts, in a row. */
+  brief: boolean;
 }
 
 const COLOURS = ["--series-1", "--series-4", "--series-2", "--series-5", "--series-3", "--series-6"];
 const INITIAL_CHARTS = 6;
+const BRIEF_CHARTS = 3;
 
-export function Charts({ metrics, incidents, axis, window, onBrush }: ChartGridProps) {
+export function Charts({ metrics, incidents, axis, window, onBrush, brief }: ChartGridProps) {
   const [all, setAll] = useState(false);
   const names = useMemo(() => shown(metrics), [metrics]);
   const moments = useMemo<Moment[]>(
@@ -30,7 +33,7 @@ export function Charts({ metrics, incidents, axis, window, onBrush }: ChartGridP
     [metrics, names, window],
   );
   if (!names.length) return <p className="nothing">No step has reported its metrics yet.</p>;
-  const drawn = all ? names : names.slice(0, INITIAL_CHARTS);
+  const drawn = all ? names : names.slice(0, brief ? BRIEF_CHARTS : INITIAL_CHARTS);
   return (
     <>
       <div className="charts">
@@ -62,7 +65,7 @@ export function Charts({ metrics, incidents, axis, window, onBrush }: ChartGridP
             </>
           )}
         </p>
-        {names.length > INITIAL_CHARTS && (
+        {!brief && names.length > INITIAL_CHARTS && (
           <button type="button" className="button quiet tiny" aria-expanded={all} onClick={() => setAll(!all)}>
             {all ? "Fewer charts" : `All ${names.length} charts`}
           </button>

@@ -1,6 +1,6 @@
 /** The charts of the whole run, or of the brushed interval in more detail. */
 
-import { useMemo } from "react";
+import { useMemo, type ReactNode } from "react";
 
 import type { IncidentView, JobView } from "../api/types";
 import { Failure } from "../ui/notice";
@@ -10,7 +10,7 @@ import type { Choices } from "./choices";
 import { useDebounced } from "./hooks";
 import { isProgram } from "./level";
 import { Placeholder, Section, Toggle } from "./Section";
-import { ofProgram } from "./series";
+import { hasSeries, ofProgram } from "./series";
 import { useMetricsOf } from "./useJobPage";
 
 interface ChartsProps {
@@ -20,26 +20,29 @@ interface ChartsProps {
   brush: Window | null;
   choices: Choices;
   incidents: readonly IncidentView[];
+  /** In the overview: a link to all charts, in place of all but the first ones. */
+  brief?: ReactNode;
 }
 
-export function ChartsSection({ job, wanted, brush, choices, incidents }: ChartsProps) {
+export function ChartsSection({ job, wanted, brush, choices, incidents, brief }: ChartsProps) {
   const metrics = useMetricsOf(job.id, useDebounced(brush, 120), wanted);
   const found = metrics.value;
   const program = isProgram(job);
   const shown = useMemo(() => (found && program ? ofProgram(found) : found), [found, program]);
+  if (brief && program && shown && !hasSeries(shown)) return null; // the level says what to add
   return (
     <Section
       id="charts"
       name="Charts"
       note="All charts share a cursor; drag to select an interval."
-      tools={
+      tools={brief ?? (
         <Toggle
           label="X axis"
           value={choices.axis}
           options={[["time", "Time"], ["step", "Steps"]] as const}
           onChange={(axis) => choices.set({ axis: axis === "time" ? null : axis })}
         />
-      }
+      )}
     >
       {metrics.error && !metrics.value && (
         <Failure error={metrics.error} retry={() => void metrics.reload()} />
@@ -51,9 +54,10 @@ export function ChartsSection({ job, wanted, brush, choices, incidents }: Charts
           axis={choices.axis}
           window={brush}
           onBrush={choices.setBrush}
+          brief={brief !== undefined}
         />
       ) : (
-        !metrics.error && <Placeholder height={380} />
+        !metrics.error && <Placeholder height={brief ? 200 : 380} />
       )}
     </Section>
   );

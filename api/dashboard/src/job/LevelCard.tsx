@@ -1,12 +1,15 @@
 /** How much a user's program works with Holdfast, what that gives, and what is worth adding next. */
 
-import type { JobView } from "../api/types";
+import type { JobView, State } from "../api/types";
 import { isProgram, levelName } from "./level";
+
+const BEFORE: ReadonlySet<State> = new Set<State>(["QUEUED", "STARTING"]);
 
 export function LevelCard({ job }: { job: JobView }) {
   if (!isProgram(job)) return null;
   const { level, next_level: next } = job;
-  const known = level !== null && level !== undefined;
+  // Before the program has started, the level is that of one that reports nothing.
+  const known = level != null && (level > 0 || job.progress.attempt > 1 || !BEFORE.has(job.state));
   return (
     <section className="level card" aria-labelledby="level-name">
       <div>

@@ -5,7 +5,7 @@ import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 import type { RankDetailView, RankView } from "../api/types";
 import type { Window } from "./axis";
 import { bytes, clock, compact, fineDuration, moment, whole } from "./format";
-import { medians, rowOf, SLOW } from "./heatmap/heat";
+import { medians, rowOf, SLOW, slowness } from "./heatmap/heat";
 import { useWidth } from "./hooks";
 import { Frames } from "./incidents/IncidentCards";
 import { Logs, type LogChoice } from "./logs/Logs";
@@ -31,6 +31,7 @@ export function RankDrawer({ jobId, rank, now, history, window, live, onClose, o
   }, []);
   const { value: detail, error } = useRankOf(jobId, rank);
   const here = detail?.now ?? now;
+  const outlier = useMemo(() => history !== undefined && isMarked(history, rank), [history, rank]);
   const [choice, setChoice] = useState<LogChoice>({ rank, attempt: null, level: null, grep: "" });
   useEffect(() => setChoice({ rank, attempt: null, level: null, grep: "" }), [rank]);
   return (
@@ -45,7 +46,7 @@ export function RankDrawer({ jobId, rank, now, history, window, live, onClose, o
         <header>
           <h2 id="drawer-title">Rank {rank}</h2>
           {here && <span className="second">{here.node || here.host}</span>}
-          {here?.slow_factor != null && here.slow_factor >= SLOW && (
+          {outlier && here?.slow_factor != null && here.slow_factor >= SLOW && (
             <span className="tag warn">▲ {compact(here.slow_factor)}× its peers</span>
           )}
           <span className="grow" />
@@ -126,6 +127,10 @@ function Facts({ here, memory }: { here: RankView; memory: number | null }) {
     </dl>
   );
 }
+
+/** Whether the rank is slow among its peers; its newest step alone may be noise. */
+const isMarked = (history: RankHistory, rank: number): boolean =>
+  slowness(history, "compute_s").marked[history.ranks.findIndex((member) => member.rank === rank)] ?? false;
 
 /** The values of the rank and the median of all ranks over time. */
 function PeerComparison({ history, rank }: { history: RankHistory; rank: number }) {

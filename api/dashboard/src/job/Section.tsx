@@ -1,8 +1,6 @@
 /** The frame of a section of the page, and the placeholder for content that is not loaded yet. */
 
-import { Suspense, type ReactNode } from "react";
-
-import { useNear } from "./hooks";
+import type { ReactNode } from "react";
 
 interface SectionProps {
   id: string;
@@ -27,16 +25,6 @@ export function Section({ id, name, note, count, tools, children }: SectionProps
       </header>
       <div className="body">{children}</div>
     </section>
-  );
-}
-
-/** Renders its children once it is near the viewport, so that sections far down cost nothing. */
-export function WhenNear({ height, children }: { height: number; children: ReactNode }) {
-  const [ref, near] = useNear<HTMLDivElement>();
-  return (
-    <div ref={ref} style={near ? undefined : { minHeight: height }}>
-      {near && <Suspense fallback={<Placeholder height={height} />}>{children}</Suspense>}
-    </div>
   );
 }
 

@@ -5,9 +5,10 @@ import type { ReactNode } from "react";
 import { resizeRange } from "../actions/resizing";
 import { ended, type JobView, type VerdictView, type WorldPeriodView } from "../api/types";
 import { useLiveStatus, useNow, useQueuePlaces } from "../data";
-import { START_WAIT, WaitReason } from "../ui/waiting";
+import { WaitReason } from "../ui/waiting";
 import { StateIcon, tone } from "../ui/state";
-import { ago, coarse, compact, fineDuration, finePercent, whole } from "./format";
+import { ago, coarse, compact, deviceTime, fineDuration, finePercent, NONE, whole } from "./format";
+import { isProgram } from "./level";
 
 interface VerdictCardProps {
   job: JobView;
@@ -22,6 +23,9 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
   const over = ended(job.state);
   const places = useQueuePlaces(job.state === "QUEUED");
   const range = resizeRange(job.spec);
+  const used = deviceTime(verdict?.device_hours_used);
+  const lost = deviceTime(verdict?.device_hours_lost);
+  const Figure = isProgram(job) ? KnownFigure : AnyFigure; // a program may report few of them
   return (
     <section className={`verdict card ${tone(job.state)}`} aria-labelledby="verdict">
       <div className="verdict-text">
@@ -38,24 +42,7 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
             </dl>
           </>
         )}
-        {job.waiting && job.waiting.resource !== START_WAIT && (
-          <div className="notice warn">
-            <WaitReason id={job.id} waiting={job.waiting} place={places.get(job.id)} />
-          </div>
-        )}
-        {job.outcome && job.state === "FAILED" && (
-          <div className="notice bad">
-            <div className="grow">
-              <b>{job.outcome.code}</b> {job.outcome.message}
-              {job.outcome.traceback && (
-                <details>
-                  <summary>Traceback</summary>
-                  <pre className="traceback" tabIndex={0}>{job.outcome.traceback}</pre>
-                </details>
-              )}
-            </div>
-          </div>
-        )}
+        {job.waiting && <WaitReason id={job.id} waiting={job.waiting} place={places.get(job.id)} />}
       </div>
       <dl className="verdict-numbers">
         <Figure name={progress.steps === null ? "steps" : `of ${whole(progress.steps)} steps`} value={progress.steps === null && !progress.step ? "–" : whole(progress.step)} wide>
@@ -78,8 +65,8 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
           <Figure name="remaining" value={verdict?.eta_s == null ? "–" : fineDuration(verdict.eta_s)} />
         )}
         <Figure name="goodput" means="device-hours in steps that are part of history, over all on the cluster" value={finePercent(verdict?.goodput)} />
-        <Figure name="device-hours used" value={compact(verdict?.device_hours_used)} />
-        <Figure name="device-hours lost" value={compact(verdict?.device_hours_lost)} />
+        <Figure name={`${used.unit} used`} value={used.value} />
+        <Figure name={`${lost.unit} lost`} value={lost.value} />
         <Figure name="loss" value={compact(progress.loss, 4)} />
         <Figure name="tokens/s" value={compact(progress.tokens_per_second)} />
         {range && !over && (
@@ -89,6 +76,12 @@ export function VerdictCard({ job, verdict, world }: VerdictCardProps) {
           />
         )}
       </dl>
+      {job.state === "FAILED" && job.outcome?.traceback && (
+        <details className="verdict-traceback" open>
+          <summary>Traceback</summary>
+          <pre className="traceback" tabIndex={0} aria-label="Traceback">{job.outcome.traceback}</pre>
+        </details>
+      )}
       <Freshness at={verdict?.fresh_at} over={over} />
     </section>
   );
@@ -107,7 +100,11 @@ function VerdictLine({ name, children }: { name: string; children: ReactNode }) 
   );
 }
 
-function Figure({
+type FigureProps = Parameters<typeof AnyFigure>[0];
+
+const KnownFigure = (figure: FigureProps) => figure.value === NONE ? null : <AnyFigure {...figure} />;
+
+function AnyFigure({
   name,
   means,
   value,

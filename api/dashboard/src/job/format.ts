@@ -2,7 +2,7 @@
 
 import { clock as ofDay, count, duration as long, NONE, percent as share } from "../format";
 
-export { ago, bytes, count as whole, moment, NONE, roughly as coarse } from "../format";
+export { ago, bytes, count as whole, moment, NONE, lasting as coarse } from "../format";
 
 /** A duration, down to microseconds: a phase of a recovery may be that short. */
 export function fineDuration(seconds: number | null | undefined): string {
@@ -12,6 +12,13 @@ export function fineDuration(seconds: number | null | undefined): string {
   if (seconds < 0.995) return `${significant(seconds * 1e3, 3)}ms`;
   if (seconds < 9.95) return `${significant(seconds, 2)}s`;
   return long(seconds < 60 ? Math.round(seconds) : seconds);
+}
+
+/** The time of devices, and its unit: in hours, that of a short job would be a zero. */
+export function deviceTime(hours: number | null | undefined): { value: string; unit: string } {
+  const seconds = (hours ?? NaN) * 3600;
+  if (!(seconds < 3600)) return { value: compact(hours), unit: "device-hours" };
+  return { value: seconds >= 10 ? count(seconds) : significant(seconds, 2), unit: "device-seconds" };
 }
 
 /** A number with about `digits` significant digits, with k, M, G, T: "12.4k", "0.0031", "3.1e−7". */

@@ -1,4 +1,4 @@
-/** Small hooks of the job page: sizes, delays, visibility, downloads. */
+/** Small hooks of the job page: sizes, delays, downloads. */
 
 import { useCallback, useEffect, useLayoutEffect, useRef, useState, type RefObject } from "react";
 
@@ -37,23 +37,6 @@ export function useOnce(now: boolean, timeout_ms: number): boolean {
     return () => clearTimeout(timer);
   }, [once, now, timeout_ms]);
   return once;
-}
-
-/** Whether the element has been near the viewport; stays true from then on. */
-export function useNear<T extends HTMLElement>(margin = "400px"): [RefObject<T | null>, boolean] {
-  const ref = useRef<T | null>(null);
-  const [near, setNear] = useState(false);
-  useEffect(() => {
-    const element = ref.current;
-    if (!element || near) return;
-    const watch = new IntersectionObserver(
-      (entries) => entries.some((entry) => entry.isIntersecting) && setNear(true),
-      { rootMargin: margin },
-    );
-    watch.observe(element);
-    return () => watch.disconnect();
-  }, [near, margin]);
-  return [ref, near];
 }
 
 /** Downloads a text under a file name, without a request. */

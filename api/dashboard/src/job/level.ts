@@ -14,19 +14,21 @@ const LEVELS = ["Launched as it is", "Reports its steps", "Checkpoints in memory
 export function levelName(level: number, integration?: string | null): string {
   const name = LEVELS[level];
   const parts = [`Level ${level}`, ...(name ? [name[0]!.toLowerCase() + name.slice(1)] : [])];
-  return [...parts, ...(integration ? [`through ${integration}`] : [])].join(", ");
+  return [...parts, ...(integration ? [`through ${integration.replaceAll("_", " ")}`] : [])].join(", ");
 }
 
 /** Sections of built-in models, and keys of what the job does not bring. */
 const OF_BUILT_IN = new Set(["recipe", "model", "data", "train", "guards", "checks", "init_from"]);
 const AXES_OF_PROGRAM = new Set(["dp_replicate", "dp_shard"]);
 
-/** The part of a spec that means something for the job: of a program, without the other sections. */
+/** The part of a spec that means something for the job: without what it does not bring, and of a
+ * program without the sections of built-in models. */
 export function meaningful(spec: Spec, program: boolean): Spec {
-  if (!program) return spec;
-  const kept = Object.entries(spec).filter(
-    ([key, value]) => !OF_BUILT_IN.has(key) && !(value === null && BROUGHT.has(key)),
+  const brought = Object.entries(spec).filter(
+    ([key, value]) => !(value === null && BROUGHT.has(key)) && !(key === "ray_run" && spec["ray_train"] == null),
   );
+  if (!program) return Object.fromEntries(brought);
+  const kept = brought.filter(([key]) => !OF_BUILT_IN.has(key));
   const parallel = Object.entries((spec["parallel"] ?? {}) as Spec);
   return { ...Object.fromEntries(kept), parallel: Object.fromEntries(parallel.filter(([axis]) => AXES_OF_PROGRAM.has(axis))) };
 }

@@ -40,6 +40,8 @@ export function shown(metrics: MetricPage): string[] {
   return found.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
 }
 
+export const hasSeries = (metrics: MetricPage): boolean => shown(metrics).length > 0;
+
 /** A metric emitted by the training function may be missing in a step: its line continues. */
 const notMeasured = (name: string) => (LOOKS.has(name) ? null : undefined);
 

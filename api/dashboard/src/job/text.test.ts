@@ -50,7 +50,7 @@ test("events join at either end without duplicates", () => {
 const incident = {
   phases_s: { form: 2, fence: 0.001, total: 2.1, odd: 0.099 },
   text: [{ about: "loss", text: "Ranks 2 and 3 were lost." }, { about: "end", text: "It is over." }],
-  steps_lost: 1, device_seconds_lost: 90, restored_step: 41, closed_at: 5, opened_at: 1, signalled_at: 1,
+  steps_lost: 1, cost: "90.0 device-seconds", restored_step: 41, closed_at: 5, opened_at: 1, signalled_at: 1,
 } as unknown as IncidentView;
 
 test("phases fill the bar in their order, and the shortest stays visible", () => {
@@ -62,9 +62,11 @@ test("phases fill the bar in their order, and the shortest stays visible", () =>
 
 test("the sentences of an incident are found by their subject, and its costs have values", () => {
   expect(sentences(incident, "loss")).toEqual(["Ranks 2 and 3 were lost."]);
-  expect(costs(incident).map((cost) => cost.value)).toEqual(["2.1s", "1", "1m", "41"]);
+  expect(costs(incident).map((cost) => cost.value)).toEqual(["2.1s", "1", "90.0 device-seconds", "41"]);
   const silent = { ...incident, level: 0, steps_lost: null, restored_step: null };
-  expect(costs(silent).map((cost) => cost.label)).toEqual(["until the program ran again", "device time lost"]);
+  expect(costs(silent).map((cost) => cost.label)).toEqual(["until the program ran again", "lost"]);
+  expect(costs({ ...silent, cost: "" }).map((cost) => cost.label)).toEqual(["until the program ran again"]);
+  expect(costs(incident)[0]!.label).toBe("until the first step of the next attempt");
   expect(costs({ ...silent, end_code: "user_error" })[0]!.label).toBe("until the job ended");
   for (const without of [{ closed_at: null }, { end_code: "user_error" }]) {
     const labels = costs({ ...incident, ...without }).map((cost) => cost.label);

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import type { SpanView } from "../api/types";
 import { clipped, ticks, timeScale } from "./axis";
-import { compact, fineDuration, finePercent, ranges } from "./format";
+import { compact, deviceTime, fineDuration, finePercent, ranges } from "./format";
 import { attemptBands, bars, marks, secondsByKind, spanAt } from "./ribbonLayout";
 
 const span = (kind: SpanView["kind"], since: number, until: number, attempt = 1): SpanView => ({
@@ -85,4 +85,10 @@ test("seconds by kind and attempts cover only the window", () => {
     { attempt: 2, x: 30, width: 10 },
   ]);
   expect(spanAt({ since: 0, until: 80, spans, worlds: [], incidents: [], checkpoints: [] }, 65)?.kind).toBe("replaying");
+});
+
+test.each([
+  [null, "–", "device-hours"], [0, "0", "device-seconds"], [0.0012, "4.3", "device-seconds"], [0.9, "3,240", "device-seconds"], [1, "1", "device-hours"], [12_345, "12.3k", "device-hours"],
+])("%s device-hours are %s %s", (hours, value, unit) => {
+  expect(deviceTime(hours)).toEqual({ value, unit });
 });

@@ -11,3 +11,7 @@ export interface RankHistory {
   /** The rows in the order of `ranks`, one after another; NaN for a value that was not measured. */
   values: Float32Array;
 }
+
+/** Whether anything was measured of any rank. */
+export const hasValues = ({ values, ranks, buckets }: RankHistory): boolean =>
+  ranks.length > 0 && buckets > 0 && values.some((value) => !Number.isNaN(value));

@@ -1,16 +1,17 @@
-/** A job as a line of the list: its state, progress, loss, goodput, faults and age. */
+/** A job as a line of the list: its state, progress, loss, goodput, incidents and age. */
 
 import { memo } from "react";
 import { Link, useLocation } from "wouter";
-import { ended, type JobRow, type WaitingView } from "../api/types";
+import { type JobRow, type WaitingView } from "../api/types";
 import { useNow } from "../data";
 import { count, duration, figure, moment, percent, roughly, short, shortId } from "../format";
 import { Icon } from "../ui/icons";
 import { StateLabel, tone } from "../ui/state";
+import { endingOf, isLow, type Ending } from "./ending";
 import { placeText, ReservedTag, START_WAIT } from "../ui/waiting";
 
-export const COLUMNS = ["State", "Job", "Progress", "Loss", "Tokens/s", "Goodput", "Faults", "Age", "Owner"] as const;
-const NUMBERS: ReadonlySet<string> = new Set(["Loss", "Tokens/s", "Goodput", "Faults", "Age"]);
+export const COLUMNS = ["State", "Job", "Progress", "Loss", "Tokens/s", "Goodput", "Incidents", "Age", "Owner"] as const;
+const NUMBERS: ReadonlySet<string> = new Set(["Loss", "Tokens/s", "Goodput", "Incidents", "Age"]);
 
 export function JobLineHead() {
   return (
@@ -54,12 +55,12 @@ export const JobLine = memo(function JobLine({ index, row, place, chosen, onChoo
         <span className="mono dim small id" title={row.id}>{shortId(row.id)}</span>
       </span>
       <span role="cell" className="cell-progress">
-        {row.state === "QUEUED" && row.waiting ? <QueueNote row={row} waiting={row.waiting} place={place} /> : <Progress row={row} />}
+        <Progress row={row} place={place} />
       </span>
       <span role="cell" className="cell-loss right">{figure(row.loss)}</span>
       <span role="cell" className="cell-speed right">{short(row.tokens_per_second)}</span>
       <span role="cell" className="cell-goodput right">
-        <Goodput share={row.goodput} />
+        <Goodput row={row} />
       </span>
       <span role="cell" className="cell-faults right">
         {row.incidents > 0 ? <span className="faults"><Icon name="bolt" size={12} />{row.incidents}</span> : <span className="dim">0</span>}
@@ -81,8 +82,27 @@ function Age({ at }: { at: number }) {
   );
 }
 
-/** The progress with a note: the remaining time, the awaited resource, or the outcome. */
-function Progress({ row }: { row: JobRow }) {
+function Progress({ row, place }: { row: JobRow; place: number | undefined }) {
+  const ending = endingOf(row, useNow());
+  if (ending) return <EndNote row={row} ending={ending} />;
+  return row.state === "QUEUED" && row.waiting ? <QueueNote row={row} waiting={row.waiting} place={place} /> : <Steps row={row} />;
+}
+
+/** Instead of the progress of a job that has ended. */
+function EndNote({ row, ending }: { row: JobRow; ending: Ending }) {
+  return (
+    <span className={`progress ${tone(row.state)}`}>
+      <span className="outcome cut small" title={ending.outcome}>{ending.outcome}</span>
+      <span className="dim cut small" title={`${moment(row.ended_at)}: ${ending.incidents}`}>
+        {ending.times}
+        <span className="end-faults"> · {ending.incidents}</span>
+      </span>
+    </span>
+  );
+}
+
+/** The progress with a note: the remaining time, or the awaited resource. */
+function Steps({ row }: { row: JobRow }) {
   const share = row.steps ? (row.step ?? 0) / row.steps : 0;
   return (
     <span className={`progress ${tone(row.state)}`}>
@@ -118,14 +138,16 @@ function QueueNote({ row, waiting, place }: { row: JobRow; waiting: WaitingView;
 function progressNote(row: JobRow): string {
   if (row.waiting?.resource === START_WAIT) return row.attempt ? `attempt ${row.attempt} starts` : "starts";
   if (row.waiting) return `waiting for ${row.waiting.resource}`;
-  if (row.state === "FAILED") return row.outcome_code ?? "";
-  if (ended(row.state)) return row.started_at !== null && row.ended_at !== null ? `took ${duration(row.ended_at - row.started_at)}` : "";
   return row.eta_s === null ? "" : `${duration(row.eta_s)} left`;
 }
 
-function Goodput({ share }: { share: number | null }) {
-  const low = share !== null && share < 0.9;
-  return <span className={low ? "low" : share === null ? "dim" : undefined}>{percent(share)}</span>;
+function Goodput({ row }: { row: JobRow }) {
+  const note = row.goodput !== null && !row.goodput_settled ? "Its start is still a large part of its time" : undefined;
+  return (
+    <span className={isLow(row) ? "low" : row.goodput === null || note ? "dim" : undefined} title={note}>
+      {percent(row.goodput)}
+    </span>
+  );
 }
 
 function PlaceholderLine({ index }: { index: number }) {

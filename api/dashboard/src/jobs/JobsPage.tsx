@@ -1,6 +1,6 @@
 /** The list of all jobs, searched by text and filtered by state, updated live. */
 
-import { useCallback, useEffect, useRef, useState } from "react";
+import { useCallback, useEffect, useRef, useState, type CSSProperties } from "react";
 import { Link, useLocation } from "wouter";
 import { STATES, type State } from "../api/types";
 import { useQueuePlaces } from "../data";
@@ -122,6 +122,9 @@ function States({ filters, counts, change }: Pick<FilterProps, "filters" | "coun
   );
 }
 
+/** As in jobs.css. The card ends after its last line, or at the end of the window. */
+const LINE_PX = { wide: 46, narrow: 108, head: 37 };
+
 interface LinesProps {
   jobs: Jobs;
   filters: Filters;
@@ -171,10 +174,12 @@ function Lines({ jobs, filters, clear }: LinesProps) {
     return filtered ? <NothingMatches clear={clear} /> : <NoJobs />;
   }
   const shown = jobs.loading ? 12 : Math.max(total, rows.length);
+  const height_px = narrow ? LINE_PX.narrow : LINE_PX.wide;
+  const whole = { "--whole": `${shown * height_px + (narrow ? 0 : LINE_PX.head) + 2}px` };
   return (
-    <div className="card lines">
+    <div className="card lines" style={whole as CSSProperties}>
       <VirtualRows
-        label="Jobs" count={shown} columns={COLUMNS.length} height_px={narrow ? 84 : 46} kept={chosen} onView={onView}
+        label="Jobs" count={shown} columns={COLUMNS.length} height_px={height_px} kept={chosen} onView={onView}
         head={<JobLineHead />}
         row={(index) => (
           <JobLine index={index} row={rows[index]} place={places.get(rows[index]?.id ?? "")} chosen={index === chosen} onChoose={setChosen} />

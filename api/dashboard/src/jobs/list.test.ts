@@ -5,7 +5,7 @@ import { changed, first, without, withPage, type JobList } from "./list";
 
 const row = (id: string, change: Partial<JobRow> = {}): JobRow => ({
   id, name: `job-${id}`, owner: null, state: "RUNNING", desired: "running", step: 10, steps: 100, attempt: 1, incidents: 0,
-  loss: null, tokens_per_second: null, goodput: null, eta_s: null, waiting: null, outcome_code: null,
+  loss: null, tokens_per_second: null, goodput: null, goodput_settled: false, eta_s: null, waiting: null, outcome_code: null,
   created_at: Number(id), started_at: null, ended_at: null, event_seq: 5, ...change,
 });
 const list: JobList = first({ items: [row("2"), row("1")], next_cursor: "c", total: 3, counts: { RUNNING: 3 } });

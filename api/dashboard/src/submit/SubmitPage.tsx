@@ -1,6 +1,7 @@
 /** The submit page: a spec as text, validated while it is typed. */
 
 import { useEffect, useMemo, useRef, useState } from "react";
+import { flushSync } from "react-dom";
 import { useLocation } from "wouter";
 import { ApiError, idempotencyKey, request, send, url } from "../api/client";
 import type { JobView, ProblemFault } from "../api/types";
@@ -11,6 +12,11 @@ import { useFilters } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
 import { useToasts } from "../ui/toasts";
+import { shifted } from "./caret";
+import { CodeCard, NextStep } from "./code/CodeCard";
+import { ofDrop } from "./code/choose";
+import { isDigest } from "./code/specText";
+import { useCode, type Code } from "./code/useCode";
 import { Editor, type LocatedFault } from "./Editor";
 import { locate, pathAt, placeOf } from "./locate";
 import { withoutDefaults, hintOf, type Document } from "./schema";
@@ -53,7 +59,19 @@ export default function SubmitPage() {
   });
   const shown = sending.refused?.of === text ? sending.refused.verdict : verdict;
   const places = useMemo(() => locate(text), [text]);
-  const faults = useMemo(() => locateFaults(shown, places), [shown, places]);
+  /** Changes the text while the user may be typing in it. */
+  const edit = (changed: string) => {
+    const field = input.current;
+    if (!field) return setText(changed);
+    const { value, selectionStart, selectionEnd, selectionDirection } = field;
+    flushSync(() => setText(changed));
+    field.setSelectionRange(shifted(selectionStart, value, changed), shifted(selectionEnd, value, changed), selectionDirection);
+  };
+  const code = useCode(text, edit);
+  useDrops((transfer) => code.choose(ofDrop(transfer)));
+  const folder = code.program && !isDigest(code.program.code) ? code.program.code : null;
+  const faults = useMemo(() => locateFaults(shown, places, folder), [shown, places, folder]);
+  const isCodeMissing = !code.work && !code.obstacle && (code.isPending || faults.some((fault) => fault.path === "code"));
   const [cursor, setCursor] = useState({ line: 0, column: 0 });
   const path = pathAt(places, cursor.line, cursor.column);
   const hint = path !== null && schema.value ? hintOf(schema.value, path) : null;
@@ -66,7 +84,7 @@ export default function SubmitPage() {
     field.focus();
     field.setSelectionRange(before + fault.place.start, before + fault.place.end);
   };
-  const ready = shown.state !== "faulty" && shown.state !== "unreadable" && text.trim() !== "";
+  const ready = shown.state !== "faulty" && shown.state !== "unreadable" && text.trim() !== "" && !code.isPending && !code.work;
 
   return (
     <div className="page submit-page">
@@ -112,8 +130,9 @@ export default function SubmitPage() {
           </footer>
         </section>
         <aside className="stack">
+          {(code.program || code.bundle) && <CodeCard code={code} />}
           <section className="card validation" id="spec-verdict" aria-live="polite" aria-label="Verdict">
-            <VerdictHead verdict={shown} />
+            <VerdictHead verdict={shown} code={code} />
             {faults.length > 0 && (
               <ul>
                 {faults.map((fault) => (
@@ -127,6 +146,7 @@ export default function SubmitPage() {
                 ))}
               </ul>
             )}
+            {isCodeMissing && <div className="next-step"><NextStep code={code} /></div>}
           </section>
           {shown.state === "valid" && <Summary spec={shown.spec} />}
         </aside>
@@ -135,9 +155,10 @@ export default function SubmitPage() {
   );
 }
 
-function VerdictHead({ verdict }: { verdict: Validation }) {
+function VerdictHead({ verdict, code }: { verdict: Validation; code: Code }) {
   switch (verdict.state) {
     case "valid":
+      if (code.isPending) return <p className="validation-head is-recovering"><Icon name="warning" /> Valid, but the chosen files are not uploaded</p>;
       return <p className="validation-head is-running"><Icon name="check" /> Valid: ready to submit</p>;
     case "faulty":
       return <p className="validation-head is-failed"><Icon name="warning" /> {plural(verdict.faults.length, "fault")}</p>;
@@ -150,8 +171,11 @@ function VerdictHead({ verdict }: { verdict: Validation }) {
   }
 }
 
-function locateFaults(verdict: Validation, places: ReturnType<typeof locate>): LocatedFault[] {
-  if (verdict.state === "faulty") return verdict.faults.map((fault) => ({ ...fault, place: placeOf(places, fault.path) }));
+/** `folder`: what the text has as `code`, if it is no upload. The command line sends it; a page cannot. */
+function locateFaults(verdict: Validation, places: ReturnType<typeof locate>, folder: string | null): LocatedFault[] {
+  const messageOf = ({ path, message }: ProblemFault) =>
+    path === "code" && folder !== null ? `"${folder}" is not an upload: choose the folder or file and upload it, or use the command line` : message;
+  if (verdict.state === "faulty") return verdict.faults.map((fault) => ({ ...fault, message: messageOf(fault), place: placeOf(places, fault.path) }));
   if (verdict.state !== "unreadable") return [];
   const fault: ProblemFault = { path: "", message: verdict.why };
   const { line } = verdict;
@@ -164,6 +188,22 @@ function copyOf(job: JobView, step: string | null, schema: Document): string {
   if (step === null) return `# A copy of ${job.name}; omitted fields have their defaults.\n${yaml({ name: job.spec["name"] ?? name, ...rest })}`;
   const spec = { name: `${String(name).slice(0, 50)}-from-${step}`, init_from: `${job.id}/${step}`, ...rest };
   return `# Continues from step ${step} of ${job.name}.\n${yaml(spec)}`;
+}
+
+/** Takes files that are dropped anywhere in the window. */
+function useDrops(take: (transfer: DataTransfer) => void): void {
+  const latest = useRef(take);
+  latest.current = take;
+  useEffect(() => {
+    const onDrag = (event: DragEvent) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault(); // else the browser leaves the page for the file
+      if (event.type === "drop") latest.current(event.dataTransfer);
+    };
+    const kinds = ["dragover", "drop"] as const;
+    for (const kind of kinds) window.addEventListener(kind, onDrag);
+    return () => kinds.forEach((kind) => window.removeEventListener(kind, onDrag));
+  }, []);
 }
 
 interface Submission {

@@ -56,15 +56,29 @@ checks: {replica_digest_every_steps: 1}
 `,
   },
   {
-    name: "A program of your own",
-    summary: "A script as torchrun starts it, unchanged",
-    text: `# The script runs on every rank with the environment that torchrun sets. The command
-# line sends the folder: holdfast run --nproc-per-node 2 -- train.py --lr 3e-4
+    name: "A script of your own",
+    summary: "As torchrun starts it, unchanged",
+    text: `# Your script runs on every rank, with the environment that torchrun sets. Choose its
+# file or folder under "Code"; once it is uploaded, \`code\` is its id.
 name: my-script
-script: -m my_package.train --lr 3e-4
-program: {metrics: "step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"}
+script: train.py
+code: .
+program: {metrics: "(step|iter) (?P<step>[0-9]+):? loss (?P<loss>[-+.e0-9]+)"}
 parallel: {dp_shard: 2}
 resources: {workers_per_node: 2}
+`,
+  },
+  {
+    name: "A function of your own",
+    summary: "Called in Holdfast's steps: its state outlives every fault",
+    text: `# Holdfast calls your function on every rank with a context: main(ctx). Choose its
+# file or folder under "Code"; once it is uploaded, \`code\` is its id.
+name: my-function
+function: train:main
+code: .
+train: {steps: 300, global_batch: 256, micro_batch: 64}
+parallel: {dp_shard: 2}
+resources: {standby_nodes: 1}
 `,
   },
   {

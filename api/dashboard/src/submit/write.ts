@@ -24,7 +24,8 @@ function short(value: unknown): string {
   return scalar(value);
 }
 
-function scalar(value: unknown): string {
+/** A single value. */
+export function scalar(value: unknown): string {
   if (typeof value === "number") return number(value);
   if (typeof value !== "string") return String(value);
   return PLAIN.test(value) && !RESERVED.has(value.toLowerCase()) && value === value.trim() ? value : quoted(value);

@@ -1,4 +1,4 @@
-/** Why a job waits: its place in the queue, the reason, and the job that nodes are reserved for. */
+/** Beside the reason why a job waits: its place in the queue, and the job that nodes are reserved for. */
 
 import { Link } from "wouter";
 import type { WaitingView } from "../api/types";
@@ -16,16 +16,12 @@ interface WaitReasonProps {
 
 export function WaitReason({ id, waiting, place }: WaitReasonProps) {
   const { reserved } = waiting;
+  const other = reserved && reserved.job !== id;
+  if (place === undefined && !other) return null;
   return (
-    <p className="wait">
-      {place !== undefined && <b>{placeText(place)}: </b>}
-      waiting for {waiting.resource}, {waiting.reason}.
-      {reserved && reserved.job !== id && (
-        <>
-          {" "}
-          <Link to={`/jobs/${reserved.job}`}>Open {reserved.name}</Link>
-        </>
-      )}
+    <p className="wait notice warn">
+      {place !== undefined && <b>{placeText(place)}</b>}
+      {other && <Link to={`/jobs/${reserved.job}`}>Nodes are reserved for {reserved.name}</Link>}
     </p>
   );
 }

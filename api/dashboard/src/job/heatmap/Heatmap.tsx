@@ -20,11 +20,13 @@ import {
 import type { RankMeasure } from "../../api/types";
 import { colorOf, useTheme } from "../../theme/theme";
 import { useCursor } from "../cursor";
+import { plural } from "../../format";
 import { clock, compact, fineDuration, ranges } from "../format";
 import {
   domain,
   layout,
   medians,
+  peerRatios,
   pixels,
   ramp,
   rgb,
@@ -60,7 +62,8 @@ export function Heatmap({ history, of, order, only, onOpen }: HeatmapProps) {
   const [box, width] = useWidth<HTMLDivElement>();
   const { dark } = useTheme();
   const middle = useMemo(() => medians(history), [history]);
-  const slow = useMemo(() => slowness(history, of, middle), [history, of, middle]);
+  const ratios = useMemo(() => peerRatios(history), [history]);
+  const slow = useMemo(() => slowness(history, of, ratios), [history, of, ratios]);
   const gutter = width < 560 ? 84 : 96;
   const sizes = useMemo(() => {
     const many = history.ranks.length > 96;
@@ -90,9 +93,9 @@ export function Heatmap({ history, of, order, only, onOpen }: HeatmapProps) {
   paint.current = () => {
     if (!canvas.current || !scroll.current || width === 0) return;
     const top = scroll.current.scrollTop;
-    draw(canvas.current, { width: width - (overflows ? MAP_WIDTH + 20 : 0), height, top, gutter, plot, plan, image, colours, history, of, cell, at: cursor.at });
+    draw(canvas.current, { width: width - (overflows ? MAP_WIDTH + 20 : 0), height, top, gutter, plot, plan, image, colours, history, cell, at: cursor.at });
     if (!map.current) return;
-    const all = { height, plan, image, colours, of };
+    const all = { height, plan, image, colours };
     if (!mapImage.current || !sameInputs(mapImage.current.inputs, all)) {
       mapImage.current = { inputs: all, canvas: drawAllRanks(all) };
     }
@@ -151,7 +154,7 @@ export function Heatmap({ history, of, order, only, onOpen }: HeatmapProps) {
   };
 
   const id = useId();
-  const shown = cell ? describeCell(history, plan, cell, of, middle) : null;
+  const shown = cell ? describeCell(history, plan, cell, of, ratios) : null;
   return (
     <div className="heat" ref={box}>
       <HeatScale scale={scale} of={of} table={colours.table} />
@@ -199,7 +202,7 @@ export function Heatmap({ history, of, order, only, onOpen }: HeatmapProps) {
           </>
         ) : (
           <span className="dim">
-            {history.ranks.length} ranks on {new Set(history.ranks.map((rank) => rank.node)).size} nodes ·{" "}
+            {plural(history.ranks.length, "rank")} on {plural(new Set(history.ranks.map((rank) => rank.node)).size, "node")} ·{" "}
             a cell covers {fineDuration(history.bucket_s)} · point at a cell, or use the arrow keys
           </span>
         )}
@@ -236,13 +239,13 @@ function describeCell(
   plan: Layout,
   cell: Cell,
   of: RankMeasure,
-  middle: Float64Array,
+  ratios: Float32Array,
 ) {
   const row = plan.rows[plan.rankRows[cell.row]!];
   if (row?.kind !== "rank") return null;
-  const value = known(history.values[row.index * history.buckets + cell.bucket]);
-  const peers = known(middle[cell.bucket]);
-  const ratio = of !== "lag" && value !== null && peers ? value / peers : null;
+  const at = row.index * history.buckets + cell.bucket;
+  const value = known(history.values[at]);
+  const ratio = of === "lag" ? null : known(ratios[at]);
   const when = clock(history.since + cell.bucket * history.bucket_s);
   const shown = value === null ? "not measured" : fineDuration(value);
   const factor = ratio === null ? null : `${compact(ratio, 3)}× its peers`;
@@ -252,7 +255,7 @@ function describeCell(
     when,
     value: shown,
     factor,
-    slow: ratio !== null && ratio >= SLOW,
+    slow: row.slow !== null && ratio !== null && ratio >= SLOW,
     text: `rank ${row.rank} on ${row.node}, ${when}: ${shown}${factor ? `, ${factor}` : ""}`,
   };
 }
@@ -376,7 +379,6 @@ interface Scene {
   image: HTMLCanvasElement;
   colours: Palette;
   history: RankHistory;
-  of: RankMeasure;
   cell: Cell | null;
   at: number | null;
 }
@@ -407,7 +409,7 @@ function drawNode(
   context: CanvasRenderingContext2D,
   row: Extract<Row, { kind: "node" }>,
   y: number,
-  { colours, gutter, plot, of }: Scene,
+  { colours, gutter, plot }: Scene,
 ): void {
   const middle = y + row.height / 2 + 1;
   context.font = `600 11px ${colours.font}`;
@@ -419,7 +421,7 @@ function drawNode(
   context.fillStyle = colours.dim;
   const ranks = `ranks ${ranges(row.ranks, 3)}`;
   context.fillText(ranks, after, middle);
-  if (of !== "lag" && row.slow >= SLOW) {
+  if (row.slow !== null) {
     const x = after + context.measureText(ranks).width + 8;
     context.fillStyle = colours.warn;
     context.font = `600 11px ${colours.font}`;
@@ -431,18 +433,18 @@ function drawRank(
   context: CanvasRenderingContext2D,
   row: Extract<Row, { kind: "rank" }>,
   y: number,
-  { colours, gutter, plot, image, plan, cell, of, history }: Scene,
+  { colours, gutter, plot, image, plan, cell, history }: Scene,
 ): void {
   const tall = row.height - 1;
   context.fillStyle = colours.empty;
   context.fillRect(gutter, y, plot, tall);
   context.drawImage(image, 0, row.index, image.width, 1, gutter, y, plot, tall);
   const chosen = cell !== null && plan.rows[plan.rankRows[cell.row]!] === row;
-  const slow = of !== "lag" && row.slow >= SLOW;
+  const slow = row.slow !== null;
   context.font = `${slow || chosen ? 600 : 400} ${Math.min(11, row.height - 1)}px ${colours.font}`;
   context.fillStyle = chosen ? colours.accent : slow ? colours.warn : colours.dim;
   context.textAlign = "right";
-  const label = slow ? `▲ ${compact(row.slow, 2)}×  ${row.rank}` : String(row.rank);
+  const label = row.slow !== null ? `▲ ${compact(row.slow, 2)}×  ${row.rank}` : String(row.rank);
   context.fillText(label, gutter - 7, y + tall / 2 + 0.5);
   context.textAlign = "left";
   if (!chosen) return;
@@ -454,7 +456,7 @@ function drawRank(
   context.strokeRect(gutter + cell!.bucket * step - 1, y - 1.5, Math.max(4, step + 2), tall + 3);
 }
 
-type AllRanks = Pick<Scene, "height" | "plan" | "image" | "colours" | "of">;
+type AllRanks = Pick<Scene, "height" | "plan" | "image" | "colours">;
 
 /** The drawn map, reused while its inputs stay the same. */
 interface MapImage {
@@ -465,7 +467,7 @@ interface MapImage {
 const sameInputs = (inputs: AllRanks, others: AllRanks) =>
   (Object.keys(inputs) as (keyof AllRanks)[]).every((key) => inputs[key] === others[key]);
 
-function drawAllRanks({ height, plan, image, colours, of }: AllRanks): HTMLCanvasElement {
+function drawAllRanks({ height, plan, image, colours }: AllRanks): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
   const context = sizedContext(canvas, MAP_WIDTH, height);
   const scale = height / plan.height;
@@ -475,7 +477,7 @@ function drawAllRanks({ height, plan, image, colours, of }: AllRanks): HTMLCanva
   for (const at of plan.rankRows) {
     const row = plan.rows[at]!;
     if (row.kind !== "rank") continue;
-    if (of !== "lag" && row.slow >= SLOW) marks.push(row);
+    if (row.slow !== null) marks.push(row);
     context.drawImage(image, 0, row.index, image.width, 1, 0, row.y * scale, MAP_WIDTH, Math.max(0.6, row.height * scale));
   }
   context.fillStyle = colours.warn;

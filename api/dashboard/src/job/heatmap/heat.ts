@@ -5,10 +5,11 @@ import type { RankHistory } from "../views";
 
 export type Order = "stragglers" | "rank";
 
-/** A line of the heatmap: the name of a node, or a rank on it. */
+/** A line of the heatmap: the name of a node, or a rank on it. `slow`: the factor of a marked rank, or
+ * of the slowest marked rank of the node; null: no mark. */
 export type Row =
-  | { kind: "node"; node: string; ranks: number[]; slow: number; y: number; height: number }
-  | { kind: "rank"; rank: number; index: number; node: string; slow: number; y: number; height: number };
+  | { kind: "node"; node: string; ranks: number[]; slow: number | null; y: number; height: number }
+  | { kind: "rank"; rank: number; index: number; node: string; slow: number | null; y: number; height: number };
 
 export interface Layout {
   rows: Row[];
@@ -23,44 +24,71 @@ export interface Sizes {
   gap: number;
 }
 
-/** A rank at this factor of its peers counts as slow; equals the straggler detector's default. */
+/** A rank at this factor of its peers may be slow; equals the straggler detector's default. */
 export const SLOW = 1.2;
+/** So many measured buckets in a row count as one moment: noise differs between them, slowness does
+ * not. */
+const MOMENT = 5;
+/** With fewer measured buckets, noise and slowness look alike. */
+const MIN_BUCKETS = 20;
+/** A factor that is so many times as far above the median of the others as their lower quartile is
+ * below it stands out of their noise. */
+const CLEAR = 5;
 
 /** The slowness of the ranks compared with their peers, by index. */
 export interface Slowness {
-  /** The mean ratio to the median rank in the slowest tenth of the rank's time: a slow phase of all
-   * ranks marks no rank as slow, and a slow hour of a rank stays visible in a normal day. For a
-   * lag: the mean lag in that tenth. 1 (for a lag: 0) without measurements. */
+  /** The mean ratio to the median of the other ranks in the slowest tenth of the rank's time: a slow
+   * phase of all ranks makes no rank slow, and a slow hour of a rank stays visible in a normal day.
+   * For a lag: the mean lag in that tenth. 1 (for a lag: 0) without measurements. */
   factor: number[];
-  /** Whether the rank is slow in the last tenth; such ranks come first. */
+  /** Whether the rank is an outlier among its peers, and not only as noisy as they are. */
+  marked: boolean[];
+  /** Whether a marked rank is slow in the last tenth; such ranks come first. */
   now: boolean[];
 }
 
-export function slowness(history: RankHistory, of: RankMeasure, middle = medians(history)): Slowness {
-  const none = of === "lag" ? 0 : 1;
+export function slowness(history: RankHistory, of: RankMeasure, ratios = peerRatios(history)): Slowness {
+  const lag = of === "lag";
+  const values = lag ? history.values : ratios;
   const factor: number[] = [];
-  const now: boolean[] = [];
-  const room = new Float64Array(history.buckets);
+  const recent: number[] = [];
+  const judged: boolean[] = [];
   for (let index = 0; index < history.ranks.length; index++) {
-    const row = rowOf(history, index);
-    let count = 0;
-    for (let bucket = 0; bucket < row.length; bucket++) {
-      const ratio = of === "lag" ? row[bucket]! : row[bucket]! / middle[bucket]!;
-      if (Number.isFinite(ratio)) room[count++] = ratio;
-    }
-    const ratios = room.subarray(0, count);
-    const tenth = Math.max(1, Math.round(count / 10));
-    now.push(of !== "lag" && count > 0 && mean(ratios.subarray(-tenth)) >= SLOW);
-    factor.push(count ? mean(ratios.sort().subarray(-tenth)) : none);
+    const row = values.subarray(index * history.buckets, (index + 1) * history.buckets);
+    const known = row.filter(Number.isFinite);
+    const moments = momentsOf(known);
+    const tenth = Math.max(1, Math.round(moments.length / 10));
+    recent.push(mean(moments.subarray(-tenth)));
+    factor.push(moments.length ? mean(moments.sort().subarray(-tenth)) : lag ? 0 : 1);
+    judged.push(!lag && known.length >= MIN_BUCKETS);
   }
-  return { factor, now };
+  const isOutlier = outliers(factor.filter((_, index) => judged[index]));
+  const marked = factor.map((value, index) => judged[index]! && isOutlier(value));
+  return { factor, marked, now: marked.map((mark, index) => mark && recent[index]! >= SLOW) };
+}
+
+/** Decides whether a rank's factor is clearly above those of the others. */
+function outliers(factors: readonly number[]): (factor: number) => boolean {
+  const sorted = [...factors].sort((a, b) => a - b);
+  return (factor) => {
+    if (factor < SLOW || sorted.length < 2) return false;
+    const at = sorted.indexOf(factor);
+    const middle = quantile(sorted, 0.5, at);
+    return factor >= SLOW * middle && factor >= middle + CLEAR * (middle - quantile(sorted, 0.25, at));
+  };
+}
+
+/** The means over each `MOMENT` consecutive values. */
+function momentsOf(values: Float32Array): Float32Array {
+  const width = Math.min(MOMENT, values.length);
+  return Float32Array.from({ length: values.length - width + (width && 1) }, (_, at) => mean(values.subarray(at, at + width)));
 }
 
 /** The values of a rank, by bucket. */
 export const rowOf = ({ values, buckets }: RankHistory, index: number): Float32Array =>
   values.subarray(index * buckets, (index + 1) * buckets);
 
-function mean(values: Float64Array): number {
+function mean(values: Float32Array): number {
   let sum = 0;
   for (const value of values) sum += value;
   return sum / Math.max(1, values.length);
@@ -81,11 +109,45 @@ export function medians({ values, buckets, ranks }: RankHistory): Float64Array {
   return found;
 }
 
-export function quantile(sorted: ArrayLike<number>, share: number): number {
-  const at = (sorted.length - 1) * share;
-  const low = Math.floor(at);
-  const high = Math.ceil(at);
-  return sorted[low]! + (sorted[high]! - sorted[low]!) * (at - low);
+/** Each value relative to the median of the other ranks in its bucket; NaN where that is unknown. */
+export function peerRatios({ values, buckets, ranks }: RankHistory): Float32Array {
+  const found = new Float32Array(values.length).fill(NaN);
+  const column = new Float32Array(ranks.length);
+  for (let bucket = 0; bucket < buckets; bucket++) {
+    let count = 0;
+    for (let at = bucket; at < values.length; at += buckets) {
+      const value = values[at]!;
+      if (!Number.isNaN(value)) column[count++] = value;
+    }
+    if (count < 2) continue;
+    const sorted = column.subarray(0, count).sort();
+    for (let at = bucket; at < values.length; at += buckets) {
+      const value = values[at]!;
+      if (!Number.isNaN(value)) found[at] = value / quantile(sorted, 0.5, place(sorted, value));
+    }
+  }
+  return found;
+}
+
+/** The index of a value that is in the sorted list. */
+function place(sorted: Float32Array, value: number): number {
+  let low = 0;
+  let high = sorted.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle]! < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** `without`: the index of a value to leave out. */
+export function quantile(sorted: ArrayLike<number>, share: number, without = sorted.length): number {
+  const last = sorted.length - (without < sorted.length ? 2 : 1);
+  const value = (index: number) => sorted[index < without ? index : index + 1]!;
+  const low = Math.floor(last * share);
+  const high = Math.ceil(last * share);
+  return value(low) + (value(high) - value(low)) * (last * share - low);
 }
 
 /**
@@ -124,9 +186,9 @@ export function layout(
       (a, b) =>
         (order === "stragglers" ? rounded(b) - rounded(a) : 0) || rankOf(a) - rankOf(b),
     );
-    const slowest = Math.max(...members.map((index) => slow.factor[index] ?? 0));
+    const marks = members.filter((index) => slow.marked[index]).map((index) => slow.factor[index]!);
     if (sizes.node > 0) {
-      rows.push({ kind: "node", node, ranks: members.map(rankOf), slow: slowest, y, height: sizes.node });
+      rows.push({ kind: "node", node, ranks: members.map(rankOf), slow: marks.length ? Math.max(...marks) : null, y, height: sizes.node });
       y += sizes.node;
     }
     for (const index of members) {
@@ -136,7 +198,7 @@ export function layout(
         rank: rankOf(index),
         index,
         node,
-        slow: slow.factor[index] ?? 0,
+        slow: slow.marked[index] ? slow.factor[index]! : null,
         y,
         height: sizes.rank,
       });

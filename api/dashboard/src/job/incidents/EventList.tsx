@@ -99,6 +99,7 @@ function matchingEvents(events: readonly EventView[], filter: string, window: Wi
 /** The tone of an event, for its colour: a fault, a recovery, a success, or neither. */
 function eventTone({ kind, data }: EventView): "bad" | "warn" | "good" | "neutral" {
   if (kind.startsWith("incident") && data["cause"] === "resize") return "neutral";
+  if (kind === "ended" && data["outcome"] !== "SUCCEEDED") return data["outcome"] === "FAILED" ? "bad" : "neutral";
   if (kind === "incident.opened" || kind === "checkpoint.bad" || kind === "digest.mismatch") return "bad";
   if (/^incident|straggler|guard|draining|stalled|attempt\.ended|fault/.test(kind)) return "warn";
   if (/saved|running|ended/.test(kind)) return "good";

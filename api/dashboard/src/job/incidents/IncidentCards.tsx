@@ -1,6 +1,6 @@
 /** The incidents as cards: the fault, its evidence, the decision with its reason, and the costs. */
 
-import { useEffect, useId, useMemo, useState, type ReactNode } from "react";
+import { useEffect, useId, useMemo, useRef, useState, type ReactNode } from "react";
 
 import type { IncidentView } from "../../api/types";
 import { within, type Window } from "../axis";
@@ -25,18 +25,20 @@ interface IncidentCardsProps {
   /** The number of the incident to show open, as selected on the ribbon. */
   chosen: number | null;
   onRank: (rank: number) => void;
+  /** Only so many of the newest, folded unless they are going on. */
+  newest?: number;
 }
 
 const INITIAL_CARDS = 8;
 
-export function IncidentCards({ incidents, window, chosen, onRank }: IncidentCardsProps) {
+export function IncidentCards({ incidents, window, chosen, onRank, newest }: IncidentCardsProps) {
   const [all, setAll] = useState(false);
   const found = useMemo(
     () =>
       incidents
-        .filter((incident) => window === null || overlaps(incident, window))
+        .filter((incident) => window === null || incident.number === chosen || overlaps(incident, window))
         .sort((a, b) => b.number - a.number),
-    [incidents, window],
+    [incidents, window, chosen],
   );
   const ids = useMemo(() => {
     const shortener = new NodeIdShortener();
@@ -44,11 +46,11 @@ export function IncidentCards({ incidents, window, chosen, onRank }: IncidentCar
     return shortener;
   }, [incidents]);
   if (!incidents.length) {
-    return <p className="nothing">No fault and no resize so far. An incident appears here with its evidence and the decision about it.</p>;
+    return <p className="nothing">No fault and no resize. An incident stands here with its evidence and the decision about it.</p>;
   }
   if (!found.length) return <p className="nothing">No incident in the selected interval.</p>;
   const hidden = found.findIndex((incident) => incident.number === chosen) >= INITIAL_CARDS;
-  const shown = all || hidden ? found : found.slice(0, INITIAL_CARDS);
+  const shown = all || hidden ? found : found.slice(0, newest ?? INITIAL_CARDS);
   return (
     <>
       <ol className="incidents">
@@ -56,14 +58,15 @@ export function IncidentCards({ incidents, window, chosen, onRank }: IncidentCar
           <li key={incident.number} id={`incident-${incident.number}`}>
             <Card
               incident={incident}
-              open={incident.number === chosen || (chosen === null && index === 0)}
+              open={incident.number === chosen || (chosen === null && (newest ? incident.closed_at === null : index === 0))}
+              chosen={incident.number === chosen}
               ids={ids}
               onRank={onRank}
             />
           </li>
         ))}
       </ol>
-      {shown.length < found.length && (
+      {!newest && shown.length < found.length && (
         <button type="button" className="button quiet tiny" onClick={() => setAll(true)}>
           All {found.length} incidents
         </button>
@@ -80,20 +83,26 @@ function overlaps(incident: IncidentView, window: Window): boolean {
 interface CardProps {
   incident: IncidentView;
   open: boolean;
+  /** Scrolled to, as a link names it. */
+  chosen: boolean;
   ids: NodeIdShortener;
   onRank: (rank: number) => void;
 }
 
-function Card({ incident, open, ids, onRank }: CardProps) {
+function Card({ incident, open, chosen, ids, onRank }: CardProps) {
   const [shown, setShown] = useState(open);
   const body = useId();
   useEffect(() => {
     if (open) setShown(true);
   }, [open]);
+  const card = useRef<HTMLElement>(null);
+  useEffect(() => {
+    if (chosen) card.current?.scrollIntoView();
+  }, [chosen]);
   const took = total(incident);
   const at = incident.signalled_at ?? incident.opened_at;
   return (
-    <article className={`incident card${isResize(incident) ? " resize" : ""}${incident.closed_at === null ? " open" : ""}`}>
+    <article ref={card} className={`incident card${isResize(incident) ? " resize" : ""}${incident.closed_at === null ? " open" : ""}`}>
       <h3>
         <button
           type="button"
@@ -143,7 +152,7 @@ function PhaseStrip({ incident }: { incident: IncidentView }) {
   );
 }
 
-function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open">) {
+function IncidentBody({ incident, ids, onRank }: Omit<CardProps, "open" | "chosen">) {
   return (
     <div className="incident-body">
       <dl className="costs">

@@ -1,7 +1,7 @@
 /** The sentences, costs and phase bars of an incident. Pure. A phase that it does not know is shown by its name. */
 
 import type { IncidentView, SpanKind } from "../../api/types";
-import { coarse, compact, fineDuration, ranges, whole, type NodeIdShortener } from "../format";
+import { fineDuration, ranges, whole, type NodeIdShortener } from "../format";
 import { humanize, PHASES } from "./kinds";
 
 /** Whether nothing failed: the world was only to have another mesh. */
@@ -50,7 +50,7 @@ export function phaseBars(phases_s: Record<string, number | null>): PhaseBar[] {
   return all.map((bar, index) => ({ ...bar, share: raised[index]! / over }));
 }
 
-/** Seconds from the first signal to the first new step; null while the incident is open. */
+/** Seconds from the first signal to the first step of the next attempt; null while the incident is open. */
 export function total(incident: IncidentView): number | null {
   const measured = incident.phases_s["total"];
   if (measured != null) return measured;
@@ -61,7 +61,7 @@ export function total(incident: IncidentView): number | null {
 /** What ended the incident. A program that reports no steps is only seen to run again. */
 function endOf(incident: IncidentView): string {
   if (incident.end_code) return "the job ended";
-  return incident.level < 3 && incident.restored_step === null ? "the program ran again" : "the next new step";
+  return incident.level < 3 && incident.restored_step === null ? "the program ran again" : "the first step of the next attempt";
 }
 
 /** The costs, each as a value and its label; no entry for a cost that is zero or unknown. */
@@ -74,14 +74,7 @@ export function costs(incident: IncidentView): { label: string; value: string }[
     const steps = incident.steps_lost;
     found.push({ label: steps === 1 ? "step to repeat" : "steps to repeat", value: whole(steps) });
   }
-  if (incident.device_seconds_lost > 0) {
-    const seconds = incident.device_seconds_lost;
-    found.push(
-      seconds < 3600
-        ? { label: "device time lost", value: coarse(seconds) }
-        : { label: "device-hours lost", value: compact(seconds / 3600) },
-    );
-  }
+  if (incident.cost) found.push({ label: "lost", value: incident.cost });
   if (goesOn && incident.restored_step !== null) {
     found.push({ label: "step it went on from", value: whole(Math.max(0, incident.restored_step)) });
   }

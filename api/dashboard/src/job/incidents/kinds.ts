@@ -110,7 +110,7 @@ export const KIND_ORDER: readonly SpanKind[] = [
 
 /** The phases of an incident in their order, each with its kind of time. */
 export const PHASES: readonly { name: string; label: string; kind: SpanKind }[] = [
-  { name: "detect", label: "detection", kind: "detecting" },
+  { name: "detect", label: "report of the fault", kind: "detecting" },
   { name: "gather", label: "gathering faults", kind: "detecting" },
   { name: "fence", label: "fencing", kind: "recovering" },
   { name: "decide", label: "decision", kind: "recovering" },

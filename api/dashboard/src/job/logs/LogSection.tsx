@@ -6,7 +6,8 @@ import type { JobView } from "../../api/types";
 import type { Window } from "../axis";
 import type { Choices } from "../choices";
 import { Logs, type LogChoice } from "./Logs";
-import { Section, WhenNear } from "../Section";
+import { Section } from "../Section";
+import { tabName } from "../tabs";
 import { useAttemptNumbers } from "../useJobPage";
 
 export function LogSection({ job, brush, choices, live }: { job: JobView; brush: Window | null; choices: Choices; live: boolean }) {
@@ -22,8 +23,7 @@ export function LogSection({ job, brush, choices, live }: { job: JobView; brush:
     [choices],
   );
   return (
-    <Section id="logs" name="Log">
-      <WhenNear height={480}>
+    <Section id="logs" name={tabName("logs", job)}>
         <Logs
           jobId={job.id}
           window={brush}
@@ -32,7 +32,6 @@ export function LogSection({ job, brush, choices, live }: { job: JobView; brush:
           attempts={attempts}
           live={live}
         />
-      </WhenNear>
     </Section>
   );
 }

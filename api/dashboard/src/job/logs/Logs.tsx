@@ -178,7 +178,7 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
         {buffer.lines.length === 0
           ? loading
             ? "Loading …"
-            : "No line matches."
+            : unfiltered ? "No line so far." : "No line matches."
           : `Lines ${whole(buffer.lines[0]!.line)} to ${whole(buffer.lines[buffer.lines.length - 1]!.line)}${
               buffer.before !== null ? "; scroll up for earlier lines" : ", from the first line"
             }${paused ? " · paused" : follow && live && !window ? " · following" : ""}`}
@@ -194,7 +194,7 @@ function downloadUrl(jobId: string, params: URLSearchParams, until: number | nul
 
 const MARKS = { error: "E", warning: "W", info: "", debug: "D" } as const;
 
-const LogRow = memo(function LogRow({ line, grep, ofRank }: { line: LogLineView; grep: string; ofRank: boolean }) {
+export const LogRow = memo(function LogRow({ line, grep, ofRank }: { line: LogLineView; grep: string; ofRank: boolean }) {
   const found = level(line);
   return (
     <div className={`log-line ${found}`} style={{ height: ROW }}>
