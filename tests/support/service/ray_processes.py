@@ -54,8 +54,9 @@ class RayProcesses:
         )
         try:
             self.address = self.order("start", "head", "0")
+            self.names: dict[str, str] = {}
             for number in range(nodes):
-                self.order("start", f"node-{number}", str(cpus))
+                self.start(f"node-{number}", cpus)
         except BaseException:
             self.close()
             raise
@@ -78,8 +79,8 @@ class RayProcesses:
         return found
 
     def start(self, name: str, cpus: int = 0) -> None:
-        """Start a raylet, as a further node."""
-        self.order("start", name, str(cpus))
+        """Start a raylet, as a further node; `names` has its name by the id that it gets."""
+        self.names[self.order("start", name, str(cpus))] = name
 
     def kill(self, name: str) -> None:
         """SIGKILL to a raylet, or to the `gcs`."""
@@ -176,8 +177,9 @@ class _Owner:
             include_log_monitor=False,
             no_monitor=True,
         )
-        self._nodes[name] = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=True)
-        return address
+        node = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=True)
+        self._nodes[name] = node
+        return address if head else str(node._node_id)
 
     def start_gcs(self) -> None:
         self._nodes["head"].start_gcs_server()
